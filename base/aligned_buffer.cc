@@ -1,0 +1,60 @@
+#include "base/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+
+AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose) {
+  if (size_bytes == 0) return;
+  // Below 2 MiB no huge page fits, and rounding up would waste more than the buffer holds.
+  const bool huge = size_bytes >= kHugePageBytes;
+  const std::uint64_t alignment = huge ? kHugePageBytes : kPageBytes;
+  mapping_bytes_ = align_up(size_bytes, kPageBytes) + (huge ? kHugePageBytes : 0);
+  void* mapping =
+      ::mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) {
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("cannot map {} of host memory for {}: {}; lower memory.host or free "
+                            "memory on the machine",
+                            format_bytes(size_bytes), purpose, errno_text(errno)));
+  }
+  mapping_ = static_cast<std::byte*>(mapping);
+  const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
+  data_ = mapping_ + (align_up(address, alignment) - address);
+  size_bytes_ = size_bytes;
+  // Advice only: a kernel without huge pages answers EINVAL, and the buffer works all the same. The
+  // advised range ends at the last whole huge page, so that the resident size stays the size asked
+  // for.
+  if (huge) (void)::madvise(data_, size_bytes_ / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
+  for (std::uint64_t offset = 0; offset < size_bytes_; offset += kPageBytes) {
+    *const_cast<volatile std::byte*>(data_ + offset) = std::byte{0};
+  }
+}
+
+AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
+    : mapping_(std::exchange(other.mapping_, nullptr)),
+      mapping_bytes_(std::exchange(other.mapping_bytes_, 0)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
+  std::swap(mapping_, other.mapping_);
+  std::swap(mapping_bytes_, other.mapping_bytes_);
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
+}
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+// The one exception type, and the check for programmer errors. The control plane (construction,
+// configuration, open) throws Error; the data plane returns 0 or an errno and never throws across
+// threads. A message says what failed, on which object, with which numbers, and what to try.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace sluice {
+
+enum class ErrorCode {
+  kInternal,         // a broken invariant inside Sluice
+  kInvalidArgument,  // a call that its contract forbids
+  kConfig,           // the config file, the command line, or a value in them
+  kInput,            // a file the user named is missing, unreadable or not what it should be
+  kIo,               // a transfer failed; the message names file, range and errno
+  kNoSpace,          // a storage path cannot hold what the layout needs
+  kOutOfMemory,      // a tier's budget or the machine's memory is too small
+  kUnsupported,      // this machine or build lacks what was asked for by name
+  kNonFinite,        // a gradient that is NaN or infinite, under policy "stop"
+  kPoisoned,         // an earlier failure left the engine between two steps
+};
+
+std::string_view name_of(ErrorCode code);
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ErrorCode code() const { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+// "Input/output error" for 5. Thread-safe, unlike strerror.
+std::string errno_text(int error_number);
+
+// Prints the place and the message to stderr and aborts: a programmer error has no state worth
+// keeping.
+[[noreturn]] void check_failed(const char* expression, const char* file, int line,
+                               const char* message);
+
+}  // namespace sluice
+
+// Always on. `message` is a string literal that says which contract was broken.
+#define SLUICE_CHECK(condition, message)                               \
+  do {                                                                 \
+    if (!(condition)) [[unlikely]]                                     \
+      ::sluice::check_failed(#condition, __FILE__, __LINE__, message); \
+  } while (false)

@@ -1,0 +1,39 @@
+// The global gradient norm as a sum that does not depend on order. Leaves of 256 consecutive
+// elements are summed in fp64 in a fixed tree (cpu_optim/gradient_ops.h); each leaf is then added
+// here into a fixed-point integer wide enough for every possible leaf (Kulisch 1981), so that
+// blocks, threads, budgets and ranks may deliver leaves in any order and the total has the same
+// bits. Limbs of two accumulators may be added as integers (an integer all-reduce does that). Not
+// thread-safe: one accumulator per thread, merged at the end.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace sluice {
+
+class NormAccumulator {
+ public:
+  // Adds one leaf: a sum of squares of fp32 values, so zero or in [2^-298, 2^330). An infinite or
+  // NaN leaf is remembered as non-finite instead. Requires: leaf is not negative.
+  void add(double leaf);
+
+  // Adds all that `other` holds.
+  void merge(const NormAccumulator& other);
+
+  bool finite() const { return !non_finite_; }
+
+  // The total, rounded once to double (nearest, ties to even); NaN when a leaf was not finite.
+  double sum_of_squares() const;
+
+ private:
+  void carry();
+
+  // Limb i holds 32 bits of weight 2^(32 i - 320), with 32 spare bits above for lazy carries.
+  static constexpr int kLimbs = 22;
+  static constexpr int kLowestExponent = -320;
+  std::array<std::uint64_t, kLimbs> limbs_{};
+  std::uint32_t pending_ = 0;  // additions since the last carry; each adds less than 2^32 to a limb
+  bool non_finite_ = false;
+};
+
+}  // namespace sluice

@@ -1,0 +1,115 @@
+// The element functions of the optimizers: what happens to one parameter in one step. They define
+// the result; the SIMD and CUDA versions must equal them bit for bit. Every operation is a separate
+// IEEE multiply, add, divide or square root in fp32, never fused: the whole project is compiled
+// with -ffp-contract=off. Pure, callable from any thread.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/host_device.h"
+
+namespace sluice {
+
+// An fp32 master weight as the bf16 compute parameter and a signed 16-bit remainder. Rounding is
+// half away from zero, which, unlike nearest-even, can be undone: the remainder's sign says on
+// which side of `high` the master lies.
+//   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
+// Finite masters from 0x7f7f8000 up get an infinite `high`, as they do under nearest-even. NaN is
+// treated apart, or else 65,536 NaN patterns would turn into zeros; a signalling NaN comes back
+// quiet.
+struct SplitMaster {
+  std::uint16_t high;
+  std::int16_t low;
+};
+
+SLUICE_HOST_DEVICE inline SplitMaster split_master(float master) {
+  const std::uint32_t bits = bits_from_float(master);
+  std::uint32_t high = bits >> 16;
+  const std::uint16_t low = static_cast<std::uint16_t>(bits & 0xffffu);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    high |= 0x0040u;
+  } else if (low >= 0x8000u) {
+    high += 1;
+  }
+  return {static_cast<std::uint16_t>(high), static_cast<std::int16_t>(low)};
+}
+
+SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
+  const std::uint32_t high = static_cast<std::uint32_t>(split.high) << 16;
+  if ((split.high & 0x7fffu) > 0x7f80u)
+    return float_from_bits(high | static_cast<std::uint16_t>(split.low));
+  return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
+}
+
+// Hyperparameters of Adam and AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019). Decay is
+// decoupled.
+struct AdamOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.01;
+};
+
+// What one step multiplies with, rounded once from double to fp32. Made by adam_coefficients().
+struct AdamCoefficients {
+  float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float inverse_sqrt_correction2;  // 1 / sqrt(1 - beta2^step)
+  float epsilon;
+  float decay_factor;  // 1 - learning_rate * weight_decay; exactly 1 without decay
+  float step_size;     // learning_rate / (1 - beta1^step)
+};
+
+struct AdamElement {
+  float master;
+  float exp_avg;
+  float exp_avg_sq;
+};
+
+// One element, one step:
+//   g = gradient * gradient_scale;  m = beta1*m + (1-beta1)*g;  v = beta2*v + ((1-beta2)*g)*g;
+//   p = p*decay_factor - step_size * (m / (sqrt(v) * inverse_sqrt_correction2 + epsilon))
+SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, AdamElement state,
+                                                   float gradient) {
+  const float g = gradient * c.gradient_scale;
+  const float exp_avg = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
+  const float exp_avg_sq = c.beta2 * state.exp_avg_sq + (c.one_minus_beta2 * g) * g;
+  const float denominator = sqrtf(exp_avg_sq) * c.inverse_sqrt_correction2 + c.epsilon;
+  const float master = state.master * c.decay_factor - c.step_size * (exp_avg / denominator);
+  return {master, exp_avg, exp_avg_sq};
+}
+
+// base^exponent by binary powering in double: the same bits for a resumed run as for one that never
+// stopped, which a running product in fp32 does not give. Library pow is avoided: its last bit
+// differs between C libraries.
+inline double power(double base, std::uint64_t exponent) {
+  double result = 1.0;
+  for (double square = base; exponent != 0; exponent >>= 1, square *= square) {
+    if (exponent & 1) result *= square;
+  }
+  return result;
+}
+
+// Coefficients of `step`, counted from 1.
+// Requires: step >= 1, 0 <= beta < 1.
+inline AdamCoefficients adam_coefficients(const AdamOptions& options, double learning_rate,
+                                          std::uint64_t step, float gradient_scale) {
+  const double correction1 = 1.0 - power(options.beta1, step);
+  const double correction2 = 1.0 - power(options.beta2, step);
+  return {.gradient_scale = gradient_scale,
+          .beta1 = static_cast<float>(options.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
+          .inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+          .epsilon = static_cast<float>(options.epsilon),
+          .decay_factor = static_cast<float>(1.0 - learning_rate * options.weight_decay),
+          .step_size = static_cast<float>(learning_rate / correction1)};
+}
+
+}  // namespace sluice

@@ -1,0 +1,70 @@
+# Build options, the compiler flags they stand for, and the summary printed at the end of a configure run.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, RelWithDebInfo or Release" FORCE)
+endif()
+
+option(SLUICE_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(SLUICE_TOOLS "Build the sluice command" ${PROJECT_IS_TOP_LEVEL})
+option(SLUICE_WERROR "Treat warnings as errors" OFF)
+set(SLUICE_SANITIZE "" CACHE STRING "Empty, address (with undefined) or thread")
+set_property(CACHE SLUICE_SANITIZE PROPERTY STRINGS "" address thread)
+
+# AUTO uses what is found, ON fails without it, OFF does not look.
+foreach(feature CUDA NCCL MPI)
+  set(SLUICE_${feature} AUTO CACHE STRING "AUTO, ON or OFF")
+  set_property(CACHE SLUICE_${feature} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT SLUICE_${feature} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "SLUICE_${feature} is \"${SLUICE_${feature}}\"; it must be AUTO, ON or OFF")
+  endif()
+endforeach()
+set(SLUICE_CUDA_ARCHITECTURES "90-real" CACHE STRING "CUDA architectures to compile for")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+find_package(Threads REQUIRED)
+
+# What every target of the project is compiled with. -ffp-contract=off is part of the result, not of the speed: a fused
+# multiply-add rounds once where the definition rounds twice.
+add_library(sluice_flags INTERFACE)
+target_compile_options(sluice_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+
+set(SLUICE_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual)
+if(SLUICE_WERROR)
+  list(APPEND SLUICE_WARNINGS -Werror)
+endif()
+if(SLUICE_SANITIZE STREQUAL "address")
+  set(SLUICE_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(SLUICE_SANITIZE STREQUAL "thread")
+  set(SLUICE_SANITIZE_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
+elseif(NOT SLUICE_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "SLUICE_SANITIZE is \"${SLUICE_SANITIZE}\"; it must be empty, address or thread")
+endif()
+if(SLUICE_SANITIZE_FLAGS)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:${SLUICE_SANITIZE_FLAGS}>)
+  add_link_options(${SLUICE_SANITIZE_FLAGS})
+endif()
+
+# sluice_add_library(NAME SOURCES...): one layer of the library, with the project's flags and warnings.
+function(sluice_add_library name)
+  add_library(sluice_${name} STATIC ${ARGN})
+  add_library(sluice::${name} ALIAS sluice_${name})
+  set_target_properties(sluice_${name} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(sluice_${name} PUBLIC cxx_std_20)
+  target_compile_options(sluice_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${SLUICE_WARNINGS}>)
+  target_link_libraries(sluice_${name} PUBLIC $<BUILD_INTERFACE:sluice_flags>)
+  target_include_directories(sluice_${name} PUBLIC $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sluice>)
+  set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_${name})
+endfunction()
+
+function(sluice_print_summary)
+  message(STATUS "Sluice ${PROJECT_VERSION}")
+  message(STATUS "  build type     ${CMAKE_BUILD_TYPE}   sanitizer: ${SLUICE_SANITIZE}")
+  message(STATUS "  tools, tests   ${SLUICE_TOOLS}, ${SLUICE_TESTS}")
+  foreach(feature CUDA NCCL MPI)
+    message(STATUS "  ${feature} (${SLUICE_${feature}})    ${SLUICE_${feature}_SUMMARY}")
+  endforeach()
+endfunction()

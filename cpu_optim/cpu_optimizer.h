@@ -1,0 +1,36 @@
+// The optimizer's arithmetic spread over the cores: Adam, gradient accumulation and the squared
+// norm, each cut into chunks whose size does not depend on the number of threads, so that it
+// changes no bit. Owns an oneTBB arena. Thread rule: calls may come from several threads; each
+// blocks until its own work is done.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cpu_optim/adam.h"
+#include "cpu_optim/gradient_ops.h"
+
+namespace sluice {
+
+class CpuOptimizer {
+ public:
+  // `threads`: how many may work at once, the calling thread included; 1..granted cores
+  // (base/topology.h). Fails with: kInvalidArgument when `threads` is 0.
+  explicit CpuOptimizer(unsigned threads);
+  ~CpuOptimizer();
+
+  unsigned threads() const;
+
+  // Requires: arrays start at a multiple of 16 elements of the unit, so that chunks keep their
+  // alignment.
+  void adam(const AdamCoefficients& coefficients, const AdamArrays& arrays);
+  void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
+  void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
+                        NormAccumulator& total);
+
+ private:
+  struct Arena;
+  std::unique_ptr<Arena> arena_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,146 @@
+// The seam between Sluice and the accelerator: memory with a budget, in-order asynchronous streams,
+// events that order them, and copies. host_device implements it over host memory and worker
+// threads, so that the engine above runs, and is tested, without a GPU; the CUDA version has the
+// same contract.
+//
+// Thread rule: every function may be called from any thread. Work on one stream runs in the order
+// in which it was enqueued; streams run concurrently unless an event orders them. Host functions
+// run on a thread of the device; they must be short and must not call the device. Invariants: an
+// event stands for its latest record at the time of the call that uses it, as in CUDA: recording it
+// again does not disturb a wait already enqueued. An event never recorded counts as complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace sluice {
+
+enum class StreamId : std::uint32_t {};
+enum class EventId : std::uint32_t {};
+
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // Device memory, 4 KiB aligned at least and zero-filled. `purpose` names it in messages.
+  // Fails with: kOutOfMemory with the request, what is taken and the capacity.
+  virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
+  virtual void free(std::byte* memory) noexcept = 0;
+  virtual std::uint64_t capacity_bytes() const = 0;
+  virtual std::uint64_t allocated_bytes() const = 0;
+
+  // Makes host memory fit for asynchronous copies (CUDA: page-locked). It stays owned by the
+  // caller, who unregisters it before freeing it.
+  virtual void register_host_memory(std::span<std::byte> memory) = 0;
+  virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
+
+  // `name` shows in traces and thread names.
+  virtual StreamId create_stream(std::string_view name) = 0;
+  // Waits for the stream's work first.
+  virtual void destroy_stream(StreamId stream) noexcept = 0;
+  virtual EventId create_event() = 0;
+  virtual void destroy_event(EventId event) noexcept = 0;
+
+  // Enqueues a record of `event` behind the work already on `stream`.
+  virtual void record(EventId event, StreamId stream) = 0;
+  // Work enqueued on `stream` after this call starts only when the latest record of `event` has
+  // completed.
+  virtual void wait(StreamId stream, EventId event) = 0;
+  virtual bool is_complete(EventId event) const = 0;
+  // Blocks the calling thread. Fails with: the first failure of work on any stream, rethrown.
+  virtual void synchronize(EventId event) = 0;
+  virtual void synchronize(StreamId stream) = 0;
+  // Nanoseconds between two completed records. Requires: both events have completed.
+  virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
+
+  // Either side may be host or device memory; the regions do not overlap. Asynchronous: neither may
+  // be reused before an event recorded behind the copy has completed.
+  virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+                    StreamId stream) = 0;
+  virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
+  // Runs `function` on a thread of the device after the work already on `stream`; later work waits
+  // for it.
+  virtual void call_host(StreamId stream, std::function<void()> function) = 0;
+};
+
+// Device memory with one owner. `device` must outlive it.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(Device& device, std::uint64_t size_bytes, std::string_view purpose)
+      : device_(&device), data_(device.allocate(size_bytes, purpose)), size_bytes_(size_bytes) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (data_ != nullptr) device_->free(data_);
+  }
+
+  std::byte* data() const { return data_; }
+  std::uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::uint64_t size_bytes_ = 0;
+};
+
+// A stream with one owner. `device` must outlive it.
+class Stream {
+ public:
+  Stream() = default;
+  Stream(Device& device, std::string_view name)
+      : device_(&device), id_(device.create_stream(name)) {}
+  Stream(Stream&& other) noexcept { *this = std::move(other); }
+  Stream& operator=(Stream&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Stream() {
+    if (device_ != nullptr) device_->destroy_stream(id_);
+  }
+
+  StreamId id() const { return id_; }
+
+ private:
+  Device* device_ = nullptr;
+  StreamId id_{};
+};
+
+// An event with one owner. `device` must outlive it.
+class Event {
+ public:
+  Event() = default;
+  explicit Event(Device& device) : device_(&device), id_(device.create_event()) {}
+  Event(Event&& other) noexcept { *this = std::move(other); }
+  Event& operator=(Event&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Event() {
+    if (device_ != nullptr) device_->destroy_event(id_);
+  }
+
+  EventId id() const { return id_; }
+
+ private:
+  Device* device_ = nullptr;
+  EventId id_{};
+};
+
+}  // namespace sluice

@@ -1,0 +1,39 @@
+// A scratch file for O_DIRECT transfers: preallocated to its full size, without a name, so that the
+// kernel frees the space however the process ends. Movable, one owner; the descriptor may be used
+// from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.h"
+
+namespace sluice {
+
+class DirectFile {
+ public:
+  // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, mode 0600:
+  // O_TMPFILE, or a file unlinked at once where the file system lacks it. Space is allocated here,
+  // so that ENOSPC cannot happen later. Fails with: kInput (directory missing, no directory, not
+  // writable), kNoSpace (needed and free bytes named), kIo.
+  static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
+
+  int descriptor() const { return descriptor_.get(); }
+  std::uint64_t size_bytes() const { return size_bytes_; }
+  // What offset, length and memory address must be multiples of, asked from statx(STATX_DIOALIGN);
+  // at least 512.
+  std::uint64_t alignment_bytes() const { return alignment_bytes_; }
+  // False where the file system refused O_DIRECT and the page cache is used instead.
+  bool is_direct() const { return is_direct_; }
+  // "DIRECTORY/(scratch)": for messages.
+  const std::string& name() const { return name_; }
+
+ private:
+  UniqueFd descriptor_;
+  std::uint64_t size_bytes_ = 0;
+  std::uint64_t alignment_bytes_ = 512;
+  bool is_direct_ = false;
+  std::string name_;
+};
+
+}  // namespace sluice

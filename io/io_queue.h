@@ -1,0 +1,88 @@
+// The seam between Sluice and the kernel's storage I/O: requests go in, completions come back on a
+// thread of the queue's own choosing. Two versions: sync_queue (plain pread and pwrite, the
+// reference and the fallback) and uring_queue (io_uring).
+//
+// Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
+// the queue's owner thread (uring_queue) or inside submit() (sync_queue); they must be short and
+// must not submit to the same queue. Invariants: every request completes exactly once, with all of
+// its bytes moved or with an errno. Short transfers are resumed, EINTR and EAGAIN are retried a
+// bounded number of times; a read that meets the end of the file is EIO.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace sluice {
+
+enum class IoKind : std::uint8_t { kRead, kWrite };
+
+// One transfer. The caller owns it; it and `data` stay where they are, untouched, until on_complete
+// has been called. For files opened with O_DIRECT, offset, length and address are multiples of
+// DirectFile::alignment_bytes().
+struct IoRequest {
+  IoKind kind = IoKind::kRead;
+  int descriptor = -1;
+  std::uint64_t offset_bytes = 0;
+  std::byte* data = nullptr;
+  std::uint64_t length_bytes = 0;
+
+  // Called once, with `error` set. The request may be reused or freed from then on.
+  void (*on_complete)(IoRequest& request) = nullptr;
+  void* context = nullptr;  // for on_complete; the queue does not touch it
+
+  // Results.
+  int error = 0;                        // 0, or the errno that ended the transfer
+  std::uint64_t transferred_bytes = 0;  // length_bytes when error is 0
+
+  // The queue's own, while the request is in flight.
+  std::uint32_t attempts = 0;
+};
+
+struct IoCounters {
+  std::uint64_t read_requests = 0;
+  std::uint64_t read_bytes = 0;
+  std::uint64_t write_requests = 0;
+  std::uint64_t write_bytes = 0;
+  std::uint64_t resumed = 0;  // short transfers continued
+  std::uint64_t retried = 0;  // EINTR, EAGAIN
+  std::uint64_t failed = 0;
+};
+
+class IoQueue {
+ public:
+  IoQueue() = default;
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+  // Waits for the requests in flight.
+  virtual ~IoQueue() = default;
+
+  // Starts every request, in order. On return they are in the queue (sync_queue: complete). Blocks
+  // while the queue is full: that is back-pressure, not an error. Wait for on_complete of each.
+  virtual void submit(std::span<IoRequest* const> requests) = 0;
+
+  // Returns when every request submitted before the call has completed and its callback has
+  // returned.
+  virtual void wait_idle() = 0;
+
+  // Successful transfers so far; bytes are those that the caller asked for.
+  virtual IoCounters counters() const = 0;
+
+  virtual std::string_view name() const = 0;
+};
+
+struct IoQueueOptions {
+  std::uint32_t depth = 64;  // requests in the kernel at once, 1..4096
+};
+
+// The reference: moves the bytes inside submit().
+std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
+
+// io_uring through liburing.
+// Fails with: kUnsupported when the kernel refuses a ring (the message carries the errno and a
+// remedy).
+std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
+
+}  // namespace sluice
