@@ -1,0 +1,91 @@
+#include "engine/config.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+DType dtype_from(const std::string& name) {
+  return name == "bf16" ? DType::kBf16 : DType::kFp32;
+}
+
+TierChoice tier_from(const std::string& name) {
+  if (name == "device") return TierChoice::kDevice;
+  if (name == "host") return TierChoice::kHost;
+  return name == "nvme" ? TierChoice::kNvme : TierChoice::kAuto;
+}
+
+IoBackend backend_from(const std::string& name) {
+  if (name == "uring") return IoBackend::kUring;
+  return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
+}
+
+void require(bool condition, const char* member, const std::string& rule) {
+  if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
+}
+
+}  // namespace
+
+Config engine_config(const ConfigDocument& document) {
+  Config config;
+  config.precision.parameters = dtype_from(document.string("precision.parameters"));
+  const std::string gradients = document.string("precision.gradients");
+  config.precision.gradients =
+      gradients == "auto" ? config.precision.parameters : dtype_from(gradients);
+  config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
+                           .beta2 = document.number("optimizer.beta2"),
+                           .epsilon = document.number("optimizer.epsilon"),
+                           .weight_decay = document.number("optimizer.weight_decay")};
+  config.optimizer.clip_norm = document.number("optimizer.clip_norm");
+  config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
+                                    ? NonFinitePolicy::kSkip
+                                    : NonFinitePolicy::kStop;
+  config.memory.device_bytes = document.size_bytes("memory.device");
+  config.memory.host_bytes = document.size_bytes("memory.host");
+  config.placement.parameters = tier_from(document.string("placement.parameters"));
+  config.placement.optimizer = tier_from(document.string("placement.optimizer"));
+  config.storage.paths = document.strings("storage.paths");
+  config.storage.block_elements = document.find_integer("storage.block_elements");
+  if (config.storage.block_elements && *config.storage.block_elements % 4096 != 0)
+    document.fail("storage.block_elements",
+                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
+                              *config.storage.block_elements));
+  config.storage.backend = backend_from(document.string("storage.backend"));
+  config.storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
+  config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
+  return config;
+}
+
+void validate(const Config& config) {
+  const auto is_supported = [](DType dtype) {
+    return dtype == DType::kFp32 || dtype == DType::kBf16;
+  };
+  require(is_supported(config.precision.parameters), "precision.parameters",
+          "must be fp32 or bf16");
+  require(is_supported(config.precision.gradients), "precision.gradients", "must be fp32 or bf16");
+  const AdamOptions& adam = config.optimizer.adam;
+  require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
+          fmt::format("{} is not in [0, 1)", adam.beta1));
+  require(adam.beta2 >= 0 && adam.beta2 < 1, "optimizer.adam.beta2",
+          fmt::format("{} is not in [0, 1)", adam.beta2));
+  require(adam.epsilon > 0, "optimizer.adam.epsilon",
+          fmt::format("{} is not positive", adam.epsilon));
+  require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
+          fmt::format("{} is negative", adam.weight_decay));
+  require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
+          fmt::format("{} is negative", config.optimizer.clip_norm));
+  require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
+          "must be auto, host or nvme: the optimizer runs on the CPU");
+  require(!config.storage.paths.empty(), "storage.paths", "must name at least one folder");
+  require(config.storage.queue_depth >= 1 && config.storage.queue_depth <= 4096,
+          "storage.queue_depth", fmt::format("{} is not in 1..4096", config.storage.queue_depth));
+  if (config.storage.block_elements) {
+    const std::uint64_t count = *config.storage.block_elements;
+    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
+            fmt::format("{} is not a multiple of 4096", count));
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,66 @@
+// What the engine is told: precision, hyperparameters that stay fixed, budgets, placement and
+// storage. Plain data: an application fills it in code or reads it from a config file
+// (docs/configuration.md; configs/sluice.schema.json is the table of keys).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/optimizer_math.h"
+#include "engine/config_document.h"
+
+namespace sluice {
+
+// Where a state is to live; kAuto lets the planner decide.
+enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
+
+enum class IoBackend : std::uint8_t { kAuto, kUring, kSync };
+
+enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
+
+struct Config {
+  struct Precision {
+    DType parameters = DType::kBf16;  // kFp32 or kBf16
+    DType gradients = DType::kBf16;   // kFp32 or kBf16
+  } precision;
+
+  struct Optimizer {
+    AdamOptions adam;
+    double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
+    NonFinitePolicy non_finite = NonFinitePolicy::kStop;
+  } optimizer;
+
+  // Budgets for the engine's pools. Nothing = a share of the machine's memory (device a quarter,
+  // host half).
+  struct Memory {
+    std::optional<std::uint64_t> device_bytes;
+    std::optional<std::uint64_t> host_bytes;
+  } memory;
+
+  struct Placement {
+    TierChoice parameters = TierChoice::kAuto;
+    TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
+  } placement;
+
+  struct Storage {
+    std::vector<std::string> paths{"/var/tmp"};
+    std::optional<std::uint64_t>
+        block_elements;  // a multiple of 4096; nothing = by the model's size
+    IoBackend backend = IoBackend::kAuto;
+    std::uint32_t queue_depth = 32;
+  } storage;
+
+  unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
+};
+
+// Reads the engine's part of `document`.
+Config engine_config(const ConfigDocument& document);
+
+// Checks what code may have filled in wrongly; a config read from a file passes.
+// Fails with: kConfig naming the member.
+void validate(const Config& config);
+
+}  // namespace sluice

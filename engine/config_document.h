@@ -1,0 +1,53 @@
+// A config file as read: JSON with comments, every key and value checked against the schema
+// (configs/sluice.schema.json, embedded in the library), with the place of each key kept so that
+// any later complaint can name file, line and column. Constant after construction apart from set();
+// callable from any thread then.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sluice {
+
+class ConfigDocument {
+ public:
+  // `name` is what messages call the text.
+  // Fails with: kConfig and "NAME:LINE:COLUMN: ..." for JSON that does not parse, an unknown key
+  // (with the nearest known one), a value of the wrong type or out of range.
+  ConfigDocument(std::string_view text, std::string name);
+  // Fails with: kInput when the file cannot be read; else as above.
+  static ConfigDocument from_file(const std::string& path);
+
+  ConfigDocument(ConfigDocument&&) noexcept;
+  ConfigDocument& operator=(ConfigDocument&&) noexcept;
+  ~ConfigDocument();
+
+  // Applies "a.b=VALUE" from a command line; VALUE is JSON, else a string.
+  // Fails with: kConfig as the constructor, naming the assignment.
+  void set(std::string_view assignment);
+
+  // The value of a key such as "optimizer.beta1", or its default in the schema.
+  // Requires: the schema knows the key with that type, and has a default unless find_* is used.
+  double number(std::string_view key) const;
+  std::uint64_t integer(std::string_view key) const;
+  bool boolean(std::string_view key) const;
+  std::string string(std::string_view key) const;
+  std::vector<std::string> strings(std::string_view key) const;
+  // Nothing where neither file nor schema gives a value.
+  std::optional<std::uint64_t> find_integer(std::string_view key) const;
+  // A size, or nothing for "auto".
+  std::optional<std::uint64_t> size_bytes(std::string_view key) const;
+
+  // Throws Error{kConfig} with the place of `key` in front of `message`.
+  [[noreturn]] void fail(std::string_view key, const std::string& message) const;
+
+ private:
+  struct Content;
+  std::unique_ptr<Content> content_;
+};
+
+}  // namespace sluice

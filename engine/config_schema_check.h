@@ -1,0 +1,32 @@
+// Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses: type,
+// properties without additional ones, enum, ranges, items, minItems, and format "size". One table
+// serves the check, the defaults and the documentation. Pure.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace sluice {
+
+// The schema's text, embedded at build time.
+extern const char* const kConfigSchemaText;
+
+const nlohmann::json& config_schema();
+
+// The schema of a key such as "optimizer.beta1"; null when there is none.
+const nlohmann::json* find_key_schema(const std::string& key);
+
+// Called with the key ("optimizer.beta1") and what is wrong with it; must throw.
+using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
+
+// Checks `value`, which stands at `key` (empty for the whole document), and everything inside it.
+void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
+                          const std::string& key, const SchemaComplaint& complain);
+
+// "; did you mean "optimizer"?" for the known key nearest to `unknown` under `schema` of the
+// section `parent`; anywhere in the schema if that section has nothing near.
+std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
+
+}  // namespace sluice

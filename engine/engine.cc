@@ -1,0 +1,132 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/topology.h"
+
+namespace sluice {
+namespace {
+
+Config checked(Config config) {
+  validate(config);
+  if (config.threads == 0) config.threads = topology().granted_cores;
+  return config;
+}
+
+Budgets budgets_of(const Config& config, const Device& device) {
+  return {.device_bytes = config.memory.device_bytes.value_or(device.capacity_bytes() -
+                                                              device.allocated_bytes()),
+          .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
+}
+
+}  // namespace
+
+// Built from top to bottom; torn down from bottom to top, so that whatever still runs finds what it
+// uses.
+struct Engine::Parts {
+  Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
+        const QueueDecorator& decorate)
+      : config(checked(given_config)),
+        model(validated(given_model)),
+        layout(model, state_format(config.precision), config.storage.block_elements),
+        placement(plan_placement(layout, model, config.placement, budgets_of(config, device))),
+        tiers(layout, placement, config.storage.paths, device),
+        queue(open_queue(config, placement, decorate, notes)),
+        store(layout, tiers, *queue, scheduler),
+        worker(config.threads, scheduler),
+        loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
+        state(layout, placement, tiers, store, device) {}
+
+  static std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& placement,
+                                             const QueueDecorator& decorate,
+                                             std::vector<std::string>& notes) {
+    std::string explanation;
+    auto queue = open_io_queue(config.storage, explanation);
+    if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
+    return decorate ? decorate(std::move(queue)) : std::move(queue);
+  }
+
+  void require_idle(const char* call) const {
+    loop.throw_if_unusable();
+    if (loop.is_active())
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a step or an inference is still active", call));
+    if (!is_initialized)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the state has no values yet; call initialize() first", call));
+  }
+
+  std::vector<std::string> notes;
+  Config config;
+  ModelSpec model;
+  Layout layout;
+  Placement placement;
+  Tiers tiers;
+  Scheduler scheduler;
+  std::unique_ptr<IoQueue> queue;
+  BlockStore store;
+  Worker worker;
+  StepLoop loop;
+  StateAccess state;
+  bool is_initialized = false;
+};
+
+Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
+               const QueueDecorator& decorate)
+    : parts_(std::make_unique<Parts>(config, model, device, decorate)) {}
+
+Engine::~Engine() {
+  parts_->loop.abandon();
+}
+
+void Engine::initialize(const InitialValues& values) {
+  if (parts_->is_initialized)
+    throw Error(ErrorCode::kInvalidArgument,
+                "initialize: the state has its values already; make a new engine");
+  parts_->state.initialize(values);
+  parts_->is_initialized = true;
+}
+
+Step Engine::begin_step(const StepOptions& options) {
+  parts_->require_idle("begin_step");
+  parts_->state.invalidate();
+  parts_->loop.begin_step(options);
+  return Step(parts_->loop, parts_->layout);
+}
+
+Inference Engine::begin_inference() {
+  parts_->require_idle("begin_inference");
+  parts_->loop.begin_inference();
+  return Inference(parts_->loop, parts_->layout);
+}
+
+void Engine::drain() {
+  // Under the serial policy finish() has applied everything by the time it returns.
+  parts_->loop.throw_if_unusable();
+}
+
+std::uint64_t Engine::applied_step() const {
+  return parts_->loop.applied_step();
+}
+
+void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
+                        std::span<std::byte> target) {
+  parts_->require_idle("read_state");
+  parts_->state.read(tensor, kind, first_element, target);
+}
+
+const Layout& Engine::layout() const {
+  return parts_->layout;
+}
+const Placement& Engine::placement() const {
+  return parts_->placement;
+}
+Traffic Engine::predicted_traffic(std::uint32_t micro_batches) {
+  return parts_->loop.predict_traffic(micro_batches);
+}
+const std::vector<std::string>& Engine::notes() const {
+  return parts_->notes;
+}
+
+}  // namespace sluice

@@ -1,0 +1,78 @@
+// Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, host
+// memory and on storage, brings each unit to the device just before computation uses it, and
+// applies AdamW to all of it once a step. Placement never changes a bit of the result.
+//
+//   Engine engine(config, model, device);
+//   engine.initialize(values);
+//   for (...) {
+//     Step step = engine.begin_step({.learning_rate = 1e-3});
+//     for (unit : forward order)  { Lease lease = step.acquire(unit, Pass::kForward, stream);  ...
+//     } for (unit : backward order) { Lease lease = step.acquire(unit, Pass::kBackward, stream);
+//     ... } StepReport report = step.finish();
+//   }
+//
+// Thread rule: one thread at a time. Computation runs on the device's streams.
+// Failure: an exception before any update leaves the state as it was. A failed transfer stops the
+// engine for good: every later call says which step was last complete. Storage files have no name
+// and vanish with the process.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/model_spec.h"
+#include "engine/state_access.h"
+#include "engine/step.h"
+
+namespace sluice {
+
+// Wraps the queue that an engine opens: to slow it down, to observe it, to make it fail in tests.
+using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
+
+class Engine {
+ public:
+  // Plans, allocates every pool and creates the storage files. `device` must outlive the engine.
+  // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
+  // small, naming the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
+  // nothing is left behind.
+  Engine(const Config& config, const ModelSpec& model, Device& device,
+         const QueueDecorator& decorate = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Sets the fp32 master weights, with zero moments. Once, before the first step.
+  void initialize(const InitialValues& values);
+
+  // Fails with: kInvalidArgument for a learning rate that is negative or not finite, no
+  // micro-batch, an active step, or a state that was not initialized; the engine's first failure,
+  // if there was one.
+  Step begin_step(const StepOptions& options);
+  Inference begin_inference();
+
+  // Returns when every update that was scheduled has been applied and is home.
+  void drain();
+  // How many updates the state has seen.
+  std::uint64_t applied_step() const;
+
+  // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the
+  // compute dtype for kParameter, else fp32. Requires: no step is active.
+  void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
+                  std::span<std::byte> target);
+
+  const Layout& layout() const;
+  const Placement& placement() const;
+  // What one step with `micro_batches` moves to and from storage: exact.
+  Traffic predicted_traffic(std::uint32_t micro_batches);
+  // Lines for the user about choices that this machine forced, such as no io_uring.
+  const std::vector<std::string>& notes() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,97 @@
+// Takes each unit's gradient from the device to the gradient set in host memory: copied when it is
+// the unit's first of the step, added when micro-batches or repeated uses follow (one fp32 addition
+// and one rounding an element). When the last one has been added, the unit's squared norm is taken.
+// Owns the device's gradient slots.
+//
+// Thread rule: scheduler's thread only.
+// Progress: a slot is freed by its copies; those wait for the computation under its released lease,
+// and, when adding, for a staging slot, which is freed by the worker. Nothing here waits for the
+// prefetcher or for a later use.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "base/norm_accumulator.h"
+#include "engine/layout.h"
+#include "engine/placement.h"
+#include "engine/schedule.h"
+#include "engine/tiers.h"
+#include "engine/worker.h"
+
+namespace sluice {
+
+class GradientDrain {
+ public:
+  // All must outlive the drain.
+  GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                Device& device, Scheduler& scheduler, Worker& worker);
+
+  // Starts a step, the number of which goes into traces: forgets the norm of the one before.
+  // Requires: idle().
+  void begin(std::uint64_t step);
+
+  // A free gradient slot, taken, if there is one.
+  std::optional<std::uint32_t> try_take_slot();
+  // Gives a slot back unused.
+  void return_slot(std::uint32_t slot) { slot_is_free_[slot] = true; }
+
+  // The lease of `use` is released; `computed` is recorded behind the computation that filled
+  // `slot`.
+  void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
+
+  // Every unit's final gradient is in the set and in the norm.
+  bool is_complete() const { return final_units_ == layout_.units().size(); }
+  bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
+  const NormAccumulator& norm() const { return norm_; }
+
+ private:
+  // One unit's gradient on its way to the set.
+  struct Job {
+    ScheduledUse use;
+    std::uint32_t slot = 0;
+    std::uint32_t next_piece = 0;      // piece = block of the unit; only when adding
+    std::uint32_t copies_left = 0;     // until the slot is free
+    std::uint32_t additions_left = 0;  // until the set holds the sum
+  };
+
+  struct StagingSlot {
+    std::uint32_t block = 0;
+    bool is_free = true;
+  };
+
+  void pump();
+  void start_copy(Job& job);
+  bool start_piece(Job& job);
+  void piece_copied(std::uint32_t staging_slot);
+  void piece_added(std::uint32_t staging_slot);
+  void copy_done();
+  void finish_front();
+  void start_norm(UnitId unit);
+  void add_piece(std::uint32_t staging_slot);
+  void take_norm(UnitId unit);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Worker& worker_;
+
+  std::uint64_t step_ = 0;
+  std::vector<bool> slot_is_free_;
+  std::vector<StagingSlot> staging_;
+  std::deque<Job> jobs_;  // in order of release; only the front one moves
+  bool front_is_started_ = false;
+  std::uint32_t norms_in_flight_ = 0;
+  std::uint32_t final_units_ = 0;
+  NormAccumulator norm_;
+  std::vector<NormAccumulator>
+      unit_norms_;  // by unit; written by the worker between post and completion
+
+  Stream copy_stream_;  // last: its callbacks use all of the above
+};
+
+}  // namespace sluice

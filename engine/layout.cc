@@ -1,0 +1,103 @@
+#include "engine/layout.h"
+
+#include <algorithm>
+
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kBlockElementsMax = 1u << 20;
+constexpr std::uint64_t kBlockElementsMin = 16u << 10;
+constexpr std::uint64_t kBlocksWanted =
+    32;  // fewer would leave the optimizer's pipeline nothing to overlap
+
+std::uint64_t default_block_elements(std::uint64_t element_count) {
+  std::uint64_t block = kBlockElementsMax;
+  while (block > kBlockElementsMin && element_count / block < kBlocksWanted) block /= 2;
+  return block;
+}
+
+}  // namespace
+
+StateFormat state_format(const Config::Precision& precision) {
+  const MasterLayout master =
+      precision.parameters == DType::kBf16 ? MasterLayout::kSplitBf16 : MasterLayout::kFp32;
+  return {.parameter = precision.parameters, .gradient = precision.gradients, .master = master};
+}
+
+Layout::Layout(const ModelSpec& model, StateFormat format,
+               std::optional<std::uint64_t> block_elements)
+    : format_(format),
+      block_elements_(block_elements.value_or(default_block_elements(model.element_count()))) {
+  for (const UnitSpec& unit : model.units) add_unit(unit);
+}
+
+void Layout::add_unit(const UnitSpec& spec) {
+  UnitPlace unit{.id = UnitId{static_cast<std::uint32_t>(units_.size())},
+                 .name = spec.name,
+                 .element_count = 0,
+                 .first_tensor = static_cast<std::uint32_t>(tensors_.size()),
+                 .tensor_count = static_cast<std::uint32_t>(spec.tensors.size()),
+                 .first_block = static_cast<std::uint32_t>(blocks_.size()),
+                 .block_count = 0};
+  for (const TensorSpec& tensor : spec.tensors) {
+    tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
+                        .unit = unit.id,
+                        .name = tensor.name,
+                        .offset_elements = unit.element_count,
+                        .element_count = tensor.element_count(),
+                        .weight_decay = tensor.weight_decay});
+    unit.element_count += align_up(tensor.element_count(), kAlignElements);
+    parameter_count_ += tensor.element_count();
+  }
+  for (std::uint64_t offset = 0; offset < unit.element_count; offset += block_elements_) {
+    blocks_.push_back({.id = BlockId{static_cast<std::uint32_t>(blocks_.size())},
+                       .unit = unit.id,
+                       .offset_elements = offset,
+                       .element_count = std::min(block_elements_, unit.element_count - offset)});
+  }
+  unit.block_count = static_cast<std::uint32_t>(blocks_.size()) - unit.first_block;
+  units_.push_back(std::move(unit));
+}
+
+std::span<const TensorPlace> Layout::tensors_of(UnitId id) const {
+  return tensors().subspan(unit(id).first_tensor, unit(id).tensor_count);
+}
+
+std::span<const BlockPlace> Layout::blocks_of(UnitId id) const {
+  return blocks().subspan(unit(id).first_block, unit(id).block_count);
+}
+
+std::uint64_t Layout::state_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const UnitPlace& unit : units_)
+    bytes += unit.element_count * (format_.parameter_bytes() + format_.record_bytes());
+  return bytes;
+}
+
+std::uint64_t Layout::parameter_bytes(BlockId id) const {
+  return block(id).element_count * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::record_bytes(BlockId id) const {
+  return block(id).element_count * format_.record_bytes();
+}
+
+std::uint64_t Layout::parameter_slot_bytes(BlockId id) const {
+  return align_up(parameter_bytes(id), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::record_slot_bytes(BlockId id) const {
+  return align_up(record_bytes(id), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {
+  return unit(id).element_count * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::unit_gradient_bytes(UnitId id) const {
+  return unit(id).element_count * format_.gradient_bytes();
+}
+
+}  // namespace sluice

@@ -1,0 +1,112 @@
+// Where every element stands: tensors inside units, units cut into blocks, and how many bytes each
+// state of a block takes. A pure function of (model, precision, block size); no budget, tier or
+// file appears here. Constant after construction, callable from any thread.
+//
+// Invariants: a tensor starts at a multiple of 256 elements of its unit, so that it has the same
+// address modulo 256 B in every placement; a unit's length and every block's length are multiples
+// of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero gradients,
+// and so stay zero.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "cpu_optim/adam.h"
+#include "engine/config.h"
+#include "engine/model_spec.h"
+
+namespace sluice {
+
+// Elements that tensors, units and blocks are aligned to.
+inline constexpr std::uint64_t kAlignElements = 256;
+// Alignment of everything that travels to storage, in bytes: fits every drive's O_DIRECT rule met
+// so far.
+inline constexpr std::uint64_t kStorageAlignBytes = 4096;
+
+// The formats of the states of one element.
+struct StateFormat {
+  DType parameter = DType::kBf16;
+  DType gradient = DType::kBf16;
+  MasterLayout master = MasterLayout::kSplitBf16;
+
+  std::uint64_t parameter_bytes() const { return size_of(parameter); }
+  std::uint64_t gradient_bytes() const { return size_of(gradient); }
+  // The optimizer record: [low half of the master, if split | exp_avg | exp_avg_sq].
+  std::uint64_t record_bytes() const { return master == MasterLayout::kSplitBf16 ? 10 : 8; }
+};
+
+struct TensorPlace {
+  TensorId id{};
+  UnitId unit{};
+  std::string name;
+  std::uint64_t offset_elements = 0;  // in the unit
+  std::uint64_t element_count = 0;    // without padding
+  WeightDecay weight_decay = WeightDecay::kApply;
+};
+
+struct BlockPlace {
+  BlockId id{};
+  UnitId unit{};
+  std::uint64_t offset_elements = 0;  // in the unit
+  std::uint64_t element_count = 0;
+};
+
+struct UnitPlace {
+  UnitId id{};
+  std::string name;
+  std::uint64_t element_count = 0;  // with padding
+  std::uint32_t first_tensor = 0;
+  std::uint32_t tensor_count = 0;
+  std::uint32_t first_block = 0;
+  std::uint32_t block_count = 0;
+};
+
+class Layout {
+ public:
+  // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
+  // model's size.
+  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements);
+
+  const StateFormat& format() const { return format_; }
+  std::span<const UnitPlace> units() const { return units_; }
+  std::span<const TensorPlace> tensors() const { return tensors_; }
+  std::span<const BlockPlace> blocks() const { return blocks_; }
+  std::span<const TensorPlace> tensors_of(UnitId unit) const;
+  std::span<const BlockPlace> blocks_of(UnitId unit) const;
+  const UnitPlace& unit(UnitId id) const { return units_[index_of(id)]; }
+  const TensorPlace& tensor(TensorId id) const { return tensors_[index_of(id)]; }
+  const BlockPlace& block(BlockId id) const { return blocks_[index_of(id)]; }
+
+  std::uint64_t block_elements() const { return block_elements_; }
+  std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
+  // Parameters, master and moments at rest, with padding.
+  std::uint64_t state_bytes() const;
+
+  // Exact bytes of one block's states.
+  std::uint64_t parameter_bytes(BlockId block) const;
+  std::uint64_t record_bytes(BlockId block) const;
+  // The same as slots and file extents hold them, padded to kStorageAlignBytes.
+  std::uint64_t parameter_slot_bytes(BlockId block) const;
+  std::uint64_t record_slot_bytes(BlockId block) const;
+  std::uint64_t unit_parameter_bytes(UnitId unit) const;
+  std::uint64_t unit_gradient_bytes(UnitId unit) const;
+
+ private:
+  void add_unit(const UnitSpec& spec);
+
+  // Constant after construction.
+  StateFormat format_;
+  std::uint64_t block_elements_ = 0;
+  std::uint64_t parameter_count_ = 0;
+  std::vector<UnitPlace> units_;
+  std::vector<TensorPlace> tensors_;
+  std::vector<BlockPlace> blocks_;
+};
+
+// The formats that `precision` asks for.
+StateFormat state_format(const Config::Precision& precision);
+
+}  // namespace sluice

@@ -1,0 +1,82 @@
+#include "engine/model_spec.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, "model: " + message);
+}
+
+void check_tensors(const ModelSpec& spec) {
+  std::unordered_set<std::string_view> names;
+  for (const UnitSpec& unit : spec.units) {
+    if (!names.insert(unit.name).second)
+      fail(fmt::format("the name \"{}\" is used twice", unit.name));
+    if (unit.tensors.empty()) fail(fmt::format("unit \"{}\" has no tensors", unit.name));
+  }
+  names.clear();
+  for (const UnitSpec& unit : spec.units) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (!names.insert(tensor.name).second)
+        fail(fmt::format("tensor \"{}\" of unit \"{}\" has a name that is used twice", tensor.name,
+                         unit.name));
+      if (tensor.shape.empty() || std::ranges::count(tensor.shape, 0u) != 0)
+        fail(fmt::format("tensor \"{}\" has shape [{}]; every extent must be at least 1",
+                         tensor.name, fmt::join(tensor.shape, ", ")));
+    }
+  }
+}
+
+void check_order(const ModelSpec& spec, const std::vector<UnitId>& order, std::string_view what) {
+  for (const UnitId unit : order) {
+    if (index_of(unit) >= spec.units.size())
+      fail(fmt::format("{} names unit {}, but there are only {}", what, index_of(unit),
+                       spec.units.size()));
+  }
+}
+
+}  // namespace
+
+std::uint64_t TensorSpec::element_count() const {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : shape) count *= extent;
+  return count;
+}
+
+std::uint64_t ModelSpec::element_count() const {
+  std::uint64_t count = 0;
+  for (const UnitSpec& unit : units) {
+    for (const TensorSpec& tensor : unit.tensors) count += tensor.element_count();
+  }
+  return count;
+}
+
+ModelSpec validated(ModelSpec spec) {
+  if (spec.units.empty()) fail("it has no units");
+  if (spec.concurrent_leases == 0)
+    fail("concurrent_leases is 0; computation needs at least one lease");
+  check_tensors(spec);
+  if (spec.forward_order.empty()) {
+    for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit)
+      spec.forward_order.push_back(UnitId{unit});
+  }
+  if (spec.backward_order.empty())
+    spec.backward_order.assign(spec.forward_order.rbegin(), spec.forward_order.rend());
+  check_order(spec, spec.forward_order, "forward_order");
+  check_order(spec, spec.backward_order, "backward_order");
+  for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
+    if (std::ranges::count(spec.backward_order, UnitId{unit}) == 0)
+      fail(fmt::format("unit \"{}\" is not in backward_order, so its gradient would never come",
+                       spec.units[unit].name));
+  }
+  return spec;
+}
+
+}  // namespace sluice

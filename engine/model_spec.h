@@ -1,0 +1,53 @@
+// What the engine has to know of a model: which tensors form each unit, and in which order
+// computation uses the units. Shapes and names are the application's; values are not here. Plain
+// data, written by the application, read by layout.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace sluice {
+
+enum class WeightDecay : std::uint8_t { kApply, kNone };
+
+struct TensorSpec {
+  std::string name;                  // unique in the model
+  std::vector<std::uint64_t> shape;  // row-major; every extent >= 1
+  WeightDecay weight_decay = WeightDecay::kApply;
+
+  std::uint64_t element_count() const;
+};
+
+// The tensors that computation needs together: the grain of prefetch and of leases.
+struct UnitSpec {
+  std::string name;  // unique in the model
+  std::vector<TensorSpec> tensors;
+};
+
+struct ModelSpec {
+  std::vector<UnitSpec> units;
+
+  // The order in which one micro-batch acquires units. Empty means 0, 1, ... forward, and the
+  // reverse of forward_order backward. A unit may appear more than once (a tied head acquires the
+  // embedding again); its gradients add up.
+  std::vector<UnitId> forward_order;
+  std::vector<UnitId> backward_order;
+
+  // How many leases computation holds at the same time at most. The device window holds at least
+  // that many.
+  std::uint32_t concurrent_leases = 1;
+
+  std::uint64_t element_count() const;
+};
+
+// Returns `spec` with empty orders filled in.
+// Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
+// name used twice, an order that names an unknown unit, or a unit that backward_order leaves out
+// (its gradient would never come).
+ModelSpec validated(ModelSpec spec);
+
+}  // namespace sluice

@@ -1,0 +1,198 @@
+#include "engine/optimizer_pass.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/trace.h"
+
+namespace sluice {
+
+OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                             BlockStore& store, const Prefetcher& prefetcher, Device& device,
+                             Scheduler& scheduler, Worker& worker)
+    : layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      store_(store),
+      prefetcher_(prefetcher),
+      device_(device),
+      scheduler_(scheduler),
+      worker_(worker),
+      lanes_(placement.lanes.count),
+      blocks_done_(layout.blocks().size()),
+      down_stream_(device, "optimizer down"),
+      up_stream_(device, "optimizer up") {
+  next_block_ = static_cast<std::uint32_t>(layout.blocks().size());
+  for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    lanes_[lane].parameter_transfer.done = [this, lane] { transferred(lane); };
+    lanes_[lane].record_transfer.done = [this, lane] { transferred(lane); };
+  }
+}
+
+void OptimizerPass::begin(const AdamCoefficients& decayed, const AdamCoefficients& plain,
+                          std::uint64_t version) {
+  SLUICE_CHECK(idle() && is_complete(), "a pass begins when the one before it has ended");
+  decayed_ = decayed;
+  plain_ = plain;
+  version_ = version;
+  next_block_ = 0;
+  blocks_done_ = 0;
+  pump();
+}
+
+void OptimizerPass::pump() {
+  for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (next_block_ == layout_.blocks().size() || scheduler_.failed()) return;
+    if (!lanes_[lane].is_busy) start_block(lane);
+  }
+}
+
+void OptimizerPass::start_block(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  const BlockPlace& block = layout_.blocks()[next_block_++];
+  lane.block = block.id;
+  lane.is_busy = true;
+  lane.is_updated = false;
+  lane.pending = 1;  // held by this function, so that no completion moves on before every transfer
+                     // has been started
+  ++lanes_busy_;
+  const Tier parameter_tier = placement_.parameter_tier[index_of(block.id)];
+  lane.parameters =
+      parameter_tier == Tier::kHost ? tiers_.host_parameters(block.id) : tiers_.lane(index);
+  const bool record_in_host = placement_.record_tier[index_of(block.id)] == Tier::kHost;
+  lane.record = record_in_host ? tiers_.host_record(block.id)
+                               : tiers_.lane(index) + placement_.lane_parameter_bytes;
+  if (!record_in_host) {
+    ++lane.pending;
+    store_.fetch(lane.record_transfer, block.id, Plane::kRecord, lane.record, version_);
+  }
+  if (parameter_tier == Tier::kNvme) {
+    ++lane.pending;
+    store_.fetch(lane.parameter_transfer, block.id, Plane::kParameter, lane.parameters, version_);
+  } else if (parameter_tier == Tier::kDevice) {
+    device_.copy(lane.parameters, resident_block(block), layout_.parameter_bytes(block.id),
+                 down_stream_.id());
+    add_pending_copy(index, down_stream_.id());
+  }
+  transferred(index);
+}
+
+void OptimizerPass::add_pending_copy(std::uint32_t lane, StreamId stream) {
+  ++lanes_[lane].pending;
+  device_.call_host(stream, [this, lane] { scheduler_.post([this, lane] { transferred(lane); }); });
+}
+
+// One transfer or copy less to wait for. After the last one comes the next phase.
+void OptimizerPass::transferred(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  if (--lane.pending != 0) return;
+  if (lane.is_updated || scheduler_.failed()) {
+    finish_block(index);
+  } else {
+    worker_.post([this, index] { update(index); }, [this, index] { updated(index); });
+  }
+}
+
+// On the worker's thread: Adam over the block, one call for each run of tensors that share their
+// coefficients.
+void OptimizerPass::update(std::uint32_t index) {
+  const Lane& lane = lanes_[index];
+  const BlockPlace& block = layout_.block(lane.block);
+  const std::uint64_t begin_ns = steady_now_ns();
+  const auto tensors = layout_.tensors_of(block.unit);
+  const std::uint64_t block_end = block.offset_elements + block.element_count;
+  std::uint64_t begin = block.offset_elements;
+  auto tensor = std::ranges::find_if(tensors, [&](const TensorPlace& place) {
+    return place.offset_elements + place.element_count > begin;
+  });
+  // A block may begin in the padding behind the last tensor that touches it.
+  WeightDecay decay = tensor == tensors.end() ? tensors.back().weight_decay : tensor->weight_decay;
+  while (begin < block_end) {
+    while (tensor != tensors.end() && tensor->weight_decay == decay) ++tensor;
+    const std::uint64_t end =
+        tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
+    if (end > begin) {
+      const AdamCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
+      worker_.optimizer().adam(coefficients,
+                               arrays_of(lane, begin - block.offset_elements, end - begin));
+      begin = end;
+    }
+    if (tensor != tensors.end()) decay = tensor->weight_decay;
+  }
+  if (trace_enabled()) {
+    trace_record(
+        {.begin_ns = begin_ns,
+         .end_ns = steady_now_ns(),
+         .size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
+         .step = version_ + 1,
+         .unit = index_of(block.unit),
+         .block = index_of(lane.block),
+         .kind = TraceKind::kAdam});
+  }
+}
+
+// Elements [begin_element, begin_element + element_count) of the lane's block.
+AdamArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
+                                    std::uint64_t element_count) const {
+  const BlockPlace& block = layout_.block(lane.block);
+  const StateFormat& format = layout_.format();
+  AdamArrays arrays{.master_layout = format.master,
+                    .gradient_dtype = format.gradient,
+                    .element_count = element_count};
+  arrays.parameter = lane.parameters + begin_element * format.parameter_bytes();
+  std::byte* moments = lane.record;
+  if (format.master == MasterLayout::kSplitBf16) {
+    arrays.low = reinterpret_cast<std::int16_t*>(lane.record) + begin_element;
+    moments += block.element_count * sizeof(std::int16_t);
+  }
+  arrays.exp_avg = reinterpret_cast<float*>(moments) + begin_element;
+  arrays.exp_avg_sq = reinterpret_cast<float*>(moments) + block.element_count + begin_element;
+  arrays.gradient = tiers_.gradient_set(block.unit) +
+                    (block.offset_elements + begin_element) * format.gradient_bytes();
+  return arrays;
+}
+
+void OptimizerPass::updated(std::uint32_t index) {
+  if (scheduler_.failed()) return finish_block(index);
+  Lane& lane = lanes_[index];
+  const BlockPlace& block = layout_.block(lane.block);
+  lane.is_updated = true;
+  lane.pending = 1;
+  if (placement_.record_tier[index_of(block.id)] == Tier::kHost) {
+    store_.advance(block.id, Plane::kRecord, version_ + 1);
+  } else {
+    ++lane.pending;
+    store_.store(lane.record_transfer, block.id, Plane::kRecord, lane.record, version_ + 1);
+  }
+  switch (placement_.parameter_tier[index_of(block.id)]) {
+    case Tier::kHost: store_.advance(block.id, Plane::kParameter, version_ + 1); break;
+    case Tier::kNvme:
+      ++lane.pending;
+      store_.store(lane.parameter_transfer, block.id, Plane::kParameter, lane.parameters,
+                   version_ + 1);
+      break;
+    case Tier::kDevice:
+      device_.copy(resident_block(block), lane.parameters, layout_.parameter_bytes(block.id),
+                   up_stream_.id());
+      device_.record(prefetcher_.ready_event(block.unit), up_stream_.id());
+      add_pending_copy(index, up_stream_.id());
+      store_.advance(block.id, Plane::kParameter, version_ + 1);
+      break;
+  }
+  transferred(index);
+}
+
+void OptimizerPass::finish_block(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  if (lane.is_updated) ++blocks_done_;
+  lane.is_busy = false;
+  --lanes_busy_;
+  pump();
+}
+
+std::byte* OptimizerPass::resident_block(const BlockPlace& block) const {
+  return tiers_.resident_parameters(block.unit) +
+         block.offset_elements * layout_.format().parameter_bytes();
+}
+
+}  // namespace sluice

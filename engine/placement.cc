@@ -1,0 +1,300 @@
+#include "engine/placement.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/window_plan.h"
+
+namespace sluice {
+namespace {
+
+// Units read ahead of the one in use, beyond the leases held. Two hide one transfer behind one
+// computation and absorb jitter.
+constexpr std::uint32_t kPrefetchUnits = 2;
+// Read, Adam and write of three blocks overlap; the fourth absorbs jitter.
+constexpr std::uint32_t kLanesWanted = 4;
+// Keeps a drive's queue filled while earlier blocks are copied to the device.
+constexpr std::uint32_t kStagingSlotsWanted = 8;
+constexpr std::uint32_t kGradientStagingWanted = 2;
+
+// Both budgets in full; the message of a budget that is too small.
+[[noreturn]] void fail_budget(const char* key, std::uint64_t budget_bytes,
+                              std::uint64_t needed_bytes, const std::vector<Pool>& pools) {
+  std::string message = fmt::format(
+      "{} = {} is too small; the smallest that works is \"{}KiB\" ({}):", key,
+      format_bytes(budget_bytes), div_ceil(needed_bytes, 1_KiB), format_bytes(needed_bytes));
+  for (const Pool& pool : pools) {
+    if (pool.size_bytes != 0)
+      message += fmt::format("\n  {:<24} {:>10}  {}", pool.name, format_bytes(pool.size_bytes),
+                             pool.reason);
+  }
+  throw Error(ErrorCode::kOutOfMemory, message);
+}
+
+class Planner {
+ public:
+  Planner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
+          const Budgets& budgets)
+      : layout_(layout), model_(model), choices_(choices), schedule_(training_schedule(model, 1)) {
+    placement_.device_budget_bytes = budgets.device_bytes;
+    placement_.host_budget_bytes = budgets.host_bytes;
+    placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
+    placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
+  }
+
+  Placement plan() {
+    plan_device();
+    plan_host();
+    for (const BlockPlace& block : layout_.blocks()) {
+      const std::uint32_t i = index_of(block.id);
+      if (placement_.parameter_tier[i] == Tier::kNvme)
+        placement_.nvme_parameter_bytes += layout_.parameter_slot_bytes(block.id);
+      if (placement_.record_tier[i] == Tier::kNvme)
+        placement_.nvme_record_bytes += layout_.record_slot_bytes(block.id);
+    }
+    return std::move(placement_);
+  }
+
+ private:
+  // Device: gradient slots, then either every parameter, or a window and as many whole units as fit
+  // beside it.
+  void plan_device() {
+    const std::uint64_t budget = placement_.device_budget_bytes;
+    const std::uint32_t leases = model_.concurrent_leases;
+    std::uint64_t slot_bytes = 0;
+    std::uint64_t all_bytes = 0;
+    for (const UnitPlace& unit : layout_.units()) {
+      slot_bytes =
+          std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kPageAlignBytes));
+      all_bytes += unit_slot_bytes(unit);
+    }
+    // One slot more than the leases lets a gradient drain while the next unit's backward runs.
+    placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
+    const std::uint64_t minimum_slots_bytes = leases * slot_bytes;
+    const std::uint64_t window_minimum = window_bytes_for(schedule_, sizes_, leases);
+    const bool may_be_resident =
+        choices_.parameters == TierChoice::kAuto || choices_.parameters == TierChoice::kDevice;
+    if (may_be_resident && all_bytes + minimum_slots_bytes <= budget) {
+      for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+    } else if (choices_.parameters == TierChoice::kDevice) {
+      placement_.resident_parameter_bytes = all_bytes;
+      fail_budget("memory.device", budget, all_bytes + minimum_slots_bytes, placement_.pools());
+    } else {
+      if (window_minimum + minimum_slots_bytes > budget) {
+        placement_.window_bytes = window_minimum;
+        fail_budget("memory.device", budget, window_minimum + minimum_slots_bytes,
+                    placement_.pools());
+      }
+      plan_window_pool(budget, window_minimum);
+    }
+    if (placement_.device_bytes() + slot_bytes <= budget) ++placement_.gradient_slots.count;
+  }
+
+  void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
+    const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
+    SlotPool& slots = placement_.gradient_slots;
+    const std::uint64_t two_slots_bytes = slots.size_bytes() + slots.slot_bytes;
+    const std::uint64_t reserved_bytes =
+        window_minimum + two_slots_bytes <= budget ? two_slots_bytes : slots.size_bytes();
+    const std::uint64_t window =
+        std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
+    std::uint64_t rest = budget - reserved_bytes - window;
+    if (choices_.parameters == TierChoice::kAuto) {
+      for (const UnitPlace& unit : layout_.units()) {
+        if (unit_slot_bytes(unit) > rest) break;
+        rest -= unit_slot_bytes(unit);
+        make_resident(unit);
+      }
+    }
+    placement_.window_bytes = std::min(window, window_bytes_for(schedule_, sizes_, ahead));
+  }
+
+  void make_resident(const UnitPlace& unit) {
+    placement_.resident_parameter_bytes += unit_slot_bytes(unit);
+    sizes_[index_of(unit.id)] = 0;
+    for (const BlockPlace& block : layout_.blocks_of(unit.id))
+      placement_.parameter_tier[index_of(block.id)] = Tier::kDevice;
+  }
+
+  // Host: the gradient set, buffers for what comes and goes, then state by the traffic that it
+  // saves.
+  void plan_host() {
+    for (const UnitPlace& unit : layout_.units())
+      placement_.gradient_set_bytes +=
+          align_up(layout_.unit_gradient_bytes(unit.id), kPageAlignBytes);
+    placement_.gradient_staging = {
+        .count = kGradientStagingWanted,
+        .slot_bytes =
+            align_up(largest_block() * layout_.format().gradient_bytes(), kPageAlignBytes)};
+    const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
+    const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
+    fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
+    size_buffers(kStagingSlotsWanted, kLanesWanted);
+    if (placement_.host_bytes() <= placement_.host_budget_bytes) return;
+    // Not all fits. Start again with what must be there, at the sizes that its buffers would like
+    // to have, and then less.
+    const std::uint64_t everything_bytes = minimum_host_bytes();
+    fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
+              UINT64_MAX);
+    const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes());
+    std::uint32_t staging = kStagingSlotsWanted;
+    std::uint32_t lanes = kLanesWanted;
+    while (true) {
+      size_buffers(staging, lanes);
+      if (placement_.host_bytes() <= placement_.host_budget_bytes) break;
+      if (staging > lanes) {
+        --staging;
+      } else if (lanes > 1) {
+        --lanes;
+      } else if (staging > 1) {
+        --staging;
+      } else if (placement_.gradient_staging.count > 1) {
+        --placement_.gradient_staging.count;
+      } else {
+        fail_budget("memory.host", placement_.host_budget_bytes, needed_bytes, placement_.pools());
+      }
+    }
+    fill_host(parameters_may_be_host, records_may_be_host,
+              placement_.host_budget_bytes - placement_.host_bytes());
+  }
+
+  // Gives blocks a home in host memory from the first unit on, up to `room_bytes` beyond what is
+  // already there. Parameters come first: a byte of them in RAM saves four bytes of traffic a step
+  // (two or three reads and a write of every two), a byte of record two.
+  void fill_host(bool parameters, bool records, std::uint64_t room_bytes) {
+    if (room_bytes == UINT64_MAX) {  // from scratch
+      placement_.host_parameter_bytes = 0;
+      placement_.host_record_bytes = 0;
+      std::ranges::replace(placement_.parameter_tier, Tier::kHost, Tier::kNvme);
+      std::ranges::replace(placement_.record_tier, Tier::kHost, Tier::kNvme);
+    }
+    const auto take = [&](Tier& tier, std::uint64_t bytes, std::uint64_t& pool_bytes) {
+      if (tier != Tier::kNvme || bytes > room_bytes) return;
+      tier = Tier::kHost;
+      pool_bytes += bytes;
+      room_bytes -= bytes;
+    };
+    for (const BlockPlace& block : layout_.blocks()) {
+      if (parameters)
+        take(placement_.parameter_tier[index_of(block.id)], layout_.parameter_slot_bytes(block.id),
+             placement_.host_parameter_bytes);
+    }
+    for (const BlockPlace& block : layout_.blocks()) {
+      if (records)
+        take(placement_.record_tier[index_of(block.id)], layout_.record_slot_bytes(block.id),
+             placement_.host_record_bytes);
+    }
+  }
+
+  // Buffers for the present homes: staging where parameters come from storage, lanes where a
+  // block's state is not in RAM.
+  void size_buffers(std::uint32_t staging_slots, std::uint32_t lanes) {
+    const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
+      return std::ranges::count(tiers, tier) != 0;
+    };
+    const std::uint64_t block = largest_block();
+    const StateFormat& format = layout_.format();
+    const std::uint64_t parameter_slot =
+        align_up(block * format.parameter_bytes(), kStorageAlignBytes);
+    const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
+    placement_.parameter_staging = {.count = reads_parameters ? staging_slots : 0,
+                                    .slot_bytes = parameter_slot};
+    const bool lane_holds_parameters =
+        reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
+    const bool lane_holds_record = has(placement_.record_tier, Tier::kNvme);
+    placement_.lane_parameter_bytes = lane_holds_parameters ? parameter_slot : 0;
+    placement_.lanes = {
+        .count = lanes,
+        .slot_bytes =
+            placement_.lane_parameter_bytes +
+            (lane_holds_record ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0)};
+  }
+
+  // What the present homes need with one buffer of each kind.
+  std::uint64_t minimum_host_bytes() {
+    size_buffers(1, 1);
+    const std::uint64_t surplus =
+        (placement_.gradient_staging.count - 1) * placement_.gradient_staging.slot_bytes;
+    return placement_.host_bytes() - surplus;
+  }
+
+  std::uint64_t unit_slot_bytes(const UnitPlace& unit) const {
+    return align_up(layout_.unit_parameter_bytes(unit.id), kPageAlignBytes);
+  }
+
+  std::uint64_t largest_block() const {
+    std::uint64_t largest = 0;
+    for (const BlockPlace& block : layout_.blocks())
+      largest = std::max(largest, block.element_count);
+    return largest;
+  }
+
+  static constexpr std::uint64_t kPageAlignBytes = 4096;
+
+  const Layout& layout_;
+  const ModelSpec& model_;
+  const Config::Placement& choices_;
+  Schedule schedule_;
+  std::vector<std::uint64_t> sizes_ =
+      unit_sizes();  // in the window, by unit; 0 once homed on the device
+  Placement placement_;
+
+  std::vector<std::uint64_t> unit_sizes() const {
+    std::vector<std::uint64_t> sizes;
+    for (const UnitPlace& unit : layout_.units())
+      sizes.push_back(layout_.unit_parameter_bytes(unit.id));
+    return sizes;
+  }
+};
+
+}  // namespace
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::kDevice: return "device";
+    case Tier::kHost: return "host";
+    case Tier::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+std::vector<Pool> Placement::pools() const {
+  const auto slots = [](const SlotPool& pool) {
+    return fmt::format("{} x {}", pool.count, format_bytes(pool.slot_bytes));
+  };
+  return {
+      {Tier::kDevice, "resident parameters", resident_parameter_bytes,
+       "units whose home is device memory"},
+      {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
+      {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
+       slots(gradient_slots) + ", one a unit in backward"},
+      {Tier::kHost, "gradient set", gradient_set_bytes, "one reduced gradient for every parameter"},
+      {Tier::kHost, "gradient staging", gradient_staging.size_bytes(),
+       slots(gradient_staging) + ", pieces to be added to the set"},
+      {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "parameter staging", parameter_staging.size_bytes(),
+       slots(parameter_staging) + ", from storage to device"},
+      {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
+       slots(lanes) + ", blocks being read, updated, written"},
+      {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
+  };
+}
+
+Placement plan_placement(const Layout& layout, const ModelSpec& model,
+                         const Config::Placement& choices, const Budgets& budgets) {
+  return Planner(layout, model, choices, budgets).plan();
+}
+
+std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {
+  std::vector<std::uint64_t> bytes;
+  for (const UnitPlace& unit : layout.units())
+    bytes.push_back(placement.unit_is_on_device(unit) ? 0 : layout.unit_parameter_bytes(unit.id));
+  return bytes;
+}
+
+}  // namespace sluice

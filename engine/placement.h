@@ -1,0 +1,90 @@
+// Which tier is home to each block's states, and how large every pool in every tier is: a pure
+// function of (layout, model, budgets, choices). Mandatory pools come first, each one commented
+// sum; what is left of a budget is filled with state in the order of the traffic that it saves.
+// Static for a run: the state is used in the same cyclic order every step, where a fixed choice is
+// as good as any cache and can be predicted and explained. Constant after construction.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/layout.h"
+#include "engine/model_spec.h"
+
+namespace sluice {
+
+enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+
+std::string_view name_of(Tier tier);
+
+// A row of the table printed at start.
+struct Pool {
+  Tier tier = Tier::kHost;
+  std::string name;
+  std::uint64_t size_bytes = 0;
+  std::string reason;
+};
+
+// `count` buffers of `slot_bytes` each.
+struct SlotPool {
+  std::uint32_t count = 0;
+  std::uint64_t slot_bytes = 0;
+
+  std::uint64_t size_bytes() const { return count * slot_bytes; }
+};
+
+struct Placement {
+  // Homes, by block.
+  std::vector<Tier> parameter_tier;
+  std::vector<Tier> record_tier;
+
+  // Device memory.
+  std::uint64_t device_budget_bytes = 0;
+  std::uint64_t resident_parameter_bytes = 0;  // units homed on the device
+  std::uint64_t window_bytes = 0;              // units that come and go
+  SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
+
+  // Host memory.
+  std::uint64_t host_budget_bytes = 0;
+  std::uint64_t gradient_set_bytes = 0;  // one gradient for every element
+  SlotPool gradient_staging;             // pieces of a gradient that is added to the set
+  std::uint64_t host_parameter_bytes = 0;
+  std::uint64_t host_record_bytes = 0;
+  SlotPool parameter_staging;  // parameters on their way from storage to the device
+  SlotPool lanes;              // blocks in the optimizer pass: parameter slot, then record slot
+  std::uint64_t lane_parameter_bytes = 0;
+
+  // Storage.
+  std::uint64_t nvme_parameter_bytes = 0;
+  std::uint64_t nvme_record_bytes = 0;
+
+  bool unit_is_on_device(const UnitPlace& unit) const {
+    return parameter_tier[unit.first_block] == Tier::kDevice;
+  }
+  std::uint64_t device_bytes() const {
+    return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes();
+  }
+  std::uint64_t host_bytes() const {
+    return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
+           host_record_bytes + parameter_staging.size_bytes() + lanes.size_bytes();
+  }
+  std::uint64_t nvme_bytes() const { return nvme_parameter_bytes + nvme_record_bytes; }
+  std::vector<Pool> pools() const;
+};
+
+struct Budgets {
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+};
+
+// Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or what `choices` puts
+// there; the message lists the pools and names the smallest budget that would work.
+Placement plan_placement(const Layout& layout, const ModelSpec& model,
+                         const Config::Placement& choices, const Budgets& budgets);
+
+// What each unit needs in the device window: 0 for units homed on the device.
+std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
+
+}  // namespace sluice

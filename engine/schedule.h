@@ -1,0 +1,36 @@
+// The sequence of unit uses in one step, known in advance from the model's orders: what prefetch,
+// eviction and the final gradients follow from. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "engine/model_spec.h"
+
+namespace sluice {
+
+enum class Pass : std::uint8_t { kForward, kBackward, kInference };
+
+std::string_view name_of(Pass pass);
+
+struct ScheduledUse {
+  UnitId unit{};
+  Pass pass = Pass::kForward;
+  // Backward only: nothing has been added to this unit's gradient in this step before; and nothing
+  // will be after.
+  bool first_gradient = false;
+  bool final_gradient = false;
+};
+
+using Schedule = std::vector<ScheduledUse>;
+
+// Forward and backward of each micro-batch in turn. `model` must be validated(); micro_batches
+// >= 1.
+Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches);
+
+// One forward pass without gradients.
+Schedule inference_schedule(const ModelSpec& model);
+
+}  // namespace sluice

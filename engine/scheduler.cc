@@ -1,0 +1,89 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+Scheduler::Scheduler()
+    : thread_("sluice-sched",
+              {.after_tasks = [this] { wake_waiters(); },
+               .on_exception = [this](std::exception_ptr thrown) { fail(std::move(thrown)); }}) {}
+
+void Scheduler::run(const std::function<void()>& task) {
+  std::exception_ptr thrown;
+  const std::function<bool()> once = [&] {
+    try {
+      task();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    return true;  // a waiter is asked until it says yes, so this runs once
+  };
+  await_settled(once);
+  if (thrown != nullptr) std::rethrow_exception(thrown);
+}
+
+void Scheduler::await(const std::function<bool()>& ready) {
+  Waiter waiter{.ready = ready, .heeds_failure = true};
+  wait_for(waiter);
+  throw_if_failed();
+}
+
+void Scheduler::await_settled(const std::function<bool()>& ready) {
+  Waiter waiter{.ready = ready, .heeds_failure = false};
+  wait_for(waiter);
+}
+
+void Scheduler::wait_for(Waiter& waiter) {
+  post([this, &waiter] { waiters_.push_back(&waiter); });
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return waiter.done; });
+}
+
+void Scheduler::wake_waiters() {
+  bool woke = false;
+  std::erase_if(waiters_, [&](Waiter* waiter) {
+    const bool is_over = (waiter->heeds_failure && failed()) || waiter->ready();
+    if (!is_over) return false;
+    const std::scoped_lock lock(mutex_);
+    waiter->done = true;  // from here on the waiter may be gone
+    woke = true;
+    return true;
+  });
+  if (woke) changed_.notify_all();
+}
+
+void Scheduler::fail(const Error& error) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_ != nullptr) return;
+    failure_ = std::make_exception_ptr(error);
+  }
+  post([] {});  // makes the scheduler look at its waiters
+}
+
+void Scheduler::fail(std::exception_ptr thrown) {
+  try {
+    std::rethrow_exception(std::move(thrown));
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {
+    fail(Error(ErrorCode::kInternal, error.what()));
+  }
+}
+
+bool Scheduler::failed() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_ != nullptr;
+}
+
+void Scheduler::throw_if_failed() const {
+  std::exception_ptr failure;
+  {
+    const std::scoped_lock lock(mutex_);
+    failure = failure_;
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
+}  // namespace sluice

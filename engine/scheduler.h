@@ -1,0 +1,65 @@
+// The one thread that owns the state machines of prefetch, drain and pass. Completions of
+// transfers, copies and arithmetic are posted to it; the application thread waits here for what
+// they bring about. Keeps the first failure: it stops admission of new work and is rethrown at the
+// next call from the application.
+//
+// Thread rule: post() and fail() from any thread; run(), await() and await_settled() from the
+// application's thread.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/task_thread.h"
+
+namespace sluice {
+
+class Scheduler {
+ public:
+  Scheduler();
+
+  // Runs `task` on the scheduler's thread, some time later.
+  void post(std::function<void()> task) { thread_.post(std::move(task)); }
+  // Runs `task` there and returns when it has run; what it throws comes back to the caller.
+  void run(const std::function<void()>& task);
+
+  // Blocks until `ready`, evaluated on the scheduler's thread whenever something has happened
+  // there, returns true. Fails with: the first failure, as soon as there is one.
+  void await(const std::function<bool()>& ready);
+  // The same, but sits failures out: for shutting down in order.
+  void await_settled(const std::function<bool()>& ready);
+
+  // Latches `error` if it is the first, and wakes every waiter.
+  void fail(const Error& error);
+  // The same for whatever was thrown; what is no Error becomes kInternal.
+  void fail(std::exception_ptr thrown);
+  bool failed() const;
+  void throw_if_failed() const;
+
+ private:
+  // An application thread in await(); lives on its stack.
+  struct Waiter {
+    const std::function<bool()>& ready;
+    bool heeds_failure;
+    bool done = false;
+  };
+
+  void wait_for(Waiter& waiter);
+  void wake_waiters();
+
+  // Scheduler thread only.
+  std::vector<Waiter*> waiters_;
+
+  // Guarded by mutex_.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr failure_;
+
+  TaskThread thread_;  // last: its tasks use all of the above
+};
+
+}  // namespace sluice

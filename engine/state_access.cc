@@ -1,0 +1,154 @@
+#include "engine/state_access.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kFillElements =
+    4096;  // initial values are asked for in runs of at most this many
+
+}  // namespace
+
+StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                         BlockStore& store, Device& device)
+    : layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      store_(store),
+      device_(device),
+      stream_(device, "state access") {}
+
+StateAccess::View StateAccess::view_of(const BlockPlace& block) const {
+  const std::uint32_t i = index_of(block.id);
+  return {.block = block.id,
+          .parameters = placement_.parameter_tier[i] == Tier::kHost
+                            ? tiers_.host_parameters(block.id)
+                            : tiers_.lane(0),
+          .record = placement_.record_tier[i] == Tier::kHost
+                        ? tiers_.host_record(block.id)
+                        : tiers_.lane(0) + placement_.lane_parameter_bytes};
+}
+
+const StateAccess::View& StateAccess::load(const BlockPlace& block) {
+  if (loaded_ && loaded_->block == block.id) return *loaded_;
+  loaded_.reset();
+  const View view = view_of(block);
+  const std::uint32_t i = index_of(block.id);
+  if (placement_.parameter_tier[i] == Tier::kNvme)
+    store_.read_now(block.id, Plane::kParameter, view.parameters);
+  if (placement_.parameter_tier[i] == Tier::kDevice)
+    copy_resident(block, view.parameters, /*to_device=*/false);
+  if (placement_.record_tier[i] == Tier::kNvme)
+    store_.read_now(block.id, Plane::kRecord, view.record);
+  return loaded_.emplace(view);
+}
+
+void StateAccess::store(const View& view) {
+  const BlockPlace& block = layout_.block(view.block);
+  const std::uint32_t i = index_of(view.block);
+  if (placement_.parameter_tier[i] == Tier::kNvme)
+    store_.write_now(view.block, Plane::kParameter, view.parameters);
+  if (placement_.parameter_tier[i] == Tier::kDevice)
+    copy_resident(block, view.parameters, /*to_device=*/true);
+  if (placement_.record_tier[i] == Tier::kNvme)
+    store_.write_now(view.block, Plane::kRecord, view.record);
+}
+
+void StateAccess::copy_resident(const BlockPlace& block, std::byte* lane, bool to_device) {
+  std::byte* resident = tiers_.resident_parameters(block.unit) +
+                        block.offset_elements * layout_.format().parameter_bytes();
+  device_.copy(to_device ? resident : lane, to_device ? lane : resident,
+               layout_.parameter_bytes(block.id), stream_.id());
+  device_.synchronize(stream_.id());
+}
+
+void StateAccess::initialize(const InitialValues& values) {
+  invalidate();
+  for (const BlockPlace& block : layout_.blocks()) {
+    const View view = view_of(block);
+    std::memset(view.parameters, 0, layout_.parameter_bytes(block.id));
+    std::memset(view.record, 0, layout_.record_bytes(block.id));
+    fill(view, block, values);
+    store(view);
+  }
+}
+
+// Sets the masters of every tensor that reaches into `block`; padding stays zero.
+void StateAccess::fill(const View& view, const BlockPlace& block, const InitialValues& values) {
+  std::vector<float> run(kFillElements);
+  for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
+    const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
+    const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
+                                       block.offset_elements + block.element_count);
+    for (std::uint64_t at = begin; at < end; at += kFillElements) {
+      const std::uint64_t count = std::min(kFillElements, end - at);
+      values(tensor, at - tensor.offset_elements, std::span(run).first(count));
+      const std::uint64_t first = at - block.offset_elements;
+      if (layout_.format().master == MasterLayout::kFp32) {
+        std::memcpy(reinterpret_cast<float*>(view.parameters) + first, run.data(),
+                    count * sizeof(float));
+        continue;
+      }
+      for (std::uint64_t i = 0; i < count; ++i) {
+        const SplitMaster split = split_master(run[i]);
+        reinterpret_cast<std::uint16_t*>(view.parameters)[first + i] = split.high;
+        reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
+      }
+    }
+  }
+}
+
+void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
+                       std::span<std::byte> target) {
+  const TensorPlace& tensor = layout_.tensor(id);
+  const std::uint64_t element_bytes =
+      kind == StateKind::kParameter ? layout_.format().parameter_bytes() : sizeof(float);
+  const std::uint64_t count = target.size() / element_bytes;
+  SLUICE_CHECK(target.size() % element_bytes == 0 && first_element + count <= tensor.element_count,
+               "a read stays inside its tensor and takes whole elements");
+  const std::uint64_t begin = tensor.offset_elements + first_element;
+  for (const BlockPlace& block : layout_.blocks_of(tensor.unit)) {
+    const std::uint64_t from = std::max(begin, block.offset_elements);
+    const std::uint64_t to = std::min(begin + count, block.offset_elements + block.element_count);
+    if (from >= to) continue;
+    read_block(load(block), kind, from - block.offset_elements,
+               target.subspan((from - begin) * element_bytes, (to - from) * element_bytes));
+  }
+}
+
+void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t begin,
+                             std::span<std::byte> target) const {
+  const std::uint64_t block_count = layout_.block(view.block).element_count;
+  const bool is_split = layout_.format().master == MasterLayout::kSplitBf16;
+  const std::byte* moments = view.record + (is_split ? block_count * sizeof(std::int16_t) : 0);
+  const auto* exp_avg = reinterpret_cast<const float*>(moments);
+  switch (kind) {
+    case StateKind::kParameter:
+      std::memcpy(target.data(), view.parameters + begin * layout_.format().parameter_bytes(),
+                  target.size());
+      return;
+    case StateKind::kExpAvg: std::memcpy(target.data(), exp_avg + begin, target.size()); return;
+    case StateKind::kExpAvgSq:
+      std::memcpy(target.data(), exp_avg + block_count + begin, target.size());
+      return;
+    case StateKind::kMaster: break;
+  }
+  if (!is_split) {
+    std::memcpy(target.data(), reinterpret_cast<const float*>(view.parameters) + begin,
+                target.size());
+    return;
+  }
+  const auto* high = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;
+  const auto* low = reinterpret_cast<const std::int16_t*>(view.record) + begin;
+  for (std::size_t i = 0; i < target.size() / sizeof(float); ++i) {
+    const float master = join_master({.high = high[i], .low = low[i]});
+    std::memcpy(target.data() + i * sizeof(float), &master, sizeof(float));
+  }
+}
+
+}  // namespace sluice

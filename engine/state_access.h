@@ -1,0 +1,73 @@
+// The state seen from outside of steps, tensor by tensor, wherever its blocks live: filling in
+// initial values, reading for saving and hashing. Works block by block through one optimizer lane,
+// so it needs no memory of its own.
+//
+// Thread rule: the application's thread, while no step is active.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "engine/block_store.h"
+#include "engine/tiers.h"
+#include "gpu/device.h"
+
+namespace sluice {
+
+enum class StateKind : std::uint8_t {
+  kParameter,  // compute dtype
+  kMaster,     // fp32
+  kExpAvg,     // fp32
+  kExpAvgSq,   // fp32
+};
+
+// Fills `values` with the initial fp32 masters of elements [first_element, first_element +
+// values.size()) of a tensor.
+using InitialValues = std::function<void(const TensorPlace& tensor, std::uint64_t first_element,
+                                         std::span<float> values)>;
+
+class StateAccess {
+ public:
+  // All must outlive it.
+  StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
+              BlockStore& store, Device& device);
+
+  // Writes masters from `values` and zero moments to every block's home.
+  void initialize(const InitialValues& values);
+
+  // Copies elements [first_element, ...) of `kind` to `target`, whose size is a multiple of the
+  // element size.
+  void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
+            std::span<std::byte> target);
+
+  // The state has changed: forgets the block held in the lane.
+  void invalidate() { loaded_.reset(); }
+
+ private:
+  // A block's planes, at home or in the lane.
+  struct View {
+    BlockId block{};
+    std::byte* parameters = nullptr;
+    std::byte* record = nullptr;
+  };
+
+  View view_of(const BlockPlace& block) const;
+  const View& load(const BlockPlace& block);
+  void store(const View& view);
+  void copy_resident(const BlockPlace& block, std::byte* lane, bool to_device);
+  void fill(const View& view, const BlockPlace& block, const InitialValues& values);
+  void read_block(const View& view, StateKind kind, std::uint64_t begin,
+                  std::span<std::byte> target) const;
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Device& device_;
+  Stream stream_;
+  std::optional<View> loaded_;  // what the lane holds
+};
+
+}  // namespace sluice

@@ -1,0 +1,73 @@
+#include "engine/step.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace sluice {
+
+Lease::Lease(Lease&& other) noexcept
+    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_), use_(other.use_) {}
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  std::swap(loop_, other.loop_);
+  std::swap(layout_, other.layout_);
+  std::swap(use_, other.use_);
+  return *this;
+}
+
+Lease::~Lease() {
+  release();
+}
+
+void Lease::release() {
+  if (loop_ != nullptr) std::exchange(loop_, nullptr)->release(use_);
+}
+
+const std::byte* Lease::parameter(std::size_t tensor) const {
+  const auto tensors = layout_->tensors_of(use_.unit);
+  SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
+               "a tensor of the unit, while the lease is held");
+  return use_.parameters + tensors[tensor].offset_elements * layout_->format().parameter_bytes();
+}
+
+std::byte* Lease::gradient(std::size_t tensor) const {
+  const auto tensors = layout_->tensors_of(use_.unit);
+  SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
+               "a tensor of the unit, while the lease is held");
+  SLUICE_CHECK(use_.gradients != nullptr, "only a backward lease has gradients");
+  return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
+}
+
+Step::Step(Step&& other) noexcept
+    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+
+Step::~Step() {
+  if (loop_ != nullptr) loop_->abandon();
+}
+
+Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  return Lease(*loop_, *layout_, loop_->acquire(unit, pass, stream.id()));
+}
+
+StepReport Step::finish() {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  const StepReport report = loop_->finish_step();
+  loop_ = nullptr;
+  return report;
+}
+
+Inference::Inference(Inference&& other) noexcept
+    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+
+Inference::~Inference() {
+  if (loop_ != nullptr) loop_->abandon();
+}
+
+Lease Inference::acquire(UnitId unit, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  return Lease(*loop_, *layout_, loop_->acquire(unit, Pass::kInference, stream.id()));
+}
+
+}  // namespace sluice

@@ -1,0 +1,92 @@
+// The values an application holds during a step: Lease pins a unit on the device while computation
+// uses it, Step and Inference are one walk through the schedule. All are move-only, and all must be
+// gone before their engine.
+//
+// Thread rule: used by the application's thread that made them.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "engine/step_loop.h"
+
+namespace sluice {
+
+// One unit, on the device, until the lease ends. Its end records an event behind the work enqueued
+// so far on the stream that acquired it: work enqueued later must not touch the unit.
+class Lease {
+ public:
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  ~Lease();
+
+  UnitId unit() const { return use_.unit; }
+
+  // Device memory of the unit's `tensor`-th tensor (in the order of UnitSpec::tensors), in the
+  // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
+  const std::byte* parameter(std::size_t tensor) const;
+  // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
+  // stream. Requires: the lease is a backward one.
+  std::byte* gradient(std::size_t tensor) const;
+
+  // Ends the lease early.
+  void release();
+
+ private:
+  friend class Step;
+  friend class Inference;
+  Lease(StepLoop& loop, const Layout& layout, const LeasedUse& use)
+      : loop_(&loop), layout_(&layout), use_(use) {}
+
+  StepLoop* loop_ = nullptr;  // null once released
+  const Layout* layout_ = nullptr;
+  LeasedUse use_;
+};
+
+// One training step: every unit of the schedule is acquired and released in order, then finish()
+// updates the state.
+class Step {
+ public:
+  Step(Step&& other) noexcept;
+  Step& operator=(Step&&) = delete;
+  // Without finish(), the step is abandoned: nothing is updated.
+  ~Step();
+
+  // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
+  // transfers are on their way to the device; the stream itself waits for the rest. Fails with:
+  // kInvalidArgument when `unit` and `pass` are not next in the schedule or too many leases are
+  // held; kIo and others when a transfer has failed.
+  Lease acquire(UnitId unit, Pass pass, const Stream& stream);
+
+  // Waits for the gradients, applies the optimizer to every block and returns when the new state is
+  // home. Fails with: kInvalidArgument before the end of the schedule; kNonFinite (the state is
+  // unchanged); kIo (the engine is poisoned).
+  StepReport finish();
+
+ private:
+  friend class Engine;
+  Step(StepLoop& loop, const Layout& layout) : loop_(&loop), layout_(&layout) {}
+
+  StepLoop* loop_ = nullptr;  // null once finished
+  const Layout* layout_ = nullptr;
+};
+
+// One forward pass without gradients. Ends with its destructor, also halfway.
+class Inference {
+ public:
+  Inference(Inference&& other) noexcept;
+  Inference& operator=(Inference&&) = delete;
+  ~Inference();
+
+  // As Step::acquire(), with Pass::kInference.
+  Lease acquire(UnitId unit, const Stream& stream);
+
+ private:
+  friend class Engine;
+  Inference(StepLoop& loop, const Layout& layout) : loop_(&loop), layout_(&layout) {}
+
+  StepLoop* loop_ = nullptr;
+  const Layout* layout_ = nullptr;
+};
+
+}  // namespace sluice

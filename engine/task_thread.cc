@@ -1,0 +1,52 @@
+#include "engine/task_thread.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace sluice {
+
+TaskThread::TaskThread(const std::string& name, Hooks hooks)
+    : hooks_(std::move(hooks)), name_(name), thread_([this] { run(); }) {}
+
+TaskThread::~TaskThread() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  posted_.notify_one();
+  thread_.join();
+}
+
+void TaskThread::post(std::function<void()> task) {
+  {
+    const std::scoped_lock lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  posted_.notify_one();
+}
+
+void TaskThread::run() {
+  ::pthread_setname_np(::pthread_self(), name_.c_str());
+  std::vector<std::function<void()>>
+      batch;  // swapped with tasks_, so that both keep their capacity
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      posted_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      batch.swap(tasks_);
+    }
+    for (auto& task : batch) {
+      try {
+        task();
+      } catch (...) {
+        hooks_.on_exception(std::current_exception());
+      }
+    }
+    batch.clear();
+    if (hooks_.after_tasks) hooks_.after_tasks();
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+// A thread that runs posted tasks one after another: the shape of the engine's scheduler and of its
+// worker. Tasks that capture at most two pointers cost no allocation. Thread rule: post() from any
+// thread. The destructor runs what was posted before it, then joins.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace sluice {
+
+class TaskThread {
+ public:
+  struct Hooks {
+    std::function<void()> after_tasks;  // on this thread, after each batch of tasks; may be empty
+    std::function<void(std::exception_ptr)> on_exception;  // on this thread, when a task throws
+  };
+
+  // `name`: at most 15 characters, as shown by debuggers.
+  TaskThread(const std::string& name, Hooks hooks);
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
+  ~TaskThread();
+
+  // Returns at once; `task` runs later on the thread.
+  void post(std::function<void()> task);
+
+ private:
+  void run();
+
+  // Constant after construction.
+  Hooks hooks_;
+  std::string name_;
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable posted_;
+  std::vector<std::function<void()>> tasks_;
+  bool stopping_ = false;
+
+  std::thread thread_;  // last: it starts when all else stands
+};
+
+}  // namespace sluice

@@ -1,0 +1,147 @@
+#include "engine/tiers.h"
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kPoolAlignBytes = 4096;
+
+}  // namespace
+
+Tiers::Tiers(const Layout& layout, const Placement& placement,
+             const std::vector<std::string>& storage_paths, Device& device)
+    : layout_(layout),
+      placement_(placement),
+      device_(device),
+      resident_(layout.units().size()),
+      gradient_offsets_(layout.units().size()),
+      host_parameters_(layout.blocks().size()),
+      host_records_(layout.blocks().size()),
+      parameter_extents_(layout.blocks().size()),
+      record_extents_(layout.blocks().size()) {
+  create_files(storage_paths);  // first: too little space is found before memory is touched
+  device_memory_ = DeviceBuffer(device, placement.device_bytes(), "parameters and gradients");
+  host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
+  device.register_host_memory(host_memory_.span());
+  cut_device_memory();
+  cut_host_memory();
+}
+
+Tiers::~Tiers() {
+  device_.unregister_host_memory(host_memory_.span());
+}
+
+void Tiers::cut_device_memory() {
+  std::byte* next = device_memory_.data();
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!placement_.unit_is_on_device(unit)) continue;
+    resident_[index_of(unit.id)] = next;
+    next += align_up(layout_.unit_parameter_bytes(unit.id), kPoolAlignBytes);
+  }
+  window_ = next;
+  gradient_slots_ = window_ + placement_.window_bytes;
+}
+
+void Tiers::cut_host_memory() {
+  std::byte* next = host_memory_.data();
+  const auto take = [&](std::uint64_t size_bytes) {
+    std::byte* begin = next;
+    next += size_bytes;
+    return begin;
+  };
+  gradient_set_ = take(placement_.gradient_set_bytes);
+  std::uint64_t gradient_offset = 0;
+  for (const UnitPlace& unit : layout_.units()) {
+    gradient_offsets_[index_of(unit.id)] = gradient_offset;
+    gradient_offset += align_up(layout_.unit_gradient_bytes(unit.id), kPoolAlignBytes);
+  }
+  gradient_staging_ = take(placement_.gradient_staging.size_bytes());
+  for (const BlockPlace& block : layout_.blocks()) {
+    const std::uint32_t i = index_of(block.id);
+    if (placement_.parameter_tier[i] == Tier::kHost)
+      host_parameters_[i] = take(layout_.parameter_slot_bytes(block.id));
+    if (placement_.record_tier[i] == Tier::kHost)
+      host_records_[i] = take(layout_.record_slot_bytes(block.id));
+  }
+  parameter_staging_ = take(placement_.parameter_staging.size_bytes());
+  lanes_ = take(placement_.lanes.size_bytes());
+  SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
+               "the pools must add up to the arena");
+}
+
+// Deals the blocks to the paths in turn; a block's parameters and record lie side by side.
+void Tiers::create_files(const std::vector<std::string>& paths) {
+  if (placement_.nvme_bytes() == 0) return;
+  std::vector<std::uint64_t> file_bytes(paths.size(), 0);
+  for (const BlockPlace& block : layout_.blocks()) {
+    const std::uint32_t i = index_of(block.id);
+    const auto file = static_cast<std::uint32_t>(i % paths.size());
+    const auto extend = [&](std::uint64_t length_bytes) {
+      const Extent extent{
+          .file = file, .offset_bytes = file_bytes[file], .length_bytes = length_bytes};
+      file_bytes[file] += length_bytes;
+      return extent;
+    };
+    if (placement_.parameter_tier[i] == Tier::kNvme)
+      parameter_extents_[i] = extend(layout_.parameter_slot_bytes(block.id));
+    if (placement_.record_tier[i] == Tier::kNvme)
+      record_extents_[i] = extend(layout_.record_slot_bytes(block.id));
+  }
+  for (std::size_t file = 0; file < paths.size(); ++file) {
+    files_.push_back(DirectFile::create_scratch(paths[file], file_bytes[file]));
+    if (!is_aligned(kStorageAlignBytes, files_.back().alignment_bytes()))
+      throw Error(ErrorCode::kUnsupported,
+                  files_.back().name() + ": its file system asks for an alignment of " +
+                      format_bytes(files_.back().alignment_bytes()) +
+                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
+  }
+}
+
+std::byte* Tiers::resident_parameters(UnitId unit) const {
+  SLUICE_CHECK(resident_[index_of(unit)] != nullptr, "the unit's home is not the device");
+  return resident_[index_of(unit)];
+}
+
+std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
+  return gradient_slots_ + slot * placement_.gradient_slots.slot_bytes;
+}
+
+std::byte* Tiers::gradient_staging(std::uint32_t slot) const {
+  return gradient_staging_ + slot * placement_.gradient_staging.slot_bytes;
+}
+
+std::byte* Tiers::host_parameters(BlockId block) const {
+  SLUICE_CHECK(host_parameters_[index_of(block)] != nullptr,
+               "the block's parameters are not homed in host memory");
+  return host_parameters_[index_of(block)];
+}
+
+std::byte* Tiers::host_record(BlockId block) const {
+  SLUICE_CHECK(host_records_[index_of(block)] != nullptr,
+               "the block's record is not homed in host memory");
+  return host_records_[index_of(block)];
+}
+
+std::byte* Tiers::parameter_staging(std::uint32_t slot) const {
+  return parameter_staging_ + slot * placement_.parameter_staging.slot_bytes;
+}
+
+std::byte* Tiers::lane(std::uint32_t lane) const {
+  return lanes_ + lane * placement_.lanes.slot_bytes;
+}
+
+const Extent& Tiers::parameter_extent(BlockId block) const {
+  SLUICE_CHECK(parameter_extents_[index_of(block)].length_bytes != 0,
+               "the block's parameters are not on storage");
+  return parameter_extents_[index_of(block)];
+}
+
+const Extent& Tiers::record_extent(BlockId block) const {
+  SLUICE_CHECK(record_extents_[index_of(block)].length_bytes != 0,
+               "the block's record is not on storage");
+  return record_extents_[index_of(block)];
+}
+
+}  // namespace sluice

@@ -1,0 +1,83 @@
+// The memory and the files of a placement, allocated once and cut into pools: one slab of device
+// memory, one arena of host memory, one scratch file for each storage path. Hands out addresses;
+// who may use which slot when is the business of the components below. Constant after construction,
+// callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "engine/config.h"
+#include "engine/layout.h"
+#include "engine/placement.h"
+#include "gpu/device.h"
+#include "io/direct_file.h"
+
+namespace sluice {
+
+// A block's place in a scratch file.
+struct Extent {
+  std::uint32_t file = 0;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t length_bytes = 0;
+};
+
+class Tiers {
+ public:
+  // `layout`, `placement` and `device` must outlive the tiers.
+  // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
+  Tiers(const Layout& layout, const Placement& placement,
+        const std::vector<std::string>& storage_paths, Device& device);
+  ~Tiers();
+  Tiers(const Tiers&) = delete;
+  Tiers& operator=(const Tiers&) = delete;
+
+  // Device memory.
+  std::byte* resident_parameters(UnitId unit) const;  // Requires: homed on the device
+  std::byte* window() const { return window_; }
+  std::byte* gradient_slot(std::uint32_t slot) const;
+
+  // Host memory.
+  std::byte* gradient_set(UnitId unit) const {
+    return gradient_set_ + gradient_offsets_[index_of(unit)];
+  }
+  std::byte* gradient_staging(std::uint32_t slot) const;
+  std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
+  std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
+  std::byte* parameter_staging(std::uint32_t slot) const;
+  std::byte* lane(std::uint32_t lane) const;
+
+  // Storage.
+  const DirectFile& file(std::uint32_t index) const { return files_[index]; }
+  const Extent& parameter_extent(BlockId block) const;  // Requires: homed on storage
+  const Extent& record_extent(BlockId block) const;     // Requires: homed on storage
+
+ private:
+  void cut_device_memory();
+  void cut_host_memory();
+  void create_files(const std::vector<std::string>& paths);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  Device& device_;
+  DeviceBuffer device_memory_;
+  AlignedBuffer host_memory_;
+  std::vector<DirectFile> files_;
+
+  // Constant after construction.
+  std::byte* window_ = nullptr;
+  std::byte* gradient_slots_ = nullptr;
+  std::byte* gradient_set_ = nullptr;
+  std::byte* gradient_staging_ = nullptr;
+  std::byte* parameter_staging_ = nullptr;
+  std::byte* lanes_ = nullptr;
+  std::vector<std::byte*> resident_;             // by unit
+  std::vector<std::uint64_t> gradient_offsets_;  // by unit
+  std::vector<std::byte*> host_parameters_;      // by block
+  std::vector<std::byte*> host_records_;         // by block
+  std::vector<Extent> parameter_extents_;        // by block
+  std::vector<Extent> record_extents_;           // by block
+};
+
+}  // namespace sluice

@@ -1,0 +1,164 @@
+#include "engine/window_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint64_t kWindowAlignBytes = 4096;
+
+struct Resident {
+  std::uint32_t unit = 0;
+  std::uint64_t begin_bytes = 0;
+  std::uint64_t end_bytes = 0;
+  std::uint32_t last_use = 0;
+};
+
+// What it costs to place a unit at `begin_bytes`: the soonest that any unit evicted for it is
+// needed again (later is better), and how long one has to wait until the last of them has been used
+// (earlier is better: prefetch can start sooner).
+struct Candidate {
+  std::uint64_t begin_bytes = 0;
+  std::uint32_t soonest_reuse = kNever;
+  std::uint32_t latest_use = 0;
+  bool evicts = false;
+
+  bool better_than(const Candidate& other) const {
+    if (evicts != other.evicts) return !evicts;
+    if (soonest_reuse != other.soonest_reuse) return soonest_reuse > other.soonest_reuse;
+    if (latest_use != other.latest_use) return latest_use < other.latest_use;
+    return begin_bytes < other.begin_bytes;
+  }
+};
+
+class Planner {
+ public:
+  Planner(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+          std::uint64_t window_bytes, std::uint32_t concurrent_leases)
+      : schedule_(schedule),
+        unit_bytes_(unit_bytes),
+        window_bytes_(window_bytes),
+        concurrent_leases_(concurrent_leases),
+        positions_(unit_bytes.size()) {
+    for (std::uint32_t use = 0; use < schedule.size(); ++use)
+      positions_[index_of(schedule[use].unit)].push_back(use);
+  }
+
+  WindowPlan plan() {
+    WindowPlan plan;
+    plan.uses.reserve(schedule_.size());
+    for (std::uint32_t use = 0; use < schedule_.size(); ++use) plan.uses.push_back(plan_use(use));
+    return plan;
+  }
+
+ private:
+  WindowUse plan_use(std::uint32_t use) {
+    const std::uint32_t unit = index_of(schedule_[use].unit);
+    if (unit_bytes_[unit] == 0) return {};
+    const auto resident = std::ranges::find(residents_, unit, &Resident::unit);
+    if (resident != residents_.end()) {
+      resident->last_use = use;
+      return {.offset_bytes = resident->begin_bytes, .fetch = false, .evicted_uses = {}};
+    }
+    const std::uint64_t bytes = align_up(unit_bytes_[unit], kWindowAlignBytes);
+    const Candidate best = choose(use, bytes);
+    WindowUse result{.offset_bytes = best.begin_bytes, .fetch = true, .evicted_uses = {}};
+    const auto overlaps = [&](const Resident& other) {
+      return other.begin_bytes < best.begin_bytes + bytes && best.begin_bytes < other.end_bytes;
+    };
+    for (const Resident& other : residents_) {
+      if (overlaps(other)) result.evicted_uses.push_back(other.last_use);
+    }
+    std::erase_if(residents_, overlaps);
+    residents_.push_back({unit, best.begin_bytes, best.begin_bytes + bytes, use});
+    return result;
+  }
+
+  // The best place among those that start where a resident starts or ends, end where one starts, or
+  // start at 0.
+  Candidate choose(std::uint32_t use, std::uint64_t bytes) const {
+    std::optional<Candidate> best;
+    const auto consider = [&](std::uint64_t begin) {
+      const std::optional<Candidate> candidate = judge(use, begin, bytes);
+      if (candidate && (!best || candidate->better_than(*best))) best = candidate;
+    };
+    consider(0);
+    for (const Resident& resident : residents_) {
+      consider(resident.begin_bytes);
+      consider(resident.end_bytes);
+      if (resident.begin_bytes >= bytes) consider(resident.begin_bytes - bytes);
+    }
+    if (!best) {
+      throw Error(ErrorCode::kOutOfMemory,
+                  fmt::format("the device window of {} cannot hold unit {} ({}) beside the units "
+                              "still leased at use {} of the "
+                              "schedule; raise memory.device",
+                              format_bytes(window_bytes_), index_of(schedule_[use].unit),
+                              format_bytes(bytes), use));
+    }
+    return *best;
+  }
+
+  // Nothing when the place lies outside the window or on a unit that is still leased.
+  std::optional<Candidate> judge(std::uint32_t use, std::uint64_t begin,
+                                 std::uint64_t bytes) const {
+    if (begin + bytes > window_bytes_) return std::nullopt;
+    Candidate candidate{.begin_bytes = begin};
+    for (const Resident& resident : residents_) {
+      if (resident.end_bytes <= begin || begin + bytes <= resident.begin_bytes) continue;
+      if (resident.last_use + concurrent_leases_ > use) return std::nullopt;
+      candidate.evicts = true;
+      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident.unit, use));
+      candidate.latest_use = std::max(candidate.latest_use, resident.last_use);
+    }
+    return candidate;
+  }
+
+  std::uint32_t next_use(std::uint32_t unit, std::uint32_t after) const {
+    const auto& positions = positions_[unit];
+    const auto next = std::upper_bound(positions.begin(), positions.end(), after);
+    return next == positions.end() ? kNever : *next;
+  }
+
+  const Schedule& schedule_;
+  std::span<const std::uint64_t> unit_bytes_;
+  std::uint64_t window_bytes_;
+  std::uint32_t concurrent_leases_;
+  std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
+  std::vector<Resident> residents_;
+};
+
+}  // namespace
+
+WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                       std::uint64_t window_bytes, std::uint32_t concurrent_leases) {
+  return Planner(schedule, unit_bytes, window_bytes, concurrent_leases).plan();
+}
+
+std::uint64_t window_bytes_for(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                               std::uint32_t leases) {
+  std::uint64_t largest = 0;
+  for (std::size_t first = 0; first < schedule.size(); ++first) {
+    std::uint64_t sum = 0;
+    const std::size_t last = std::min(schedule.size(), first + leases);
+    for (std::size_t use = first; use < last; ++use) {
+      const auto same = [&](const ScheduledUse& other) { return other.unit == schedule[use].unit; };
+      const auto begin = schedule.begin() + static_cast<std::ptrdiff_t>(first);
+      const auto here = schedule.begin() + static_cast<std::ptrdiff_t>(use);
+      if (std::none_of(begin, here, same))
+        sum += align_up(unit_bytes[index_of(schedule[use].unit)], kWindowAlignBytes);
+    }
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+}  // namespace sluice

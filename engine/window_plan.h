@@ -1,0 +1,39 @@
+// Which bytes of the device window each use of a unit occupies, and which uses must fetch: the
+// whole residency of a step, decided in advance by Belady's rule (evict what is needed last), since
+// the schedule is known. Being a pure function of (schedule, sizes, window), it fixes the traffic
+// of a step to the byte, whatever the timing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/schedule.h"
+
+namespace sluice {
+
+struct WindowUse {
+  std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
+  bool fetch = false;              // false: still there from an earlier use, or homed on the device
+  // Uses (indices into the schedule) whose units this fetch overwrites: each is the evicted unit's
+  // last use before, and must have been released and computed before a copy may start.
+  std::vector<std::uint32_t> evicted_uses;
+};
+
+struct WindowPlan {
+  std::vector<WindowUse> uses;  // one for each entry of the schedule
+};
+
+// `unit_bytes[u]` is what unit u needs in the window, 0 for a unit homed on the device. Uses k -
+// concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay. Fails
+// with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes that
+// would.
+WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                       std::uint64_t window_bytes, std::uint32_t concurrent_leases);
+
+// The smallest window for `leases` simultaneous leases: the largest sum of the distinct units in
+// `leases` consecutive uses.
+std::uint64_t window_bytes_for(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                               std::uint32_t leases);
+
+}  // namespace sluice

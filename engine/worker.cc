@@ -1,0 +1,25 @@
+#include "engine/worker.h"
+
+#include <utility>
+
+namespace sluice {
+
+Worker::Worker(unsigned threads, Scheduler& scheduler)
+    : scheduler_(scheduler),
+      optimizer_(threads),
+      thread_("sluice-work", {.after_tasks = {}, .on_exception = [this](std::exception_ptr thrown) {
+                                scheduler_.fail(std::move(thrown));
+                              }}) {}
+
+void Worker::post(std::function<void()> work, std::function<void()> done) {
+  thread_.post([this, work = std::move(work), done = std::move(done)]() mutable {
+    try {
+      work();
+    } catch (...) {
+      scheduler_.fail(std::current_exception());
+    }
+    scheduler_.post(std::move(done));
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,123 @@
+#include "engine/config_document.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "engine/config.h"
+
+namespace sluice {
+namespace {
+
+// The message that a document or an assignment fails with; empty when it does not.
+std::string complaint(std::string_view text, std::string_view assignment = "") {
+  try {
+    ConfigDocument document(text, "run.json");
+    if (!assignment.empty()) document.set(assignment);
+    (void)engine_config(document);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ConfigDocument, DefaultsComeFromTheSchema) {
+  const ConfigDocument document("{}", "run.json");
+  EXPECT_EQ(document.number("optimizer.beta1"), 0.9);
+  EXPECT_EQ(document.integer("storage.queue_depth"), 32u);
+  EXPECT_EQ(document.string("placement.parameters"), "auto");
+  EXPECT_FALSE(document.find_integer("storage.block_elements").has_value());
+  EXPECT_FALSE(document.size_bytes("memory.host").has_value());
+  EXPECT_TRUE(document.boolean("model.tied_head"));
+}
+
+TEST(ConfigDocument, ReadsValuesAndComments) {
+  const ConfigDocument document(R"({
+    // a comment
+    "memory": {"device": "8MiB", "host": "10 MiB"}, /* and another */
+    "storage": {"paths": ["/a", "/b"], "block_elements": 8192}
+  })",
+                                "run.json");
+  const Config config = engine_config(document);
+  EXPECT_EQ(config.memory.device_bytes, 8u << 20);
+  EXPECT_EQ(config.memory.host_bytes, 10u << 20);
+  EXPECT_EQ(config.storage.paths, (std::vector<std::string>{"/a", "/b"}));
+  EXPECT_EQ(config.storage.block_elements, 8192u);
+}
+
+TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
+  const auto precision = [](std::string_view text) {
+    return engine_config(ConfigDocument(text, "run.json")).precision;
+  };
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "fp32"}})").gradients, DType::kFp32);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16"}})").gradients, DType::kBf16);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16", "gradients": "fp32"}})").gradients,
+            DType::kFp32);
+}
+
+TEST(ConfigDocument, UnknownKeyNamesPlaceAndNearest) {
+  EXPECT_EQ(complaint("{\n  \"optimizer\": {\n    \"learning_rat\": 1}}"),
+            "run.json:3:5: unknown key \"optimizer.learning_rat\"; did you mean "
+            "\"optimizer.learning_rate\"?");
+  EXPECT_EQ(complaint("{\"memroy\": {}}"),
+            "run.json:1:2: unknown key \"memroy\"; did you mean \"memory\"?");
+  EXPECT_EQ(complaint("{\"host\": \"1MiB\"}"),
+            "run.json:1:2: unknown key \"host\"; did you mean \"memory.host\"?");
+}
+
+TEST(ConfigDocument, WrongTypeRangeAndChoice) {
+  EXPECT_EQ(complaint(R"({"run": {"steps": "many"}})"),
+            R"(run.json:1:10: "run.steps" is "many", but must be of type integer)");
+  EXPECT_EQ(complaint(R"({"run": {"steps": 0}})"),
+            R"(run.json:1:10: "run.steps" is 0, but must be at least 1)");
+  EXPECT_EQ(complaint(R"({"optimizer": {"beta1": 1}})"),
+            R"(run.json:1:16: "optimizer.beta1" is 1, but must be less than 1)");
+  EXPECT_EQ(
+      complaint(R"({"placement": {"parameters": "disk"}})"),
+      R"(run.json:1:16: "placement.parameters" is "disk", but must be one of "auto", "device", "host", "nvme")");
+  EXPECT_NE(complaint(R"({"memory": {"host": "ten"}})")
+                .find("run.json:1:13: \"memory.host\": \"ten\" is not a size"),
+            std::string::npos);
+  EXPECT_EQ(complaint(R"({"storage": {"paths": []}})"),
+            R"(run.json:1:14: "storage.paths" is empty, but must have at least 1 entry)");
+  EXPECT_EQ(complaint(R"({"storage": {"block_elements": 5000}})"),
+            R"(run.json:1:14: "storage.block_elements" is 5000, but must be a multiple of 4096)");
+  EXPECT_EQ(complaint("[]"), "run.json: the document is array, but must be of type object");
+}
+
+TEST(ConfigDocument, BrokenJsonNamesLineAndColumn) {
+  EXPECT_EQ(complaint("{\n  \"run\": {,}\n}").substr(0, 14), "run.json:2:11:");
+  EXPECT_EQ(complaint("{\"run\": {}, \"run\": {}}"), "run.json:1:13: key \"run\" is given twice");
+}
+
+TEST(ConfigDocument, AssignmentsOverrideAndAreChecked) {
+  ConfigDocument document(R"({"memory": {"host": "10MiB"}})", "run.json");
+  document.set("memory.host=12MiB");
+  document.set("run.steps=5");
+  document.set("data.file=123");  // a string key takes its value as text
+  document.set("storage.paths=[\"/x\"]");
+  EXPECT_EQ(document.size_bytes("memory.host"), 12u << 20);
+  EXPECT_EQ(document.integer("run.steps"), 5u);
+  EXPECT_EQ(document.string("data.file"), "123");
+  EXPECT_EQ(document.strings("storage.paths"), std::vector<std::string>{"/x"});
+  EXPECT_EQ(complaint("{}", "run.step=1"),
+            "--set run.step=1: unknown key \"run.step\"; did you mean \"run.steps\"?");
+  EXPECT_EQ(complaint("{}", "run.steps=-1"),
+            "--set run.steps=-1: \"run.steps\" is -1, but must be at least 1");
+  EXPECT_EQ(complaint("{}", "run.steps"),
+            "--set run.steps: it must be KEY=VALUE, such as memory.host=10MiB");
+}
+
+TEST(ConfigDocument, MissingFileIsNamed) {
+  try {
+    (void)ConfigDocument::from_file("/no/such/config.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInput);
+    EXPECT_STREQ(error.what(),
+                 "cannot read the config file \"/no/such/config.json\": No such file or directory");
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,172 @@
+// The central promise: wherever the state lives, training gives the bits of training in memory.
+#include <gtest/gtest.h>
+
+#include "base/units.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+struct Case {
+  std::string name;
+  void (*change)(Config& config);
+};
+
+void PrintTo(const Case& value, std::ostream* out) {
+  *out << value.name;
+}
+
+const Case kCases[] = {
+    {"in_memory",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kDevice;
+       c.placement.optimizer = TierChoice::kHost;
+     }},
+    {"parameters_host",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kHost;
+       c.placement.optimizer = TierChoice::kHost;
+     }},
+    {"parameters_nvme",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kHost;
+     }},
+    {"optimizer_nvme",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kDevice;
+       c.placement.optimizer = TierChoice::kNvme;
+     }},
+    {"all_nvme",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+     }},
+    {"all_nvme_sync",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+       c.storage.backend = IoBackend::kSync;
+     }},
+    {"all_nvme_one_thread",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+       c.threads = 1;
+     }},
+    {"all_nvme_depth_1",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+       c.storage.queue_depth = 1;
+     }},
+    {"all_nvme_large_blocks",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+       c.storage.block_elements = 65536;
+     }},
+    {"small_budgets",
+     [](Config& c) {
+       c.memory.device_bytes = 300_KiB;
+       c.memory.host_bytes = 900_KiB;
+     }},
+    {"medium_budgets",
+     [](Config& c) {
+       c.memory.device_bytes = 350_KiB;
+       c.memory.host_bytes = 1200_KiB;
+     }},
+    {"large_host_budget",
+     [](Config& c) {
+       c.memory.device_bytes = 300_KiB;
+       c.memory.host_bytes = 8_MiB;
+     }},
+    {"two_paths",
+     [](Config& c) {
+       c.placement.parameters = TierChoice::kNvme;
+       c.placement.optimizer = TierChoice::kNvme;
+       c.storage.paths.push_back(c.storage.paths[0]);
+     }},
+};
+
+class Exactness : public testing::TestWithParam<std::tuple<Case, DType, DType, std::uint32_t>> {};
+
+TEST_P(Exactness, EqualsTheOracleBitForBit) {
+  const auto& [placement, parameters, gradients, micro_batches] = GetParam();
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.precision = {.parameters = parameters, .gradients = gradients};
+  if (parameters == DType::kFp32) config.memory.host_bytes = 16_MiB;
+  placement.change(config);
+  if (parameters == DType::kFp32 && config.memory.device_bytes) *config.memory.device_bytes *= 2;
+  if (gradients == DType::kFp32 && config.memory.host_bytes < 2_MiB)
+    *config.memory.host_bytes += 300_KiB;
+  const ToyOptions options{.steps = 4, .micro_batches = micro_batches, .evaluate = true};
+
+  const ToyResult expected = toy_oracle(config, options);
+  const ToyResult actual = run_toy(config, options);
+
+  EXPECT_TRUE(actual.state == expected.state);
+  ASSERT_EQ(actual.reports.size(), expected.reports.size());
+  for (std::size_t i = 0; i < actual.reports.size(); ++i) {
+    EXPECT_EQ(actual.reports[i].gradient_norm, expected.reports[i].gradient_norm);
+    EXPECT_EQ(actual.reports[i].clip_factor, expected.reports[i].clip_factor);
+    EXPECT_EQ(actual.reports[i].nvme_read_bytes, actual.predicted.nvme_read_bytes);
+    EXPECT_EQ(actual.reports[i].nvme_write_bytes, actual.predicted.nvme_write_bytes);
+  }
+}
+
+std::string case_name(const testing::TestParamInfo<Exactness::ParamType>& info) {
+  const auto& [placement, parameters, gradients, micro_batches] = info.param;
+  return placement.name + "_" + std::string(name_of(parameters)) + "_" +
+         std::string(name_of(gradients)) + "_" + std::to_string(micro_batches) + "mb";
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, Exactness,
+                         testing::Combine(testing::ValuesIn(kCases),
+                                          testing::Values(DType::kBf16, DType::kFp32),
+                                          testing::Values(DType::kBf16), testing::Values(1u, 4u)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Fp32Gradients, Exactness,
+                         testing::Combine(testing::Values(kCases[0], kCases[4], kCases[9]),
+                                          testing::Values(DType::kBf16, DType::kFp32),
+                                          testing::Values(DType::kFp32), testing::Values(1u, 4u)),
+                         case_name);
+
+// Clipping that never bites, and none at all.
+TEST(ExactnessOfClipping, EveryBoundGivesTheOraclesBits) {
+  for (const double clip_norm : {0.0, 1e-3, 1e9}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.optimizer.clip_norm = clip_norm;
+    const ToyOptions options{.steps = 3};
+    EXPECT_TRUE(run_toy(config, options).state == toy_oracle(config, options).state) << clip_norm;
+  }
+}
+
+// Random delays reorder every completion; the seed is in the message.
+TEST(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
+  const ToyOptions options{.steps = 2, .micro_batches = 2, .evaluate = true};
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.device_bytes = 350_KiB;
+  config.memory.host_bytes = 1_MiB;
+  const StateBytes expected = toy_oracle(config, options).state;
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    const auto device =
+        make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
+    const ModelSpec model = toy_model();
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 200});
+    });
+    EXPECT_TRUE(run_toy(engine, model, *device, config, options).state == expected)
+        << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

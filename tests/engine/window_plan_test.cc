@@ -1,0 +1,135 @@
+#include "engine/window_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+Schedule sweep(std::uint32_t units) {
+  ModelSpec model;
+  for (std::uint32_t unit = 0; unit < units; ++unit)
+    model.units.push_back(
+        {"u" + std::to_string(unit), {{.name = "w" + std::to_string(unit), .shape = {1}}}});
+  return training_schedule(validated(model), 1);
+}
+
+std::uint64_t fetches(const WindowPlan& plan) {
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(plan.uses, [](const WindowUse& use) { return use.fetch; }));
+}
+
+// Walks the plan byte by byte (page by page): every use must find its unit whole, nothing leased
+// may be overwritten, and evicted_uses must name exactly the units whose bytes go.
+void check_plan(const Schedule& schedule, const std::vector<std::uint64_t>& bytes,
+                std::uint64_t window_bytes, std::uint32_t leases, const WindowPlan& plan) {
+  constexpr std::uint32_t kFree = UINT32_MAX;
+  std::vector<std::uint32_t> owner(window_bytes / kPage, kFree);
+  std::vector<std::uint32_t> last_use(bytes.size(), kFree);
+  for (std::uint32_t use = 0; use < schedule.size(); ++use) {
+    const std::uint32_t unit = index_of(schedule[use].unit);
+    const WindowUse& planned = plan.uses[use];
+    if (bytes[unit] == 0) {
+      EXPECT_FALSE(planned.fetch);
+      continue;
+    }
+    const std::uint64_t first = planned.offset_bytes / kPage;
+    const std::uint64_t count = (bytes[unit] + kPage - 1) / kPage;
+    ASSERT_EQ(planned.offset_bytes % kPage, 0u);
+    ASSERT_LE(first + count, owner.size());
+    if (planned.fetch) {
+      std::vector<std::uint32_t> evicted;
+      for (std::uint64_t page = first; page < first + count; ++page) {
+        if (owner[page] == kFree) continue;
+        const std::uint32_t victim = owner[page];
+        ASSERT_LE(last_use[victim] + leases, use)
+            << "use " << use << " overwrites a unit that is still leased";
+        if (std::ranges::count(evicted, last_use[victim]) == 0) evicted.push_back(last_use[victim]);
+        std::ranges::replace(owner, victim, kFree);
+      }
+      std::vector<std::uint32_t> named = planned.evicted_uses;
+      std::ranges::sort(named);
+      std::ranges::sort(evicted);
+      EXPECT_EQ(named, evicted) << "use " << use;
+      for (std::uint64_t page = first; page < first + count; ++page) owner[page] = unit;
+    }
+    for (std::uint64_t page = first; page < first + count; ++page)
+      ASSERT_EQ(owner[page], unit) << "use " << use;
+    last_use[unit] = use;
+  }
+}
+
+TEST(WindowPlan, AWindowForAllFetchesEachUnitOnce) {
+  const Schedule schedule = sweep(5);
+  const std::vector<std::uint64_t> bytes(5, kPage);
+  const WindowPlan plan = plan_window(schedule, bytes, 5 * kPage, 1);
+  EXPECT_EQ(fetches(plan), 5u);
+  check_plan(schedule, bytes, 5 * kPage, 1, plan);
+}
+
+TEST(WindowPlan, KeepsTheLastUnitsOverTheTurn) {
+  // Of 6 equal units in 3 slots the last 3 survive from forward to backward: 6 + 3 fetches, which
+  // is Belady's optimum.
+  const Schedule schedule = sweep(6);
+  const std::vector<std::uint64_t> bytes(6, 2 * kPage);
+  const WindowPlan plan = plan_window(schedule, bytes, 6 * kPage, 1);
+  EXPECT_EQ(fetches(plan), 9u);
+  check_plan(schedule, bytes, 6 * kPage, 1, plan);
+}
+
+TEST(WindowPlan, OverwritesTheUnitUsedLongestAgoAmongEquals) {
+  // In backward no unit behind is needed again; the one used longest ago goes, so that its
+  // successor can be read ahead.
+  const Schedule schedule = sweep(6);
+  const WindowPlan plan = plan_window(schedule, std::vector<std::uint64_t>(6, kPage), 3 * kPage, 1);
+  EXPECT_EQ(plan.uses[9].evicted_uses, std::vector<std::uint32_t>{6});
+  EXPECT_EQ(plan.uses[10].evicted_uses, std::vector<std::uint32_t>{7});
+}
+
+TEST(WindowPlan, DeviceHomedUnitsNeverFetch) {
+  const Schedule schedule = sweep(3);
+  const std::vector<std::uint64_t> bytes{0, kPage, kPage};
+  const WindowPlan plan = plan_window(schedule, bytes, kPage, 1);
+  EXPECT_FALSE(plan.uses[0].fetch);
+  check_plan(schedule, bytes, kPage, 1, plan);
+}
+
+TEST(WindowPlan, TooSmallAWindowIsAnError) {
+  const std::vector<std::uint64_t> bytes(3, kPage);
+  EXPECT_THROW((void)plan_window(sweep(3), bytes, kPage - 1, 1), Error);
+  EXPECT_THROW((void)plan_window(sweep(3), bytes, kPage, 2), Error);
+  EXPECT_NO_THROW((void)plan_window(sweep(3), bytes, 2 * kPage, 2));
+}
+
+TEST(WindowPlan, MinimumWindowIsTheLargestSumOfConsecutiveDistinctUnits) {
+  const Schedule schedule = sweep(3);  // 0 1 2 2 1 0
+  const std::vector<std::uint64_t> bytes{kPage, 5 * kPage, 3 * kPage};
+  EXPECT_EQ(window_bytes_for(schedule, bytes, 1), 5 * kPage);
+  EXPECT_EQ(window_bytes_for(schedule, bytes, 2), 8 * kPage);
+  EXPECT_EQ(window_bytes_for(schedule, bytes, 3), 9 * kPage);
+}
+
+TEST(WindowPlan, RandomModelsKeepEveryInvariant) {
+  std::mt19937_64 random(20260101);
+  for (int round = 0; round < 300; ++round) {
+    const std::uint32_t units = 1 + static_cast<std::uint32_t>(random() % 9);
+    std::vector<std::uint64_t> bytes(units);
+    for (std::uint64_t& size : bytes) size = random() % 5 == 0 ? 0 : 1 + random() % (6 * kPage);
+    Schedule schedule;
+    for (int use = 0; use < 40; ++use)
+      schedule.push_back({.unit = UnitId{static_cast<std::uint32_t>(random() % units)}});
+    const std::uint64_t window = window_bytes_for(schedule, bytes, 1) + random() % (8 * kPage);
+    const WindowPlan plan = plan_window(schedule, bytes, window, 1);
+    check_plan(schedule, bytes, window / kPage * kPage, 1, plan);
+    if (HasFatalFailure()) FAIL() << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace sluice

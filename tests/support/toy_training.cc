@@ -1,0 +1,276 @@
+#include "tests/support/toy_training.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/units.h"
+
+namespace sluice::test {
+namespace {
+
+std::uint64_t mix(std::uint64_t value) {  // SplitMix64's finalizer
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+float uniform(std::uint64_t key) {
+  return static_cast<float>(static_cast<std::int64_t>(mix(key) >> 40) - (1 << 23)) * 0x1p-23f;
+}
+
+float load(DType dtype, const std::byte* data, std::uint64_t index) {
+  if (dtype == DType::kBf16)
+    return float_from_bf16(reinterpret_cast<const std::uint16_t*>(data)[index]);
+  return reinterpret_cast<const float*>(data)[index];
+}
+
+void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
+  if (dtype == DType::kBf16) {
+    reinterpret_cast<std::uint16_t*>(data)[index] = bf16_from_float(value);
+  } else {
+    reinterpret_cast<float*>(data)[index] = value;
+  }
+}
+
+// What "computation" gives for one element.
+float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use, std::uint64_t tensor,
+                   std::uint64_t index) {
+  return 0.3f * parameter + uniform(step * 1000003 + use * 10007 + tensor * 101 + (index << 20));
+}
+
+void fill_gradient(const Config& config, const std::byte* parameters, std::byte* gradients,
+                   std::uint64_t count, std::uint64_t step, std::uint64_t use,
+                   std::uint64_t tensor) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float parameter = load(config.precision.parameters, parameters, i);
+    save(config.precision.gradients, gradients, i, toy_gradient(parameter, step, use, tensor, i));
+  }
+}
+
+float initial_value(const std::string& tensor, std::uint64_t index) {
+  std::uint64_t key = 7;
+  for (const char letter : tensor) key = mix(key + static_cast<unsigned char>(letter));
+  return uniform(key + index);
+}
+
+}  // namespace
+
+ModelSpec toy_model() {
+  const auto tensor = [](std::string name, std::vector<std::uint64_t> shape, WeightDecay decay) {
+    return TensorSpec{.name = std::move(name), .shape = std::move(shape), .weight_decay = decay};
+  };
+  ModelSpec model;
+  model.units.push_back({"embedding",
+                         {tensor("wte", {97, 130}, WeightDecay::kApply),
+                          tensor("wpe", {31, 130}, WeightDecay::kApply)}});
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string name = "h." + std::to_string(layer);
+    const auto width = static_cast<std::uint64_t>(90 + 17 * layer);
+    model.units.push_back({name,
+                           {tensor(name + ".ln", {width}, WeightDecay::kNone),
+                            tensor(name + ".fc", {width, 211}, WeightDecay::kApply),
+                            tensor(name + ".bias", {211}, WeightDecay::kNone)}});
+  }
+  model.units.push_back({"scale", {tensor("scale", {1}, WeightDecay::kNone)}});
+  // The embedding serves as the head too, as with tied weights.
+  for (std::uint32_t unit = 0; unit < 6; ++unit) model.forward_order.push_back(UnitId{unit});
+  model.forward_order.push_back(UnitId{0});
+  return model;
+}
+
+InitialValues toy_values() {
+  return [](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = initial_value(tensor.name, first + i);
+  };
+}
+
+Config toy_config(const std::string& path) {
+  Config config;
+  config.storage.paths = {path};
+  config.storage.block_elements = 4096;
+  config.memory.host_bytes = 64_MiB;
+  config.threads = 2;
+  config.optimizer.adam = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+  return config;
+}
+
+StateBytes read_state(Engine& engine) {
+  StateBytes state;
+  for (const TensorPlace& tensor : engine.layout().tensors()) {
+    for (const StateKind kind :
+         {StateKind::kParameter, StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+      const std::uint64_t element_bytes =
+          kind == StateKind::kParameter ? engine.layout().format().parameter_bytes() : 4;
+      const std::size_t begin = state.size();
+      state.resize(begin + tensor.element_count * element_bytes);
+      engine.read_state(tensor.id, kind, 0, std::span(state).subspan(begin));
+    }
+  }
+  return state;
+}
+
+void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config, std::uint32_t micro_batches) {
+  const ModelSpec model = validated(given);
+  const std::uint64_t number = engine.applied_step() + 1;
+  std::uint64_t use = 0;
+  for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+    for (const UnitId unit : model.forward_order) {
+      const Lease lease = step.acquire(unit, Pass::kForward, stream);
+      ++use;
+    }
+    for (const UnitId unit : model.backward_order) {
+      const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+      const auto tensors = engine.layout().tensors_of(unit);
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        device.launch(stream.id(),
+                      [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
+                       count = tensors[i].element_count, number, use,
+                       i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
+      }
+      ++use;
+    }
+  }
+}
+
+ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
+                  const ToyOptions& options) {
+  ToyResult result;
+  engine.initialize(toy_values());
+  const Stream stream(device, "compute");
+  for (std::uint32_t i = 0; i < options.steps; ++i) {
+    Step step = engine.begin_step(
+        {.learning_rate = options.learning_rate, .micro_batches = options.micro_batches});
+    walk_step(step, model, engine, device, stream, config, options.micro_batches);
+    result.reports.push_back(step.finish());
+    if (!options.evaluate) continue;
+    Inference inference = engine.begin_inference();
+    for (const UnitId unit : validated(model).forward_order) (void)inference.acquire(unit, stream);
+  }
+  engine.drain();
+  result.predicted = engine.predicted_traffic(options.micro_batches);
+  result.state = read_state(engine);
+  return result;
+}
+
+ToyResult run_toy(const Config& config, const ToyOptions& options) {
+  const auto device =
+      make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+  const ModelSpec model = toy_model();
+  Engine engine(config, model, *device);
+  return run_toy(engine, model, *device, config, options);
+}
+
+ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
+  const ModelSpec model = validated(toy_model());
+  const DType gradient_dtype = config.precision.gradients;
+  const bool is_split = config.precision.parameters == DType::kBf16;
+  const std::uint64_t gradient_bytes = size_of(gradient_dtype);
+  struct Tensor {
+    std::vector<float> master, exp_avg, exp_avg_sq;
+    std::vector<std::byte> parameters, gradients, fresh;
+    WeightDecay decay{};
+  };
+  std::vector<std::vector<Tensor>> units;
+  for (const UnitSpec& spec : model.units) {
+    std::vector<Tensor>& tensors = units.emplace_back();
+    for (const TensorSpec& tensor : spec.tensors) {
+      const std::size_t count = tensor.element_count();
+      Tensor made;
+      made.master.resize(count);
+      made.exp_avg.resize(count);
+      made.exp_avg_sq.resize(count);
+      made.parameters.resize(count * size_of(config.precision.parameters));
+      made.gradients.resize(count * gradient_bytes);
+      made.fresh.resize(count * gradient_bytes);
+      made.decay = tensor.weight_decay;
+      for (std::size_t i = 0; i < count; ++i) made.master[i] = initial_value(tensor.name, i);
+      tensors.push_back(std::move(made));
+    }
+  }
+  const auto publish = [&](Tensor& tensor) {
+    for (std::size_t i = 0; i < tensor.master.size(); ++i) {
+      if (is_split) {
+        reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
+            split_master(tensor.master[i]).high;
+      } else {
+        reinterpret_cast<float*>(tensor.parameters.data())[i] = tensor.master[i];
+      }
+    }
+  };
+  for (auto& unit : units) {
+    for (Tensor& tensor : unit) publish(tensor);
+  }
+  ToyResult result;
+  for (std::uint64_t step = 1; step <= options.steps; ++step) {
+    std::vector<bool> seen(units.size(), false);
+    std::uint64_t use = 0;
+    for (std::uint32_t micro_batch = 0; micro_batch < options.micro_batches; ++micro_batch) {
+      use += model.forward_order.size();
+      for (const UnitId id : model.backward_order) {
+        auto& unit = units[index_of(id)];
+        for (std::size_t t = 0; t < unit.size(); ++t) {
+          Tensor& tensor = unit[t];
+          fill_gradient(config, tensor.parameters.data(), tensor.fresh.data(), tensor.master.size(),
+                        step, use, t);
+          if (seen[index_of(id)]) {
+            accumulate_gradient_reference(gradient_dtype, tensor.gradients.data(),
+                                          tensor.fresh.data(), tensor.master.size());
+          } else {
+            tensor.gradients = tensor.fresh;
+          }
+        }
+        seen[index_of(id)] = true;
+        ++use;
+      }
+    }
+    // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
+    NormAccumulator norm;
+    for (auto& unit : units) {
+      for (Tensor& tensor : unit)
+        add_squared_norm_reference(gradient_dtype, tensor.gradients.data(), tensor.master.size(),
+                                   norm);
+    }
+    StepReport report{.step = step};
+    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
+    const double clip = config.optimizer.clip_norm;
+    if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
+    const auto scale = static_cast<float>(report.clip_factor / options.micro_batches);
+    AdamOptions plain = config.optimizer.adam;
+    plain.weight_decay = 0;
+    for (auto& unit : units) {
+      for (Tensor& tensor : unit) {
+        const AdamCoefficients coefficients =
+            adam_coefficients(tensor.decay == WeightDecay::kApply ? config.optimizer.adam : plain,
+                              options.learning_rate, step, scale);
+        for (std::size_t i = 0; i < tensor.master.size(); ++i) {
+          const AdamElement next = adam_element(
+              coefficients, {tensor.master[i], tensor.exp_avg[i], tensor.exp_avg_sq[i]},
+              load(gradient_dtype, tensor.gradients.data(), i));
+          tensor.master[i] = next.master;
+          tensor.exp_avg[i] = next.exp_avg;
+          tensor.exp_avg_sq[i] = next.exp_avg_sq;
+        }
+        publish(tensor);
+      }
+    }
+    result.reports.push_back(report);
+  }
+  const auto append = [&](const void* data, std::size_t size_bytes) {
+    const auto* bytes = static_cast<const std::byte*>(data);
+    result.state.insert(result.state.end(), bytes, bytes + size_bytes);
+  };
+  for (auto& unit : units) {
+    for (Tensor& tensor : unit) {
+      append(tensor.parameters.data(), tensor.parameters.size());
+      append(tensor.master.data(), tensor.master.size() * 4);
+      append(tensor.exp_avg.data(), tensor.exp_avg.size() * 4);
+      append(tensor.exp_avg_sq.data(), tensor.exp_avg_sq.size() * 4);
+    }
+  }
+  return result;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,60 @@
+// A small training job with a made-up computation, run through the engine and, as the oracle, in
+// plain arrays. The "gradient" of an element depends on the parameter's bits, the step, the
+// micro-batch and the use, so that a stale or misplaced parameter, a lost gradient or a wrong order
+// of additions changes the result.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "gpu/host_device.h"
+
+namespace sluice::test {
+
+// Units of uneven sizes, tensors with and without decay, a unit that is used twice, and one of a
+// single element.
+ModelSpec toy_model();
+
+struct ToyOptions {
+  std::uint32_t steps = 4;
+  std::uint32_t micro_batches = 1;
+  double learning_rate = 1e-2;
+  // Evaluates between the steps when set, as a trainer does.
+  bool evaluate = false;
+};
+
+// The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
+using StateBytes = std::vector<std::byte>;
+
+StateBytes read_state(Engine& engine);
+
+struct ToyResult {
+  StateBytes state;
+  std::vector<StepReport> reports;
+  Traffic predicted;
+};
+
+// Runs the job on `engine`, which is not yet initialized; `device` is its device.
+ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
+                  const ToyOptions& options);
+
+// A new engine on a new host device of memory.device bytes (64 MiB by default), then run_toy().
+ToyResult run_toy(const Config& config, const ToyOptions& options);
+
+// The same training in plain arrays with the scalar definitions.
+ToyResult toy_oracle(const Config& config, const ToyOptions& options);
+
+// Initial masters, for engines that tests drive themselves.
+InitialValues toy_values();
+
+// One step driven by hand up to, but without, finish(): every unit acquired, computed on and
+// released.
+void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config, std::uint32_t micro_batches);
+
+// A config for tests: storage in `path`, 4,096-element blocks, two threads.
+Config toy_config(const std::string& path);
+
+}  // namespace sluice::test
