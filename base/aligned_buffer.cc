@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,14 +19,18 @@ AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose)
   // Below 2 MiB no huge page fits, and rounding up would waste more than the buffer holds.
   const bool huge = size_bytes >= kHugePageBytes;
   const std::uint64_t alignment = huge ? kHugePageBytes : kPageBytes;
-  mapping_bytes_ = align_up(size_bytes, kPageBytes) + (huge ? kHugePageBytes : 0);
+  // Beyond the largest mapping the sum below could wrap around; the kernel refuses that one too.
+  constexpr std::uint64_t kSizeMax = std::numeric_limits<std::int64_t>::max();
+  mapping_bytes_ =
+      align_up(std::min(size_bytes, kSizeMax), kPageBytes) + (huge ? kHugePageBytes : 0);
   void* mapping =
       ::mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) {
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("cannot map {} of host memory for {}: {}; lower memory.host or free "
-                            "memory on the machine",
-                            format_bytes(size_bytes), purpose, errno_text(errno)));
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("cannot map {} of host memory for {}: {}; lower the budgets in \"memory\" "
+                    "of the config, or free memory on the machine",
+                    format_bytes(size_bytes), purpose, errno_text(errno)));
   }
   mapping_ = static_cast<std::byte*>(mapping);
   const auto address = reinterpret_cast<std::uintptr_t>(mapping_);

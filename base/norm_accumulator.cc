@@ -7,6 +7,11 @@
 #include "base/error.h"
 
 namespace sluice {
+namespace {
+
+__extension__ typedef unsigned __int128 Uint128;  // a GNU type, which -Wpedantic wants marked
+
+}  // namespace
 
 void NormAccumulator::add(double leaf) {
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(leaf);
@@ -21,15 +26,14 @@ void NormAccumulator::add(double leaf) {
   const std::uint64_t mantissa = (bits & ((std::uint64_t{1} << 52) - 1)) | (std::uint64_t{1} << 52);
   int shift = static_cast<int>(exponent_field) - 1075 - kLowestExponent;
   std::uint64_t kept = mantissa;
-  if (shift <
-      0) {  // below the grid only zeros are cut: no square of an fp32 value has bits under 2^-298
+  if (shift < 0) {
+    // Only zeros are cut: no square of an fp32 value has bits under 2^-298.
     kept >>= -shift;
     shift = 0;
   }
   const auto limb = static_cast<std::size_t>(shift / 32);
   const int offset = shift % 32;
-  const unsigned __int128 placed = static_cast<unsigned __int128>(kept)
-                                   << offset;  // < 2^85: three limbs
+  const Uint128 placed = static_cast<Uint128>(kept) << offset;  // < 2^85: three limbs
   limbs_[limb] += static_cast<std::uint32_t>(placed);
   limbs_[limb + 1] += static_cast<std::uint32_t>(placed >> 32);
   limbs_[limb + 2] += static_cast<std::uint32_t>(placed >> 64);
@@ -63,16 +67,15 @@ double NormAccumulator::sum_of_squares() const {
   if (top < 0) return 0.0;
   // The 64 bits under the leading one, with a sticky bit for all that lies below, round once to the
   // nearest double.
-  unsigned __int128 head = 0;
+  Uint128 head = 0;
   for (int i = top; i > top - 4; --i)
     head = (head << 32) | (i >= 0 ? limbs[static_cast<std::size_t>(i)] : 0);
   bool sticky = false;
   for (int i = 0; i <= top - 4; ++i) sticky = sticky || limbs[static_cast<std::size_t>(i)] != 0;
   int exponent = 32 * (top - 3) + kLowestExponent;
-  const int surplus =
-      64 -
-      std::countl_zero(static_cast<std::uint64_t>(head >> 64));  // 33..64: the top limb is not 0
-  const unsigned __int128 dropped = head & ((static_cast<unsigned __int128>(1) << surplus) - 1);
+  // 33..64, because the top limb is not 0.
+  const int surplus = 64 - std::countl_zero(static_cast<std::uint64_t>(head >> 64));
+  const Uint128 dropped = head & ((static_cast<Uint128>(1) << surplus) - 1);
   std::uint64_t leading = static_cast<std::uint64_t>(head >> surplus);
   if (dropped != 0 || sticky) leading |= 1;
   exponent += surplus;

@@ -8,13 +8,18 @@
 namespace sluice {
 
 struct Topology {
-  unsigned granted_cores =
-      1;  // processing units in the affinity mask, bounded by the cgroup's CPU quota
+  // Processing units in the affinity mask, bounded by the cgroup's CPU quota; at least 1.
+  unsigned granted_cores = 1;
   std::uint64_t memory_bytes = 0;  // physical memory, bounded by the cgroup's limit
   unsigned numa_nodes = 1;
   std::string processor;  // "AMD EPYC 7B13"; empty when unknown
 };
 
 const Topology& topology();
+
+// As topology(), with the cgroup's limits from other files, for tests: `proc_cgroup` in the form of
+// /proc/self/cgroup, `cgroup_root` in that of /sys/fs/cgroup (v2, or v1 with a folder a
+// controller). A file that is missing limits nothing.
+Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);
 
 }  // namespace sluice

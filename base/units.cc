@@ -1,8 +1,7 @@
 #include "base/units.h"
 
 #include <array>
-#include <charconv>
-#include <cmath>
+#include <cstddef>
 
 #include <fmt/format.h>
 
@@ -11,21 +10,41 @@
 namespace sluice {
 namespace {
 
+__extension__ typedef unsigned __int128 Uint128;  // a GNU type, which -Wpedantic wants marked
+
 struct SizeUnit {
   std::string_view name;
-  double bytes;
+  std::uint64_t bytes;
 };
 
 constexpr std::array<SizeUnit, 10> kSizeUnits{{{"", 1},
                                                {"B", 1},
-                                               {"KiB", 1024.0},
-                                               {"MiB", 1048576.0},
-                                               {"GiB", 1073741824.0},
-                                               {"TiB", 1099511627776.0},
-                                               {"KB", 1e3},
-                                               {"MB", 1e6},
-                                               {"GB", 1e9},
-                                               {"TB", 1e12}}};
+                                               {"KiB", std::uint64_t{1} << 10},
+                                               {"MiB", std::uint64_t{1} << 20},
+                                               {"GiB", std::uint64_t{1} << 30},
+                                               {"TiB", std::uint64_t{1} << 40},
+                                               {"KB", 1'000},
+                                               {"MB", 1'000'000},
+                                               {"GB", 1'000'000'000},
+                                               {"TB", 1'000'000'000'000}}};
+
+constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 63;
+// Beyond this many digits a fraction of a TiB is no whole number of bytes, or a needlessly long
+// zero.
+constexpr std::size_t kFractionDigitsMax = 20;
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// Removes the digits at the front of `text` and returns them.
+std::string_view take_digits(std::string_view& text) {
+  std::size_t count = 0;
+  while (count < text.size() && is_digit(text[count])) ++count;
+  const std::string_view digits = text.substr(0, count);
+  text.remove_prefix(count);
+  return digits;
+}
 
 }  // namespace
 
@@ -34,7 +53,8 @@ std::string format_bytes(std::uint64_t bytes) {
   constexpr std::array<const char*, 5> kNames{"KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes) / 1024.0;
   std::size_t name = 0;
-  while (value >= 1024.0 && name + 1 < kNames.size()) {
+  // 1023.5 and more would print as "1024".
+  while (value >= 1023.5 && name + 1 < kNames.size()) {
     value /= 1024.0;
     ++name;
   }
@@ -47,21 +67,39 @@ std::uint64_t parse_size(std::string_view text) {
                                                 "unit, such as \"64KiB\", \"10MiB\" or \"1.5GiB\"",
                                                 text, why));
   };
-  double number = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (status != std::errc{} || !std::isfinite(number))
-    return fail("it does not start with a number");
-  if (number < 0) return fail("it is negative");
-  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
-  for (const SizeUnit& known : kSizeUnits) {
-    if (known.name != unit) continue;
-    const double bytes = number * known.bytes;
-    if (bytes >= 9.2e18) return fail("it is beyond 8 EiB");
-    if (bytes != std::floor(bytes)) return fail("it is not a whole number of bytes");
+  // In integers: 0.067 * 1e9 in double is no whole number, and 2^53 + 1 bytes would lose the one.
+  std::string_view rest = text;
+  if (!rest.empty() && rest.front() == '-') return fail("it is negative");
+  const std::string_view whole_digits = take_digits(rest);
+  if (whole_digits.empty()) return fail("it does not start with a number");
+  std::string_view fraction_digits;
+  if (!rest.empty() && rest.front() == '.') {
+    rest.remove_prefix(1);
+    fraction_digits = take_digits(rest);
+    if (fraction_digits.empty()) return fail("no digit follows its point");
+    if (fraction_digits.size() > kFractionDigitsMax) return fail("its fraction is too long");
+  }
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  for (const SizeUnit& unit : kSizeUnits) {
+    if (unit.name != rest) continue;
+    Uint128 whole = 0;
+    for (const char digit : whole_digits) {
+      whole = whole * 10 + static_cast<unsigned>(digit - '0');
+      if (whole > kSizeMax) return fail("it is beyond 8 EiB");
+    }
+    Uint128 fraction = 0;  // below 10^20 < 2^67; times a TiB below 2^107
+    Uint128 fraction_scale = 1;
+    for (const char digit : fraction_digits) {
+      fraction = fraction * 10 + static_cast<unsigned>(digit - '0');
+      fraction_scale *= 10;
+    }
+    fraction *= unit.bytes;
+    if (fraction % fraction_scale != 0) return fail("it is not a whole number of bytes");
+    const Uint128 bytes = whole * unit.bytes + fraction / fraction_scale;
+    if (bytes > kSizeMax) return fail("it is beyond 8 EiB");
     return static_cast<std::uint64_t>(bytes);
   }
-  return fail(fmt::format("its unit \"{}\" is unknown", unit));
+  return fail(fmt::format("its unit \"{}\" is unknown", rest));
 }
 
 }  // namespace sluice

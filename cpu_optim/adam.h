@@ -32,12 +32,20 @@ struct AdamArrays {
   std::uint64_t element_count = 0;
 };
 
+// Elements [begin, begin + count) of `arrays`: views of the same memory, valid as long as it is.
+AdamArrays slice(const AdamArrays& arrays, std::uint64_t begin, std::uint64_t count);
+
+// Both run under round-to-nearest without flushing of denormals, whatever the caller has set, and
+// leave the caller's setting as it was. The arrays do not overlap; each is aligned to its element
+// at least. Equal bits hold for every result that is not NaN; a NaN comes out as a NaN, of any sign
+// and payload.
 void adam_reference(const AdamCoefficients& coefficients, const AdamArrays& arrays);
 void adam_simd(const AdamCoefficients& coefficients, const AdamArrays& arrays);
 
-// The instruction set that adam_simd() uses here ("AVX2", "SSE4", ...). SLUICE_SIMD=name in the
-// environment forces one. Fails with: kConfig when SLUICE_SIMD names none that this build and this
-// processor have.
+// The instruction set that adam_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
+// SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in any case, forces one; it is read
+// once. Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have;
+// adam_simd() and its siblings then fail alike, so ask here first, at start.
 std::string_view simd_target_name();
 
 }  // namespace sluice

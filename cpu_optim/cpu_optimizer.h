@@ -12,10 +12,13 @@
 
 namespace sluice {
 
+class WorkerArena;
+
 class CpuOptimizer {
  public:
   // `threads`: how many may work at once, the calling thread included; 1..granted cores
-  // (base/topology.h). Fails with: kInvalidArgument when `threads` is 0.
+  // (base/topology.h). Fails with: kInvalidArgument when `threads` is 0; kConfig when SLUICE_SIMD
+  // names no available instruction set (adam.h).
   explicit CpuOptimizer(unsigned threads);
   ~CpuOptimizer();
 
@@ -29,8 +32,7 @@ class CpuOptimizer {
                         NormAccumulator& total);
 
  private:
-  struct Arena;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<WorkerArena> arena_;  // constant after construction
 };
 
 }  // namespace sluice

@@ -1,6 +1,9 @@
 // What happens to a gradient between the device and the optimizer: accumulation over micro-batches
 // and its squared norm. Pure in their arguments: callable from any thread on disjoint memory.
-// Scalar definitions live in the *_reference functions; the others give the same bits, faster.
+// Scalar definitions live in the *_reference functions; the others give the same bits, faster
+// (simd_target_name() tells on what). `dtype` is kFp32 or kBf16; arrays are aligned to their
+// element at least. As in adam.h, the caller's floating-point environment neither matters nor
+// changes, and NaNs are equal only in being NaN.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +20,7 @@ namespace sluice {
 inline constexpr std::uint64_t kNormLeafElements = 256;
 
 // target[i] = round(float(target[i]) + float(source[i])): one fp32 addition, one rounding to
-// `dtype` (nearest, ties to even). `dtype` is kFp32 or kBf16; both arrays hold `element_count`
-// elements.
+// `dtype` (nearest, ties to even). Both arrays hold `element_count` elements and do not overlap.
 void accumulate_gradient_reference(DType dtype, void* target, const void* source,
                                    std::uint64_t element_count);
 void accumulate_gradient(DType dtype, void* target, const void* source,

@@ -31,7 +31,8 @@ class Device {
 
   virtual std::string_view name() const = 0;
 
-  // Device memory, 4 KiB aligned at least and zero-filled. `purpose` names it in messages.
+  // Device memory, 4 KiB aligned at least and zero-filled; nullptr for 0 bytes, which free() takes
+  // too. `purpose` names it in messages.
   // Fails with: kOutOfMemory with the request, what is taken and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
@@ -39,7 +40,7 @@ class Device {
   virtual std::uint64_t allocated_bytes() const = 0;
 
   // Makes host memory fit for asynchronous copies (CUDA: page-locked). It stays owned by the
-  // caller, who unregisters it before freeing it.
+  // caller, who unregisters the same span before freeing it. An empty span is passed over.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
 
@@ -68,7 +69,8 @@ class Device {
                     StreamId stream) = 0;
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // Runs `function` on a thread of the device after the work already on `stream`; later work waits
-  // for it.
+  // for it. What it throws is a failure of the stream's work. After a failure on any stream later
+  // work, host functions included, is skipped, while its events complete.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 

@@ -15,13 +15,14 @@ class DirectFile {
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, mode 0600:
   // O_TMPFILE, or a file unlinked at once where the file system lacks it. Space is allocated here,
   // so that ENOSPC cannot happen later. Fails with: kInput (directory missing, no directory, not
-  // writable), kNoSpace (needed and free bytes named), kIo.
+  // writable, on a file system that cannot preallocate), kNoSpace (needed and free bytes named),
+  // kIo.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // What offset, length and memory address must be multiples of, asked from statx(STATX_DIOALIGN);
-  // at least 512.
+  // 4096 where the kernel does not tell, and at least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // False where the file system refused O_DIRECT and the page cache is used instead.
   bool is_direct() const { return is_direct_; }

@@ -46,7 +46,7 @@ struct IoCounters {
   std::uint64_t read_bytes = 0;
   std::uint64_t write_requests = 0;
   std::uint64_t write_bytes = 0;
-  std::uint64_t resumed = 0;  // short transfers continued
+  std::uint64_t resumed = 0;  // short transfers, and those beyond 1 GiB, continued
   std::uint64_t retried = 0;  // EINTR, EAGAIN
   std::uint64_t failed = 0;
 };
@@ -77,12 +77,13 @@ struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at once, 1..4096
 };
 
-// The reference: moves the bytes inside submit().
+// The reference: moves the bytes inside submit(). The depth is of no consequence.
+// Fails with: kInvalidArgument when the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
 
 // io_uring through liburing.
-// Fails with: kUnsupported when the kernel refuses a ring (the message carries the errno and a
-// remedy).
+// Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when the kernel
+// refuses a ring (the message carries the errno and a remedy).
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
 
 }  // namespace sluice

@@ -1,0 +1,151 @@
+#include "base/topology.h"
+
+#include <hwloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+
+struct Limits {
+  double cores = std::numeric_limits<double>::infinity();
+  std::uint64_t memory_bytes = kUnlimited;
+};
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Nothing for "max", "-1" (no limit in cgroup v1) or a missing file.
+std::optional<std::uint64_t> parse_count(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (status != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+void apply_quota(Limits& limits, std::string_view quota, std::string_view period) {
+  const auto quota_us = parse_count(quota);
+  const auto period_us = parse_count(period);
+  if (!quota_us || !period_us || *period_us == 0) return;
+  limits.cores =
+      std::min(limits.cores, static_cast<double>(*quota_us) / static_cast<double>(*period_us));
+}
+
+void apply_memory(Limits& limits, std::string_view text) {
+  if (const auto bytes = parse_count(text))
+    limits.memory_bytes = std::min(limits.memory_bytes, *bytes);
+}
+
+// The files of cgroup v2 and v1 differ in name, so that looking for all of them in one folder is
+// safe.
+void apply_cgroup_folder(Limits& limits, const std::string& folder) {
+  const std::string cpu_max = first_line(folder + "/cpu.max");  // "200000 100000", "max 100000"
+  const std::size_t space = cpu_max.find(' ');
+  if (space != std::string::npos) {
+    apply_quota(limits, std::string_view(cpu_max).substr(0, space),
+                std::string_view(cpu_max).substr(space + 1));
+  }
+  apply_quota(limits, first_line(folder + "/cpu.cfs_quota_us"),
+              first_line(folder + "/cpu.cfs_period_us"));
+  apply_memory(limits, first_line(folder + "/memory.max"));
+  apply_memory(limits, first_line(folder + "/memory.limit_in_bytes"));
+}
+
+// A limit on any ancestor binds as well. Inside a container `path` may be the host's view and not
+// exist here; the walk then ends at the mount, which is the container's own group.
+void apply_cgroup(Limits& limits, const std::string& mount, std::string path) {
+  while (true) {
+    apply_cgroup_folder(limits, mount + path);
+    const std::size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return;
+    path.resize(slash);
+  }
+}
+
+// Lines of /proc/self/cgroup: "0::/user.slice" for v2, "4:cpu,cpuacct:/docker/1f" for v1.
+Limits cgroup_limits(const std::string& proc_cgroup, const std::string& cgroup_root) {
+  Limits limits;
+  std::ifstream file(proc_cgroup);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string path = line.substr(second + 1);
+    if (controllers.empty()) {
+      apply_cgroup(limits, cgroup_root, path);
+      continue;
+    }
+    std::istringstream names(controllers);
+    for (std::string name; std::getline(names, name, ',');) {
+      if (name == "cpu" || name == "memory") apply_cgroup(limits, cgroup_root + "/" + name, path);
+    }
+  }
+  return limits;
+}
+
+// The units of hwloc's topology, bounded by this process's affinity mask; 0 when hwloc cannot say.
+void ask_hwloc(Topology& found, unsigned& usable_cores) {
+  hwloc_topology_t topology = nullptr;
+  if (hwloc_topology_init(&topology) != 0) return;
+  if (hwloc_topology_load(topology) == 0) {
+    hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology));
+    hwloc_bitmap_t bound = hwloc_bitmap_alloc();
+    if (hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) == 0) {
+      hwloc_bitmap_and(usable, usable, bound);
+    }
+    usable_cores = static_cast<unsigned>(std::max(0, hwloc_bitmap_weight(usable)));
+    hwloc_bitmap_free(bound);
+    hwloc_bitmap_free(usable);
+    found.numa_nodes =
+        static_cast<unsigned>(std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE)));
+    if (hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0)) {
+      if (const char* model = hwloc_obj_get_info_by_name(package, "CPUModel")) {
+        found.processor = model;
+      }
+    }
+  }
+  hwloc_topology_destroy(topology);
+}
+
+}  // namespace
+
+Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root) {
+  Topology found;
+  unsigned usable_cores = 0;
+  ask_hwloc(found, usable_cores);
+  if (usable_cores == 0) {
+    usable_cores = static_cast<unsigned>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+  }
+  const Limits limits = cgroup_limits(proc_cgroup, cgroup_root);
+  // A quota of 1.5 cores keeps one thread busy; two would be stopped for half of the time.
+  found.granted_cores = usable_cores;
+  if (limits.cores < usable_cores) {
+    found.granted_cores = std::max(1u, static_cast<unsigned>(limits.cores));
+  }
+  const auto physical_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                              static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  found.memory_bytes = std::min(physical_bytes, limits.memory_bytes);
+  return found;
+}
+
+const Topology& topology() {
+  static const Topology found = read_topology("/proc/self/cgroup", "/sys/fs/cgroup");
+  return found;
+}
+
+}  // namespace sluice

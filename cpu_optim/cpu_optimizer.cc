@@ -1,0 +1,76 @@
+#include "cpu_optim/cpu_optimizer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "cpu_optim/simd_kernels.h"
+#include "cpu_optim/worker_arena.h"
+
+namespace sluice {
+namespace {
+
+// Large enough that a task's cost vanishes (about 900 KiB of state against a microsecond), small
+// enough that a block of 1 Mi elements gives 32 cores something to do. A multiple of the norm's
+// leaf and of every vector, so that cuts change neither tree nor alignment.
+constexpr std::uint64_t kChunkElements = 32 * 1024;
+static_assert(kChunkElements % kNormLeafElements == 0);
+
+// Calls body(begin, count) for each chunk of [0, element_count).
+template <class Body>
+void for_each_chunk(WorkerArena& arena, std::uint64_t element_count, const Body& body) {
+  arena.for_each(div_ceil(element_count, kChunkElements), [&](std::uint64_t chunk) {
+    const std::uint64_t begin = chunk * kChunkElements;
+    body(begin, std::min(kChunkElements, element_count - begin));
+  });
+}
+
+}  // namespace
+
+CpuOptimizer::CpuOptimizer(unsigned threads) {
+  if (threads == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "CPU optimizer with 0 threads; give it 1 up to the number of granted cores");
+  }
+  active_simd_kernels();  // so that a wrong SLUICE_SIMD fails here and not inside a step
+  arena_ = std::make_unique<WorkerArena>(threads);
+}
+
+CpuOptimizer::~CpuOptimizer() = default;
+
+unsigned CpuOptimizer::threads() const {
+  return arena_->threads();
+}
+
+void CpuOptimizer::adam(const AdamCoefficients& coefficients, const AdamArrays& arrays) {
+  for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
+    adam_simd(coefficients, slice(arrays, begin, count));
+  });
+}
+
+void CpuOptimizer::accumulate(DType dtype, void* target, const void* source,
+                              std::uint64_t element_count) {
+  for_each_chunk(*arena_, element_count, [&](std::uint64_t begin, std::uint64_t count) {
+    const std::uint64_t begin_bytes = begin * size_of(dtype);
+    accumulate_gradient(dtype, static_cast<std::byte*>(target) + begin_bytes,
+                        static_cast<const std::byte*>(source) + begin_bytes, count);
+  });
+}
+
+void CpuOptimizer::add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
+                                    NormAccumulator& total) {
+  // The order of merging changes nothing, so one total under a lock serves: a merge is some forty
+  // integer additions, and nothing needs to be allocated per chunk.
+  std::mutex total_mutex;
+  for_each_chunk(*arena_, element_count, [&](std::uint64_t begin, std::uint64_t count) {
+    NormAccumulator part;
+    sluice::add_squared_norm(
+        dtype, static_cast<const std::byte*>(gradient) + begin * size_of(dtype), count, part);
+    const std::lock_guard lock(total_mutex);
+    total.merge(part);
+  });
+}
+
+}  // namespace sluice

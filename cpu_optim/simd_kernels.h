@@ -1,0 +1,45 @@
+// The vector kernels, compiled from one source once per instruction set, and the choice between
+// them. Internal to cpu_optim and its tests: callers use adam_simd(), accumulate_gradient() and
+// add_squared_norm(), which also set the floating-point environment. All functions are pure or
+// read-only: callable from any thread.
+//
+// Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
+// gradient_ops.h) for all results that are not NaN; where the definition gives NaN, so does the
+// kernel, but sign and payload may differ.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "base/norm_accumulator.h"
+#include "cpu_optim/adam.h"
+
+namespace sluice {
+
+// The kernels of one instruction set. Each returns the name of the set that its own code was
+// compiled for, so that a test can tell which one really ran. Arrays are aligned to their element
+// at least.
+struct SimdKernels {
+  std::int64_t highway_target;  // Highway's bit for the set
+  std::string_view target_name;
+  std::string_view (*adam)(const AdamCoefficients& coefficients, const AdamArrays& arrays);
+  std::string_view (*accumulate_gradient)(DType dtype, void* target, const void* source,
+                                          std::uint64_t element_count);
+  std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
+                                       std::uint64_t element_count, NormAccumulator& total);
+};
+
+// What this build contains and this processor can run, best first; never empty.
+std::span<const SimdKernels> available_simd_kernels();
+
+// The kernels called `name`, whatever its case; the best ones when `name` is empty.
+// Fails with: kConfig when there are none of that name; the message lists those there are.
+const SimdKernels& select_simd_kernels(std::string_view name);
+
+// The kernels that this process uses: select_simd_kernels() of SLUICE_SIMD, read at the first call.
+// Fails with: kConfig, at every call, while SLUICE_SIMD names none.
+const SimdKernels& active_simd_kernels();
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+// Threads that run the iterations of a loop: a oneTBB arena behind an interface without TBB.
+// Thread rule: for_each() may be called from several threads; each blocks until its own iterations
+// are done, and helps with them.
+//
+// libtbb is not built with ThreadSanitizer, which therefore sees neither the hand-over of work to
+// a worker nor the wait for it, and would report every array as a race. worker_arena.cc is compiled
+// without the sanitizer, and under it the two edges are repeated here by an atomic that it does
+// see. Races between iterations, or with threads outside, are still found.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#if defined(__SANITIZE_THREAD__)
+#include <atomic>
+#endif
+
+namespace sluice {
+
+class WorkerArena {
+ public:
+  // `threads`: how many may run iterations at once, the calling ones included.
+  // Requires: threads >= 1.
+  explicit WorkerArena(unsigned threads);
+  ~WorkerArena();
+
+  unsigned threads() const { return threads_; }
+
+  // Calls body(i) for each i in [0, count), in any order, and returns when all have returned. An
+  // exception from an iteration stops those not yet begun and is rethrown here.
+  template <class Body>
+  void for_each(std::uint64_t count, const Body& body) {
+    publish();
+    run(count, &invoke<Body>, &body);
+    observe();
+  }
+
+ private:
+  using Call = void (*)(const void* body, std::uint64_t index);
+
+  template <class Body>
+  static void invoke(const void* body, std::uint64_t index) {
+    observe();
+    (*static_cast<const Body*>(body))(index);
+    publish();
+  }
+
+  void run(std::uint64_t count, Call call, const void* body);
+
+#if defined(__SANITIZE_THREAD__)
+  static void publish() {
+    edge_.fetch_add(1, std::memory_order_release);
+  }
+  static void observe() {
+    static_cast<void>(edge_.load(std::memory_order_acquire));
+  }
+  static inline std::atomic<std::uint64_t> edge_{0};
+#else
+  static void publish() {}
+  static void observe() {}
+#endif
+
+  // Constant after construction.
+  unsigned threads_;
+  struct Tbb;
+  std::unique_ptr<Tbb> tbb_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,44 @@
+// The books of a device's memory: what is taken, by which purpose, out of which capacity. It moves
+// no memory itself; the devices ask it before they allocate, so that every one of them refuses with
+// the same message. Not thread-safe: the device's own lock guards it. Invariant: the sum of the
+// entries never exceeds the capacity.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace sluice {
+
+class MemoryLedger {
+ public:
+  explicit MemoryLedger(std::uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  // Fails with: kOutOfMemory when `size_bytes` more do not fit, with the request and all that is
+  // taken.
+  void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
+
+  // Requires: check_fits() passed; `memory` is not in the books.
+  void add(const std::byte* memory, std::uint64_t size_bytes, std::string_view purpose);
+  // Requires: `memory` is in the books.
+  void remove(const std::byte* memory);
+
+  std::uint64_t capacity_bytes() const { return capacity_bytes_; }
+  std::uint64_t taken_bytes() const { return taken_bytes_; }
+
+ private:
+  struct Entry {
+    std::uint64_t size_bytes;
+    std::string purpose;
+  };
+
+  std::string describe_taken() const;
+
+  std::uint64_t capacity_bytes_;
+  std::uint64_t taken_bytes_ = 0;
+  std::unordered_map<const std::byte*, Entry> entries_;
+};
+
+}  // namespace sluice

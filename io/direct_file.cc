@@ -1,0 +1,163 @@
+#include "io/direct_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "base/aligned_buffer.h"
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kAlignmentBytesMin = 512;
+constexpr std::uint64_t kFileBytesMax =
+    std::numeric_limits<std::int64_t>::max() / kPageBytes * kPageBytes;
+
+// `error` came from opening the directory or from creating a file in it.
+[[noreturn]] void throw_unusable(const std::string& directory, int error) {
+  std::string text;
+  switch (error) {
+    case ENOENT: text = "does not exist; create it"; break;
+    case ENOTDIR: text = "is not a directory; remove what is there"; break;
+    case EACCES:
+    case EPERM: text = "is not writable; change its owner or its mode"; break;
+    case EROFS: text = "is on a read-only file system; mount it writable"; break;
+    case ELOOP:
+    case ENAMETOOLONG: text = errno_text(error) + "; correct the path"; break;
+    case ENOSPC:
+    case EDQUOT:
+      throw Error(ErrorCode::kNoSpace,
+                  fmt::format("scratch directory \"{}\" has no room for another file: {}; free "
+                              "space or inodes, or name another one in storage.paths",
+                              directory, errno_text(error)));
+    default:
+      throw Error(ErrorCode::kIo,
+                  fmt::format("cannot create a scratch file in \"{}\": {} (errno {}); check the "
+                              "drive, or name another directory in storage.paths",
+                              directory, errno_text(error), error));
+  }
+  throw Error(ErrorCode::kInput,
+              fmt::format("scratch directory \"{}\" {}, or name another one in storage.paths",
+                          directory, text));
+}
+
+// For file systems without O_TMPFILE. A crash between the two calls leaves an empty file.
+UniqueFd open_and_unlink(const std::string& directory) {
+  std::string path = directory + "/.sluice-scratch-XXXXXX";
+  UniqueFd descriptor(::mkostemp(path.data(), O_CLOEXEC));
+  if (!descriptor) throw_unusable(directory, errno);
+  if (::unlink(path.c_str()) != 0) {
+    throw Error(ErrorCode::kIo, fmt::format("cannot unlink the scratch file {}: {}; remove it",
+                                            path, errno_text(errno)));
+  }
+  return descriptor;
+}
+
+// Without O_DIRECT: a file system that refuses that flag does so after it has created the file.
+UniqueFd open_unnamed(const std::string& directory) {
+  const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!parent) throw_unusable(directory, errno);
+  // O_EXCL: nobody can give the file a name later.
+  UniqueFd descriptor(
+      ::openat(parent.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (descriptor) return descriptor;
+  // EISDIR is the answer of kernels before 3.11, which do not know the flag.
+  if (errno == EOPNOTSUPP || errno == EISDIR) return open_and_unlink(directory);
+  throw_unusable(directory, errno);
+}
+
+std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& directory) {
+  struct statvfs file_system {};
+  if (::fstatvfs(descriptor.get(), &file_system) != 0) throw_unusable(directory, errno);
+  return std::uint64_t{file_system.f_bavail} * file_system.f_frsize;
+}
+
+[[noreturn]] void throw_no_space(const std::string& directory, std::uint64_t needed_bytes,
+                                 std::uint64_t available_bytes, const std::string& why) {
+  throw Error(ErrorCode::kNoSpace,
+              fmt::format("scratch directory \"{}\" needs {} ({} bytes) and has {} ({} bytes) "
+                          "free: {}; free space there, or name more directories in storage.paths",
+                          directory, format_bytes(needed_bytes), needed_bytes,
+                          format_bytes(available_bytes), available_bytes, why));
+}
+
+// Gives the file its full size, with blocks behind every byte of it. Returns that size.
+std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
+                       std::uint64_t size_bytes) {
+  const std::uint64_t available_bytes = free_bytes(descriptor, directory);
+  if (size_bytes > std::min(available_bytes, kFileBytesMax))
+    throw_no_space(directory, size_bytes, available_bytes, "too little");
+  const std::uint64_t rounded_bytes = align_up(size_bytes, kPageBytes);
+  if (rounded_bytes == 0) return 0;  // which fallocate refuses
+  int result = 0;
+  do {
+    result = ::fallocate(descriptor.get(), 0, 0, static_cast<off_t>(rounded_bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return rounded_bytes;
+  const int error = errno;
+  switch (error) {
+    // ENOSPC although the check passed: other files grew meanwhile, or metadata needs the rest.
+    // EFBIG: the file system's largest file, or ulimit -f.
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      throw_no_space(directory, rounded_bytes, free_bytes(descriptor, directory),
+                     errno_text(error));
+    case EOPNOTSUPP:
+    case ENOSYS:
+      throw Error(ErrorCode::kInput,
+                  fmt::format("scratch directory \"{}\" is on a file system that cannot "
+                              "preallocate files; name one on ext4, XFS or Btrfs in storage.paths",
+                              directory));
+    default:
+      throw Error(ErrorCode::kIo,
+                  fmt::format("cannot allocate {} for a scratch file in \"{}\": {} (errno {}); "
+                              "check the drive",
+                              format_bytes(rounded_bytes), directory, errno_text(error), error));
+  }
+}
+
+// Switches the page cache off. Returns the alignment that the file then asks for, or 0 where the
+// cache stays.
+std::uint64_t make_direct(const UniqueFd& descriptor) {
+  const int flags = ::fcntl(descriptor.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor.get(), F_SETFL, flags | O_DIRECT) != 0) return 0;
+#ifdef STATX_DIOALIGN
+  struct statx answer {};
+  if (::statx(descriptor.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) == 0 &&
+      (answer.stx_mask & STATX_DIOALIGN) != 0) {
+    const std::uint64_t alignment_bytes =
+        std::max(answer.stx_dio_mem_align, answer.stx_dio_offset_align);
+    if (answer.stx_dio_offset_align != 0) return std::max(alignment_bytes, kAlignmentBytesMin);
+    // Zero says that this file cannot do without the cache (encrypted files, for example).
+    (void)::fcntl(descriptor.get(), F_SETFL, flags);
+    return 0;
+  }
+#endif
+  return kPageBytes;  // a kernel before 6.1 does not tell; no common drive asks for more
+}
+
+}  // namespace
+
+DirectFile DirectFile::create_scratch(const std::string& directory, std::uint64_t size_bytes) {
+  DirectFile file;
+  file.name_ = directory + "/(scratch)";
+  file.descriptor_ = open_unnamed(directory);
+  file.size_bytes_ = allocate(file.descriptor_, directory, size_bytes);
+  const std::uint64_t alignment_bytes = make_direct(file.descriptor_);
+  file.is_direct_ = alignment_bytes != 0;
+  if (file.is_direct_) file.alignment_bytes_ = alignment_bytes;
+  return file;
+}
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+// The way of requests from any thread to the one thread that owns a ring: a queue with room for
+// `capacity` requests, and an eventfd that the owner reads in order to sleep in the kernel and
+// still hear of new ones.
+//
+// Thread rule: put() and stop() from any thread, take() from the owner alone. Invariants: requests
+// leave in the order they came; whenever the owner has taken all and could take more, the next
+// put() makes wake_descriptor() readable.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// A request on its way, with its number in the queue's ledger. The request belongs to the caller
+// and stays until on_complete.
+struct Submission {
+  IoRequest* request = nullptr;
+  std::uint64_t ticket = 0;
+};
+
+class Handover {
+ public:
+  // Fails with: kUnsupported when the kernel gives no eventfd.
+  explicit Handover(std::size_t capacity);
+
+  // Adds the requests in order, with tickets counted from `first_ticket`. Blocks while there is no
+  // room. Requires: stop() has not been called.
+  void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
+
+  // Appends up to `count_max` requests to `target` and makes room for as many. Does not block.
+  // Returns true once stop() has been called.
+  bool take(std::size_t count_max, std::vector<Submission>& target);
+
+  // Makes take() return true and wake_descriptor() readable.
+  void stop();
+
+  // A blocking eventfd: a read of 8 bytes returns when there is something to take(). Valid while
+  // this object lives.
+  int wake_descriptor() const { return wake_.get(); }
+
+ private:
+  void wake();  // with mutex_ held
+
+  // Constant after construction.
+  UniqueFd wake_;
+
+  // Guarded by mutex_. The `count_` entries from `first_` on, wrapping around, are taken.
+  std::mutex mutex_;
+  std::condition_variable room_made_;
+  std::vector<Submission> entries_;
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+  bool wake_wanted_ = false;
+  bool stopping_ = false;
+};
+
+}  // namespace sluice

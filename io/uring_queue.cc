@@ -1,0 +1,272 @@
+// The fast queue: io_uring through liburing. One thread owns the ring: it takes requests from the
+// handover, submits them in batches, sleeps in the kernel until something completes, and calls
+// back. An eventfd read is always in the ring, so that a handover completes too and ends that
+// sleep.
+#include <pthread.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <liburing.h>
+
+#include "base/error.h"
+#include "io/handover.h"
+#include "io/io_queue.h"
+#include "io/request_ledger.h"
+#include "io/transfer_progress.h"
+
+namespace sluice {
+namespace {
+
+// From the newest kernel to the oldest; one that does not know a flag answers EINVAL. The first set
+// (Linux 6.1) tells the kernel that one thread does everything, so that completions are worked off
+// in that thread's own system call, without interrupts; such a ring is made disabled and enabled by
+// its owner. SUBMIT_ALL keeps a refused request from holding up the rest of its batch.
+constexpr std::array<unsigned, 3> kSetupFlags{
+    IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+        IORING_SETUP_SUBMIT_ALL,
+    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SUBMIT_ALL,  // Linux 5.19
+    0,
+};
+
+[[noreturn]] void throw_refused(int error) {
+  const char* remedy = "";
+  switch (error) {
+    case EPERM:
+      remedy = "allow it (sysctl kernel.io_uring_disabled=0, the container's seccomp profile)";
+      break;
+    case ENOSYS:
+      remedy = "use Linux 5.6 or later and a container that lets io_uring_setup through";
+      break;
+    case ENOMEM:
+      remedy = "raise the limit of locked memory (ulimit -l) or lower storage.queue_depth";
+      break;
+    case EMFILE:
+    case ENFILE: remedy = "raise the number of open files (ulimit -n)"; break;
+    default: remedy = "use Linux 5.6 or later"; break;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("the kernel refuses an io_uring: {} (errno {}); {}, or set "
+                          "storage.backend to \"sync\"",
+                          errno_text(error), error, remedy));
+}
+
+// A ring as a value: made by any thread, used by the one that calls enable().
+class Ring {
+ public:
+  // Room for `entries` submissions, and for at least as many completions.
+  // Fails with: kUnsupported.
+  explicit Ring(unsigned entries) {
+    int result = -EINVAL;
+    io_uring_params params{};
+    for (std::size_t i = 0; i < kSetupFlags.size() && result == -EINVAL; ++i) {
+      params = {};
+      params.flags = kSetupFlags[i];
+      result = io_uring_queue_init_params(entries, &ring_, &params);
+    }
+    if (result < 0) throw_refused(-result);
+    enabled_ = (params.flags & IORING_SETUP_R_DISABLED) == 0;
+    // This feature came with plain reads and writes, Linux 5.6.
+    if ((params.features & IORING_FEAT_RW_CUR_POS) == 0) {
+      io_uring_queue_exit(&ring_);
+      throw_refused(ENOSYS);
+    }
+  }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() { io_uring_queue_exit(&ring_); }
+
+  void enable() {
+    if (!enabled_) SLUICE_CHECK(io_uring_enable_rings(&ring_) == 0, "a ring is enabled once");
+    enabled_ = true;
+  }
+
+  void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag) {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    SLUICE_CHECK(entry != nullptr, "each slot has at most one entry in the ring");
+    const auto length_bytes = static_cast<unsigned>(attempt.length_bytes);
+    if (kind == IoKind::kRead) {
+      io_uring_prep_read(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes);
+    } else {
+      io_uring_prep_write(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes);
+    }
+    io_uring_sqe_set_data64(entry, tag);
+  }
+
+  // Submits what is prepared and sleeps until there is a completion. May return early.
+  void submit_and_wait() {
+    const int result = io_uring_submit_and_wait(&ring_, 1);
+    if (result >= 0 || result == -EINTR) return;
+    SLUICE_CHECK(result == -EAGAIN || result == -EBUSY, "io_uring_enter refused its arguments");
+    // The kernel is short of memory for requests. What it did not take stays in the ring and goes
+    // with the next call; completions, which free memory, must be collected meanwhile. There is no
+    // bound: a request that the kernel has not taken yet can wait, but not be given up.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    (void)io_uring_get_events(&ring_);
+  }
+
+  // Calls body(tag, result) for each completion that is there.
+  template <class Body>
+  void reap(const Body& body) {
+    unsigned count = 0;
+    unsigned head = 0;
+    io_uring_cqe* completion = nullptr;
+    io_uring_for_each_cqe(&ring_, head, completion) {
+      body(completion->user_data, completion->res);
+      ++count;
+    }
+    io_uring_cq_advance(&ring_, count);
+  }
+
+ private:
+  io_uring ring_{};
+  bool enabled_ = false;
+};
+
+class UringQueue final : public IoQueue {
+ public:
+  explicit UringQueue(std::uint32_t depth)
+      : ring_(depth + 1),  // one for the eventfd read
+        handover_(depth),
+        slots_(depth),
+        owner_([this] { run(); }) {}
+
+  ~UringQueue() override {
+    handover_.stop();
+    owner_.join();
+  }
+
+  void submit(std::span<IoRequest* const> requests) override {
+    check_caller();
+    for (IoRequest* request : requests) begin_transfer(*request);
+    handover_.put(requests, ledger_.open(requests.size()));
+  }
+
+  void wait_idle() override {
+    check_caller();
+    ledger_.wait_idle();
+  }
+
+  IoCounters counters() const override { return ledger_.counters(); }
+  std::string_view name() const override { return "uring"; }
+
+ private:
+  // Completions with this tag are those of the eventfd read; the others carry their slot.
+  static constexpr std::uint64_t kWakeTag = ~std::uint64_t{0};
+
+  void check_caller() const {
+    SLUICE_CHECK(std::this_thread::get_id() != owner_.get_id(),
+                 "a callback must neither submit to its own queue nor wait for it");
+  }
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "sluice-uring");
+    ring_.enable();
+    free_slots_.reserve(slots_.size());
+    taken_.reserve(slots_.size());
+    ended_.reserve(slots_.size());
+    for (std::uint64_t slot = slots_.size(); slot-- > 0;) free_slots_.push_back(slot);
+    while (true) {
+      const bool stopping = admit();
+      // The eventfd read must have left the ring too: it writes to a member.
+      if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) return;
+      if (!stopping && !wake_armed_) arm_wake();
+      ring_.submit_and_wait();
+      ring_.reap([this](std::uint64_t tag, int result) { settle(tag, result); });
+      call_back();
+    }
+  }
+
+  // Moves requests from the handover into free slots. Returns true when the queue is to end.
+  bool admit() {
+    taken_.clear();
+    const bool stopping = handover_.take(free_slots_.size(), taken_);
+    for (const Submission& submission : taken_) {
+      const std::uint64_t slot = free_slots_.back();
+      free_slots_.pop_back();
+      slots_[slot] = submission;
+      prepare(slot);
+    }
+    return stopping;
+  }
+
+  void prepare(std::uint64_t slot) {
+    const IoRequest& request = *slots_[slot].request;
+    ring_.prepare(request.kind, request.descriptor, next_attempt(request), slot);
+  }
+
+  void arm_wake() {
+    ring_.prepare(
+        IoKind::kRead, handover_.wake_descriptor(),
+        {.data = reinterpret_cast<std::byte*>(&wake_count_), .length_bytes = sizeof(wake_count_)},
+        kWakeTag);
+    wake_armed_ = true;
+  }
+
+  // Books one completion: the request goes on, or its slot becomes free.
+  void settle(std::uint64_t tag, int result) {
+    if (tag == kWakeTag) {
+      SLUICE_CHECK(result == sizeof(wake_count_) || result == -EINTR || result == -EAGAIN,
+                   "reading an eventfd cannot fail");
+      wake_armed_ = false;
+      return;
+    }
+    IoRequest& request = *slots_[tag].request;
+    const TransferStep step = advance_transfer(request, result);
+    ledger_.count(request, step);
+    if (step == TransferStep::kEnded) {
+      ended_.push_back(slots_[tag]);
+      free_slots_.push_back(tag);
+    } else {
+      prepare(tag);
+    }
+  }
+
+  void call_back() {
+    for (const Submission& ended : ended_) {
+      ended.request->on_complete(*ended.request);  // from here on the request may be gone
+      ledger_.close(ended.ticket);
+    }
+    ended_.clear();
+  }
+
+  // Any thread.
+  Ring ring_;  // owner thread only, once that runs
+  Handover handover_;
+  RequestLedger ledger_;
+
+  // Owner thread only. No more requests than slots are in the ring, so that its completion side,
+  // twice as large as the submission side, cannot overflow.
+  std::vector<Submission> slots_;
+  std::vector<std::uint64_t> free_slots_;
+  std::vector<Submission> taken_;
+  std::vector<Submission> ended_;
+  std::uint64_t wake_count_ = 0;
+  bool wake_armed_ = false;
+
+  std::thread owner_;  // last: it starts when all else stands
+};
+
+}  // namespace
+
+std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options) {
+  check_options(options);
+  try {
+    return std::make_unique<UringQueue>(options.depth);
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("cannot start the thread of an io_uring: {}; raise the number of "
+                            "processes (ulimit -u) or set storage.backend to \"sync\"",
+                            error.what()));
+  }
+}
+
+}  // namespace sluice

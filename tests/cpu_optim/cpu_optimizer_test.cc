@@ -1,0 +1,103 @@
+// The parallel driver: thread counts and cuts change no bit, and several callers get along.
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
+
+#include "base/error.h"
+#include "cpu_optim/cpu_optimizer.h"
+#include "tests/cpu_optim/optimizer_data.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kLarge = 5 * 32768 + 77;
+constexpr unsigned kThreadCounts[] = {1, 2, 4};
+
+// Four threads at once even where fewer cores were granted.
+class CpuOptimizerTest : public ::testing::Test {
+ private:
+  tbb::global_control control_{tbb::global_control::max_allowed_parallelism, 4};
+};
+
+TEST_F(CpuOptimizerTest, ThreadsAndCutsGiveTheSameBits) {
+  for (const MasterLayout layout : {MasterLayout::kFp32, MasterLayout::kSplitBf16}) {
+    for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+      for (const std::uint64_t count :
+           std::initializer_list<std::uint64_t>{0, 1, 32767, 32768, 32769, kLarge}) {
+        const OptimizerData start({.master_layout = layout,
+                                   .gradient_dtype = dtype,
+                                   .element_count = count,
+                                   .offset_elements = 16});
+        OptimizerData expected = start;
+        adam_reference(test_coefficients(), expected.arrays());
+        for (const unsigned threads : kThreadCounts) {
+          CpuOptimizer optimizer(threads);
+          EXPECT_EQ(optimizer.threads(), threads);
+          OptimizerData whole = start;
+          optimizer.adam(test_coefficients(), whole.arrays());
+          ASSERT_EQ(whole.difference(expected), "") << threads << " threads";
+          OptimizerData cut = start;
+          const std::uint64_t middle = count / 3 / 16 * 16;
+          optimizer.adam(test_coefficients(), slice(cut.arrays(), middle, count - middle));
+          optimizer.adam(test_coefficients(), slice(cut.arrays(), 0, middle));
+          ASSERT_EQ(cut.difference(expected), "") << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CpuOptimizerTest, GradientOperationsGiveTheSameBits) {
+  std::mt19937 random(2);
+  std::vector<float> start;
+  std::vector<float> source;
+  for (std::uint64_t i = 0; i < kLarge; ++i) {
+    start.push_back(value(Values::kOrdinary, 0.1f, random));
+    source.push_back(value(Values::kOrdinary, 0.1f, random));
+  }
+  std::vector<float> expected = start;
+  accumulate_gradient_reference(DType::kFp32, expected.data(), source.data(), kLarge);
+  NormAccumulator expected_norm;
+  add_squared_norm_reference(DType::kFp32, expected.data(), kLarge, expected_norm);
+  for (const unsigned threads : kThreadCounts) {
+    CpuOptimizer optimizer(threads);
+    std::vector<float> actual = start;
+    optimizer.accumulate(DType::kFp32, actual.data(), source.data(), kLarge);
+    EXPECT_EQ(actual, expected) << threads;
+    NormAccumulator norm;
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    EXPECT_EQ(norm.sum_of_squares(), expected_norm.sum_of_squares()) << threads;
+    // Adds to what is there, and a bad value anywhere is seen.
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    EXPECT_EQ(norm.sum_of_squares(), 2 * expected_norm.sum_of_squares()) << threads;
+    actual[kLarge - 1] = HUGE_VALF;
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    EXPECT_FALSE(norm.finite());
+  }
+}
+
+TEST_F(CpuOptimizerTest, SeveralCallersShareOneOptimizer) {
+  CpuOptimizer optimizer(2);
+  const OptimizerData start({.element_count = kLarge});
+  OptimizerData expected = start;
+  adam_reference(test_coefficients(), expected.arrays());
+  std::vector<OptimizerData> states(3, start);
+  std::vector<std::thread> callers;
+  for (OptimizerData& state : states)
+    callers.emplace_back([&] { optimizer.adam(test_coefficients(), state.arrays()); });
+  for (std::thread& caller : callers) caller.join();
+  for (const OptimizerData& state : states) EXPECT_EQ(state.difference(expected), "");
+}
+
+TEST_F(CpuOptimizerTest, RefusesZeroThreads) {
+  try {
+    CpuOptimizer optimizer(0);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,149 @@
+// Arrays for the optimizer's tests: seeded values, ordinary ones mixed with every kind of special
+// one, at a chosen offset from alignment and with guard elements on both sides. Two copies of one
+// object start equal, so that whatever a kernel does wrongly, outside its range too, shows as a
+// difference. Not thread-safe.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/dtype.h"
+#include "cpu_optim/adam.h"
+
+namespace sluice {
+
+enum class Values {
+  kOrdinary,  // what training meets
+  kAny,       // also denormals, zeros of both signs, infinities, NaNs, rounding ties, random bits
+};
+
+inline float special_value(std::mt19937& random) {
+  static constexpr std::uint32_t kPatterns[] = {
+      0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007fffff, 0x00800000, 0x3f800000,
+      0xbf800000, 0x3f808000, 0x3f807fff, 0x3f808001, 0x3f818000, 0xbf808000, 0x7f7f7fff,
+      0x7f7f8000, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001,
+      0x7f800001, 0x7fbfffff, 0x00008000, 0x80008000, 0x5d5e0b6b, 0x1e3ce508};
+  const std::uint32_t choice = random() % 64;
+  return float_from_bits(choice < std::size(kPatterns) ? kPatterns[choice]
+                                                       : static_cast<std::uint32_t>(random()));
+}
+
+inline float value(Values values, float scale, std::mt19937& random) {
+  if (values == Values::kAny && random() % 2 == 0) return special_value(random);
+  return scale * std::normal_distribution<float>()(random);
+}
+
+class OptimizerData {
+ public:
+  struct Options {
+    MasterLayout master_layout = MasterLayout::kFp32;
+    DType gradient_dtype = DType::kFp32;
+    std::uint64_t element_count = 0;
+    std::uint64_t offset_elements = 0;
+    Values values = Values::kOrdinary;
+    std::uint32_t seed = 1;
+  };
+
+  explicit OptimizerData(const Options& options) : options_(options) {
+    std::mt19937 random(options.seed);
+    const std::size_t total = options.element_count + options.offset_elements + kGuardElements;
+    for (std::size_t i = 0; i < total; ++i) {
+      add_master(value(options.values, 0.1f, random));
+      exp_avg_.push_back(value(options.values, 0.01f, random));
+      exp_avg_sq_.push_back(std::fabs(value(options.values, 0.01f, random)));
+      fp32_gradient_.push_back(0.0f);
+      bf16_gradient_.push_back(0);
+      set_gradient_at(i, value(options.values, 0.02f, random));
+    }
+  }
+
+  AdamArrays arrays() {
+    const std::uint64_t offset = options_.offset_elements;
+    const bool split = options_.master_layout == MasterLayout::kSplitBf16;
+    return {.master_layout = options_.master_layout,
+            .gradient_dtype = options_.gradient_dtype,
+            .parameter = split ? static_cast<void*>(high_.data() + offset)
+                               : static_cast<void*>(fp32_.data() + offset),
+            .low = split ? low_.data() + offset : nullptr,
+            .exp_avg = exp_avg_.data() + offset,
+            .exp_avg_sq = exp_avg_sq_.data() + offset,
+            .gradient = options_.gradient_dtype == DType::kFp32
+                            ? static_cast<const void*>(fp32_gradient_.data() + offset)
+                            : static_cast<const void*>(bf16_gradient_.data() + offset),
+            .element_count = options_.element_count};
+  }
+
+  void set_gradient(std::uint64_t i, float gradient) {
+    set_gradient_at(i + options_.offset_elements, gradient);
+  }
+
+  float master(std::uint64_t i) const { return master_at(i + options_.offset_elements); }
+  float exp_avg(std::uint64_t i) const { return exp_avg_[i + options_.offset_elements]; }
+  float exp_avg_sq(std::uint64_t i) const { return exp_avg_sq_[i + options_.offset_elements]; }
+
+  // Empty when all bits are equal (NaN counts as equal to NaN), else what differs first.
+  std::string difference(const OptimizerData& other) const {
+    for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
+      if (!same(master_at(i), other.master_at(i)))
+        return text("master", i, master_at(i), other.master_at(i));
+      if (!std::isnan(master_at(i)) && !high_.empty() &&
+          (high_[i] != other.high_[i] || low_[i] != other.low_[i]))
+        return text("halves of master", i, master_at(i), other.master_at(i));
+      if (!same(exp_avg_[i], other.exp_avg_[i]))
+        return text("exp_avg", i, exp_avg_[i], other.exp_avg_[i]);
+      if (!same(exp_avg_sq_[i], other.exp_avg_sq_[i]))
+        return text("exp_avg_sq", i, exp_avg_sq_[i], other.exp_avg_sq_[i]);
+    }
+    return "";
+  }
+
+  static bool same(float a, float b) {
+    return bits_from_float(a) == bits_from_float(b) || (std::isnan(a) && std::isnan(b));
+  }
+
+ private:
+  static constexpr std::size_t kGuardElements = 17;
+
+  void add_master(float master) {
+    if (options_.master_layout == MasterLayout::kFp32) {
+      fp32_.push_back(master);
+      return;
+    }
+    const SplitMaster halves = split_master(master);
+    high_.push_back(halves.high);
+    low_.push_back(halves.low);
+  }
+  float master_at(std::size_t i) const {
+    return high_.empty() ? fp32_[i] : join_master({high_[i], low_[i]});
+  }
+  void set_gradient_at(std::size_t i, float gradient) {
+    fp32_gradient_[i] = gradient;
+    bf16_gradient_[i] = bf16_from_float(gradient);
+  }
+  std::string text(const char* what, std::size_t i, float a, float b) const {
+    return fmt::format("{} of element {} (of {}): {:08x} against {:08x}", what,
+                       static_cast<std::int64_t>(i - options_.offset_elements),
+                       options_.element_count, bits_from_float(a), bits_from_float(b));
+  }
+
+  Options options_;
+  std::vector<float> fp32_;
+  std::vector<std::uint16_t> high_;
+  std::vector<std::int16_t> low_;
+  std::vector<float> exp_avg_;
+  std::vector<float> exp_avg_sq_;
+  std::vector<float> fp32_gradient_;
+  std::vector<std::uint16_t> bf16_gradient_;
+};
+
+inline AdamCoefficients test_coefficients(std::uint64_t step = 3, float gradient_scale = 0.37f) {
+  return adam_coefficients({.weight_decay = 0.1}, 1e-3, step, gradient_scale);
+}
+
+}  // namespace sluice

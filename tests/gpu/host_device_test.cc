@@ -1,0 +1,206 @@
+// The device contract over host memory, and what only this device has: launch(), the copy throttle,
+// its checks of the caller.
+#include "gpu/host_device.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <array>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "tests/contract/device_contract.h"
+
+namespace sluice {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Host, DeviceContract,
+                         testing::Values(DeviceFactory{"host",
+                                                       [](std::uint64_t memory_bytes) {
+                                                         return make_host_device(
+                                                             {.memory_bytes = memory_bytes});
+                                                       }},
+                                         DeviceFactory{"throttled",
+                                                       [](std::uint64_t memory_bytes) {
+                                                         return make_host_device(
+                                                             {.memory_bytes = memory_bytes,
+                                                              .copy_bytes_per_second =
+                                                                  2'000'000'000});
+                                                       }}),
+                         device_factory_name);
+
+// x -> 3 x + 1 on a compute stream between an upload and a download stream, two slots.
+TEST(HostDevice, ComputesInAPipeline) {
+  constexpr std::uint64_t kItems = 500;
+  constexpr std::uint64_t kElements = 1024;
+  constexpr std::uint64_t kItemBytes = kElements * sizeof(std::uint32_t);
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream up(*device, "up");
+  const Stream compute(*device, "compute");
+  const Stream down(*device, "down");
+  HostArray source(*device, kItems * kItemBytes);
+  HostArray target(*device, kItems * kItemBytes);
+  for (std::uint32_t i = 0; i < kItems * kElements; ++i) source.as<std::uint32_t>()[i] = i;
+  struct Slot {
+    DeviceBuffer memory;
+    Event uploaded, computed, downloaded;
+  };
+  std::array<Slot, 2> slots;
+  for (Slot& slot : slots) {
+    slot = {DeviceBuffer(*device, kItemBytes, "slot"), Event(*device), Event(*device),
+            Event(*device)};
+  }
+  for (std::uint64_t item = 0; item < kItems; ++item) {
+    const Slot& slot = slots[item % 2];
+    device->wait(up.id(), slot.downloaded.id());
+    device->copy(slot.memory.data(), source.data() + item * kItemBytes, kItemBytes, up.id());
+    device->record(slot.uploaded.id(), up.id());
+    device->wait(compute.id(), slot.uploaded.id());
+    device->launch(compute.id(), [memory = slot.memory.data()] {
+      auto* values = reinterpret_cast<std::uint32_t*>(memory);
+      for (std::uint64_t i = 0; i < kElements; ++i) values[i] = 3 * values[i] + 1;
+    });
+    device->record(slot.computed.id(), compute.id());
+    device->wait(down.id(), slot.computed.id());
+    device->copy(target.data() + item * kItemBytes, slot.memory.data(), kItemBytes, down.id());
+    device->record(slot.downloaded.id(), down.id());
+  }
+  device->synchronize(down.id());
+  for (std::uint32_t i = 0; i < kItems * kElements; ++i) {
+    ASSERT_EQ(target.as<std::uint32_t>()[i], 3 * i + 1) << i;
+  }
+}
+
+TEST(HostDevice, FailureOfLaunchedWorkIsRethrownAsItWasThrown) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  bool ran = false;
+  device->launch(stream.id(), [] { throw Error(ErrorCode::kNonFinite, "the loss is NaN"); });
+  device->launch(stream.id(), [&ran] { ran = true; });
+  for (int i = 0; i < 2; ++i) {
+    try {
+      device->synchronize(stream.id());
+      FAIL() << "no failure was reported";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+      EXPECT_STREQ(error.what(), "the loss is NaN");
+    }
+  }
+  EXPECT_FALSE(ran);
+}
+
+TEST(HostDevice, CapturesAreGoneWhenTheWorkIsDone) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  const Event event(*device);
+  const auto captured = std::make_shared<int>(1);
+  device->launch(stream.id(), [captured] {});
+  device->record(event.id(), stream.id());
+  device->synchronize(event.id());
+  EXPECT_EQ(captured.use_count(), 1);
+  device->call_host(stream.id(), [captured] {});
+  device->synchronize(stream.id());
+  EXPECT_EQ(captured.use_count(), 1);
+}
+
+TEST(HostDevice, DestructionFinishesTheWorkOfStreamsThatWaitForEachOther) {
+  int count = 0;
+  {
+    const auto device = make_host_device({.memory_bytes = 1_MiB});
+    std::array<StreamId, 6> streams{};
+    for (StreamId& stream : streams) stream = device->create_stream("test");
+    const EventId event = device->create_event();
+    for (int i = 0; i < 600; ++i) {
+      const StreamId stream = streams[static_cast<std::size_t>(i) % streams.size()];
+      device->wait(stream, event);
+      device->launch(stream, [&count] { ++count; });
+      device->record(event, stream);
+    }
+    (void)device->allocate(4_KiB, "never freed");
+  }
+  EXPECT_EQ(count, 600);
+}
+
+TEST(HostDevice, NamesItsThreads) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "a name longer than fifteen");
+  std::array<char, 32> name{};
+  device->launch(stream.id(),
+                 [&name] { pthread_getname_np(pthread_self(), name.data(), name.size()); });
+  device->synchronize(stream.id());
+  EXPECT_STREQ(name.data(), "a name longer t");
+}
+
+// Lower bounds only: a throttle may take longer, never less.
+TEST(HostDevice, ThrottleBoundsTheRateOfOneStreamsCopies) {
+  const auto device =
+      make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 100'000'000});
+  const Stream stream(*device, "test");
+  const Event begin(*device);
+  const Event end(*device);
+  HostArray source(*device, 10'000);
+  HostArray target(*device, 10'000);
+  Gate gate;
+  gate.block(*device, stream.id());
+  device->record(begin.id(), stream.id());
+  for (int i = 0; i < 200; ++i)
+    device->copy(target.data(), source.data(), 10'000, stream.id());  // 100 us each
+  device->record(end.id(), stream.id());
+  gate.open();
+  device->synchronize(stream.id());
+  // The bus is free from the moment the gate opened, a little before `begin` was stamped.
+  EXPECT_GE(device->elapsed_ns(begin.id(), end.id()), 19'000'000);
+}
+
+TEST(HostDevice, RefusesAThrottleThatLooksLikeAHang) {
+  EXPECT_THROW(make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 999'999}), Error);
+  EXPECT_NO_THROW(make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 1'000'000}));
+}
+
+class HostDeviceDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { testing::GTEST_FLAG(death_test_style) = "threadsafe"; }
+};
+
+TEST_F(HostDeviceDeathTest, HostFunctionsMustNotCallTheDevice) {
+  const auto misuse = [] {
+    const auto device = make_host_device({.memory_bytes = 1_MiB});
+    const Stream stream(*device, "test");
+    const Event event(*device);
+    device->call_host(stream.id(), [&] { device->record(event.id(), stream.id()); });
+    device->synchronize(stream.id());
+  };
+  EXPECT_DEATH(misuse(), "does not call the device");
+}
+
+TEST_F(HostDeviceDeathTest, RefusesIdsItDidNotGive) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  EXPECT_DEATH(device->synchronize(StreamId{}), "the stream exists");
+  EXPECT_DEATH(device->synchronize(EventId{}), "the event exists");
+}
+
+TEST_F(HostDeviceDeathTest, RefusesOverlappingCopies) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  std::array<std::byte, 16> memory{};
+  EXPECT_DEATH(device->copy(memory.data(), memory.data() + 7, 8, stream.id()), "do not overlap");
+  EXPECT_DEATH(device->copy(memory.data() + 7, memory.data(), 8, stream.id()), "do not overlap");
+  device->copy(memory.data(), memory.data() + 8, 8, stream.id());
+  device->synchronize(stream.id());
+}
+
+TEST_F(HostDeviceDeathTest, RefusesMemoryItDidNotGive) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  std::byte foreign{};
+  EXPECT_DEATH(device->free(&foreign), "what allocate");
+}
+
+TEST_F(HostDeviceDeathTest, RefusesElapsedTimeOfEventsThatHaveNotHappened) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Event event(*device);
+  EXPECT_DEATH(device->elapsed_ns(event.id(), event.id()), "the event was recorded");
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,235 @@
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "tests/contract/io_queue_contract.h"
+#include "tests/support/refused_syscall.h"
+
+namespace sluice::test {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Uring, IoQueueContract, ::testing::Values(make_uring_queue));
+
+// Reads from a pipe stay in the kernel until the test writes, and end short when it writes little.
+class UringQueueWithPipe : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    source_ = UniqueFd(ends[0]);
+    target_ = UniqueFd(ends[1]);
+    try {
+      queue_ = make_uring_queue({.depth = 2});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      GTEST_SKIP() << error.what();
+    }
+  }
+
+  void write_pipe(std::span<const std::byte> data) {
+    ASSERT_EQ(::write(target_.get(), data.data(), data.size()), static_cast<ssize_t>(data.size()));
+  }
+
+  // Returns when the queue has taken all that was written.
+  void await_empty_pipe() {
+    int unread_bytes = 1;
+    while (unread_bytes != 0) {
+      ASSERT_EQ(::ioctl(source_.get(), FIONREAD, &unread_bytes), 0);
+      std::this_thread::yield();
+    }
+  }
+
+  UniqueFd source_;
+  UniqueFd target_;
+  std::unique_ptr<IoQueue> queue_;
+};
+
+TEST_F(UringQueueWithPipe, ShortReadIsResumedWhereItEnded) {
+  std::mt19937_64 random(3);
+  std::vector<std::byte> written(4 * 4096);
+  for (std::byte& byte : written) byte = static_cast<std::byte>(random());
+  std::vector<std::byte> read(written.size());
+  RequestBatch batch(1);
+  batch.set(0, IoKind::kRead, source_.get(), 0, read);
+  queue_->submit(batch.pointers());
+  for (std::size_t page = 0; page < 4; ++page) {
+    write_pipe(std::span(written).subspan(page * 4096, 4096));
+    await_empty_pipe();
+  }
+  batch.wait();
+  EXPECT_EQ(batch[0].error, 0);
+  EXPECT_EQ(batch[0].transferred_bytes, written.size());
+  EXPECT_TRUE(equal(read, written));
+  EXPECT_EQ(queue_->counters().resumed, 3u);
+}
+
+TEST_F(UringQueueWithPipe, EndAfterAShortReadIsEIO) {
+  std::vector<std::byte> data(2 * 4096);
+  RequestBatch batch(1);
+  batch.set(0, IoKind::kRead, source_.get(), 0, data);
+  queue_->submit(batch.pointers());
+  write_pipe(std::vector<std::byte>(4096));
+  target_ = UniqueFd();
+  batch.wait();
+  EXPECT_EQ(batch[0].error, EIO);
+  EXPECT_EQ(batch[0].transferred_bytes, 4096u);
+}
+
+TEST_F(UringQueueWithPipe, EagainIsRetriedABoundedNumberOfTimes) {
+  ASSERT_EQ(::fcntl(source_.get(), F_SETFL, O_NONBLOCK), 0);
+  std::vector<std::byte> data(1);
+  RequestBatch batch(1);
+  batch.set(0, IoKind::kRead, source_.get(), 0, data);
+  batch.submit_and_wait(*queue_);
+  EXPECT_EQ(batch[0].error, EAGAIN);
+  EXPECT_EQ(queue_->counters().retried, 16u);
+  EXPECT_EQ(queue_->counters().failed, 1u);
+}
+
+TEST_F(UringQueueWithPipe, SlowRequestDoesNotHoldUpOthers) {
+  TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), 4096);
+  std::vector<std::byte> slow_data(1);
+  RequestBatch slow(1);
+  slow.set(0, IoKind::kRead, source_.get(), 0, slow_data);
+  queue_->submit(slow.pointers());
+  AlignedBuffer data(4096, "test");
+  RequestBatch quick(1);
+  quick.set(0, IoKind::kRead, file.descriptor(), 0, data.span());
+  for (int i = 0; i < 100; ++i) quick.submit_and_wait(*queue_);
+  EXPECT_EQ(slow.completion_count(), 0u);
+  write_pipe(std::vector<std::byte>(1));
+  slow.wait();
+  EXPECT_EQ(slow[0].error, 0);
+}
+
+// Depth 2: two requests in the kernel, two in the handover, and the fifth has to wait.
+TEST_F(UringQueueWithPipe, SubmitBlocksWhileFull) {
+  std::vector<std::byte> data(5);
+  RequestBatch batch(5);
+  for (std::size_t i = 0; i < 5; ++i)
+    batch.set(i, IoKind::kRead, source_.get(), 0, std::span(data).subspan(i, 1));
+  queue_->submit(batch.pointers().first(4));
+  std::atomic<bool> returned = false;
+  std::thread submitter([&] {
+    queue_->submit(batch.pointers().last(1));
+    returned = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(returned);
+  write_pipe(std::vector<std::byte>(5));
+  submitter.join();
+  batch.wait();
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(batch[i].error, 0);
+}
+
+TEST_F(UringQueueWithPipe, DestructionWaitsForTheKernel) {
+  std::vector<std::byte> data(4);
+  RequestBatch batch(4);
+  for (std::size_t i = 0; i < 4; ++i)
+    batch.set(i, IoKind::kRead, source_.get(), 0, std::span(data).subspan(i, 1));
+  queue_->submit(batch.pointers());
+  std::atomic<bool> destroyed = false;
+  std::thread destroyer([&] {
+    queue_.reset();
+    destroyed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(destroyed);
+  write_pipe(std::vector<std::byte>(4, std::byte{9}));
+  destroyer.join();
+  EXPECT_EQ(batch.completion_count(), 4u);
+  EXPECT_TRUE(std::ranges::all_of(data, [](std::byte b) { return b == std::byte{9}; }));
+}
+
+TEST_F(UringQueueWithPipe, CallbacksRunOnOneThreadThatIsNotTheCaller) {
+  static std::vector<std::thread::id> threads;
+  threads.clear();
+  std::vector<IoRequest> requests(10);
+  for (IoRequest& request : requests) {
+    request.on_complete = [](IoRequest&) { threads.push_back(std::this_thread::get_id()); };
+    IoRequest* const pointer = &request;
+    queue_->submit({&pointer, 1});
+  }
+  queue_->wait_idle();
+  ASSERT_EQ(threads.size(), requests.size());
+  for (const std::thread::id thread : threads) {
+    EXPECT_EQ(thread, threads.front());
+    EXPECT_NE(thread, std::this_thread::get_id());
+  }
+  EXPECT_EQ(queue_->name(), "uring");
+}
+
+TEST(UringQueue, ComesAndGoesWithoutLeavingDescriptors) {
+  const auto lowest_free = [] {
+    const UniqueFd probe(::eventfd(0, EFD_CLOEXEC));
+    return probe.get();
+  };
+  const int before = lowest_free();
+  for (int i = 0; i < 50; ++i) {
+    try {
+      (void)make_uring_queue({.depth = 64});
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  EXPECT_EQ(lowest_free(), before);
+}
+
+struct Refusal {
+  long syscall_number;
+  int error;
+  const char* remedy;
+};
+
+TEST(UringQueue, RefusedByTheKernelIsUnsupportedWithARemedy) {
+  for (const Refusal& refusal : {Refusal{SYS_io_uring_setup, EPERM, "seccomp profile"},
+                                 Refusal{SYS_io_uring_setup, ENOSYS, "Linux 5.6"},
+                                 Refusal{SYS_io_uring_setup, EINVAL, "Linux 5.6"},
+                                 Refusal{SYS_io_uring_setup, ENOMEM, "ulimit -l"},
+                                 Refusal{SYS_io_uring_setup, EMFILE, "ulimit -n"},
+                                 Refusal{SYS_eventfd2, EMFILE, "ulimit -n"}}) {
+    std::string message;
+    const bool filtered =
+        run_with_refused({.number = refusal.syscall_number, .error = refusal.error}, [&] {
+          message = expect_error(ErrorCode::kUnsupported, [] { (void)make_uring_queue({}); });
+        });
+    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+    EXPECT_NE(message.find(refusal.remedy), std::string::npos) << message;
+    EXPECT_NE(message.find("storage.backend"), std::string::npos) << message;
+    EXPECT_NE(message.find(errno_text(refusal.error)), std::string::npos) << message;
+  }
+}
+
+TEST(UringQueueDeathTest, CallbackMustNotSubmitToItsOwnQueue) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  std::unique_ptr<IoQueue> queue;
+  try {
+    queue = make_uring_queue({});
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  queue.reset();
+  EXPECT_DEATH(
+      {
+        static IoQueue* own;
+        const auto inner = make_uring_queue({});
+        own = inner.get();
+        IoRequest request;
+        request.on_complete = [](IoRequest& done) {
+          IoRequest* const again = &done;
+          own->submit({&again, 1});
+        };
+        IoRequest* const pointer = &request;
+        inner->submit({&pointer, 1});
+        inner->wait_idle();
+      },
+      "neither submit to its own queue");
+}
+
+}  // namespace
+}  // namespace sluice::test

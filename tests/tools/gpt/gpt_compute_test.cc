@@ -1,0 +1,212 @@
+// The whole model: loss, logits and every gradient against the double reference, and the promises
+// about bits (threads, addresses, bf16 at rest).
+#include "tools/gpt/gpt_compute.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "tests/tools/gpt/model_state.h"
+#include "tests/tools/gpt/reference_gpt.h"
+
+namespace sluice::gpt {
+namespace {
+
+using reference::Vector;
+
+// Small enough for a difference per parameter; no extent is a multiple of the 16 lanes.
+GptConfig small_config(bool tied_head) {
+  return {.layers = 2,
+          .heads = 3,
+          .embedding = 12,
+          .context = 7,
+          .vocabulary = 13,
+          .tied_head = tied_head};
+}
+constexpr BatchShape kSmallShape{.batch = 2, .sequence = 5};
+
+GptConfig medium_config() {
+  return {.layers = 2,
+          .heads = 2,
+          .embedding = 64,
+          .context = 96,
+          .vocabulary = 100,
+          .tied_head = true};
+}
+constexpr BatchShape kMediumShape{.batch = 3, .sequence = 90};
+
+struct Model {
+  GptConfig config;
+  BatchShape shape;
+  ModelSpec spec;
+  TensorMemory parameters;
+  std::vector<std::uint32_t> tokens, targets;
+
+  Model(const GptConfig& c, BatchShape s, std::uint64_t shift = 0)
+      : config(c), shape(s), spec(gpt_model_spec(c)), parameters(spec, DType::kFp32, shift) {
+    fill_random(spec, parameters);
+    tokens = random_tokens("tokens", shape.rows(), config.vocabulary);
+    targets = random_tokens("targets", shape.rows(), config.vocabulary);
+  }
+
+  reference::Parameters reference_parameters() const {
+    reference::Parameters values;
+    for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
+      const float* data = parameters.floats(unit, tensor);
+      values[t.name] = Vector(data, data + t.element_count());
+    });
+    return values;
+  }
+
+  PassResult run(unsigned threads, std::uint64_t shift = 0) const {
+    GptCompute compute(config, shape, {.threads = threads});
+    return run_training_pass(compute, spec, parameters, DType::kFp32, tokens, targets, shift);
+  }
+};
+
+class WholeModel : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TiedHead, WholeModel, testing::Bool());
+
+TEST_P(WholeModel, LossAndEveryGradientEqualTheReference) {
+  const Model model(small_config(GetParam()), kSmallShape);
+  const PassResult result = model.run(2);
+  reference::Parameters parameters = model.reference_parameters();
+  const auto loss = [&] {
+    return reference::cross_entropy(
+        reference::logits(model.config, parameters, model.tokens, model.shape.sequence),
+        model.targets);
+  };
+  EXPECT_NEAR(result.loss, loss(), 1e-6);
+  ASSERT_EQ(result.gradients.size(), parameters.size());
+  for (auto& [name, values] : parameters) {
+    Vector expected;
+    for (double& value : values) expected.push_back(reference::central_difference(&value, loss));
+    // fp32 rounding of sums over 10 tokens and two layers; the differences are good to 1e-9.
+    EXPECT_LT(relative_difference(result.gradients.at(name), expected), 3e-6) << name;
+  }
+}
+
+TEST_P(WholeModel, EvaluationGivesTheLossAndGenerationTheLogits) {
+  const Model model(small_config(GetParam()), kSmallShape);
+  GptCompute compute(model.config, model.shape, {.threads = 2});
+  const reference::Parameters parameters = model.reference_parameters();
+  compute.start_evaluation(model.tokens, model.targets);
+  run_forward(compute, model.spec, model.parameters);
+  EXPECT_NEAR(compute.loss(),
+              reference::cross_entropy(
+                  reference::logits(model.config, parameters, model.tokens, model.shape.sequence),
+                  model.targets),
+              1e-6);
+
+  for (std::size_t length = 1; length <= kSmallShape.sequence; ++length) {
+    const std::vector<std::uint32_t> prompt(model.tokens.begin(),
+                                            model.tokens.begin() + static_cast<long>(length));
+    compute.start_generation(prompt);
+    run_forward(compute, model.spec, model.parameters);
+    const Vector logits = reference::logits(model.config, parameters, prompt, length);
+    const Vector last(logits.end() - model.config.vocabulary, logits.end());
+    EXPECT_LT(relative_difference(compute.last_logits(), last), 2e-6) << length;
+  }
+  // A generation in between leaves no trace in the next training pass.
+  const PassResult after = run_training_pass(compute, model.spec, model.parameters, DType::kFp32,
+                                             model.tokens, model.targets);
+  EXPECT_EQ(after.gradients, model.run(2).gradients);
+}
+
+// 90 tokens span two blocks of queries and give every product several tiles.
+TEST(GptCompute, ThreadsChangeNoBit) {
+  const Model model(medium_config(), kMediumShape);
+  const PassResult one = model.run(1);
+  for (const unsigned threads : {2u, 3u}) {
+    const PassResult many = model.run(threads);
+    EXPECT_EQ(one.loss, many.loss);
+    EXPECT_EQ(one.gradients, many.gradients) << threads;
+  }
+}
+
+TEST(GptCompute, AddressesThatAreMultiplesOf256ChangeNoBit) {
+  const PassResult expected = Model(medium_config(), kMediumShape).run(2);
+  for (std::uint64_t shift = 1; shift < 16; shift += 2) {
+    const PassResult moved = Model(medium_config(), kMediumShape, shift).run(2, 16 - shift);
+    EXPECT_EQ(expected.loss, moved.loss);
+    EXPECT_EQ(expected.gradients, moved.gradients) << shift;
+  }
+}
+
+// bf16 at rest means: the same fp32 computation on the bf16 values, gradients rounded once.
+TEST_P(WholeModel, Bf16AtRestEqualsFp32OfItsValuesRounded) {
+  Model model(small_config(GetParam()), kSmallShape);
+  const TensorMemory narrow(model.spec, DType::kBf16);
+  for_each_tensor(model.spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
+    for (std::uint64_t i = 0; i < t.element_count(); ++i) {
+      float& value = model.parameters.floats(unit, tensor)[i];
+      narrow.bf16(unit, tensor)[i] = bf16_from_float(value);
+      value = float_from_bf16(narrow.bf16(unit, tensor)[i]);
+    }
+  });
+  const PassResult wide = model.run(2);
+  for (const DType gradients : {DType::kFp32, DType::kBf16}) {
+    GptCompute compute(model.config, model.shape,
+                       {.threads = 2, .precision = {DType::kBf16, gradients}});
+    const PassResult result =
+        run_training_pass(compute, model.spec, narrow, gradients, model.tokens, model.targets);
+    EXPECT_EQ(result.loss, wide.loss);
+    for (const auto& [name, expected] : wide.gradients) {
+      if (name == "wte.weight" && GetParam() && gradients == DType::kBf16) continue;  // two parts
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const float rounded =
+            gradients == DType::kFp32 ? expected[i] : float_from_bf16(bf16_from_float(expected[i]));
+        ASSERT_EQ(result.gradients.at(name)[i], rounded) << name << " " << i;
+      }
+    }
+  }
+}
+
+TEST(GptCompute, MemoryIsCountedAndNotGrown) {
+  const GptConfig config;
+  GptCompute compute(config, {.batch = 2, .sequence = 64}, {.threads = 1});
+  const std::uint64_t narrow_bytes = 2 * 64 * config.embedding * sizeof(float);
+  EXPECT_GT(compute.activation_bytes(), narrow_bytes * (16 * config.layers + 8));
+  EXPECT_LT(compute.activation_bytes(), narrow_bytes * (18 * config.layers + 12));
+}
+
+TEST(GptCompute, RejectsWhatItCannotCompute) {
+  const GptConfig config;
+  const auto code_of = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::kInternal;
+  };
+  EXPECT_EQ(code_of([&] { GptCompute(config, {1, 129}, {}); }), ErrorCode::kConfig);
+  EXPECT_EQ(code_of([&] { GptCompute(config, {0, 1}, {}); }), ErrorCode::kConfig);
+  EXPECT_EQ(code_of([&] { GptCompute(config, {1, 1}, {.threads = 0}); }), ErrorCode::kConfig);
+  EXPECT_EQ(code_of([&] {
+              GptCompute(config, {1, 1}, {.precision = {DType::kFp16, DType::kFp32}});
+            }),
+            ErrorCode::kUnsupported);
+  GptCompute compute(config, {1, 2}, {});
+  const std::vector<std::uint32_t> tokens = {1, 256};
+  EXPECT_EQ(code_of([&] { compute.start_training(tokens, tokens); }), ErrorCode::kInput);
+}
+
+TEST(GptComputeDeathTest, UsesComeInOrder) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Model model(small_config(true), kSmallShape);
+  GptCompute compute(model.config, model.shape, {});
+  EXPECT_DEATH(compute.forward(0, model.parameters.const_pointers(0)), "in order, after a start");
+  compute.start_evaluation(model.tokens, model.targets);
+  EXPECT_DEATH(compute.forward(1, model.parameters.const_pointers(1)), "in order, after a start");
+  EXPECT_DEATH(compute.loss(), "after the last forward use");
+  run_forward(compute, model.spec, model.parameters);
+  EXPECT_DEATH(
+      compute.backward(0, model.parameters.const_pointers(0), model.parameters.pointers(0)),
+      "forward pass of training");
+}
+
+}  // namespace
+}  // namespace sluice::gpt

@@ -1,0 +1,61 @@
+// A text or token file as training and validation data: mapped, never copied. The last part of the
+// file is for validation. Which sequences a step sees follows from (seed, step, micro-batch) alone.
+// Constant after construction.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tools/train_config.h"
+
+namespace sluice {
+
+// One micro-batch: sequences x context tokens each, and for each token the one that follows it.
+struct TokenBatch {
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint32_t> targets;
+};
+
+class Dataset {
+ public:
+  // Fails with: kInput when the file is missing, unreadable, empty, has tokens beyond the
+  // vocabulary, or either part is shorter than one sequence and its successor; kConfig when no file
+  // is given.
+  explicit Dataset(const TrainConfig& config);
+  ~Dataset();
+  Dataset(const Dataset&) = delete;
+  Dataset& operator=(const Dataset&) = delete;
+
+  std::uint64_t token_count() const { return token_count_; }
+  std::uint64_t training_tokens() const { return training_tokens_; }
+  std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
+
+  TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
+
+  // `count` batches spread evenly over the validation part (fewer when it is shorter than that).
+  std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
+
+  // Mean cross-entropy, in nats a token, of `batches` under the bigram model of the training part
+  // with add-one smoothing: what a model has to beat that has learned more than pairs.
+  double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
+
+ private:
+  void map_file();
+  void detect_format();
+  void check_tokens() const;
+  std::uint32_t token(std::uint64_t index) const;
+  void append_sequence(std::uint64_t begin, TokenBatch& batch) const;
+
+  // Constant after construction.
+  TrainConfig config_;
+  void* mapping_ = nullptr;
+  std::uint64_t mapping_bytes_ = 0;
+  const unsigned char* tokens_ = nullptr;
+  std::uint32_t token_bytes_ = 1;
+  std::uint64_t token_count_ = 0;
+  std::uint64_t training_tokens_ = 0;
+};
+
+}  // namespace sluice

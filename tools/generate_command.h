@@ -1,0 +1,24 @@
+// `sluice generate`: continues a prompt with a saved model. Parameters are read unit by unit from
+// the file, so memory holds one unit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice {
+
+struct GenerateOptions {
+  std::string model_file;
+  std::string prompt;
+  std::uint64_t tokens = 200;
+  double temperature = 0.8;
+  std::uint32_t top_k = 40;  // 0 = all
+  std::uint64_t seed = 1;
+  unsigned threads = 0;  // 0 = the granted cores
+};
+
+// Prints the prompt and its continuation as bytes. Returns the exit code.
+// Fails with: kInput (model file; an empty prompt; a vocabulary that is not bytes).
+int run_generate(const GenerateOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+#include "tools/gpt/activations.h"
+
+#include "base/units.h"
+#include "tools/gpt/attention.h"
+
+namespace sluice::gpt {
+
+// Hands out consecutive pieces of a buffer; without a buffer it only counts.
+class Activations::Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::uint64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_bytes_);
+    used_bytes_ += align_up(count * sizeof(T), 256);
+    return piece;
+  }
+  std::uint64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  std::byte* base_;
+  std::uint64_t used_bytes_ = 0;
+};
+
+Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads)
+    : blocks(config.layers) {
+  Carver count(nullptr);
+  carve(config, shape, threads, count);
+  buffer = AlignedBuffer(count.used_bytes(), "activations");
+  Carver place(buffer.data());
+  carve(config, shape, threads, place);
+}
+
+void Activations::carve(const GptConfig& config, BatchShape shape, unsigned threads,
+                        Carver& carver) {
+  const std::uint64_t rows = shape.rows();
+  const std::uint64_t narrow = rows * config.embedding;
+  for (BlockActivations& block : blocks) {
+    block.input = carver.take<float>(narrow);
+    block.norm1_moments = carver.take<RowMoments>(rows);
+    block.norm1 = carver.take<float>(narrow);
+    block.qkv = carver.take<float>(3 * narrow);
+    block.log_sums = carver.take<float>(rows * config.heads);
+    block.attention = carver.take<float>(narrow);
+    block.middle = carver.take<float>(narrow);
+    block.norm2_moments = carver.take<RowMoments>(rows);
+    block.norm2 = carver.take<float>(narrow);
+    block.mlp = carver.take<float>(4 * narrow);
+    block.gelu = carver.take<float>(4 * narrow);
+  }
+  final_input = carver.take<float>(narrow);
+  final_moments = carver.take<RowMoments>(rows);
+  final_norm = carver.take<float>(narrow);
+  logits = carver.take<float>(rows * config.vocabulary);
+  row_losses = carver.take<float>(rows);
+
+  d_residual = carver.take<float>(narrow);
+  d_narrow = carver.take<float>(narrow);
+  d_wide = carver.take<float>(4 * narrow);
+  const std::uint64_t scratch_floats = threads * attention_scratch_floats(shape.sequence);
+  attention_scratch = {carver.take<float>(scratch_floats), scratch_floats};
+}
+
+}  // namespace sluice::gpt

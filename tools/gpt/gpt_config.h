@@ -1,0 +1,24 @@
+// The shape of a GPT-2 model: what the section "model" of a config file says. Plain data; pure
+// functions, callable from any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::gpt {
+
+struct GptConfig {
+  std::uint32_t layers = 6;
+  std::uint32_t heads = 6;
+  std::uint32_t embedding = 192;  // width of the residual stream
+  std::uint32_t context = 128;    // longest sequence
+  std::uint32_t vocabulary = 256;
+  bool tied_head = true;  // logits come from wte.weight; otherwise from lm_head.weight
+
+  std::uint32_t head_width() const { return embedding / heads; }
+};
+
+// Fails with: kConfig, naming the key, its value and the remedy, when an extent is zero or beyond
+// its limit, or when `embedding` is not a multiple of `heads`.
+void validate(const GptConfig& config);
+
+}  // namespace sluice::gpt

@@ -1,0 +1,73 @@
+// The element-wise arithmetic of the model on contiguous fp32 memory, one thread each. Sums run in
+// 16 fixed lanes and the project never fuses a multiply with an add, so every instruction set that
+// the compiler makes a version for gives the same bits. Pure: callable from any thread on disjoint
+// memory. NaN and infinity pass through; nothing is checked here.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::gpt {
+
+// What the backward pass of a layer norm needs of a row.
+struct RowMoments {
+  float mean;
+  float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
+};
+
+// y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3): the tanh approximation
+// of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) = sigmoid(2u). The
+// exponential is a polynomial; the relative error of y stays below 3e-6.
+void gelu_row(const float* x, float* y, std::uint64_t count);
+
+// gradient[i] *= GELU'(x[i]).
+void gelu_backward_row(const float* x, float* gradient, std::uint64_t count);
+
+// y = (x - mean) * inverse_deviation * weight + bias, over one row of `count` elements.
+RowMoments layer_norm_row(const float* x, const float* weight, const float* bias, float* y,
+                          std::uint64_t count);
+
+// dx (+)= the gradient of layer_norm_row with respect to x, given dy. Ba, Kiros, Hinton (2016).
+enum class Into : std::uint8_t { kOverwrite, kAccumulate };
+void layer_norm_backward_row(const float* x, RowMoments moments, const float* weight,
+                             const float* dy, float* dx, std::uint64_t count, Into into);
+
+// Overwrites the scores s of one attention row with softmax(scale * s) and returns
+// log(sum(exp(scale * s))).
+float softmax_row(float* scores, float scale, std::uint64_t count);
+
+// Overwrites the scores with the probabilities exp(scale * s - log_sum), and `gradient` (with
+// respect to the probabilities) with the one with respect to s: p * (gradient - delta) * scale.
+void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
+                          std::uint64_t count);
+
+// Returns the cross entropy -log(softmax(logits)[target]).
+float cross_entropy_row(const float* logits, std::uint64_t count, std::uint64_t target);
+
+// The same, and overwrites the logits with their gradient times `scale`.
+float cross_entropy_gradient_row(float* logits, std::uint64_t count, std::uint64_t target,
+                                 float scale);
+
+// sum(a[i] * b[i]).
+float dot_row(const float* a, const float* b, std::uint64_t count);
+
+// target[i] += source[i].
+void add_row(float* target, const float* source, std::uint64_t count);
+
+// Sums over `row_count` rows of a `stride`d matrix, for its first `column_count` columns: blocks of
+// 64 rows first, then the blocks, both in order.
+// Requires: column_count <= kColumnSliceMax.
+inline constexpr std::uint64_t kColumnSliceMax = 32;
+void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
+                 std::uint64_t column_count, float* sums);
+
+// The gradients of a layer norm's weight and bias for a slice of columns, in the same order:
+// weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). x and dy share `stride`.
+void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const float* dy,
+                               std::uint64_t row_count, std::uint64_t stride,
+                               std::uint64_t column_count, float* weight, float* bias);
+
+// bf16 to fp32, exact; fp32 to bf16, to nearest even (base/dtype.h defines both).
+void widen_bf16_row(const std::uint16_t* source, float* target, std::uint64_t count);
+void round_bf16_row(const float* source, std::uint16_t* target, std::uint64_t count);
+
+}  // namespace sluice::gpt

@@ -1,0 +1,22 @@
+// Chooses the next token from the logits of a model. Pure, callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace sluice::gpt {
+
+struct SamplingOptions {
+  double temperature = 1.0;  // 0 takes the most probable token; higher is more varied
+  std::uint32_t top_k = 0;   // only the k most probable tokens; 0 means all
+  std::uint64_t seed = 0;
+};
+
+// The token at `position` of a generation: softmax(logits / temperature) over the top_k largest
+// logits (ties go to the smaller token), drawn with a random number that depends on (seed,
+// position) alone.
+// Requires: logits not empty and without NaN, temperature >= 0.
+std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
+                           std::uint64_t position);
+
+}  // namespace sluice::gpt

@@ -1,0 +1,87 @@
+// The sluice command: parses the command line, runs a subcommand, turns errors into messages and
+// exit codes.
+#include <cstdio>
+#include <exception>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "tools/exit_codes.h"
+#include "tools/generate_command.h"
+#include "tools/train_command.h"
+
+namespace {
+
+void add_train(CLI::App& app, sluice::TrainOptions& options) {
+  CLI::App* train = app.add_subcommand(
+      "train", "Train a GPT on a text, its state in device memory, host memory and on NVMe");
+  train
+      ->add_option("CONFIG", options.config_file,
+                   "Config file (JSON with comments; docs/configuration.md)")
+      ->required();
+  train->add_option("--data", options.data_file, "Text or token file; overrides data.file");
+  train->add_option("--steps", options.steps, "Overrides run.steps");
+  train->add_option("--seed", options.seed, "Overrides run.seed");
+  train
+      ->add_option("--set", options.assignments,
+                   "Override any key: --set memory.host=10MiB (may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  train->add_option("--init", options.init_file,
+                    "Start from the weights of a saved model (safetensors)");
+  train->add_option("--save", options.save_file,
+                    "Save the fp32 master weights at the end (safetensors)");
+  train->add_option("--json", options.json_file,
+                    "Write every step's figures and the state's SHA-256");
+  train->add_option("--csv", options.csv_file, "Write one row of figures a step");
+  train->add_flag("--quiet", options.quiet, "Print nothing but errors");
+}
+
+void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
+  CLI::App* generate =
+      app.add_subcommand("generate", "Continue a prompt with a saved byte-level model");
+  generate->add_option("--model", options.model_file, "Model file (safetensors)")->required();
+  generate->add_option("--prompt", options.prompt, "Text to continue")->required();
+  generate->add_option("--tokens", options.tokens, "How many bytes to add")->capture_default_str();
+  generate
+      ->add_option("--temperature", options.temperature,
+                   "0 = the most probable byte; higher = more varied")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  generate
+      ->add_option("--top-k", options.top_k, "Draw from the k most probable bytes; 0 = from all")
+      ->capture_default_str();
+  generate->add_option("--seed", options.seed, "Seed of the drawing")->capture_default_str();
+  generate
+      ->add_option("--threads", options.threads, "Threads; 0 = the cores granted to the process")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Sluice trains models whose training state fits neither the GPU nor the host's memory.",
+      "sluice");
+  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.require_subcommand(1);
+  sluice::TrainOptions train;
+  sluice::GenerateOptions generate;
+  add_train(app, train);
+  add_generate(app, generate);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? sluice::kExitOk : sluice::kExitUsage;
+  }
+  try {
+    return app.got_subcommand("train") ? sluice::run_train(train) : sluice::run_generate(generate);
+  } catch (const sluice::Error& error) {
+    fmt::print(stderr, "sluice: {}\n", error.what());
+    return sluice::exit_code_of(error.code());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "sluice: internal error: {}\n", error.what());
+    return sluice::kExitInternal;
+  }
+}

@@ -1,0 +1,112 @@
+#include "tools/model_file.h"
+
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "tools/gpt/gpt_model.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kPublishedHeadWidth = 64;
+
+// The keys of section "model", in the file's metadata as "model.layers" and so on.
+std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
+  return {{"model.layers", std::to_string(config.layers)},
+          {"model.heads", std::to_string(config.heads)},
+          {"model.embedding", std::to_string(config.embedding)},
+          {"model.context", std::to_string(config.context)},
+          {"model.vocabulary", std::to_string(config.vocabulary)},
+          {"model.tied_head", config.tied_head ? "true" : "false"}};
+}
+
+}  // namespace
+
+void save_model(const std::string& path, const gpt::GptConfig& config, Engine& engine) {
+  std::vector<SavedTensor> tensors;
+  for (const UnitSpec& unit : gpt::gpt_model_spec(config).units) {
+    for (const TensorSpec& tensor : unit.tensors)
+      tensors.push_back({.name = tensor.name, .shape = tensor.shape});
+  }
+  write_safetensors(path, tensors, metadata_of(config),
+                    [&](std::size_t index, std::uint64_t first, std::span<float> values) {
+                      engine.read_state(TensorId{static_cast<std::uint32_t>(index)},
+                                        StateKind::kMaster, first, std::as_writable_bytes(values));
+                    });
+}
+
+ModelFile::ModelFile(const std::string& path) : file_(path), config_(read_config()) {
+  check_tensors();
+}
+
+gpt::GptConfig ModelFile::read_config() const {
+  if (!file_.metadata().contains("model.layers")) return config_from_shapes();
+  const auto integer = [&](const std::string& key) {
+    const auto found = file_.metadata().find(key);
+    std::uint32_t value = 0;
+    if (found != file_.metadata().end()) {
+      const std::string& text = found->second;
+      if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc{})
+        return value;
+    }
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\": its metadata has no number \"{}\"", file_.path(), key));
+  };
+  gpt::GptConfig config{.layers = integer("model.layers"),
+                        .heads = integer("model.heads"),
+                        .embedding = integer("model.embedding"),
+                        .context = integer("model.context"),
+                        .vocabulary = integer("model.vocabulary")};
+  config.tied_head = !file_.has("lm_head.weight");
+  gpt::validate(config);
+  return config;
+}
+
+gpt::GptConfig ModelFile::config_from_shapes() const {
+  const auto& embedding = file_.shape("wte.weight");
+  const auto& positions = file_.shape("wpe.weight");
+  if (embedding.size() != 2 || positions.size() != 2)
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\": wte.weight and wpe.weight must be matrices", file_.path()));
+  gpt::GptConfig config;
+  config.vocabulary = static_cast<std::uint32_t>(embedding[0]);
+  config.embedding = static_cast<std::uint32_t>(embedding[1]);
+  config.context = static_cast<std::uint32_t>(positions[0]);
+  config.heads = std::max(1u, config.embedding / kPublishedHeadWidth);
+  config.layers = 0;
+  while (file_.has(fmt::format("h.{}.ln_1.weight", config.layers))) ++config.layers;
+  config.tied_head = !file_.has("lm_head.weight");
+  gpt::validate(config);
+  return config;
+}
+
+void ModelFile::check_tensors() const {
+  for (const UnitSpec& unit : gpt::gpt_model_spec(config_).units) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (file_.shape(tensor.name) == tensor.shape) continue;
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\": tensor \"{}\" has shape [{}], but the model needs [{}]",
+                              file_.path(), tensor.name, fmt::join(file_.shape(tensor.name), ", "),
+                              fmt::join(tensor.shape, ", ")));
+    }
+  }
+}
+
+void ModelFile::require_shape_of(const gpt::GptConfig& config) const {
+  const auto wanted = metadata_of(config);
+  for (const auto& [key, value] : metadata_of(config_)) {
+    if (wanted.at(key) != value)
+      throw Error(ErrorCode::kInput, fmt::format("\"{}\" has {} = {}, but the config says {}",
+                                                 file_.path(), key, value, wanted.at(key)));
+  }
+}
+
+InitialValues ModelFile::initial_values() const {
+  return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+    file_.read(tensor.name, first, values);
+  };
+}
+
+}  // namespace sluice

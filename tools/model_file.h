@@ -1,0 +1,42 @@
+// A GPT saved as safetensors: the fp32 master weights under GPT-2's names, the model's shape in the
+// metadata. Files of published GPT-2 checkpoints, which lack that metadata, are understood by their
+// shapes (64 elements a head).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/engine.h"
+#include "tools/gpt/gpt_config.h"
+#include "tools/safetensors.h"
+
+namespace sluice {
+
+// Fails with: as write_safetensors(). Requires: no step is active.
+void save_model(const std::string& path, const gpt::GptConfig& config, Engine& engine);
+
+class ModelFile {
+ public:
+  // Fails with: kInput when the file is not a GPT with every tensor of its shape.
+  explicit ModelFile(const std::string& path);
+
+  const gpt::GptConfig& config() const { return config_; }
+  const SafetensorsFile& tensors() const { return file_; }
+
+  // Fails with: kInput naming the first key of section "model" in which the file differs from
+  // `config`.
+  void require_shape_of(const gpt::GptConfig& config) const;
+
+  // For Engine::initialize(): the saved masters, bit for bit. The file must outlive it.
+  InitialValues initial_values() const;
+
+ private:
+  gpt::GptConfig read_config() const;
+  gpt::GptConfig config_from_shapes() const;
+  void check_tensors() const;
+
+  SafetensorsFile file_;
+  gpt::GptConfig config_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+// Files of named fp32 tensors in the safetensors format: 8 bytes of header length, a JSON header,
+// raw little-endian data. Writing is atomic: a temporary name beside the target, fsync, rename.
+// Reading maps the file and checks the header against its size.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct SavedTensor {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+
+  std::uint64_t element_count() const;
+};
+
+// Fills `values` with elements [first_element, first_element + values.size()) of tensor `index`.
+using TensorSource =
+    std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
+
+// Writes `tensors` in order, asking `source` piece by piece. `metadata` goes into the header.
+// Fails with: kInput when the folder is missing or not writable; kNoSpace, kIo. The target is then
+// as it was before.
+void write_safetensors(const std::string& path, std::span<const SavedTensor> tensors,
+                       const std::map<std::string, std::string>& metadata,
+                       const TensorSource& source);
+
+class SafetensorsFile {
+ public:
+  // Fails with: kInput when the file is missing, cut, or no safetensors file with F32 tensors.
+  explicit SafetensorsFile(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool has(const std::string& name) const { return entries_.contains(name); }
+  // Fails with: kInput when there is none of that name.
+  const std::vector<std::uint64_t>& shape(const std::string& name) const;
+  // Copies elements [first_element, ...) to `values`.
+  // Fails with: kInput for an unknown name. Requires: the range is inside the tensor.
+  void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
+
+ private:
+  struct Entry {
+    std::vector<std::uint64_t> shape;
+    std::uint64_t offset_bytes = 0;  // in the file
+    std::uint64_t size_bytes = 0;
+  };
+
+  void map_file();
+  void parse_header();
+  const Entry& entry(const std::string& name) const;
+
+  // Constant after construction.
+  std::string path_;
+  const unsigned char* mapping_ = nullptr;
+  std::uint64_t mapping_bytes_ = 0;
+  std::map<std::string, Entry> entries_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace sluice

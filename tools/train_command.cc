@@ -1,0 +1,168 @@
+#include "tools/train_command.h"
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "base/topology.h"
+#include "base/units.h"
+#include "tools/exit_codes.h"
+#include "tools/gpt/gpt_model.h"
+#include "tools/interrupt.h"
+#include "tools/model_file.h"
+#include "tools/state_hash.h"
+#include "tools/train_report.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kValidationBatches = 32;
+
+TrainConfig read_config(const TrainOptions& options) {
+  ConfigDocument document = ConfigDocument::from_file(options.config_file);
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
+  if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
+  TrainConfig config = train_config(document);
+  if (!options.data_file.empty()) config.data_file = options.data_file;
+  return config;
+}
+
+// A file that cannot be written should be known before hours of training, not after.
+void check_output(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  if (!std::filesystem::is_directory(folder))
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot write \"{}\": the folder \"{}\" does not exist", path,
+                            folder.string()));
+}
+
+std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
+  return make_host_device(
+      {.memory_bytes = config.engine.memory.device_bytes.value_or(topology().memory_bytes / 4)});
+}
+
+class TrainRun {
+ public:
+  TrainRun(const TrainOptions& options, const TrainConfig& config)
+      : options_(options),
+        config_(config),
+        dataset_(config_),
+        init_(options.init_file.empty() ? nullptr : std::make_unique<ModelFile>(options.init_file)),
+        device_(open_device(config_)),
+        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_),
+        trainer_(config_, dataset_, engine_, *device_) {
+    if (init_ != nullptr) init_->require_shape_of(config_.model);
+  }
+
+  int run() {
+    introduce();
+    engine_.initialize(initial_values());
+    train();
+    engine_.drain();
+    conclude();
+    return record_.interrupted ? kExitInterrupted : kExitOk;
+  }
+
+ private:
+  void introduce() {
+    record_.parameters = engine_.layout().parameter_count();
+    record_.state_bytes = engine_.layout().state_bytes();
+    record_.seed = config_.seed;
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches);
+    record_.device_pool_bytes = engine_.placement().device_bytes();
+    record_.host_pool_bytes = engine_.placement().host_bytes();
+    record_.activation_bytes = trainer_.activation_bytes();
+    if (options_.quiet) return;
+    fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
+               record_.parameters, device_->name(), format_bytes(record_.state_bytes),
+               dataset_.training_tokens(), dataset_.validation_tokens());
+    for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
+    fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
+    fmt::print("each step reads {} from storage and writes {}\n",
+               format_bytes(record_.predicted.nvme_read_bytes),
+               format_bytes(record_.predicted.nvme_write_bytes));
+    std::fflush(stdout);
+  }
+
+  InitialValues initial_values() {
+    if (init_ != nullptr) return init_->initial_values();
+    return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+      gpt::fill_initial_values(config_.model, config_.seed, tensor_spec(tensor), first, values);
+    };
+  }
+
+  const TensorSpec& tensor_spec(const TensorPlace& tensor) const {
+    const UnitPlace& unit = engine_.layout().unit(tensor.unit);
+    return model_.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
+  }
+
+  void train() {
+    catch_interrupts();
+    ProgressDisplay progress(config_.steps, options_.quiet);
+    for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      const TrainedStep trained = trainer_.train_step(step);
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+      record_.steps.push_back(
+          {.step = step + 1,
+           .loss = trained.loss,
+           .gradient_norm = trained.report.gradient_norm,
+           .time_s = time.count(),
+           .tokens =
+               std::uint64_t{config_.sequences} * config_.micro_batches * config_.model.context,
+           .nvme_read_bytes = trained.report.nvme_read_bytes,
+           .nvme_write_bytes = trained.report.nvme_write_bytes,
+           .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
+           .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9});
+      progress.show(record_.steps.back());
+      record_.interrupted = interrupted();
+    }
+    progress.finish();
+  }
+
+  void conclude() {
+    if (!record_.interrupted) {
+      const std::vector<TokenBatch> batches = dataset_.validation_batches(kValidationBatches);
+      record_.validation_loss = trainer_.evaluate(batches);
+      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
+    }
+    record_.state_sha256 = state_sha256(engine_);
+    if (!options_.save_file.empty()) save_model(options_.save_file, config_.model, engine_);
+    if (!options_.csv_file.empty()) write_csv(options_.csv_file, record_);
+    if (!options_.json_file.empty()) write_json(options_.json_file, record_);
+    if (options_.quiet) return;
+    if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
+    if (record_.validation_loss) {
+      fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
+                 *record_.validation_loss, *record_.bigram_cross_entropy);
+    }
+    fmt::print("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
+               record_.state_sha256);
+    if (!options_.save_file.empty()) fmt::print("model saved to {}\n", options_.save_file);
+  }
+
+  const TrainOptions& options_;
+  const TrainConfig& config_;
+  Dataset dataset_;
+  std::unique_ptr<ModelFile> init_;
+  ModelSpec model_ = gpt::gpt_model_spec(config_.model);
+  std::unique_ptr<HostDevice> device_;
+  Engine engine_;
+  Trainer trainer_;
+  RunRecord record_;
+};
+
+}  // namespace
+
+int run_train(const TrainOptions& options) {
+  const TrainConfig config = read_config(options);
+  for (const std::string& path : {options.json_file, options.csv_file, options.save_file})
+    check_output(path);
+  return TrainRun(options, config).run();
+}
+
+}  // namespace sluice

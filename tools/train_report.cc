@@ -1,0 +1,156 @@
+#include "tools/train_report.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kBarWidth = 24;
+
+// JSON has no NaN; a skipped step's norm is null.
+nlohmann::ordered_json number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+std::string duration_text(double seconds) {
+  const auto whole = static_cast<std::uint64_t>(seconds);
+  return whole >= 3600 ? fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60)
+                       : fmt::format("{}m{:02}s", whole / 60, whole % 60);
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.flush();
+  if (!file)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot write \"{}\": {}; check that its folder exists and is writable",
+                            path, errno_text(errno)));
+}
+
+}  // namespace
+
+std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
+  const Placement& placement = engine.placement();
+  std::string table = fmt::format("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
+  const auto row = [&](std::string_view tier, std::string_view name, std::uint64_t bytes,
+                       std::string_view reason) {
+    table += fmt::format("{:<8}{:<24}{:>10}  {}\n", tier, name, format_bytes(bytes), reason);
+  };
+  const auto sum = [&](Tier tier, std::uint64_t bytes, std::uint64_t budget_bytes) {
+    row(name_of(tier), "= sum", bytes,
+        fmt::format("of a budget of {}", format_bytes(budget_bytes)));
+  };
+  Tier tier = Tier::kDevice;
+  for (const Pool& pool : placement.pools()) {
+    if (pool.tier != tier && tier == Tier::kDevice)
+      sum(tier, placement.device_bytes(), placement.device_budget_bytes);
+    if (pool.tier != tier && tier == Tier::kHost)
+      sum(tier, placement.host_bytes(), placement.host_budget_bytes);
+    tier = pool.tier;
+    if (pool.size_bytes != 0) row(name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
+  }
+  row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(), "in scratch files without a name");
+  row("-", "activations", activation_bytes, "the application's, beside the budgets");
+  return table;
+}
+
+ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
+    : steps_(steps), quiet_(quiet), is_terminal_(::isatty(STDOUT_FILENO) == 1) {}
+
+void ProgressDisplay::show(const StepRecord& record) {
+  if (quiet_) return;
+  if (is_terminal_) return show_bar(record);
+  fmt::print(
+      "step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
+      "{:>8}  stall {:.3f} s\n",
+      record.step, steps_, record.loss, record.gradient_norm,
+      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
+  std::fflush(stdout);
+}
+
+void ProgressDisplay::show_bar(const StepRecord& record) {
+  const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
+  const auto filled = static_cast<int>(done * kBarWidth);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+  fmt::print(
+      "\r[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.0f} tok/s  {:.3f} s/step  r {} w {}  stall {:.3f} "
+      "s  {} left\x1b[K",
+      "", filled, "", kBarWidth - filled, record.step, steps_, record.loss,
+      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
+      duration_text(elapsed.count() * (1 / done - 1)));
+  std::fflush(stdout);
+  bar_is_open_ = true;
+}
+
+void ProgressDisplay::finish() {
+  if (bar_is_open_) fmt::print("\n");
+  bar_is_open_ = false;
+}
+
+void write_json(const std::string& path, const RunRecord& run) {
+  using nlohmann::ordered_json;
+  ordered_json document;
+  document["parameters"] = run.parameters;
+  document["state_bytes"] = run.state_bytes;
+  document["seed"] = run.seed;
+  document["steps"] = ordered_json::array();
+  for (const StepRecord& step : run.steps) {
+    document["steps"].push_back({{"step", step.step},
+                                 {"loss", number(step.loss)},
+                                 {"gradient_norm", number(step.gradient_norm)},
+                                 {"time_s", step.time_s},
+                                 {"tokens", step.tokens},
+                                 {"nvme_read_bytes", step.nvme_read_bytes},
+                                 {"nvme_write_bytes", step.nvme_write_bytes},
+                                 {"stall_s", step.stall_s},
+                                 {"optimizer_s", step.optimizer_s}});
+  }
+  document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
+  document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["device_pool_bytes"] = run.device_pool_bytes;
+  document["host_pool_bytes"] = run.host_pool_bytes;
+  document["activation_bytes"] = run.activation_bytes;
+  document["validation_loss"] =
+      run.validation_loss ? number(*run.validation_loss) : ordered_json(nullptr);
+  document["bigram_cross_entropy"] =
+      run.bigram_cross_entropy ? number(*run.bigram_cross_entropy) : ordered_json(nullptr);
+  document["peak_rss_bytes"] = peak_rss_bytes();
+  document["state_sha256"] = run.state_sha256;
+  document["interrupted"] = run.interrupted;
+  write_file(path, document.dump(2) + "\n");
+}
+
+void write_csv(const std::string& path, const RunRecord& run) {
+  std::string text =
+      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,stall_s,optimizer_"
+      "s\n";
+  for (const StepRecord& step : run.steps) {
+    text += fmt::format("{},{},{},{},{},{},{},{},{}\n", step.step, step.loss, step.gradient_norm,
+                        step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
+                        step.stall_s, step.optimizer_s);
+  }
+  write_file(path, text);
+}
+
+std::uint64_t peak_rss_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) << 10;
+}
+
+}  // namespace sluice
