@@ -44,7 +44,7 @@ elseif(NOT SLUICE_SANITIZE STREQUAL "")
   message(FATAL_ERROR "SLUICE_SANITIZE is \"${SLUICE_SANITIZE}\"; it must be empty, address or thread")
 endif()
 if(SLUICE_SANITIZE_FLAGS)
-  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:${SLUICE_SANITIZE_FLAGS}>)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${SLUICE_SANITIZE_FLAGS}>")
   add_link_options(${SLUICE_SANITIZE_FLAGS})
 endif()
 

@@ -8,9 +8,7 @@
 namespace sluice {
 
 struct WorkerArena::Tbb {
-  // Initialized here, not at the first call, so that what TBB allocates is there before several
-  // callers meet.
-  explicit Tbb(unsigned threads) : arena(static_cast<int>(threads)) { arena.initialize(); }
+  explicit Tbb(unsigned threads) : arena(static_cast<int>(threads)) {}
 
   tbb::task_arena arena;
 };

@@ -30,9 +30,9 @@ class WorkerArena {
   // exception from an iteration stops those not yet begun and is rethrown here.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
-    publish();
+    publish(begun_);
     run(count, &invoke<Body>, &body);
-    observe();
+    observe(ended_);
   }
 
  private:
@@ -40,25 +40,29 @@ class WorkerArena {
 
   template <class Body>
   static void invoke(const void* body, std::uint64_t index) {
-    observe();
+    observe(begun_);
     (*static_cast<const Body*>(body))(index);
-    publish();
+    publish(ended_);
   }
 
   void run(std::uint64_t count, Call call, const void* body);
 
+  // Two edges and not one, so that iterations are not ordered among themselves.
 #if defined(__SANITIZE_THREAD__)
-  static void publish() {
-    edge_.fetch_add(1, std::memory_order_release);
+  using Edge = std::atomic<std::uint64_t>;
+  static void publish(Edge& edge) {
+    edge.fetch_add(1, std::memory_order_release);
   }
-  static void observe() {
-    static_cast<void>(edge_.load(std::memory_order_acquire));
+  static void observe(Edge& edge) {
+    static_cast<void>(edge.load(std::memory_order_acquire));
   }
-  static inline std::atomic<std::uint64_t> edge_{0};
 #else
-  static void publish() {}
-  static void observe() {}
+  struct Edge {};
+  static void publish(Edge) {}
+  static void observe(Edge) {}
 #endif
+  static inline Edge begun_{};
+  static inline Edge ended_{};
 
   // Constant after construction.
   unsigned threads_;

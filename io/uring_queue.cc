@@ -84,8 +84,14 @@ class Ring {
   Ring& operator=(const Ring&) = delete;
   ~Ring() { io_uring_queue_exit(&ring_); }
 
+  // The calling thread becomes the owner. The library's io_uring_enable_rings() is this call, and
+  // is missing from its shared object in 2.3.
   void enable() {
-    if (!enabled_) SLUICE_CHECK(io_uring_enable_rings(&ring_) == 0, "a ring is enabled once");
+    if (!enabled_) {
+      SLUICE_CHECK(io_uring_register(static_cast<unsigned>(ring_.ring_fd),
+                                     IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0,
+                   "a ring is enabled once");
+    }
     enabled_ = true;
   }
 

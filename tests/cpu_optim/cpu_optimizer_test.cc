@@ -49,30 +49,31 @@ TEST_F(CpuOptimizerTest, ThreadsAndCutsGiveTheSameBits) {
 }
 
 TEST_F(CpuOptimizerTest, GradientOperationsGiveTheSameBits) {
+  constexpr std::uint64_t kCount = 40 * 32768 + 77;
   std::mt19937 random(2);
   std::vector<float> start;
   std::vector<float> source;
-  for (std::uint64_t i = 0; i < kLarge; ++i) {
+  for (std::uint64_t i = 0; i < kCount; ++i) {
     start.push_back(value(Values::kOrdinary, 0.1f, random));
     source.push_back(value(Values::kOrdinary, 0.1f, random));
   }
   std::vector<float> expected = start;
-  accumulate_gradient_reference(DType::kFp32, expected.data(), source.data(), kLarge);
+  accumulate_gradient_reference(DType::kFp32, expected.data(), source.data(), kCount);
   NormAccumulator expected_norm;
-  add_squared_norm_reference(DType::kFp32, expected.data(), kLarge, expected_norm);
+  add_squared_norm_reference(DType::kFp32, expected.data(), kCount, expected_norm);
   for (const unsigned threads : kThreadCounts) {
     CpuOptimizer optimizer(threads);
     std::vector<float> actual = start;
-    optimizer.accumulate(DType::kFp32, actual.data(), source.data(), kLarge);
+    optimizer.accumulate(DType::kFp32, actual.data(), source.data(), kCount);
     EXPECT_EQ(actual, expected) << threads;
     NormAccumulator norm;
-    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kCount, norm);
     EXPECT_EQ(norm.sum_of_squares(), expected_norm.sum_of_squares()) << threads;
     // Adds to what is there, and a bad value anywhere is seen.
-    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kCount, norm);
     EXPECT_EQ(norm.sum_of_squares(), 2 * expected_norm.sum_of_squares()) << threads;
-    actual[kLarge - 1] = HUGE_VALF;
-    optimizer.add_squared_norm(DType::kFp32, actual.data(), kLarge, norm);
+    actual[kCount - 1] = HUGE_VALF;
+    optimizer.add_squared_norm(DType::kFp32, actual.data(), kCount, norm);
     EXPECT_FALSE(norm.finite());
   }
 }

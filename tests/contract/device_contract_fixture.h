@@ -1,0 +1,87 @@
+// The fixture of the device contract (device_contract.h) and its helpers: page-locked host memory,
+// and a gate that holds a stream back. Used by one thread at a time.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "base/aligned_buffer.h"
+#include "base/units.h"
+#include "gpu/device.h"
+
+namespace sluice {
+
+struct DeviceFactory {
+  std::string name;
+  // Null when the machine has no such device; the cases then skip.
+  std::function<std::unique_ptr<Device>(std::uint64_t memory_bytes)> make;
+};
+
+// Page-locked host memory. `device` must outlive it.
+class HostArray {
+ public:
+  HostArray(Device& device, std::uint64_t size_bytes)
+      : device_(device), buffer_(size_bytes, "a test") {
+    device_.register_host_memory(buffer_.span());
+  }
+  HostArray(const HostArray&) = delete;
+  HostArray& operator=(const HostArray&) = delete;
+  ~HostArray() { device_.unregister_host_memory(buffer_.span()); }
+
+  std::byte* data() const { return buffer_.data(); }
+  std::uint64_t size_bytes() const { return buffer_.size_bytes(); }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(buffer_.data());
+  }
+  void fill_pattern(std::uint32_t seed) {
+    std::minstd_rand random(seed + 1);
+    for (std::byte& byte : buffer_.span()) byte = static_cast<std::byte>(random() >> 8);
+  }
+
+ private:
+  Device& device_;
+  AlignedBuffer buffer_;
+};
+
+// Holds a stream back until it is opened; opening twice or never is fine.
+class Gate {
+ public:
+  ~Gate() { open(); }
+  void block(Device& device, StreamId stream) {
+    device.call_host(stream, [opened = opened_] { opened.wait(); });
+  }
+  void open() {
+    if (!is_open_) promise_.set_value();
+    is_open_ = true;
+  }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> opened_ = promise_.get_future().share();
+  bool is_open_ = false;
+};
+
+class DeviceContract : public testing::TestWithParam<DeviceFactory> {
+ protected:
+  static constexpr std::uint64_t kMemoryBytes = 64_MiB;
+
+  void SetUp() override {
+    device_ = GetParam().make(kMemoryBytes);
+    if (device_ == nullptr) GTEST_SKIP() << "this machine has no " << GetParam().name << " device";
+  }
+  Device& device() { return *device_; }
+
+  std::unique_ptr<Device> device_;
+};
+
+inline std::string device_factory_name(const testing::TestParamInfo<DeviceFactory>& info) {
+  return info.param.name;
+}
+
+}  // namespace sluice

@@ -1,0 +1,119 @@
+// Cases of the device contract: order, asynchrony and failures of streams.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "tests/contract/device_contract_fixture.h"
+
+namespace sluice {
+
+// Streams.
+
+TEST_P(DeviceContract, WorkOnOneStreamRunsInOrder) {
+  const Stream stream(device(), "test");
+  std::vector<int> seen;
+  for (int i = 0; i < 1000; ++i) device().call_host(stream.id(), [&seen, i] { seen.push_back(i); });
+  device().synchronize(stream.id());
+  ASSERT_EQ(seen.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
+}
+
+TEST_P(DeviceContract, HostFunctionsAndCopiesKeepTheirOrder) {
+  const Stream stream(device(), "test");
+  HostArray value(device(), sizeof(std::uint64_t));
+  HostArray copies(device(), 200 * sizeof(std::uint64_t));
+  const DeviceBuffer buffer(device(), sizeof(std::uint64_t), "test");
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    device().call_host(stream.id(), [&value, i] { *value.as<std::uint64_t>() = i * i; });
+    device().copy(buffer.data(), value.data(), 8, stream.id());
+    device().call_host(stream.id(), [&value] { *value.as<std::uint64_t>() = ~std::uint64_t{0}; });
+    device().copy(copies.data() + 8 * i, buffer.data(), 8, stream.id());
+  }
+  device().synchronize(stream.id());
+  for (std::uint64_t i = 0; i < 200; ++i) ASSERT_EQ(copies.as<std::uint64_t>()[i], i * i);
+}
+
+// The copy stands behind work that only this thread can release: were copy() to wait for it, or to
+// run ahead of it, the case would hang or see the wrong bytes.
+TEST_P(DeviceContract, EnqueueingReturnsBeforeTheWorkIsDone) {
+  const Stream stream(device(), "test");
+  const Event event(device());
+  HostArray source(device(), 4096);
+  HostArray target(device(), 4096);
+  Gate gate;
+  gate.block(device(), stream.id());
+  device().copy(target.data(), source.data(), 4096, stream.id());
+  device().record(event.id(), stream.id());
+  EXPECT_FALSE(device().is_complete(event.id()));
+  source.fill_pattern(7);
+  gate.open();
+  device().synchronize(event.id());
+  EXPECT_TRUE(device().is_complete(event.id()));
+  EXPECT_EQ(std::memcmp(target.data(), source.data(), 4096), 0);
+}
+
+TEST_P(DeviceContract, StreamsRunConcurrently) {
+  const Stream held(device(), "held");
+  const Stream free(device(), "free");
+  Gate gate;
+  gate.block(device(), held.id());
+  bool ran = false;
+  device().call_host(free.id(), [&ran] { ran = true; });
+  device().synchronize(free.id());
+  EXPECT_TRUE(ran);
+  gate.open();
+}
+
+TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
+  std::atomic<int> count{0};
+  {
+    const Stream stream(device(), "test");
+    device().call_host(stream.id(),
+                       [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    for (int i = 0; i < 100; ++i) device().call_host(stream.id(), [&count] { ++count; });
+  }
+  EXPECT_EQ(count, 100);
+}
+
+// Failures.
+
+TEST_P(DeviceContract, FirstFailureIsKeptAndLaterWorkSkippedWhileEventsComplete) {
+  const Stream failing(device(), "failing");
+  const Stream other(device(), "other");
+  const Event failed(device());
+  const Event after(device());
+  HostArray source(device(), 64);
+  HostArray target(device(), 64);
+  source.fill_pattern(1);
+  bool ran = false;
+  device().call_host(failing.id(), [] { throw std::runtime_error("first failure"); });
+  device().call_host(failing.id(), [] { throw std::runtime_error("second failure"); });
+  device().record(failed.id(), failing.id());
+  device().wait(other.id(), failed.id());
+  device().call_host(other.id(), [&ran] { ran = true; });
+  device().copy(target.data(), source.data(), 64, other.id());
+  device().record(after.id(), other.id());
+  const auto expect_first = [](const auto& synchronize) {
+    try {
+      synchronize();
+      ADD_FAILURE() << "no failure was reported";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "first failure");
+    }
+  };
+  expect_first([&] { device().synchronize(after.id()); });
+  expect_first([&] { device().synchronize(failing.id()); });
+  expect_first([&] { device().synchronize(other.id()); });
+  EXPECT_TRUE(device().is_complete(after.id()));
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(target.data()[0], std::byte{0});
+}
+
+}  // namespace sluice
