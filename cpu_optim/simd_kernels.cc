@@ -55,15 +55,13 @@ HWY_INLINE hn::Vec<Tag> load_as_float(Tag tag, const std::uint16_t* source) {
 HWY_INLINE void store_rounded(FloatVector value, float* target) {
   hn::StoreU(value, kFloats, target);
 }
-// bf16_from_float(): nearest, ties to even; NaN quiet.
+// bf16_from_float() of a sum of two bf16 values: nearest, ties to even. If it is a NaN, then a
+// quiet one whose low half is zero, so that rounding leaves it alone.
 HWY_INLINE void store_rounded(FloatVector value, std::uint16_t* target) {
   const BitsVector bits = hn::BitCast(kBits, value);
-  const BitsVector high = hn::ShiftRight<16>(bits);
-  const BitsVector tie = hn::Add(hn::And(high, hn::Set(kBits, 1)), hn::Set(kBits, 0x7fff));
-  const BitsVector rounded = hn::ShiftRight<16>(hn::Add(bits, tie));
-  const BitsVector quiet = hn::Or(high, hn::Set(kBits, 0x0040));
-  const auto is_nan = hn::RebindMask(kBits, hn::IsNaN(value));
-  hn::StoreU(hn::TruncateTo(kHalves, hn::IfThenElse(is_nan, quiet, rounded)), kHalves, target);
+  const BitsVector odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kBits, 1));
+  const BitsVector rounded = hn::Add(bits, hn::Add(odd, hn::Set(kBits, 0x7fff)));
+  hn::StoreU(hn::TruncateTo(kHalves, hn::ShiftRight<16>(rounded)), kHalves, target);
 }
 
 // The two master layouts: a group of masters from memory and back.

@@ -30,9 +30,13 @@ struct Candidate {
   std::uint32_t soonest_reuse = kNever;
   std::uint32_t latest_use = 0;
   bool evicts = false;
+  // A unit evicted for it is in use until just before: the fetch could not overlap with any
+  // computation.
+  bool is_late = false;
 
   bool better_than(const Candidate& other) const {
     if (evicts != other.evicts) return !evicts;
+    if (is_late != other.is_late) return !is_late;
     if (soonest_reuse != other.soonest_reuse) return soonest_reuse > other.soonest_reuse;
     if (latest_use != other.latest_use) return latest_use < other.latest_use;
     return begin_bytes < other.begin_bytes;
@@ -118,6 +122,7 @@ class Planner {
       candidate.evicts = true;
       candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident.unit, use));
       candidate.latest_use = std::max(candidate.latest_use, resident.last_use);
+      candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
     }
     return candidate;
   }

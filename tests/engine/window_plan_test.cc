@@ -92,6 +92,21 @@ TEST(WindowPlan, OverwritesTheUnitUsedLongestAgoAmongEquals) {
   EXPECT_EQ(plan.uses[10].evicted_uses, std::vector<std::uint32_t>{7});
 }
 
+TEST(WindowPlan, ReadsAheadRatherThanKeepingWhatIsNeededSoon) {
+  // Unit 0 is needed again at the end (a tied head). With room for two, keeping it would leave one
+  // place, which could be filled only when its unit has been computed; so it goes, and comes back.
+  ModelSpec model;
+  for (std::uint32_t unit = 0; unit < 4; ++unit)
+    model.units.push_back(
+        {"u" + std::to_string(unit), {{.name = "w" + std::to_string(unit), .shape = {1}}}});
+  model.forward_order = {UnitId{0}, UnitId{1}, UnitId{2}, UnitId{3}, UnitId{0}};
+  const Schedule schedule = inference_schedule(validated(model));
+  const WindowPlan plan = plan_window(schedule, std::vector<std::uint64_t>(4, kPage), 2 * kPage, 1);
+  EXPECT_EQ(plan.uses[2].evicted_uses, std::vector<std::uint32_t>{0});
+  EXPECT_EQ(plan.uses[3].evicted_uses, std::vector<std::uint32_t>{1});
+  EXPECT_EQ(fetches(plan), 5u);
+}
+
 TEST(WindowPlan, DeviceHomedUnitsNeverFetch) {
   const Schedule schedule = sweep(3);
   const std::vector<std::uint64_t> bytes{0, kPage, kPage};

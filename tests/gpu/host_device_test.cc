@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -132,25 +133,19 @@ TEST(HostDevice, NamesItsThreads) {
   EXPECT_STREQ(name.data(), "a name longer t");
 }
 
-// Lower bounds only: a throttle may take longer, never less.
+// A lower bound that holds however the threads are scheduled: 200 copies of 100 us after `begin`.
 TEST(HostDevice, ThrottleBoundsTheRateOfOneStreamsCopies) {
   const auto device =
       make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 100'000'000});
   const Stream stream(*device, "test");
-  const Event begin(*device);
-  const Event end(*device);
   HostArray source(*device, 10'000);
   HostArray target(*device, 10'000);
-  Gate gate;
-  gate.block(*device, stream.id());
-  device->record(begin.id(), stream.id());
-  for (int i = 0; i < 200; ++i)
-    device->copy(target.data(), source.data(), 10'000, stream.id());  // 100 us each
-  device->record(end.id(), stream.id());
-  gate.open();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 200; ++i) {
+    device->copy(target.data(), source.data(), 10'000, stream.id());
+  }
   device->synchronize(stream.id());
-  // The bus is free from the moment the gate opened, a little before `begin` was stamped.
-  EXPECT_GE(device->elapsed_ns(begin.id(), end.id()), 19'000'000);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(20));
 }
 
 TEST(HostDevice, RefusesAThrottleThatLooksLikeAHang) {

@@ -1,5 +1,4 @@
 #include <sys/eventfd.h>
-#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
@@ -78,20 +77,6 @@ TEST_F(UringQueueWithPipe, EndAfterAShortReadIsEIO) {
   batch.wait();
   EXPECT_EQ(batch[0].error, EIO);
   EXPECT_EQ(batch[0].transferred_bytes, 4096u);
-}
-
-// An inotify descriptor without events; a pipe would not do, since io_uring waits for one even when
-// it is O_NONBLOCK.
-TEST_F(UringQueueWithPipe, EagainIsRetriedABoundedNumberOfTimes) {
-  const UniqueFd never_ready(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
-  ASSERT_TRUE(never_ready);
-  std::vector<std::byte> data(4096);
-  RequestBatch batch(1);
-  batch.set(0, IoKind::kRead, never_ready.get(), 0, data);
-  batch.submit_and_wait(*queue_);
-  EXPECT_EQ(batch[0].error, EAGAIN);
-  EXPECT_EQ(queue_->counters().retried, 16u);
-  EXPECT_EQ(queue_->counters().failed, 1u);
 }
 
 TEST_F(UringQueueWithPipe, SlowRequestDoesNotHoldUpOthers) {
