@@ -1,19 +1,18 @@
 #include "tools/dataset.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <unordered_map>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
 #include "tools/gpt/counter_random.h"
 
 namespace sluice {
@@ -23,6 +22,10 @@ namespace {
 // version and the third the number of tokens; then uint16 tokens.
 constexpr std::uint32_t kHeaderBytes = 1024;
 constexpr std::uint32_t kHeaderMagic = 20240520;
+constexpr std::uint32_t kHeaderVersion = 1;
+
+// Tokens looked at together where the whole file is.
+constexpr std::uint64_t kPieceTokens = 1 << 20;
 
 [[noreturn]] void fail(const std::string& file, const std::string& why) {
   throw Error(ErrorCode::kInput, fmt::format("data file \"{}\": {}", file, why));
@@ -34,7 +37,7 @@ Dataset::Dataset(const TrainConfig& config) : config_(config) {
   if (config_.data_file.empty())
     throw Error(ErrorCode::kConfig,
                 "no data file is given; set data.file in the config or pass --data FILE");
-  map_file();
+  open_file();
   detect_format();
   const std::uint64_t needed = std::uint64_t{config_.model.context} + 1;
   if (token_count_ < 2 * needed)
@@ -48,39 +51,35 @@ Dataset::Dataset(const TrainConfig& config) : config_(config) {
   check_tokens();
 }
 
-Dataset::~Dataset() {
-  if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
-}
-
-void Dataset::map_file() {
-  const UniqueFd file(::open(config_.data_file.c_str(), O_RDONLY | O_CLOEXEC));
+void Dataset::open_file() {
+  // O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+  file_ = UniqueFd(::open(config_.data_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (!file || ::fstat(file.get(), &status) != 0)
+  if (!file_ || ::fstat(file_.get(), &status) != 0)
     fail(config_.data_file, "cannot open it: " + errno_text(errno));
   if (!S_ISREG(status.st_mode)) fail(config_.data_file, "it is not a regular file");
   if (status.st_size == 0) fail(config_.data_file, "it is empty");
-  mapping_bytes_ = static_cast<std::uint64_t>(status.st_size);
-  void* mapping = ::mmap(nullptr, mapping_bytes_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (mapping == MAP_FAILED) fail(config_.data_file, "cannot map it: " + errno_text(errno));
-  mapping_ = mapping;
+  file_bytes_ = static_cast<std::uint64_t>(status.st_size);
 }
 
 void Dataset::detect_format() {
-  tokens_ = static_cast<const unsigned char*>(mapping_);
-  token_count_ = mapping_bytes_;
-  std::uint32_t header[3] = {};
-  if (mapping_bytes_ >= kHeaderBytes) std::memcpy(header, mapping_, sizeof header);
-  const bool has_header = header[0] == kHeaderMagic && header[1] == 1;
-  if (config_.data_format == TokenFormat::kBytes ||
-      (config_.data_format == TokenFormat::kAuto && !has_header))
-    return;
+  token_count_ = file_bytes_;
+  if (config_.data_format == TokenFormat::kBytes) return;
+  std::array<std::uint32_t, 3> header{};
+  if (file_bytes_ >= kHeaderBytes)
+    read_bytes(0, {reinterpret_cast<unsigned char*>(header.data()), sizeof header});
+  const bool has_header = header[0] == kHeaderMagic;
+  if (config_.data_format == TokenFormat::kAuto && !has_header) return;
+  if (has_header && header[1] != kHeaderVersion)
+    fail(config_.data_file,
+         fmt::format("its header says version {} of the token format; only {} is known", header[1],
+                     kHeaderVersion));
   token_bytes_ = 2;
-  const std::uint64_t header_bytes = has_header ? kHeaderBytes : 0;
-  tokens_ += header_bytes;
-  token_count_ = (mapping_bytes_ - header_bytes) / 2;
-  if ((mapping_bytes_ - header_bytes) % 2 != 0)
+  header_bytes_ = has_header ? kHeaderBytes : 0;
+  token_count_ = (file_bytes_ - header_bytes_) / token_bytes_;
+  if ((file_bytes_ - header_bytes_) % token_bytes_ != 0)
     fail(config_.data_file, fmt::format("its {} bytes are no whole number of uint16 tokens",
-                                        mapping_bytes_ - header_bytes));
+                                        file_bytes_ - header_bytes_));
   if (has_header && header[2] != token_count_)
     fail(config_.data_file,
          fmt::format("its header promises {} tokens, but {} follow; it is cut or damaged",
@@ -88,24 +87,51 @@ void Dataset::detect_format() {
 }
 
 void Dataset::check_tokens() const {
-  for (std::uint64_t i = 0; i < token_count_; ++i) {
-    if (token(i) >= config_.model.vocabulary)
+  if (token_bytes_ == 1 && config_.model.vocabulary >= 256) return;
+  for (std::uint64_t first = 0; first < token_count_; first += kPieceTokens) {
+    const auto tokens = read_tokens(first, std::min(kPieceTokens, token_count_ - first));
+    const auto beyond = std::ranges::find_if(
+        tokens, [this](std::uint32_t token) { return token >= config_.model.vocabulary; });
+    if (beyond != tokens.end())
       fail(config_.data_file,
-           fmt::format("token {} is {}, but model.vocabulary is {}; raise it to at least {}", i,
-                       token(i), config_.model.vocabulary, token(i) + 1));
+           fmt::format("token {} is {}, but model.vocabulary is {}; raise it to at least {}",
+                       first + static_cast<std::uint64_t>(beyond - tokens.begin()), *beyond,
+                       config_.model.vocabulary, *beyond + 1));
   }
 }
 
-std::uint32_t Dataset::token(std::uint64_t index) const {
-  if (token_bytes_ == 1) return tokens_[index];
-  return static_cast<std::uint32_t>(tokens_[2 * index] | (tokens_[2 * index + 1] << 8));
+void Dataset::read_bytes(std::uint64_t offset_bytes, std::span<unsigned char> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t got =
+        ::pread(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(config_.data_file, "cannot read it: " + errno_text(errno));
+    if (got == 0)
+      fail(config_.data_file,
+           fmt::format("it ends at byte {}, but had {} bytes at the start; it was cut meanwhile",
+                       offset_bytes, file_bytes_));
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+    offset_bytes += static_cast<std::uint64_t>(got);
+  }
+}
+
+std::vector<std::uint32_t> Dataset::read_tokens(std::uint64_t first, std::uint64_t count) const {
+  std::vector<unsigned char> bytes(count * token_bytes_);
+  read_bytes(header_bytes_ + first * token_bytes_, bytes);
+  std::vector<std::uint32_t> tokens(count);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = token_bytes_ == 1
+                    ? bytes[i]
+                    : static_cast<std::uint32_t>(bytes[2 * i] | (bytes[2 * i + 1] << 8));
+  }
+  return tokens;
 }
 
 void Dataset::append_sequence(std::uint64_t begin, TokenBatch& batch) const {
-  for (std::uint64_t i = begin; i < begin + config_.model.context; ++i) {
-    batch.tokens.push_back(token(i));
-    batch.targets.push_back(token(i + 1));
-  }
+  const std::vector<std::uint32_t> tokens =
+      read_tokens(begin, std::uint64_t{config_.model.context} + 1);
+  batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end() - 1);
+  batch.targets.insert(batch.targets.end(), tokens.begin() + 1, tokens.end());
 }
 
 TokenBatch Dataset::training_batch(std::uint64_t step, std::uint32_t micro_batch) const {
@@ -144,9 +170,13 @@ std::vector<TokenBatch> Dataset::validation_batches(std::uint32_t count) const {
 double Dataset::bigram_cross_entropy(std::span<const TokenBatch> batches) const {
   std::unordered_map<std::uint32_t, std::uint64_t> pairs;
   std::vector<std::uint64_t> firsts(config_.model.vocabulary, 0);
-  for (std::uint64_t i = 0; i + 1 < training_tokens_; ++i) {
-    ++pairs[token(i) << 16 | token(i + 1)];
-    ++firsts[token(i)];
+  for (std::uint64_t first = 0; first + 1 < training_tokens_; first += kPieceTokens) {
+    // One more than a piece: its last token is the first of a pair, too.
+    const auto tokens = read_tokens(first, std::min(kPieceTokens + 1, training_tokens_ - first));
+    for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+      ++pairs[tokens[i] << 16 | tokens[i + 1]];
+      ++firsts[tokens[i]];
+    }
   }
   double sum = 0;
   std::uint64_t count = 0;

@@ -1,6 +1,7 @@
-// A text or token file as training and validation data: mapped, never copied. The last part of the
-// file is for validation. Which sequences a step sees follows from (seed, step, micro-batch) alone.
-// Constant after construction.
+// A text or token file as training and validation data. It is read piece by piece and not mapped: a
+// mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
+// The last part of the file is for validation. Which sequences a step sees follows from (seed,
+// step, micro-batch) alone. Constant after construction; callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "tools/train_config.h"
 
 namespace sluice {
@@ -24,14 +26,12 @@ class Dataset {
   // vocabulary, or either part is shorter than one sequence and its successor; kConfig when no file
   // is given.
   explicit Dataset(const TrainConfig& config);
-  ~Dataset();
-  Dataset(const Dataset&) = delete;
-  Dataset& operator=(const Dataset&) = delete;
 
   std::uint64_t token_count() const { return token_count_; }
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
+  // Fails with: kInput when the file has been cut since.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
   // `count` batches spread evenly over the validation part (fewer when it is shorter than that).
@@ -42,17 +42,18 @@ class Dataset {
   double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
 
  private:
-  void map_file();
+  void open_file();
   void detect_format();
   void check_tokens() const;
-  std::uint32_t token(std::uint64_t index) const;
+  void read_bytes(std::uint64_t offset_bytes, std::span<unsigned char> bytes) const;
+  std::vector<std::uint32_t> read_tokens(std::uint64_t first, std::uint64_t count) const;
   void append_sequence(std::uint64_t begin, TokenBatch& batch) const;
 
   // Constant after construction.
   TrainConfig config_;
-  void* mapping_ = nullptr;
-  std::uint64_t mapping_bytes_ = 0;
-  const unsigned char* tokens_ = nullptr;
+  UniqueFd file_;
+  std::uint64_t file_bytes_ = 0;
+  std::uint64_t header_bytes_ = 0;
   std::uint32_t token_bytes_ = 1;
   std::uint64_t token_count_ = 0;
   std::uint64_t training_tokens_ = 0;

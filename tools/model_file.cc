@@ -42,26 +42,36 @@ ModelFile::ModelFile(const std::string& path) : file_(path), config_(read_config
 }
 
 gpt::GptConfig ModelFile::read_config() const {
-  if (!file_.metadata().contains("model.layers")) return config_from_shapes();
+  gpt::GptConfig config =
+      file_.metadata().contains("model.layers") ? config_from_metadata() : config_from_shapes();
+  config.tied_head = !file_.has("lm_head.weight");
+  try {
+    gpt::validate(config);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no usable GPT: {}", file_.path(), error.what()));
+  }
+  return config;
+}
+
+gpt::GptConfig ModelFile::config_from_metadata() const {
   const auto integer = [&](const std::string& key) {
     const auto found = file_.metadata().find(key);
     std::uint32_t value = 0;
     if (found != file_.metadata().end()) {
       const std::string& text = found->second;
-      if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc{})
-        return value;
+      const char* end = text.data() + text.size();
+      const auto parsed = std::from_chars(text.data(), end, value);
+      if (parsed.ec == std::errc{} && parsed.ptr == end) return value;
     }
     throw Error(ErrorCode::kInput,
                 fmt::format("\"{}\": its metadata has no number \"{}\"", file_.path(), key));
   };
-  gpt::GptConfig config{.layers = integer("model.layers"),
-                        .heads = integer("model.heads"),
-                        .embedding = integer("model.embedding"),
-                        .context = integer("model.context"),
-                        .vocabulary = integer("model.vocabulary")};
-  config.tied_head = !file_.has("lm_head.weight");
-  gpt::validate(config);
-  return config;
+  return {.layers = integer("model.layers"),
+          .heads = integer("model.heads"),
+          .embedding = integer("model.embedding"),
+          .context = integer("model.context"),
+          .vocabulary = integer("model.vocabulary")};
 }
 
 gpt::GptConfig ModelFile::config_from_shapes() const {
@@ -77,8 +87,6 @@ gpt::GptConfig ModelFile::config_from_shapes() const {
   config.heads = std::max(1u, config.embedding / kPublishedHeadWidth);
   config.layers = 0;
   while (file_.has(fmt::format("h.{}.ln_1.weight", config.layers))) ++config.layers;
-  config.tied_head = !file_.has("lm_head.weight");
-  gpt::validate(config);
   return config;
 }
 

@@ -32,6 +32,7 @@ class ModelFile {
 
  private:
   gpt::GptConfig read_config() const;
+  gpt::GptConfig config_from_metadata() const;
   gpt::GptConfig config_from_shapes() const;
   void check_tensors() const;
 

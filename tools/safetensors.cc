@@ -1,7 +1,6 @@
 #include "tools/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -23,6 +21,9 @@ namespace {
 
 using nlohmann::json;
 constexpr std::uint64_t kPieceElements = 256 << 10;
+constexpr std::uint64_t kLengthBytes = 8;
+// The format's own limit, which keeps a damaged length from asking for any amount of memory.
+constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
 
 // The file under its temporary name; removed unless it is renamed into place.
 class TemporaryFile {
@@ -98,7 +99,7 @@ void write_safetensors(const std::string& path, std::span<const SavedTensor> ten
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts at a multiple of 8
-  std::array<unsigned char, 8> length{};
+  std::array<unsigned char, kLengthBytes> length{};
   for (std::size_t i = 0; i < length.size(); ++i)
     length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
   TemporaryFile file(path);
@@ -117,69 +118,94 @@ void write_safetensors(const std::string& path, std::span<const SavedTensor> ten
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  map_file();
+  open_file();
   parse_header();
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  if (mapping_ != nullptr) ::munmap(const_cast<unsigned char*>(mapping_), mapping_bytes_);
+void SafetensorsFile::fail(const std::string& why) const {
+  throw Error(ErrorCode::kInput,
+              fmt::format("\"{}\" is no usable safetensors file: {}", path_, why));
 }
 
-void SafetensorsFile::map_file() {
-  const UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+void SafetensorsFile::open_file() {
+  // O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+  file_ = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (!file || ::fstat(file.get(), &status) != 0)
+  if (!file_ || ::fstat(file_.get(), &status) != 0)
     throw Error(ErrorCode::kInput,
                 fmt::format("cannot open the model file \"{}\": {}", path_, errno_text(errno)));
-  mapping_bytes_ = static_cast<std::uint64_t>(status.st_size);
-  void* mapping = mapping_bytes_ < 8
-                      ? MAP_FAILED
-                      : ::mmap(nullptr, mapping_bytes_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (mapping == MAP_FAILED)
-    throw Error(ErrorCode::kInput, fmt::format("\"{}\" is no safetensors file: it has {} bytes",
-                                               path_, mapping_bytes_));
-  mapping_ = static_cast<const unsigned char*>(mapping);
+  if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
+  file_bytes_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+void SafetensorsFile::read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t got =
+        ::pread(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      throw Error(ErrorCode::kIo, fmt::format("read of \"{}\" [{}, +{}) failed: {}", path_,
+                                              offset_bytes, bytes.size(), errno_text(errno)));
+    if (got == 0)
+      fail(fmt::format("it ends at byte {}, but had {} bytes when it was opened", offset_bytes,
+                       file_bytes_));
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+    offset_bytes += static_cast<std::uint64_t>(got);
+  }
 }
 
 void SafetensorsFile::parse_header() {
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\" is no usable safetensors file: {}", path_, why));
-  };
+  std::array<std::byte, kLengthBytes> prefix{};
+  if (file_bytes_ < prefix.size())
+    fail(fmt::format("it has {} bytes, fewer than the {} of the header's length", file_bytes_,
+                     prefix.size()));
+  read_bytes(0, prefix);
   std::uint64_t length = 0;
-  for (std::size_t i = 0; i < 8; ++i) length |= static_cast<std::uint64_t>(mapping_[i]) << (8 * i);
-  if (length > mapping_bytes_ - 8)
-    fail(fmt::format("its header claims {} bytes of {}", length, mapping_bytes_));
-  const json header =
-      json::parse(mapping_ + 8, mapping_ + 8 + length, nullptr, /*allow_exceptions=*/false);
+  for (std::size_t i = 0; i < prefix.size(); ++i)
+    length |= std::to_integer<std::uint64_t>(prefix[i]) << (8 * i);
+  if (length > std::min(file_bytes_ - prefix.size(), kHeaderBytesMax))
+    fail(fmt::format("its header claims {} bytes; the file has {}, and a header at most {}", length,
+                     file_bytes_, kHeaderBytesMax));
+  std::string text(length, '\0');
+  read_bytes(prefix.size(), std::as_writable_bytes(std::span(text)));
+  const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) fail("its header is not a JSON object");
-  const std::uint64_t data_bytes = mapping_bytes_ - 8 - length;
   for (const auto& [name, value] : header.items()) {
     try {
       if (name == "__metadata__") {
         metadata_ = value.get<std::map<std::string, std::string>>();
-        continue;
+      } else if (value.at("dtype") == "F32") {  // not the masks of published checkpoints
+        add_entry(name, value.at("shape").get<std::vector<std::uint64_t>>(),
+                  value.at("data_offsets").get<std::array<std::uint64_t, 2>>(),
+                  prefix.size() + length);
       }
-      if (value.at("dtype") != "F32")
-        continue;  // attention masks of published checkpoints, for one
-      Entry entry{.shape = value.at("shape").get<std::vector<std::uint64_t>>(),
-                  .offset_bytes = 0,
-                  .size_bytes = 0};
-      const auto offsets = value.at("data_offsets").get<std::array<std::uint64_t, 2>>();
-      if (offsets[0] > offsets[1] || offsets[1] > data_bytes)
-        fail(fmt::format(
-            "tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged", name,
-            offsets[0], offsets[1], data_bytes));
-      entry.offset_bytes = 8 + length + offsets[0];
-      entry.size_bytes = offsets[1] - offsets[0];
-      if (SavedTensor{name, entry.shape}.element_count() * sizeof(float) != entry.size_bytes)
-        fail(fmt::format("tensor \"{}\" has {} bytes, which its shape does not", name,
-                         entry.size_bytes));
-      entries_.emplace(name, std::move(entry));
     } catch (const json::exception& error) {
       fail(fmt::format("the header entry \"{}\" is malformed: {}", name, error.what()));
     }
   }
+}
+
+void SafetensorsFile::add_entry(const std::string& name, std::vector<std::uint64_t> shape,
+                                const std::array<std::uint64_t, 2>& offsets,
+                                std::uint64_t data_begin) {
+  const std::uint64_t data_bytes = file_bytes_ - data_begin;
+  const auto [begin, end] = offsets;
+  if (begin > end || end > data_bytes)
+    fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
+                     name, begin, end, data_bytes));
+  // Divided down instead of multiplied up: a damaged shape may have any product.
+  std::uint64_t rest = (end - begin) / sizeof(float);
+  bool fits = (end - begin) % sizeof(float) == 0;
+  for (const std::uint64_t extent : shape) {
+    fits = fits && extent != 0 && rest % extent == 0;
+    if (fits) rest /= extent;
+  }
+  if (!fits || rest != 1)
+    fail(fmt::format("tensor \"{}\" of shape [{}] cannot have {} bytes", name,
+                     fmt::join(shape, ", "), end - begin));
+  entries_.emplace(name, Entry{.shape = std::move(shape),
+                               .offset_bytes = data_begin + begin,
+                               .size_bytes = end - begin});
 }
 
 const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {
@@ -198,8 +224,7 @@ void SafetensorsFile::read(const std::string& name, std::uint64_t first_element,
   const Entry& found = entry(name);
   SLUICE_CHECK(first_element * sizeof(float) + values.size_bytes() <= found.size_bytes,
                "a read stays inside its tensor");
-  std::memcpy(values.data(), mapping_ + found.offset_bytes + first_element * sizeof(float),
-              values.size_bytes());
+  read_bytes(found.offset_bytes + first_element * sizeof(float), std::as_writable_bytes(values));
 }
 
 }  // namespace sluice

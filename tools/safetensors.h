@@ -1,14 +1,18 @@
 // Files of named fp32 tensors in the safetensors format: 8 bytes of header length, a JSON header,
 // raw little-endian data. Writing is atomic: a temporary name beside the target, fsync, rename.
-// Reading maps the file and checks the header against its size.
+// Reading checks the header against the file's size first, and then fetches what is asked for: a
+// mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "base/unique_fd.h"
 
 namespace sluice {
 
@@ -34,9 +38,6 @@ class SafetensorsFile {
  public:
   // Fails with: kInput when the file is missing, cut, or no safetensors file with F32 tensors.
   explicit SafetensorsFile(const std::string& path);
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -44,7 +45,8 @@ class SafetensorsFile {
   // Fails with: kInput when there is none of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // Copies elements [first_element, ...) to `values`.
-  // Fails with: kInput for an unknown name. Requires: the range is inside the tensor.
+  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo. Requires: the
+  // range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 
  private:
@@ -54,14 +56,19 @@ class SafetensorsFile {
     std::uint64_t size_bytes = 0;
   };
 
-  void map_file();
+  void open_file();
   void parse_header();
+  // `shape` and `offsets` are as the header says; the data begins at byte `data_begin` of the file.
+  void add_entry(const std::string& name, std::vector<std::uint64_t> shape,
+                 const std::array<std::uint64_t, 2>& offsets, std::uint64_t data_begin);
+  void read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
+  [[noreturn]] void fail(const std::string& why) const;
   const Entry& entry(const std::string& name) const;
 
   // Constant after construction.
   std::string path_;
-  const unsigned char* mapping_ = nullptr;
-  std::uint64_t mapping_bytes_ = 0;
+  UniqueFd file_;
+  std::uint64_t file_bytes_ = 0;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };

@@ -12,6 +12,26 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
                         .gradients = config.engine.precision.gradients}};
 }
 
+// Waits for a stream when it goes, also when an exception passes: work that was enqueued uses local
+// variables of the function that leaves.
+class StreamGuard {
+ public:
+  StreamGuard(HostDevice& device, const Stream& stream) : device_(device), stream_(stream) {}
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+  ~StreamGuard() {
+    try {
+      device_.synchronize(stream_.id());
+    } catch (...) {
+      // The failure that is on its way already, or the one that it led to.
+    }
+  }
+
+ private:
+  HostDevice& device_;
+  const Stream& stream_;
+};
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
@@ -43,6 +63,7 @@ Trainer::GradientList Trainer::gradients_of(const Lease& lease) const {
 
 TrainedStep Trainer::train_step(std::uint64_t step_number) {
   TrainedStep trained;
+  const StreamGuard guard(device_, stream_);
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
                                   .micro_batches = config_.micro_batches});
   for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
@@ -73,6 +94,7 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
 
 double Trainer::evaluate(std::span<const TokenBatch> batches) {
   double loss = 0;
+  const StreamGuard guard(device_, stream_);
   for (const TokenBatch& batch : batches) {
     Inference inference = engine_.begin_inference();
     device_.launch(stream_.id(),

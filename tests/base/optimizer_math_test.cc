@@ -109,9 +109,9 @@ TEST(AdamElement, RoundsAfterEveryOperation) {
     master_differs += fused.master != expected.master ? 1 : 0;
   }
   // The inputs can tell the two apart.
-  EXPECT_GT(exp_avg_differs, 1000);
-  EXPECT_GT(exp_avg_sq_differs, 1000);
-  EXPECT_GT(master_differs, 1000);
+  EXPECT_GT(exp_avg_differs, 100);
+  EXPECT_GT(exp_avg_sq_differs, 100);
+  EXPECT_GT(master_differs, 100);
 }
 
 TEST(AdamElement, FirstStepMovesByTheLearningRateAgainstTheGradient) {

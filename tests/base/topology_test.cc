@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <thread>
 
 namespace sluice {
 namespace {
@@ -46,19 +45,21 @@ TEST(Topology, SaysWhatThisProcessMayUse) {
   EXPECT_EQ(&topology(), &found);
 }
 
-// In a thread, so that the mask of the test program stays as it is.
-TEST(Topology, KeepsToTheAffinityMask) {
-  std::thread([] {
-    cpu_set_t mask;
-    CPU_ZERO(&mask);
-    ASSERT_EQ(::sched_getaffinity(0, sizeof(mask), &mask), 0);
-    int first = 0;
-    while (!CPU_ISSET(first, &mask)) ++first;
-    CPU_ZERO(&mask);
-    CPU_SET(first, &mask);
-    ASSERT_EQ(::sched_setaffinity(0, sizeof(mask), &mask), 0);
-    EXPECT_EQ(read_topology("/nowhere", "/nowhere").granted_cores, 1u);
-  }).join();
+[[noreturn]] void exit_with_cores_of_a_process_on_one_core() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (::sched_getaffinity(0, sizeof(mask), &mask) != 0) ::_exit(101);
+  int first = 0;
+  while (!CPU_ISSET(first, &mask)) ++first;
+  CPU_ZERO(&mask);
+  CPU_SET(first, &mask);
+  if (::sched_setaffinity(0, sizeof(mask), &mask) != 0) ::_exit(102);
+  ::_exit(static_cast<int>(read_topology("/nowhere", "/nowhere").granted_cores));
+}
+
+// In a child process, so that the mask of the test program stays as it is.
+TEST(TopologyDeathTest, KeepsToTheAffinityMask) {
+  EXPECT_EXIT(exit_with_cores_of_a_process_on_one_core(), testing::ExitedWithCode(1), "");
 }
 
 TEST_F(FakeCgroup, MissingFilesLimitNothing) {

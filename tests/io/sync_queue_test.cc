@@ -1,4 +1,5 @@
 #include <thread>
+#include <vector>
 
 #include "tests/contract/io_queue_contract.h"
 

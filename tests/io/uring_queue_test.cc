@@ -3,7 +3,6 @@
 #include <sys/syscall.h>
 
 #include <chrono>
-#include <optional>
 #include <thread>
 
 #include "tests/contract/io_queue_contract.h"

@@ -1,0 +1,62 @@
+// The fixture of the IoQueue contract: makes the queue under test and the files that it works on.
+// The cases are in io_queue_contract.h.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "io/io_queue.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+
+using IoQueueFactory = std::unique_ptr<IoQueue> (*)(const IoQueueOptions&);
+
+class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
+ protected:
+  void SetUp() override {
+    try {
+      (void)GetParam()({.depth = 1});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      GTEST_SKIP() << error.what();
+    }
+  }
+
+  static std::unique_ptr<IoQueue> make_queue(std::uint32_t depth = 8) {
+    return GetParam()({.depth = depth});
+  }
+
+  // A file in the page cache, without alignment, `size_bytes` long.
+  UniqueFd open_plain(std::uint64_t size_bytes, int flags = O_RDWR) {
+    const std::string path = directory_.file("plain");
+    UniqueFd file(::open(path.c_str(), flags | O_CREAT | O_CLOEXEC, 0600));
+    EXPECT_TRUE(file);
+    EXPECT_EQ(::truncate(path.c_str(), static_cast<off_t>(size_bytes)), 0);
+    return file;
+  }
+
+  static void fill_random(std::span<std::byte> target, std::mt19937_64& random) {
+    for (std::byte& byte : target) byte = static_cast<std::byte>(random());
+  }
+
+  TempDirectory directory_;
+};
+
+inline bool equal(std::span<const std::byte> left, std::span<const std::byte> right) {
+  return std::ranges::equal(left, right);
+}
+
+}  // namespace sluice::test

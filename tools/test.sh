@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Builds Sluice and runs its tests: a release build with every test but the slow ones, then the cpu and io tests under
+# AddressSanitizer and UndefinedBehaviorSanitizer. Installs missing Debian packages first.
+#   --slow      also ThreadSanitizer, and the tests labelled slow
+#   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that with --slow)
+#   --seed N    where the randomized tests begin (default: 1); a failing test prints the seed that repeats it
+#   --jobs N    parallel compile jobs and tests (default: the processors)
+# Exits with 0 when everything passed. Build trees: build/release, build/asan, build/tsan.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/test.sh; }
+
+slow=no
+jobs=$(nproc)
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --slow) slow=yes ;;
+    --cases | --seed | --jobs)
+      if [[ ! ${2:-} =~ ^[0-9]+$ ]]; then
+        echo "tools/test.sh: $1 needs a number" >&2
+        exit 2
+      fi
+      case $1 in
+        --cases) export SLUICE_TEST_CASES=$2 ;;
+        --seed) export SLUICE_TEST_SEED=$2 ;;
+        --jobs) jobs=$2 ;;
+      esac
+      shift
+      ;;
+    --help | -h)
+      usage
+      exit 0
+      ;;
+    *)
+      echo "tools/test.sh: unknown option \"$1\"" >&2
+      usage >&2
+      exit 2
+      ;;
+  esac
+  shift
+done
+[[ $slow == yes ]] && export SLUICE_TEST_CASES_SCALE=${SLUICE_TEST_CASES_SCALE:-50}
+
+say() { printf '\n==> [%4d s] %s\n' "$SECONDS" "$*"; }
+
+# build PRESET [CMAKE ARGUMENTS...]
+build() {
+  say "building the preset \"$1\""
+  cmake --preset "$1" "${@:2}" >"build/$1.configure.log" 2>&1 || {
+    cat "build/$1.configure.log" >&2
+    return 1
+  }
+  sed -n '/^-- Sluice /,$ {/^-- \(Sluice\|  \)/p}' "build/$1.configure.log"
+  cmake --build "build/$1" --parallel "$jobs"
+}
+
+# run PRESET CTEST-ARGUMENTS...
+run() {
+  say "testing the preset \"$1\": ctest ${*:2}"
+  ctest --test-dir "build/$1" --parallel "$jobs" --output-on-failure --progress "${@:2}"
+}
+
+tools/install_packages.sh run test
+mkdir -p build
+
+# CUDA code is compiled for the card that is here, else for the default architecture.
+cuda=()
+if capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1) &&
+  [[ $capability =~ ^([0-9]+)\.([0-9]+)$ ]]; then
+  cuda=("-DSLUICE_CUDA_ARCHITECTURES=${BASH_REMATCH[1]}${BASH_REMATCH[2]}-real")
+fi
+
+build release "${cuda[@]}"
+run release --label-exclude slow
+build asan
+run asan --label-regex '^(cpu|io)$'
+if [[ $slow == yes ]]; then
+  build tsan
+  TSAN_OPTIONS="suppressions=$PWD/tests/support/tsan.supp ${TSAN_OPTIONS:-}" \
+    run tsan --label-regex '^(cpu|io)$'
+  run release --label-regex '^slow$'
+fi
+say "all tests passed"
