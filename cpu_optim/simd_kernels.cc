@@ -123,8 +123,9 @@ void adam(const AdamCoefficients& c, const AdamArrays& arrays) {
   const FloatVector decay_factor = hn::Set(kFloats, c.decay_factor);
   const FloatVector step_size = hn::Set(kFloats, c.step_size);
   constexpr std::size_t kLanes = hn::MaxLanes(kFloats);
-  std::size_t i = 0;
-  for (; i + kLanes <= arrays.element_count; i += kLanes) {
+  const std::uint64_t element_count = arrays.element_count;  // stores cannot change a local
+  std::uint64_t i = 0;
+  for (; i + kLanes <= element_count; i += kLanes) {
     const FloatVector g = hn::Mul(load_as_float(kFloats, gradient + i), gradient_scale);
     const FloatVector m =
         hn::Add(hn::Mul(beta1, hn::LoadU(kFloats, exp_avg + i)), hn::Mul(one_minus_beta1, g));
@@ -137,7 +138,7 @@ void adam(const AdamCoefficients& c, const AdamArrays& arrays) {
     hn::StoreU(v, kFloats, exp_avg_sq + i);
     master.store(p, i);
   }
-  if (i != arrays.element_count) adam_reference(c, slice(arrays, i, arrays.element_count - i));
+  if (i != element_count) adam_reference(c, slice(arrays, i, element_count - i));
 }
 
 std::string_view adam_of_any_type(const AdamCoefficients& c, const AdamArrays& arrays) {

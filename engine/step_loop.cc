@@ -177,6 +177,7 @@ StepReport StepLoop::finish_step() {
             leases_held_, describe_use(next_use_)));
   const std::uint64_t begin_ns = steady_now_ns();
   scheduler_.await([this] { return drain_.is_complete() && drain_.idle() && prefetcher_.idle(); });
+  throw_if_device_failed();
   StepReport report{.step = applied_step_};
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (drain_.norm().finite()) {
@@ -204,6 +205,11 @@ StepReport StepLoop::finish_step() {
   return report;
 }
 
+// Everything enqueued has completed by now; what failed on the way must not be taken for a result.
+void StepLoop::throw_if_device_failed() const {
+  device_.synchronize(arrived_events_.front().id());
+}
+
 // sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
 double StepLoop::mean_gradient_norm() const {
   return std::sqrt(drain_.norm().sum_of_squares()) / options_.micro_batches;
@@ -221,7 +227,8 @@ void StepLoop::run_pass(double clip_factor) {
   try {
     scheduler_.run([&] { pass_.begin(decayed_coefficients, plain_coefficients, applied_step_); });
     scheduler_.await([this] { return pass_.is_complete() && pass_.idle(); });
-  } catch (const Error& error) {
+    throw_if_device_failed();
+  } catch (const std::exception& error) {
     poison_ =
         Error(ErrorCode::kPoisoned, fmt::format("the update of step {} failed midway, so the state "
                                                 "is neither that of step {} nor of step {}; start "

@@ -80,6 +80,7 @@ class StepLoop {
   void begin(const Plan& plan);
   void check_acquire(UnitId unit, Pass pass) const;
   std::string describe_use(std::size_t use) const;
+  void throw_if_device_failed() const;
   double mean_gradient_norm() const;
   [[noreturn]] void fail_non_finite() const;
   void run_pass(double clip_factor);

@@ -70,7 +70,9 @@ class Device {
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // Runs `function` on a thread of the device after the work already on `stream`; later work waits
   // for it. What it throws is a failure of the stream's work. After a failure on any stream later
-  // work, host functions included, is skipped, while its events complete.
+  // copies, fills and computation are skipped, while events complete and host functions run: they
+  // are how completions are heard of, and nobody may be left waiting. Whoever acts on what the work
+  // before them produced calls synchronize() first, which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 

@@ -98,6 +98,10 @@ void HostStream::run_one(Queued& queued) {
   } else if (auto* wait = std::get_if<WaitTask>(&queued.task)) {
     wait->ticket->await();
     bus_free_ns_ = std::max(bus_free_ns_, wait->ticket->completed_ns());
+  } else if (auto* call = std::get_if<CallHostTask>(&queued.task)) {
+    in_host_function = true;
+    run_function(call->function);
+    in_host_function = false;
   } else if (failure_.is_set()) {
     return;
   } else if (auto* copy = std::get_if<CopyTask>(&queued.task)) {
@@ -106,10 +110,6 @@ void HostStream::run_one(Queued& queued) {
     std::memset(fill->target, 0, fill->size_bytes);
   } else if (auto* launch = std::get_if<LaunchTask>(&queued.task)) {
     run_function(launch->function);
-  } else if (auto* call = std::get_if<CallHostTask>(&queued.task)) {
-    in_host_function = true;
-    run_function(call->function);
-    in_host_function = false;
   }
 }
 

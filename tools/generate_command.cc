@@ -1,6 +1,7 @@
 #include "tools/generate_command.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <vector>
 
@@ -63,6 +64,9 @@ int run_generate(const GenerateOptions& options) {
   if (options.prompt.empty())
     throw Error(ErrorCode::kInput,
                 "the prompt is empty; pass --prompt TEXT with at least one byte");
+  if (!(options.temperature >= 0))
+    throw Error(ErrorCode::kInput, fmt::format("--temperature is {}; it must be a number from 0 on",
+                                               options.temperature));
   if (config.vocabulary != 256)
     throw Error(
         ErrorCode::kInput,
@@ -80,9 +84,13 @@ int run_generate(const GenerateOptions& options) {
     compute.start_generation(std::span(tokens).last(seen));
     for (std::uint32_t use = 0; use < compute.use_count(); ++use)
       compute.forward(use, reader.read(model.forward_order[use]));
+    const std::span<const float> logits = compute.last_logits();
+    if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\" gives a NaN or infinite logit: its weights are damaged",
+                              options.model_file));
     const std::uint32_t token = gpt::sample_token(
-        compute.last_logits(),
-        {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
+        logits, {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
         position);
     tokens.push_back(token);
     std::fputc(static_cast<int>(token), stdout);

@@ -18,7 +18,8 @@ struct GenerateOptions {
 };
 
 // Prints the prompt and its continuation as bytes. Returns the exit code.
-// Fails with: kInput (model file; an empty prompt; a vocabulary that is not bytes).
+// Fails with: kInput (model file, also with weights that are not finite; an empty prompt; a
+// temperature below 0; a vocabulary that is not bytes).
 int run_generate(const GenerateOptions& options);
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 // exit codes.
 #include <cstdio>
 #include <exception>
+#include <new>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -55,6 +56,7 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
   generate->add_option("--seed", options.seed, "Seed of the drawing")->capture_default_str();
   generate
       ->add_option("--threads", options.threads, "Threads; 0 = the cores granted to the process")
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
 }
 
@@ -76,10 +78,17 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? sluice::kExitOk : sluice::kExitUsage;
   }
   try {
-    return app.got_subcommand("train") ? sluice::run_train(train) : sluice::run_generate(generate);
+    const int code =
+        app.got_subcommand("train") ? sluice::run_train(train) : sluice::run_generate(generate);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      throw sluice::Error(sluice::ErrorCode::kIo, "cannot write to standard output");
+    return code;
   } catch (const sluice::Error& error) {
     fmt::print(stderr, "sluice: {}\n", error.what());
     return sluice::exit_code_of(error.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "sluice: the machine's memory is used up; train a smaller model or batch\n");
+    return sluice::kExitResource;
   } catch (const std::exception& error) {
     fmt::print(stderr, "sluice: internal error: {}\n", error.what());
     return sluice::kExitInternal;

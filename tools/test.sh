@@ -77,8 +77,7 @@ build asan
 run asan --label-regex '^(cpu|io)$'
 if [[ $slow == yes ]]; then
   build tsan
-  TSAN_OPTIONS="suppressions=$PWD/tests/support/tsan.supp ${TSAN_OPTIONS:-}" \
-    run tsan --label-regex '^(cpu|io)$'
+  run tsan --label-regex '^(cpu|io)$'
   run release --label-regex '^slow$'
 fi
 say "all tests passed"

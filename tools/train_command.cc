@@ -1,6 +1,10 @@
 #include "tools/train_command.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <memory>
 
@@ -34,11 +38,41 @@ TrainConfig read_config(const TrainOptions& options) {
 // A file that cannot be written should be known before hours of training, not after.
 void check_output(const std::string& path) {
   if (path.empty()) return;
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\": {}", path, why));
+  };
   const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
   if (!std::filesystem::is_directory(folder))
+    fail(fmt::format("the folder \"{}\" does not exist", folder.string()));
+  if (std::filesystem::is_directory(path)) fail("it is a folder; name a file in it");
+  const bool exists = std::filesystem::exists(path);
+  if (::access(exists ? path.c_str() : folder.c_str(), W_OK) != 0)
+    fail(fmt::format("{}; change the mode of {}, or choose another place", errno_text(errno),
+                     exists ? "the file" : "the folder"));
+}
+
+// The model is written beside its name and then renamed: that needs the folder, and would put a
+// file in the place of a device such as /dev/null.
+void check_model_output(const std::string& path) {
+  check_output(path);
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
     throw Error(ErrorCode::kInput,
-                fmt::format("cannot write \"{}\": the folder \"{}\" does not exist", path,
-                            folder.string()));
+                fmt::format("cannot save to \"{}\": it is not a regular file", path));
+  if (::access(folder.c_str(), W_OK) != 0)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot save to \"{}\": folder \"{}\": {}; a model is written beside "
+                            "its name first, so that a failure keeps the old one",
+                            path, folder.string(), errno_text(errno)));
+}
+
+std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
+                                              const TrainConfig& config) {
+  if (options.init_file.empty()) return nullptr;
+  auto file = std::make_unique<ModelFile>(options.init_file);
+  file->require_shape_of(config.model);
+  return file;
 }
 
 std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
@@ -52,12 +86,10 @@ class TrainRun {
       : options_(options),
         config_(config),
         dataset_(config_),
-        init_(options.init_file.empty() ? nullptr : std::make_unique<ModelFile>(options.init_file)),
+        init_(open_initial_model(options, config)),
         device_(open_device(config_)),
         engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_),
-        trainer_(config_, dataset_, engine_, *device_) {
-    if (init_ != nullptr) init_->require_shape_of(config_.model);
-  }
+        trainer_(config_, dataset_, engine_, *device_) {}
 
   int run() {
     introduce();
@@ -134,9 +166,7 @@ class TrainRun {
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
-    if (!options_.save_file.empty()) save_model(options_.save_file, config_.model, engine_);
-    if (!options_.csv_file.empty()) write_csv(options_.csv_file, record_);
-    if (!options_.json_file.empty()) write_json(options_.json_file, record_);
+    write_outputs();
     if (options_.quiet) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
     if (record_.validation_loss) {
@@ -146,6 +176,22 @@ class TrainRun {
     fmt::print("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
                record_.state_sha256);
     if (!options_.save_file.empty()) fmt::print("model saved to {}\n", options_.save_file);
+  }
+
+  // Each on its own: a disk that is too full for the model may still hold the figures.
+  void write_outputs() {
+    std::exception_ptr failure;
+    const auto attempt = [&failure](const std::string& path, const auto& write) {
+      try {
+        if (!path.empty()) write();
+      } catch (...) {
+        if (failure == nullptr) failure = std::current_exception();
+      }
+    };
+    attempt(options_.save_file, [this] { save_model(options_.save_file, config_.model, engine_); });
+    attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
+    attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
+    if (failure != nullptr) std::rethrow_exception(failure);
   }
 
   const TrainOptions& options_;
@@ -163,8 +209,9 @@ class TrainRun {
 
 int run_train(const TrainOptions& options) {
   const TrainConfig config = read_config(options);
-  for (const std::string& path : {options.json_file, options.csv_file, options.save_file})
-    check_output(path);
+  check_output(options.json_file);
+  check_output(options.csv_file);
+  check_model_output(options.save_file);
   return TrainRun(options, config).run();
 }
 

@@ -1,8 +1,9 @@
 #include "tools/train_report.h"
 
-#include <sys/resource.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +19,7 @@ namespace sluice {
 namespace {
 
 constexpr int kBarWidth = 24;
+constexpr std::size_t kTerminalColumns = 80;  // where the terminal does not tell
 
 // JSON has no NaN; a skipped step's norm is null.
 nlohmann::ordered_json number(double value) {
@@ -28,6 +30,12 @@ std::string duration_text(double seconds) {
   const auto whole = static_cast<std::uint64_t>(seconds);
   return whole >= 3600 ? fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60)
                        : fmt::format("{}m{:02}s", whole / 60, whole % 60);
+}
+
+std::size_t terminal_columns() {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
+  return known ? size.ws_col : kTerminalColumns;
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -86,13 +94,16 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
   const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
   const auto filled = static_cast<int>(done * kBarWidth);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-  fmt::print(
-      "\r[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.0f} tok/s  {:.3f} s/step  r {} w {}  stall {:.3f} "
-      "s  {} left\x1b[K",
-      "", filled, "", kBarWidth - filled, record.step, steps_, record.loss,
+  std::string line = fmt::format(
+      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {:.0f} tok/s  {:.3f} s/step  r {} w {}  stall "
+      "{:.3f} s",
+      "", filled, "", kBarWidth - filled, record.step, steps_,
+      duration_text(elapsed.count() * (1 / done - 1)), record.loss,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
-      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
-      duration_text(elapsed.count() * (1 / done - 1)));
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
+  // A line that wraps could not be replaced by the next one. What matters stands first.
+  line.resize(std::min(line.size(), terminal_columns() - 1));
+  fmt::print("\r{}\x1b[K", line);
   std::fflush(stdout);
   bar_is_open_ = true;
 }
@@ -148,9 +159,15 @@ void write_csv(const std::string& path, const RunRecord& run) {
 }
 
 std::uint64_t peak_rss_bytes() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::uint64_t>(usage.ru_maxrss) << 10;
+  // Not getrusage(): its maximum lives on across exec() and would count the program that started
+  // this one.
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word) {
+    std::uint64_t kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib << 10;
+  }
+  return 0;
 }
 
 }  // namespace sluice

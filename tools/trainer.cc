@@ -86,7 +86,6 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
       });
     }
   }
-  device_.synchronize(stream_.id());  // before the update: a failed computation must not be applied
   trained.report = step.finish();
   trained.loss /= config_.micro_batches;
   return trained;

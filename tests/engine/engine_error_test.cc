@@ -204,16 +204,19 @@ TEST_F(EngineError, NonFiniteGradientsStopOrSkipWithTheStateUnchanged) {
 // As with a failed CUDA context, the device stays failed; the step ends without a hang and without
 // an update.
 TEST_F(EngineError, AnExceptionInComputationReachesTheApplicationAndUpdatesNothing) {
+  config_.placement = {TierChoice::kNvme, TierChoice::kNvme};
   Engine engine(config_, model_, *device_);
   engine.initialize(toy_values());
+  const StateBytes before = read_state(engine);
   const Stream stream(*device_, "compute");
   {
     Step step = engine.begin_step({.learning_rate = 1});
-    const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream);
     device_->launch(stream.id(), [] { throw std::runtime_error("out of cheese"); });
-    EXPECT_THROW(device_->synchronize(stream.id()), std::runtime_error);
+    walk_step(step, model_, engine, *device_, stream, config_, 1);
+    EXPECT_THROW((void)step.finish(), std::runtime_error);
   }
   EXPECT_EQ(engine.applied_step(), 0u);
+  EXPECT_TRUE(read_state(engine) == before);
 }
 
 }  // namespace
