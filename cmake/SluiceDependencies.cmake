@@ -1,5 +1,5 @@
 # The packages that Sluice is built on, and the optional ones behind SLUICE_CUDA, SLUICE_NCCL and SLUICE_MPI.
-# SluiceConfig.cmake.in repeats the required list for applications that link the installed library.
+# sluiceConfig.cmake.in repeats the required list for applications that link the installed library.
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET GLOBAL liburing>=2.3)
@@ -9,14 +9,24 @@ find_package(TBB REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
-# CUDA: the compiler is looked for in CUDACXX, the PATH and the usual folder.
+# CUDA: the compiler is looked for in CUDACXX, the PATH and the usual folder. C++20 needs release 12.
 set(SLUICE_HAVE_CUDA OFF)
 set(SLUICE_CUDA_SUMMARY "not asked for")
 if(NOT SLUICE_CUDA STREQUAL "OFF")
   find_program(SLUICE_NVCC nvcc HINTS $ENV{CUDACXX} PATHS /usr/local/cuda/bin)
   if(SLUICE_NVCC)
+    execute_process(COMMAND ${SLUICE_NVCC} --version OUTPUT_VARIABLE version_text ERROR_QUIET)
+    string(REGEX MATCH "release ([0-9.]+)" version_text "${version_text}")
+    set(nvcc_version ${CMAKE_MATCH_1})
+  endif()
+  if(NOT SLUICE_NVCC)
+    set(SLUICE_CUDA_SUMMARY "nvcc not found")
+  elseif(NOT nvcc_version OR nvcc_version VERSION_LESS 12.0)
+    set(SLUICE_CUDA_SUMMARY "${SLUICE_NVCC} is release \"${nvcc_version}\"; 12.0 or later is needed")
+  else()
     set(CMAKE_CUDA_ARCHITECTURES ${SLUICE_CUDA_ARCHITECTURES})
     set(CMAKE_CUDA_COMPILER ${SLUICE_NVCC})
+    set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     # CMake 3.25 knows no C++20 flag for nvcc and would silently fall back to C++17.
@@ -26,14 +36,14 @@ if(NOT SLUICE_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_COMPILE_FEATURES cuda_std_20)
     endif()
     set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     # The bits of the CPU: no fused multiply-add, IEEE division and square root.
     string(APPEND CMAKE_CUDA_FLAGS " --fmad=false --prec-div=true --prec-sqrt=true --expt-relaxed-constexpr")
     set(SLUICE_HAVE_CUDA ON)
-    set(SLUICE_CUDA_SUMMARY "${CMAKE_CUDA_COMPILER_VERSION} for ${SLUICE_CUDA_ARCHITECTURES}")
-  elseif(SLUICE_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "SLUICE_CUDA is ON but nvcc was not found; set CUDACXX or install the CUDA Toolkit")
-  else()
-    set(SLUICE_CUDA_SUMMARY "nvcc not found")
+    set(SLUICE_CUDA_SUMMARY "${CMAKE_CUDA_COMPILER_VERSION} for ${SLUICE_CUDA_ARCHITECTURES} (tests of the element functions)")
+  endif()
+  if(SLUICE_CUDA STREQUAL "ON" AND NOT SLUICE_HAVE_CUDA)
+    message(FATAL_ERROR "SLUICE_CUDA is ON but cannot be used: ${SLUICE_CUDA_SUMMARY}; set CUDACXX or install the CUDA Toolkit")
   endif()
 endif()
 

@@ -26,15 +26,25 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 find_package(Threads REQUIRED)
 
-# What every target of the project is compiled with. -ffp-contract=off is part of the result, not of the speed: a fused
-# multiply-add rounds once where the definition rounds twice.
+# What every target of the project is compiled with, and every application that links it, whose copies of inline functions
+# the linker may choose. -ffp-contract=off is part of the result, not of the speed: a fused multiply-add rounds once where
+# the definition rounds twice.
 add_library(sluice_flags INTERFACE)
-target_compile_options(sluice_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+target_compile_options(sluice_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffp-contract=off>)
 target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+set_target_properties(sluice_flags PROPERTIES EXPORT_NAME flags)
+set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_flags)
 
 set(SLUICE_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND SLUICE_WARNINGS -Wno-restrict)  # false alarms in std::string (GCC bug 105651)
+endif()
+set(SLUICE_CUDA_WARNINGS -Xcompiler=-Wall,-Wextra)
 if(SLUICE_WERROR)
   list(APPEND SLUICE_WARNINGS -Werror)
+  list(APPEND SLUICE_CUDA_WARNINGS --Werror=all-warnings)
 endif()
 if(SLUICE_SANITIZE STREQUAL "address")
   set(SLUICE_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -55,7 +65,7 @@ function(sluice_add_library name)
   set_target_properties(sluice_${name} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(sluice_${name} PUBLIC cxx_std_20)
   target_compile_options(sluice_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${SLUICE_WARNINGS}>)
-  target_link_libraries(sluice_${name} PUBLIC $<BUILD_INTERFACE:sluice_flags>)
+  target_link_libraries(sluice_${name} PUBLIC sluice_flags)
   target_include_directories(sluice_${name} PUBLIC $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sluice>)
   set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_${name})
 endfunction()

@@ -79,24 +79,21 @@ struct SplitMasterHalves {
   explicit SplitMasterHalves(const AdamArrays& arrays)
       : high(static_cast<std::uint16_t*>(arrays.parameter)), low(arrays.low) {}
 
-  // join_master(). A NaN's halves were only cut apart, all others carry a signed remainder.
+  // join_master(). A NaN needs no case of its own: its `high` is at least 0x7f81 in magnitude, and
+  // 0x7f81'0000 - 0x8000 still lies above infinity. Only the payload differs.
   HWY_INLINE FloatVector load(std::size_t i) const {
-    const FloatVector rounded = load_as_float(kFloats, high + i);
-    const BitsVector bits = hn::BitCast(kBits, rounded);
-    const BitsVector remainder =
-        hn::BitCast(kBits, hn::PromoteTo(kSignedBits, hn::LoadU(kSignedHalves, low + i)));
-    const BitsVector nan = hn::Or(bits, hn::And(remainder, hn::Set(kBits, 0xffff)));
-    const auto is_nan = hn::RebindMask(kBits, hn::IsNaN(rounded));
-    return hn::BitCast(kFloats, hn::IfThenElse(is_nan, nan, hn::Add(bits, remainder)));
+    const BitsVector rounded = hn::BitCast(kBits, load_as_float(kFloats, high + i));
+    const auto remainder = hn::PromoteTo(kSignedBits, hn::LoadU(kSignedHalves, low + i));
+    return hn::BitCast(kFloats, hn::Add(rounded, hn::BitCast(kBits, remainder)));
   }
 
-  // split_master(): half away from zero in magnitude, so adding 0x8000 carries into `high`.
+  // split_master(): half away from zero in magnitude, so adding 0x8000 carries into `high`. In a
+  // NaN it could carry into the sign; here it is always a quiet one, being a result of arithmetic.
   HWY_INLINE void store(FloatVector value, std::size_t i) const {
     const BitsVector bits = hn::BitCast(kBits, value);
     const BitsVector rounded = hn::Add(bits, hn::Set(kBits, 0x8000));
-    const BitsVector quiet = hn::Or(bits, hn::Set(kBits, 0x00400000));
     const auto is_nan = hn::RebindMask(kBits, hn::IsNaN(value));
-    const BitsVector top = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+    const BitsVector top = hn::ShiftRight<16>(hn::IfThenElse(is_nan, bits, rounded));
     hn::StoreU(hn::TruncateTo(kHalves, top), kHalves, high + i);
     hn::StoreU(hn::BitCast(kSignedHalves, hn::TruncateTo(kHalves, bits)), kSignedHalves, low + i);
   }

@@ -1,5 +1,6 @@
 // The sluice command: parses the command line, runs a subcommand, turns errors into messages and
 // exit codes.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -63,6 +64,7 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error with a message
   CLI::App app(
       "Sluice trains models whose training state fits neither the GPU nor the host's memory.",
       "sluice");

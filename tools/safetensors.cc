@@ -67,10 +67,7 @@ class TemporaryFile {
  private:
   [[noreturn]] void fail(const char* what) const {
     const ErrorCode code =
-        errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
-    throw Error(code, fmt::format("{} of \"{}\" failed: {}; \"{}\" is unchanged", what, name_,
-                                  errno_text(errno), target_));
-  }
+XX  }
 
   std::string target_;
   std::string name_;

@@ -2,8 +2,10 @@
 // its Adam state on NVMe. An argument names the folder for them; the current one is the default.
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <vector>
 
+#include "base/units.h"
 #include "engine/engine.h"
 #include "gpu/host_device.h"
 
@@ -22,34 +24,30 @@ struct Network {
   void forward(UnitId unit, const float* weight) {
     for (std::size_t i = 0; i < kSamples; ++i) {
       float* h = &hidden[i * kWidth];
-      if (unit == kOutput) error[i] = -std::sin(x(i));
-      for (std::size_t j = 0; j < kWidth; ++j) {
-        if (unit == kHidden) h[j] = std::tanh(weight[j] * x(i) + weight[kWidth + j]);
-        if (unit == kOutput) error[i] += weight[j] * h[j];
-      }
+      if (unit == kOutput) error[i] = std::inner_product(h, h + kWidth, weight, -std::sin(x(i)));
+      for (std::size_t j = 0; unit == kHidden && j < kWidth; ++j)
+        h[j] = std::tanh(weight[j] * x(i) + weight[kWidth + j]);
     }
   }
 
-  // Adds the gradient of the mean of error^2 / 2. `hidden` turns into its own gradient on the way.
+  // Adds the gradient of the loss. `hidden` turns into its own gradient on the way.
   void backward(UnitId unit, const float* weight, float* gradient) {
     for (std::size_t i = 0; i < kSamples; ++i) {
-      float* h = &hidden[i * kWidth];
       for (std::size_t j = 0; j < kWidth; ++j) {
+        float& h = hidden[i * kWidth + j];
         if (unit == kOutput) {
-          gradient[j] += error[i] / kSamples * h[j];
-          h[j] = error[i] / kSamples * weight[j] * (1.0f - h[j] * h[j]);
+          gradient[j] += error[i] / kSamples * h;
+          h = error[i] / kSamples * weight[j] * (1 - h * h);
         } else {
-          gradient[j] += h[j] * x(i);
-          gradient[kWidth + j] += h[j];
+          gradient[j] += h * x(i);
+          gradient[kWidth + j] += h;
         }
       }
     }
   }
 
   float loss() const {
-    float sum = 0;
-    for (const float e : error) sum += e * e / (2 * kSamples);
-    return sum;
+    return std::inner_product(error.begin(), error.end(), error.begin(), 0.0f) / (2 * kSamples);
   }
 };
 
@@ -60,44 +58,39 @@ int main(int argc, char** argv) {
   config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
   config.storage.paths = {argc > 1 ? argv[1] : "."};
 
-  // A unit is what computation needs at a time: here, each layer is one.
-  ModelSpec model;
+  ModelSpec model;  // a unit is what computation needs at a time: here, one layer
   model.units = {{"hidden", {{"hidden.slope_and_shift", {2, kWidth}}}},
                  {"output", {{"output.weight", {kWidth}}}}};
 
   const auto device = make_host_device({.memory_bytes = 1 << 20});
   Engine engine(config, model, *device);
   engine.initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] =
-          std::sin(static_cast<float>(first + i) * (tensor.name[0] == 'h' ? 7.7f : 3.3f)) / 4;
+    for (float& value : values)
+      value = std::sin(static_cast<float>(first++) * (tensor.unit == kHidden ? 7.7f : 3.3f)) / 4;
   });
 
   Network network;
-  const Stream stream(*device, "compute");  // after what its work uses: its destructor waits
+  const Stream stream(*device, "compute");  // declared after what its work uses
   float first_loss = 0;
-  for (int number = 0; number < 200; ++number) {
+  for (int number = 1; number <= 200; ++number) {
     Step step = engine.begin_step({.learning_rate = 0.01});
-    // A lease keeps its unit on the device for the work queued on the stream while it is held.
     for (const UnitId unit : {kHidden, kOutput}) {
       const Lease lease = step.acquire(unit, Pass::kForward, stream);
       const auto* weight = reinterpret_cast<const float*>(lease.parameter(0));
-      device->launch(stream.id(), [&network, unit, weight] { network.forward(unit, weight); });
+      device->launch(stream.id(), [=, &network] { network.forward(unit, weight); });
     }
     for (const UnitId unit : {kOutput, kHidden}) {
       const Lease lease = step.acquire(unit, Pass::kBackward, stream);
       const auto* weight = reinterpret_cast<const float*>(lease.parameter(0));
       auto* gradient = reinterpret_cast<float*>(lease.gradient(0));
-      device->launch(stream.id(), [&network, unit, weight, gradient] {
-        network.backward(unit, weight, gradient);
-      });
+      device->launch(stream.id(), [=, &network] { network.backward(unit, weight, gradient); });
     }
-    const StepReport report = step.finish();  // Adam, on the CPU, block by block; then home to NVMe
-    if (number == 0) first_loss = network.loss();
-    if (number % 20 == 19)
-      std::printf("step %3d  loss %.5f  read %llu B, wrote %llu B\n", number + 1, network.loss(),
-                  static_cast<unsigned long long>(report.nvme_read_bytes),
-                  static_cast<unsigned long long>(report.nvme_write_bytes));
+    const StepReport report = step.finish();  // Adam over all blocks, then home to NVMe
+    if (number == 1) first_loss = network.loss();
+    if (number % 20 == 0)
+      std::printf("step %3d: loss %.5f, %s read, %s written\n", number, network.loss(),
+                  format_bytes(report.nvme_read_bytes).c_str(),
+                  format_bytes(report.nvme_write_bytes).c_str());
   }
   return network.loss() < first_loss / 10 ? 0 : 1;
 }

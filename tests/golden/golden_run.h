@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <map>
@@ -97,6 +98,26 @@ inline GoldenRun read_golden_run(const std::string& path) {
   if (!values || values.peek() != std::ifstream::traits_type::eof())
     throw std::runtime_error(path + ".f32 has not the size that the JSON file says");
   return run;
+}
+
+// norm(parameters - the twin's) / norm(the twin's whole update). `parameters` and `initial` hold
+// the values after and before the run. Key biases (the middle third of c_attn.bias) are left out:
+// softmax does not see them, so their gradient is rounding noise, of which Adam makes full steps.
+inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
+                                    const GoldenRun::Tensors& initial) {
+  double difference = 0;
+  double total_update = 0;
+  for (const auto& [name, expected] : run.parameters) {
+    const bool has_key_bias = name.ends_with("attn.c_attn.bias");
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      if (has_key_bias && i / run.model.embedding == 1) continue;
+      const double error = static_cast<double>(parameters.at(name)[i]) - expected[i];
+      const double update = static_cast<double>(expected[i]) - initial.at(name)[i];
+      difference += error * error;
+      total_update += update * update;
+    }
+  }
+  return std::sqrt(difference / total_update);
 }
 
 }  // namespace sluice::gpt

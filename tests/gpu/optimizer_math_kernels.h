@@ -1,0 +1,32 @@
+// The element functions of base/dtype.h and base/optimizer_math.h, run on the GPU over arrays: what
+// optimizer_math_cuda_test compares with the CPU. Thread rule: one thread at a time.
+// Fails with: std::runtime_error naming the CUDA call.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/optimizer_math.h"
+
+namespace sluice::test {
+
+// Why kernels cannot run here; empty when they can.
+std::string why_no_gpu();
+
+std::vector<std::uint32_t> gpu_float_bits_from_bf16(std::span<const std::uint16_t> values);
+std::vector<std::uint32_t> gpu_float_bits_from_fp16(std::span<const std::uint16_t> values);
+std::vector<std::uint16_t> gpu_bf16_from_float_bits(std::span<const std::uint32_t> bits);
+std::vector<std::uint16_t> gpu_fp16_from_float_bits(std::span<const std::uint32_t> bits);
+std::vector<SplitMaster> gpu_split_master(std::span<const std::uint32_t> bits);
+std::vector<std::uint32_t> gpu_join_master(std::span<const SplitMaster> splits);
+
+struct AdamInput {
+  AdamElement state;
+  float gradient;
+};
+std::vector<AdamElement> gpu_adam_element(const AdamCoefficients& coefficients,
+                                          std::span<const AdamInput> inputs);
+
+}  // namespace sluice::test

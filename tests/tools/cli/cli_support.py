@@ -1,0 +1,158 @@
+"""What the tests of the sluice command share: a folder for each test, runs of the real binary, and
+checks that hold after every run (no sanitizer report, nothing left in the storage folder).
+
+Environment: SLUICE_BINARY, SLUICE_SOURCE (the repository), SLUICE_SANITIZE, SLUICE_VERSION.
+"""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+BINARY = os.environ.get("SLUICE_BINARY", "sluice")
+SOURCE = os.environ.get("SLUICE_SOURCE", os.path.join(os.path.dirname(__file__), "../../.."))
+SANITIZE = os.environ.get("SLUICE_SANITIZE", "")
+RUN_TIMEOUT_S = 240
+
+# Small enough for many runs, large enough for many blocks: 118,528 parameters, 4,096 in a block.
+SMALL_CONFIG = {
+    "model": {"layers": 2, "heads": 2, "embedding": 64, "context": 32},
+    "data": {"file": "text.txt"},
+    "batch": {"sequences": 2, "micro_batches": 1},
+    "optimizer": {"learning_rate": 3e-3, "minimum_learning_rate": 3e-4, "warmup_steps": 4},
+    "storage": {"paths": ["storage"], "block_elements": 4096},
+    "run": {"steps": 3, "seed": 7, "threads": 2},
+}
+
+ON_NVME = {"placement.parameters": "nvme", "placement.optimizer": "nvme"}
+
+WORDS = ("in the beginning was a block and it lay on storage until it was read again for the next "
+         "step then its gradient came and what was written was what had been meant").split()
+
+
+def sample_text(word_count):
+    """Deterministic text: words in an order given by a linear congruential generator."""
+    state = 12345
+    words = []
+    for _ in range(word_count):
+        state = (state * 1103515245 + 12345) % 2**31
+        words.append(WORDS[state >> 16 & 31] if state >> 16 & 31 < len(WORDS) else "\n")
+    return " ".join(words)
+
+
+def with_values(config, values):
+    """A copy of `config` with {"section.key": value} put in."""
+    config = copy.deepcopy(config)
+    for key, value in values.items():
+        section, name = key.split(".")
+        config.setdefault(section, {})[name] = value
+    return config
+
+
+class CliCase(unittest.TestCase):
+    """A test in a folder of its own, with text.txt, an empty folder storage/, and that as the
+    current directory of every run."""
+
+    LABEL = "io"
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="sluice-cli-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        os.chmod(self.folder, 0o755)
+        os.mkdir(self.path("storage"))
+        with open(self.path("text.txt"), "w", encoding="ascii") as file:
+            file.write(sample_text(4000))
+        self.binary = BINARY
+
+    def tearDown(self):
+        self.assertEqual(os.listdir(self.path("storage")), [], "files left in the storage folder")
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def write_config(self, values=None, base=None, name="config.json"):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            json.dump(with_values(base or SMALL_CONFIG, values or {}), file)
+        return name
+
+    def command(self, *arguments):
+        return [self.binary, *map(str, arguments)]
+
+    def environment(self):
+        return dict(os.environ, ASAN_OPTIONS="exitcode=99:" + os.environ.get("ASAN_OPTIONS", ""))
+
+    def check_no_report(self, stderr):
+        for sign in ("Sanitizer", "runtime error", "check failed"):
+            self.assertNotIn(sign, stderr)
+
+    def run_sluice(self, *arguments, expect=0, prefix=(), **options):
+        """Runs the command, expects an exit code, returns the finished process."""
+        done = subprocess.run([*prefix, *self.command(*arguments)], cwd=self.folder,
+                              env=self.environment(), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=RUN_TIMEOUT_S, check=False, **options)
+        done.stdout_bytes = done.stdout
+        done.stdout = done.stdout.decode("utf-8", "replace")
+        done.stderr = done.stderr.decode("utf-8", "replace")
+        self.check_no_report(done.stderr)
+        self.assertEqual(done.returncode, expect, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def train(self, values=None, *arguments, base=None):
+        """Trains with the small config and `values`, returns what --json wrote."""
+        self.run_sluice("train", self.write_config(values, base), "--quiet", "--json", "run.json",
+                        *arguments)
+        return self.read_json("run.json")
+
+    def read_json(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            return json.load(file)
+
+    def fail_train(self, code, values=None, *arguments, base=None, **options):
+        """Expects that training refuses to start with `code`. Returns its one message."""
+        done = self.run_sluice("train", self.write_config(values, base), "--quiet", *arguments,
+                               expect=code, **options)
+        self.assertTrue(done.stderr.startswith("sluice: "), done.stderr)
+        self.assertEqual(done.stdout, "")
+        return done.stderr
+
+    def smallest_budget(self, key, values, base=None):
+        """The smallest memory.device or memory.host, as the refusal of 1 KiB names it."""
+        message = self.fail_train(5, {**values, key: "1KiB"}, base=base)
+        self.assertIn(key, message)
+        return re.search(r'the smallest that works is "(\d+KiB)"', message).group(1)
+
+
+def is_root():
+    return os.geteuid() == 0
+
+
+def mount_tmpfs(case, path, size):
+    """A file system of `size` at `path` until the test ends. Skips where that is impossible."""
+    if not is_root() or shutil.which("mount") is None:
+        case.skipTest("a small file system needs root and mount")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path],
+                             capture_output=True, check=False)
+    if mounted.returncode != 0:
+        case.skipTest("cannot mount a tmpfs: " + mounted.stderr.decode().strip())
+    case.addCleanup(subprocess.run, ["umount", path], check=True)
+
+
+def as_ordinary_user(case):
+    """A command prefix under which file modes count, for root; the binary goes where that user
+    can reach it."""
+    if not is_root():
+        return ()
+    if shutil.which("setpriv") is None:
+        case.skipTest("root may write anywhere, and setpriv is missing")
+    case.binary = shutil.copy(BINARY, case.path("sluice-copy"))
+    os.chmod(case.binary, 0o755)
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    probe = subprocess.run([*prefix, case.binary, "--version"], cwd=case.folder,
+                           capture_output=True, check=False)
+    if probe.returncode != 0:
+        case.skipTest("cannot run the command as another user: " + probe.stderr.decode().strip())
+    return prefix

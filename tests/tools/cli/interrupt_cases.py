@@ -1,0 +1,90 @@
+"""A run that is stopped: by Ctrl-C and SIGTERM after the step in flight, by kill -9 at once; the
+storage folder is empty afterwards, and what was trained until then is exact."""
+
+import os
+import signal
+import subprocess
+import time
+
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+
+# The learning rate does not depend on the number of steps, so that a shorter run ends in the same
+# state.
+STEADY = {**ON_NVME, "optimizer.minimum_learning_rate": 3e-3, "optimizer.warmup_steps": 0,
+          "run.steps": 1000000}
+
+
+class Interrupt(CliCase):
+    def start(self):
+        """A run that has done at least two steps."""
+        process = subprocess.Popen(
+            self.command("train", self.write_config(STEADY), "--json", "run.json",
+                         "--csv", "run.csv", "--save", "model"),
+            cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        self.printed = ""
+        while "step     2/" not in self.printed:
+            line = process.stdout.readline().decode()
+            self.assertNotEqual(line, "", "the run ended early")
+            self.printed += line
+        return process
+
+    def open_storage_files(self, process):
+        folder = f"/proc/{process.pid}/fd"
+        links = []
+        for name in os.listdir(folder):
+            try:
+                links.append(os.readlink(os.path.join(folder, name)))
+            except FileNotFoundError:
+                pass
+        return [link for link in links if link.startswith(self.path("storage"))]
+
+    def check_stops_after_a_step(self, number):
+        process = self.start()
+        self.assertNotEqual(self.open_storage_files(process), [], "the state must be on storage")
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(process.returncode, 130, stderr)
+        self.assertEqual(stderr, b"")
+        run = self.read_json("run.json")
+        steps = len(run["steps"])
+        self.assertGreaterEqual(steps, 2)
+        self.assertEqual([step["step"] for step in run["steps"]], list(range(1, steps + 1)))
+        self.assertTrue(run["interrupted"])
+        self.assertIsNone(run["validation_loss"])
+        self.assertIn(f"interrupted after step {steps}", (self.printed + stdout.decode()))
+        self.assertTrue(os.path.exists(self.path("model")))
+        with open(self.path("run.csv"), encoding="ascii") as file:
+            self.assertEqual(len(file.readlines()), 1 + steps)
+        whole = self.train(STEADY, "--steps", steps)
+        self.assertEqual(run["state_sha256"], whole["state_sha256"])
+
+    def test_ctrl_c(self):
+        self.check_stops_after_a_step(signal.SIGINT)
+
+    def test_sigterm(self):
+        self.check_stops_after_a_step(signal.SIGTERM)
+
+    def test_kill(self):
+        process = self.start()
+        self.assertEqual(os.listdir(self.path("storage")), [], "storage files have no names")
+        process.kill()
+        process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(process.returncode, -signal.SIGKILL)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "storage", "text.txt"])
+
+    def test_interrupted_before_the_first_step(self):
+        # A signal at any moment ends the run soon, by the handler or without it.
+        for delay_s in (0, 0.005, 0.02, 0.1):
+            with self.subTest(delay_s=delay_s):
+                process = subprocess.Popen(
+                    self.command("train", self.write_config(STEADY), "--quiet"), cwd=self.folder,
+                    env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                time.sleep(delay_s)
+                process.send_signal(signal.SIGINT)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertIn(process.returncode, (130, -signal.SIGINT), stderr)
+                self.assertEqual(stderr, b"")
+                self.assertEqual(os.listdir(self.path("storage")), [])
