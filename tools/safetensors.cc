@@ -66,8 +66,12 @@ class TemporaryFile {
 
  private:
   [[noreturn]] void fail(const char* what) const {
+    const int error = errno;
     const ErrorCode code =
-XX  }
+        error == ENOSPC || error == EDQUOT || error == EFBIG ? ErrorCode::kNoSpace : ErrorCode::kIo;
+    throw Error(code, fmt::format("{} of \"{}\" failed: {}; \"{}\" is as it was", what, name_,
+                                  errno_text(error), target_));
+  }
 
   std::string target_;
   std::string name_;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/units.h"
+#include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -156,7 +157,8 @@ TEST(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
   config.memory.device_bytes = 350_KiB;
   config.memory.host_bytes = 1_MiB;
   const StateBytes expected = toy_oracle(config, options).state;
-  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+  const Campaign seeds = campaign(6);
+  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
     const auto device =
         make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
     const ModelSpec model = toy_model();

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "tests/support/campaign.h"
 
 namespace sluice {
 namespace {
@@ -131,8 +132,9 @@ TEST(WindowPlan, MinimumWindowIsTheLargestSumOfConsecutiveDistinctUnits) {
 }
 
 TEST(WindowPlan, RandomModelsKeepEveryInvariant) {
-  std::mt19937_64 random(20260101);
-  for (int round = 0; round < 300; ++round) {
+  const test::Campaign seeds = test::campaign(300);
+  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+    std::mt19937_64 random(seed);
     const std::uint32_t units = 1 + static_cast<std::uint32_t>(random() % 9);
     std::vector<std::uint64_t> bytes(units);
     for (std::uint64_t& size : bytes) size = random() % 5 == 0 ? 0 : 1 + random() % (6 * kPage);
@@ -142,7 +144,7 @@ TEST(WindowPlan, RandomModelsKeepEveryInvariant) {
     const std::uint64_t window = window_bytes_for(schedule, bytes, 1) + random() % (8 * kPage);
     const WindowPlan plan = plan_window(schedule, bytes, window, 1);
     check_plan(schedule, bytes, window / kPage * kPage, 1, plan);
-    if (HasFatalFailure()) FAIL() << "round " << round;
+    if (HasFatalFailure()) FAIL() << "seed " << seed;
   }
 }
 

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""The quickstart's GPT-2 trained by PyTorch on the CPU, for speed: prints {"tokens": ..., "time_s": [...]}.
+
+Run by hand in an environment of its own (python3 -m venv env; env/bin/pip install torch numpy). The same shape, batch, fp32 arithmetic,
+global-norm clipping and AdamW as configs/in_memory.json; scaled_dot_product_attention and fused AdamW, PyTorch's best on this processor.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = nn.LayerNorm(width)
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width)
+        self.c_fc = nn.Linear(width, 4 * width)
+        self.mlp_proj = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        split = lambda t: t.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        query, key, value = (split(t) for t in self.c_attn(self.ln_1(x)).split(width, dim=2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.c_proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers, heads, width, context, vocabulary):
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, width)
+        self.wpe = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.ln_f(x) @ self.wte.weight.T
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--data", default="data/kjv.txt")
+    arguments = parser.parse_args()
+    torch.manual_seed(1)
+    torch.set_num_threads(arguments.threads)
+    layers, heads, width, context, vocabulary, batch = 6, 6, 192, 128, 256, 8
+    text = torch.frombuffer(bytearray(open(arguments.data, "rb").read()), dtype=torch.uint8).long()
+    model = Gpt(layers, heads, width, context, vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    times = []
+    for _ in range(arguments.steps):
+        begin = time.monotonic()
+        starts = torch.randint(0, len(text) - context - 1, (batch,))
+        tokens = torch.stack([text[s:s + context] for s in starts])
+        targets = torch.stack([text[s + 1:s + context + 1] for s in starts])
+        loss = model(tokens, targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+        times.append(time.monotonic() - begin)
+    print(json.dumps({"tokens": batch * context, "time_s": times}))
+
+
+if __name__ == "__main__":
+    main()

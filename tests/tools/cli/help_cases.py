@@ -1,0 +1,57 @@
+"""--help and --version, and that docs/cli.md tells of every option, key and exit code."""
+
+import os
+import re
+
+from cli_support import SOURCE, CliCase
+
+
+class Help(CliCase):
+    LABEL = "cpu"
+
+    def help_of(self, *subcommand):
+        done = self.run_sluice(*subcommand, "--help")
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def documentation(self):
+        with open(os.path.join(SOURCE, "docs", "cli.md"), encoding="utf-8") as file:
+            return file.read()
+
+    def options(self):
+        text = self.help_of() + self.help_of("train") + self.help_of("generate")
+        return set(re.findall(r"--[a-z][a-z-]*", text))
+
+    def test_version(self):
+        done = self.run_sluice("--version")
+        self.assertEqual(done.stdout.strip(), "sluice " + os.environ["SLUICE_VERSION"])
+
+    def test_help(self):
+        self.assertRegex(self.help_of(), r"(?s)Usage: sluice.*\btrain\b.*\bgenerate\b")
+        for option in ("--data", "--steps", "--seed", "--set", "--init", "--save", "--json", "--csv",
+                       "--quiet"):
+            self.assertIn(option, self.help_of("train"))
+        for option in ("--model", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"):
+            self.assertIn(option, self.help_of("generate"))
+
+    def test_documentation_has_every_option(self):
+        known = self.options()
+        self.assertGreater(len(known), 15)
+        written = set(re.findall(r"--[a-z][a-z-]*", self.documentation()))
+        self.assertEqual(known - written, set(), "options that docs/cli.md leaves out")
+        self.assertEqual(written - known, set(), "options that docs/cli.md has and sluice has not")
+
+    def test_documentation_has_every_json_key(self):
+        run = self.train(None, "--csv", "run.csv")
+        written = set(re.findall(r"`([a-z0-9_]+)`", self.documentation()))
+        keys = set(run) | set(run["steps"][0])
+        self.assertEqual(keys - written, set())
+        with open(self.path("run.csv"), encoding="ascii") as file:
+            self.assertEqual(set(file.readline().strip().split(",")) - written, set())
+
+    def test_documentation_has_every_exit_code(self):
+        with open(os.path.join(SOURCE, "tools", "exit_codes.h"), encoding="utf-8") as file:
+            codes = set(re.findall(r"constexpr int kExit\w+ = (\d+);", file.read()))
+        self.assertGreaterEqual(len(codes), 5)
+        written = set(re.findall(r"^\| (\d+) \|", self.documentation(), re.MULTILINE))
+        self.assertEqual(codes - written, set())

@@ -1,0 +1,177 @@
+"""Saved models: the format, read here by hand; saving and starting from them without the loss of a
+bit; `sluice generate`."""
+
+import json
+import os
+import resource
+import struct
+
+from cli_support import SMALL_CONFIG, CliCase
+
+# No update changes a weight: the step is far below the smallest fp32 number.
+FROZEN = {"optimizer.learning_rate": 1e-300, "optimizer.minimum_learning_rate": 0}
+
+
+def read_safetensors(path):
+    """(metadata, {name: (shape, bytes)} in the order of the file), checked as the format asks."""
+    with open(path, "rb") as file:
+        content = file.read()
+    (length,) = struct.unpack("<Q", content[:8])
+    assert length % 8 == 0 and content[8:9] == b"{"
+    header = json.loads(content[8:8 + length])
+    metadata = header.pop("__metadata__")
+    data = content[8 + length:]
+    tensors = {}
+    end = 0
+    for name, entry in header.items():
+        assert entry["dtype"] == "F32"
+        begin, end_of_this = entry["data_offsets"]
+        assert begin == end, "tensors lie one behind the other"
+        count = 1
+        for extent in entry["shape"]:
+            count *= extent
+        assert end_of_this - begin == 4 * count
+        tensors[name] = (entry["shape"], data[begin:end_of_this])
+        end = end_of_this
+    assert end == len(data)
+    return metadata, tensors
+
+
+def expected_shapes(model, tied):
+    width = model["embedding"]
+    shapes = {"wte.weight": [256, width], "wpe.weight": [model["context"], width]}
+    for layer in range(model["layers"]):
+        for name, shape in (
+                ("ln_1.weight", [width]), ("ln_1.bias", [width]),
+                ("attn.c_attn.weight", [width, 3 * width]), ("attn.c_attn.bias", [3 * width]),
+                ("attn.c_proj.weight", [width, width]), ("attn.c_proj.bias", [width]),
+                ("ln_2.weight", [width]), ("ln_2.bias", [width]),
+                ("mlp.c_fc.weight", [width, 4 * width]), ("mlp.c_fc.bias", [4 * width]),
+                ("mlp.c_proj.weight", [4 * width, width]), ("mlp.c_proj.bias", [width])):
+            shapes[f"h.{layer}.{name}"] = shape
+    shapes["ln_f.weight"] = [width]
+    shapes["ln_f.bias"] = [width]
+    if not tied:
+        shapes["lm_head.weight"] = [256, width]
+    return shapes
+
+
+class SavedModel(CliCase):
+    def content(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def test_format(self):
+        for tied in (True, False):
+            self.train({"model.tied_head": tied}, "--save", "model")
+            metadata, tensors = read_safetensors(self.path("model"))
+            self.assertEqual(metadata, {
+                "model.layers": "2", "model.heads": "2", "model.embedding": "64",
+                "model.context": "32", "model.vocabulary": "256",
+                "model.tied_head": "true" if tied else "false"})
+            self.assertEqual({name: shape for name, (shape, _) in tensors.items()},
+                             expected_shapes(SMALL_CONFIG["model"], tied))
+
+    def test_save_and_init_keep_every_bit(self):
+        for precision in ("bf16", "fp32"):
+            values = {"precision.parameters": precision, "placement.optimizer": "nvme"}
+            self.train(values, "--save", "first", "--steps", 5)
+            self.train({**values, **FROZEN}, "--init", "first", "--save", "second", "--steps", 1)
+            self.assertEqual(self.content("first"), self.content("second"))
+            self.train(values, "--init", "first", "--save", "third", "--steps", 1)
+            self.assertNotEqual(self.content("first"), self.content("third"))
+
+    def test_init_goes_on_where_it_was(self):
+        self.train(None, "--save", "model", "--steps", 200, "--seed", 1)
+        learned = self.train(None, "--init", "model", "--steps", 1, "--seed", 2)
+        fresh = self.train(None, "--steps", 1, "--seed", 2)
+        self.assertLess(learned["steps"][0]["loss"], fresh["steps"][0]["loss"] - 1)
+
+    def test_save_over_its_own_init(self):
+        self.train(None, "--save", "model")
+        before = self.content("model")
+        self.train(FROZEN, "--init", "model", "--save", "model", "--steps", 1)
+        self.assertEqual(self.content("model"), before)
+
+    def test_failed_save_keeps_the_old_file(self):
+        self.train(None, "--save", "model")
+        before = self.content("model")
+
+        def limit():  # enough for the figures, not for the model
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, 100 << 10))
+        done = self.run_sluice("train", self.write_config({"placement.parameters": "host",
+                                                           "placement.optimizer": "host"}),
+                               "--save", "model", "--json", "figures.json", "--csv", "figures.csv",
+                               "--seed", 9, expect=5, preexec_fn=limit)
+        self.assertIn('"model" is as it was', done.stderr)
+        self.assertEqual(self.content("model"), before)
+        self.assertEqual(sorted(os.listdir(self.folder)), [
+            "config.json", "figures.csv", "figures.json", "model", "run.json", "storage",
+            "text.txt"])
+        self.assertEqual(len(self.read_json("figures.json")["steps"]), 3)
+
+
+class Generate(CliCase):
+    def setUp(self):
+        super().setUp()
+        self.train(None, "--save", "model", "--steps", 30)
+
+    def generate(self, *arguments, prompt="in the ", tokens=40, expect=0):
+        done = self.run_sluice("generate", "--model", "model", "--prompt", prompt, "--tokens",
+                               tokens, *arguments, expect=expect)
+        if expect == 0:
+            self.assertTrue(done.stdout_bytes.startswith(prompt.encode()))
+            self.assertEqual(len(done.stdout_bytes), len(prompt.encode()) + tokens + 1)
+        return done.stdout_bytes if expect == 0 else done.stderr
+
+    def test_generate_is_deterministic(self):
+        first = self.generate("--seed", 3)
+        self.assertEqual(self.generate("--seed", 3), first)
+        self.assertEqual(self.generate("--seed", 3, "--threads", 1),
+                         self.generate("--seed", 3, "--threads", 2))
+        self.assertNotEqual(self.generate("--seed", 4), first)
+        self.assertNotEqual(self.generate("--seed", 3, "--top-k", 1), first)
+
+    def test_generate_at_temperature_0(self):
+        first = self.generate("--temperature", 0, "--seed", 1)
+        self.assertEqual(self.generate("--temperature", 0, "--seed", 2), first)
+        self.assertEqual(self.generate("--top-k", 1, "--seed", 2), first)
+
+    def test_generate_from_a_long_prompt(self):
+        prompt = "and it lay on storage until it was read again. " * 5  # the context is 32
+        text = self.generate("--temperature", 0, prompt=prompt, tokens=5)
+        # Only what the context holds is seen.
+        self.assertEqual(self.generate("--temperature", 0, prompt=prompt[-32:], tokens=5)[-6:],
+                         text[-6:])
+
+    def test_generate_nothing(self):
+        self.assertEqual(self.generate(tokens=0), b"in the \n")
+
+    def test_generate_with_bad_arguments(self):
+        self.assertIn("prompt", self.generate(prompt="", expect=2))
+        for arguments in (("--temperature", -1), ("--temperature", "nan"), ("--threads", -1),
+                          ("--threads", 5000), ("--top-k", -1), ("--top-k", "x")):
+            with self.subTest(arguments):
+                self.assertIn(arguments[0], self.generate(*arguments, expect=2))
+
+    def test_generate_from_a_bad_file(self):
+        with open(self.path("model"), "rb") as file:
+            content = bytearray(file.read())
+        for name, damaged in (("empty", b""), ("cut header", content[:100]),
+                              ("cut data", content[:-1]), ("no model", b"x" * 1000)):
+            with self.subTest(name):
+                with open(self.path("bad"), "wb") as file:
+                    file.write(damaged)
+                done = self.run_sluice("generate", "--model", "bad", "--prompt", "x", expect=2)
+                self.assertIn('"bad"', done.stderr)
+        done = self.run_sluice("generate", "--model", "gone", "--prompt", "x", expect=2)
+        self.assertIn('"gone"', done.stderr)
+        content[-4:] = struct.pack("<f", float("nan"))  # the last norm's bias reaches every logit
+        with open(self.path("bad"), "wb") as file:
+            file.write(content)
+        done = self.run_sluice("generate", "--model", "bad", "--prompt", "x", expect=2)
+        self.assertIn("damaged", done.stderr)
+
+    def test_generate_needs_bytes(self):
+        self.train({"model.vocabulary": 300}, "--save", "model", "--steps", 1)
+        self.assertIn("300", self.generate(expect=2))
