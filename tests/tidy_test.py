@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""The rules of the source tree that a machine can judge.
+
+    tests/tidy_test.py               checks this repository; prints PATH:LINE: [RULE] MESSAGE and exits with 1 on a violation
+    tests/tidy_test.py --self-test   plants one violation of each rule in a small tree and expects it to be reported
+"""
+
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+LINE_CHARACTERS_MAX = 100
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+LIBRARY_LAYERS = {
+    "base": {"base"},
+    "io": {"base", "io"},
+    "cpu_optim": {"base", "cpu_optim"},
+    "gpu": {"base", "gpu"},
+    "engine": {"base", "io", "cpu_optim", "gpu", "engine"},
+}
+LAYERS = LIBRARY_LAYERS | {
+    "tools": set(LIBRARY_LAYERS) | {"tools"},
+    "tests": set(LIBRARY_LAYERS) | {"tools", "tests"},
+}
+VENDOR_HEADER = re.compile(
+    r"^(liburing|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
+FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
+TEXT_SUFFIXES = {".h", ".cc", ".cu", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
+CPP_SUFFIXES = {".h", ".cc", ".cu"}
+
+README_SAMPLE = "tests/consumer/main.cc"
+README_MARKER = f"<!-- {README_SAMPLE} -->"
+
+
+class Tree:
+    """The text files below a folder, by their path from it, and what was found wrong with them."""
+
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+        self.texts = {}
+        self.violations = []
+        for folder, subfolders, names in os.walk(self.root):
+            relative = pathlib.Path(folder).relative_to(self.root)
+            subfolders[:] = sorted(name for name in subfolders if not self._is_foreign(relative / name))
+            for name in sorted(names):
+                path = relative / name
+                if path.suffix in TEXT_SUFFIXES or path.parts[0] == ".ci":
+                    self.texts[path.as_posix()] = (self.root / path).read_text(encoding="utf-8")
+        self.cpp = {path: text for path, text in self.texts.items() if pathlib.Path(path).suffix in CPP_SUFFIXES}
+        self.headers = {path for path in self.cpp if path.endswith(".h")}
+        # (line, name, is_project) of every include.
+        self.includes = {path: list(self._includes(text)) for path, text in self.cpp.items()}
+
+    def _is_foreign(self, path):
+        if path.parts == (".ci",):
+            return False
+        is_build_tree = (self.root / path / "CMakeCache.txt").exists()
+        return path.name.startswith(".") or path.name == "__pycache__" or path.parts[0] in ("build", "data") or is_build_tree
+
+    @staticmethod
+    def _includes(text):
+        for number, line in enumerate(text.splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+            if match:
+                yield number, match[2], match[1] == '"'
+
+    def report(self, rule, path, line, message):
+        self.violations.append((path, line, rule, message))
+
+
+def check_layers(tree):
+    for path, includes in tree.includes.items():
+        layer = path.split("/")[0]
+        for line, name, is_project in includes:
+            target = name.split("/")[0]
+            if is_project and target in LAYERS and target not in LAYERS.get(layer, set()):
+                tree.report("layer", path, line, f"{layer} must not include {target} ({name})")
+            if VENDOR_HEADER.search(name) and path.endswith(".h"):
+                tree.report("vendor-header", path, line, f"<{name}> belongs into a .cc or .cu file")
+            if is_project and target in LAYERS and name not in tree.cpp:
+                tree.report("include-path", path, line, f'"{name}" is no file of this repository')
+
+
+def source_order(cmake_text):
+    """The stems of the sources in the order of engine/CMakeLists.txt."""
+    listing = re.search(r"sluice_add_library\(engine(.*?)\)", cmake_text, re.DOTALL)
+    return [pathlib.PurePosixPath(name).stem for name in re.findall(r"\S+\.cc", listing[1])] if listing else []
+
+
+def check_engine_order(tree):
+    cmake = "engine/CMakeLists.txt"
+    order = source_order(tree.texts.get(cmake, ""))
+    place = {stem: index for index, stem in enumerate(order)}
+    for path in sorted(tree.cpp):
+        own = pathlib.PurePosixPath(path)
+        if own.parts[0] != "engine":
+            continue
+        if own.stem not in place:
+            tree.report("engine-order", path, 1, f"{own.stem} is not in the list of {cmake}")
+            continue
+        for line, name, _ in tree.includes[path]:
+            target = pathlib.PurePosixPath(name)
+            if target.parts[0] == "engine" and place.get(target.stem, -1) > place[own.stem]:
+                tree.report("engine-order", path, line, f"{target.stem} stands below {own.stem} in the list of {cmake}")
+    # docs/architecture.md shows the same list: a line of a list or table that starts with a file in backticks.
+    page = "docs/architecture.md"
+    shown = []
+    for number, line in enumerate(tree.texts.get(page, "").splitlines(), 1):
+        match = re.match(r"\s*(?:[-*|]|\d+\.)\s*`(?:engine/)?([a-z_]+)(?:\.h|\.cc)?`", line)
+        if match and match[1] in place and match[1] not in shown:
+            if shown and place[match[1]] < place[shown[-1]]:
+                tree.report("engine-order", page, number, f"{match[1]} stands above {shown[-1]} in {cmake}")
+            shown.append(match[1])
+
+
+def check_cycles(tree):
+    done, trail = set(), []
+
+    def visit(path):
+        if path in trail:
+            tree.report("include-cycle", path, 1, " -> ".join(trail[trail.index(path):] + [path]))
+        elif path in tree.headers and path not in done:
+            trail.append(path)
+            for _, name, _ in tree.includes[path]:
+                visit(name)
+            trail.pop()
+            done.add(path)
+
+    for header in sorted(tree.headers):
+        visit(header)
+
+
+def check_lengths(tree):
+    for path, text in tree.cpp.items():
+        lines = text.splitlines()
+        if len(lines) > FILE_LINES_MAX:
+            tree.report("file-length", path, FILE_LINES_MAX, f"{len(lines)} lines; {FILE_LINES_MAX} are allowed")
+        for number, line in enumerate(lines, 1):
+            if len(line) > LINE_CHARACTERS_MAX and 'R"' not in line:  # a raw string cannot be broken
+                tree.report("line-length", path, number, f"{len(line)} characters; {LINE_CHARACTERS_MAX} are allowed")
+        for begin, end in functions(text):
+            if end - begin + 1 > FUNCTION_LINES_MAX:
+                tree.report("function-length", path, begin, f"{end - begin + 1} lines; {FUNCTION_LINES_MAX} are allowed")
+
+
+def blanked(text):
+    """The text with comments, literals and preprocessor lines made blank; lines stay where they are."""
+    pattern = re.compile(
+        r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\''
+        r"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.DOTALL | re.MULTILINE)
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def functions(text):
+    """(first line, last line) of every function: a brace outside of functions whose statement has a parameter list."""
+    code = blanked(text)
+    scopes = []  # for each open brace: the first line of the function that it opens, or 0
+    in_function, statement, line = False, "", 1
+    for character in code:
+        if character == "{":
+            is_function = not in_function and "(" in statement and not re.match(r"\s*(namespace|enum)\b", statement)
+            first = line - statement.lstrip().count("\n")
+            scopes.append(first if is_function else 0)
+            in_function = in_function or is_function
+        elif character == "}" and scopes:
+            first = scopes.pop()
+            if first:
+                in_function = False
+                yield first, line
+        statement = "" if character in "{};" else statement + character
+        line += character == "\n"
+
+
+def check_headers(tree):
+    for path, text in tree.cpp.items():
+        if path in tree.headers:
+            if not text.startswith("//"):
+                tree.report("header-comment", path, 1, "a header opens with what it is, in a comment")
+            if "\n#pragma once\n" not in text:
+                tree.report("header-guard", path, 1, "#pragma once is missing")
+            for number, line in enumerate(text.splitlines(), 1):
+                if re.match(r"\s*using namespace\b", line):
+                    tree.report("using-namespace", path, number, "not in a header")
+            continue
+        own = str(pathlib.PurePosixPath(path).with_suffix(".h"))
+        names = [name for _, name, _ in tree.includes[path]]
+        # Highway includes a file once per instruction set; its own headers must come first there.
+        if own in names and names[0] != own and "hwy/foreach_target.h" not in names:
+            tree.report("own-header-first", path, 1, f'"{own}" must be the first include')
+
+
+def listed_sources(tree):
+    """Source files named in CMakeLists.txt files: path -> (list, line)."""
+    listed = {}
+    for cmake, text in tree.texts.items():
+        if pathlib.PurePosixPath(cmake).name != "CMakeLists.txt":
+            continue
+        folder = pathlib.PurePosixPath(cmake).parent
+        for number, line in enumerate(text.splitlines(), 1):
+            for name in re.findall(r"[^\s()\"]+\.(?:cc|cu)\b", line.split("#")[0]):
+                if "BINARY_DIR" in name:
+                    continue
+                path = (name.removeprefix("${PROJECT_SOURCE_DIR}/") if name.startswith("${PROJECT_SOURCE_DIR}/")
+                        else os.path.normpath(folder / name.removeprefix("${CMAKE_CURRENT_SOURCE_DIR}/")))
+                listed.setdefault(path, (cmake, number))
+    return listed
+
+
+def check_references(tree):
+    listed = listed_sources(tree)
+    for path, (cmake, line) in listed.items():
+        if path not in tree.cpp:
+            tree.report("missing-source", cmake, line, f"{path} does not exist")
+    included = {name for path, includes in tree.includes.items() for _, name, _ in includes
+                if pathlib.PurePosixPath(path).with_suffix(".h").as_posix() != name}
+    cmake_texts = "\n".join(text for path, text in tree.texts.items() if path.endswith((".cmake", "CMakeLists.txt")))
+    for path in tree.texts:
+        pure = pathlib.PurePosixPath(path)
+        if path in tree.headers and path not in included:
+            tree.report("unused-file", path, 1, "no other file includes this header")
+        elif pure.suffix in (".cc", ".cu") and path not in listed:
+            tree.report("unused-file", path, 1, "no CMakeLists.txt lists this source")
+        elif pure.suffix == ".cmake" and not re.search(rf"\b{re.escape(pure.stem)}\b", cmake_texts):
+            tree.report("unused-file", path, 1, "no CMake file uses this module")
+
+
+def parse_commented_json(text):
+    def unique(pairs):
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f'key "{key}" appears twice')
+        return dict(pairs)
+
+    pattern = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+    plain = pattern.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
+    return json.loads(plain, object_pairs_hook=unique)
+
+
+def unknown_keys(value, schema, place=""):
+    properties = schema.get("properties", {})
+    for key, child in value.items():
+        if key not in properties:
+            yield f"{place}{key}"
+        elif isinstance(child, dict):
+            yield from unknown_keys(child, properties[key], f"{place}{key}.")
+
+
+def check_configs(tree):
+    schema_path = "configs/sluice.schema.json"
+    schema = json.loads(tree.texts.get(schema_path, "{}"))
+    for path, text in tree.texts.items():
+        if not path.startswith("configs/") or not path.endswith(".json") or path == schema_path:
+            continue
+        try:
+            for key in unknown_keys(parse_commented_json(text), schema):
+                tree.report("config", path, 1, f'key "{key}" is not in {schema_path}')
+        except ValueError as error:
+            tree.report("config", path, 1, str(error))
+
+
+def check_words(tree):
+    for path, text in tree.texts.items():
+        if path == "tests/tidy_test.py":
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            match = FORBIDDEN_WORD.search(line)
+            if match:
+                tree.report("word", path, number, f"{match[0]}: finish it, or describe the limit in plain words")
+
+
+def check_readme(tree):
+    """README.md shows the consumer program as it is compiled and run by the test `consumer`."""
+    text = tree.texts.get("README.md", "")
+    match = re.search(re.escape(README_MARKER) + r"\s*```cpp\n(.*?)```", text, re.DOTALL)
+    if not match:
+        tree.report("readme-sample", "README.md", 1, f"no ```cpp block behind {README_MARKER}")
+    elif match[1] != tree.texts.get(README_SAMPLE):
+        line = text[:match.start(1)].count("\n") + 1
+        tree.report("readme-sample", "README.md", line, f"the sample differs from {README_SAMPLE}")
+
+
+CHECKS = [check_layers, check_engine_order, check_cycles, check_lengths, check_headers, check_references,
+          check_configs, check_words, check_readme]
+
+
+def violations_of(root):
+    tree = Tree(root)
+    for check in CHECKS:
+        check(tree)
+    return sorted(tree.violations)
+
+
+HEADER = "// A header.\n#pragma once\n"
+SAMPLE = "int main() {}\n"
+CLEAN_TREE = {
+    "CMakeLists.txt": "project(sluice)\n",
+    "README.md": f"{README_MARKER}\n```cpp\n{SAMPLE}```\n",
+    "base/CMakeLists.txt": "sluice_add_library(base error.cc)\n",
+    "base/error.h": HEADER,
+    "base/error.cc": '#include "base/error.h"\n\n#include <hwloc.h>\n',
+    "io/queue.h": HEADER + '#include "base/error.h"\n',
+    "engine/CMakeLists.txt": "# b on top of a\nsluice_add_library(engine\n  a.cc\n  b.cc)\n",
+    "engine/a.h": HEADER + '#include "io/queue.h"\n',
+    "engine/a.cc": '#include "engine/a.h"\n',
+    "engine/b.h": HEADER + '#include "engine/a.h"\n',
+    "engine/b.cc": '#include "engine/b.h"\n' + "void f() {\n" + "  g();\n" * (FUNCTION_LINES_MAX - 2) + "}\n",
+    "tools/CMakeLists.txt": "add_executable(sluice main.cc)\n",
+    "tools/main.cc": '#include "engine/b.h"\n',
+    "tests/consumer/CMakeLists.txt": "add_executable(consumer main.cc)\n",
+    "tests/consumer/main.cc": SAMPLE,
+    "configs/sluice.schema.json": '{"properties": {"run": {"properties": {"steps": {}}}}}',
+    "configs/x.json": '// A comment.\n{"run": {"steps": 1}}\n',
+    "docs/architecture.md": "1. `a.h`: first\n2. `b.h`: second\n",
+}
+# (rule, path that is reported, files that are added to or replaced in the clean tree)
+PLANTED = [
+    ("layer", "io/queue.h", {"io/queue.h": HEADER + '#include "base/error.h"\n#include "gpu/device.h"\n',
+                             "gpu/device.h": HEADER}),
+    ("layer", "base/error.h", {"base/error.h": HEADER + '#include "io/x.h"\n', "io/x.h": HEADER}),
+    ("layer", "engine/b.cc", {"engine/b.cc": '#include "tools/t.h"\n', "tools/t.h": HEADER}),
+    ("vendor-header", "io/queue.h", {"io/queue.h": HEADER + '#include <liburing.h>\n#include "base/error.h"\n'}),
+    ("vendor-header", "engine/a.h", {"engine/a.h": HEADER + '#include <tbb/task_arena.h>\n#include "io/queue.h"\n'}),
+    ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n#include "base/none.h"\n'}),
+    ("engine-order", "engine/a.cc", {"engine/a.cc": '#include "engine/a.h"\n\n#include "engine/b.h"\n'}),
+    ("engine-order", "engine/c.h", {"engine/c.h": HEADER, "tools/main.cc": '#include "engine/b.h"\n#include "engine/c.h"\n'}),
+    ("engine-order", "docs/architecture.md", {"docs/architecture.md": "- `b.h`\n- `a.h`\n"}),
+    ("include-cycle", "base/error.h", {"base/error.h": HEADER + '#include "base/x.h"\n',
+                                       "base/x.h": HEADER + '#include "base/error.h"\n'}),
+    ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),
+    ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n' + "//\n" * FILE_LINES_MAX}),
+    ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
+                                          + "  if (x) { g('}', \"{\"); }  // }\n" * (FUNCTION_LINES_MAX - 2) + "}\n}\n"}),
+    ("header-comment", "base/error.h", {"base/error.h": "\n#pragma once\n"}),
+    ("header-guard", "base/error.h", {"base/error.h": "// A header.\n"}),
+    ("using-namespace", "base/error.h", {"base/error.h": HEADER + "using namespace std;\n"}),
+    ("own-header-first", "base/error.cc", {"base/error.cc": '#include <vector>\n#include "base/error.h"\n'}),
+    ("missing-source", "base/CMakeLists.txt", {"base/CMakeLists.txt": "sluice_add_library(base error.cc gone.cc)\n"}),
+    ("unused-file", "base/lone.cc", {"base/lone.cc": ""}),
+    ("unused-file", "base/lone.h", {"base/lone.h": HEADER}),
+    ("unused-file", "cmake/Lone.cmake", {"cmake/Lone.cmake": ""}),
+    ("config", "configs/x.json", {"configs/x.json": '{"run": {"step": 1}}'}),
+    ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
+    ("config", "configs/x.json", {"configs/x.json": '{"run": '}),
+    ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n// TODO: later\n'}),
+    ("readme-sample", "README.md", {"tests/consumer/main.cc": "int main() { }\n"}),
+    ("readme-sample", "README.md", {"README.md": "# Sluice\n"}),
+]
+
+
+def self_test():
+    failures = 0
+    for rule, path, files in [(None, None, {})] + PLANTED:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (CLEAN_TREE | files).items():
+                target = pathlib.Path(folder, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+            expected = {(path, rule)} if rule else set()
+            found = {(violation[0], violation[2]) for violation in violations_of(folder)}
+            if found != expected:
+                failures += 1
+                print(f"planted {sorted(files)}: expected {expected}, reported {found}")
+    print(f"{len(PLANTED) + 1 - failures} of {len(PLANTED) + 1} trees were judged correctly")
+    return failures
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return 1 if self_test() else 0
+    if sys.argv[1:]:
+        print(__doc__, file=sys.stderr)
+        return 2
+    violations = violations_of(pathlib.Path(__file__).resolve().parent.parent)
+    for path, line, rule, message in violations:
+        print(f"{path}:{line}: [{rule}] {message}")
+    print(f"{len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 // What every IoQueue must do, as cases over a factory. Include it in one source of a test program
 // and name the implementation:
-//   INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract, ::testing::Values(make_sync_queue));
+//   INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract,
+//                            ::testing::Values(IoQueueFactory{"sync", make_sync_queue}));
 // Cases are skipped where the implementation answers kUnsupported.
 #pragma once
 

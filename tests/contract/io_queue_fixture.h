@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <span>
 #include <string>
@@ -22,13 +23,21 @@
 
 namespace sluice::test {
 
-using IoQueueFactory = std::unique_ptr<IoQueue> (*)(const IoQueueOptions&);
+struct IoQueueFactory {
+  const char* name;
+  std::unique_ptr<IoQueue> (*make)(const IoQueueOptions&);
+};
+
+// The name that test lists show, where an address would change with every run.
+inline void PrintTo(const IoQueueFactory& factory, std::ostream* stream) {
+  *stream << factory.name;
+}
 
 class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
  protected:
   void SetUp() override {
     try {
-      (void)GetParam()({.depth = 1});
+      (void)GetParam().make({.depth = 1});
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
       GTEST_SKIP() << error.what();
@@ -36,7 +45,7 @@ class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
   }
 
   static std::unique_ptr<IoQueue> make_queue(std::uint32_t depth = 8) {
-    return GetParam()({.depth = depth});
+    return GetParam().make({.depth = depth});
   }
 
   // A file in the page cache, without alignment, `size_bytes` long.

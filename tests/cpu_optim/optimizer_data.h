@@ -93,8 +93,7 @@ class OptimizerData {
     for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
       if (!same(master_at(i), other.master_at(i)))
         return text("master", i, master_at(i), other.master_at(i));
-      if (!std::isnan(master_at(i)) && !high_.empty() &&
-          (high_[i] != other.high_[i] || low_[i] != other.low_[i]))
+      if (!high_.empty() && !same_halves(i, other))
         return text("halves of master", i, master_at(i), other.master_at(i));
       if (!same(exp_avg_[i], other.exp_avg_[i]))
         return text("exp_avg", i, exp_avg_[i], other.exp_avg_[i]);
@@ -126,6 +125,12 @@ class OptimizerData {
   void set_gradient_at(std::size_t i, float gradient) {
     fp32_gradient_[i] = gradient;
     bf16_gradient_[i] = bf16_from_float(gradient);
+  }
+  // The halves of a NaN are free, but the compute parameter has to show it too.
+  bool same_halves(std::size_t i, const OptimizerData& other) const {
+    if (std::isnan(master_at(i)))
+      return std::isnan(float_from_bf16(high_[i])) && std::isnan(float_from_bf16(other.high_[i]));
+    return high_[i] == other.high_[i] && low_[i] == other.low_[i];
   }
   std::string text(const char* what, std::size_t i, float a, float b) const {
     return fmt::format("{} of element {} (of {}): {:08x} against {:08x}", what,

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -91,18 +92,52 @@ TEST(HostDevice, FailureOfLaunchedWorkIsRethrownAsItWasThrown) {
   EXPECT_FALSE(ran);
 }
 
+// The slow stream's work is already running when the other one fails, so that it fails as well.
+TEST(HostDevice, OfTwoFailuresTheFirstIsKept) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream slow(*device, "slow");
+  const Stream fast(*device, "fast");
+  std::promise<void> started;
+  std::promise<void> released;
+  device->launch(slow.id(), [&] {
+    started.set_value();
+    released.get_future().wait();
+    throw std::runtime_error("second failure");
+  });
+  started.get_future().wait();
+  device->launch(fast.id(), [] { throw std::runtime_error("first failure"); });
+  EXPECT_THROW(device->synchronize(fast.id()), std::runtime_error);
+  released.set_value();
+  try {
+    device->synchronize(slow.id());
+    ADD_FAILURE() << "no failure was reported";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "first failure");
+  }
+}
+
+// The gates keep the work, its record and what follows in one batch of the stream, whose end is not
+// reached when the captures are looked at.
 TEST(HostDevice, CapturesAreGoneWhenTheWorkIsDone) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   const Stream stream(*device, "test");
   const Event event(*device);
   const auto captured = std::make_shared<int>(1);
+  std::promise<void> started;
+  Gate before;
+  Gate after;
+  device->launch(stream.id(), [&started] { started.set_value(); });
+  started.get_future().wait();
+  before.block(*device, stream.id());
   device->launch(stream.id(), [captured] {});
+  device->call_host(stream.id(), [captured] {});
   device->record(event.id(), stream.id());
+  after.block(*device, stream.id());
+  EXPECT_EQ(captured.use_count(), 3);
+  before.open();
   device->synchronize(event.id());
   EXPECT_EQ(captured.use_count(), 1);
-  device->call_host(stream.id(), [captured] {});
-  device->synchronize(stream.id());
-  EXPECT_EQ(captured.use_count(), 1);
+  after.open();
 }
 
 TEST(HostDevice, DestructionFinishesTheWorkOfStreamsThatWaitForEachOther) {

@@ -36,6 +36,15 @@ TEST(MemoryLedger, ListsWhatIsTakenByPurposeLargestFirst) {
             "; raise memory.device or lower what is kept there");
 }
 
+// Taken and request would wrap around to almost nothing.
+TEST(MemoryLedger, RefusesWhatWouldOverflow) {
+  const std::byte memory{};
+  MemoryLedger ledger(16_MiB);
+  ledger.add(&memory, 2_MiB, "slots");
+  EXPECT_NE(refusal(ledger, ~std::uint64_t{0}), "");
+  EXPECT_NE(refusal(ledger, ~std::uint64_t{0} - 1_MiB), "");
+}
+
 TEST(MemoryLedger, EmptyLedgerListsNothing) {
   EXPECT_NE(refusal(MemoryLedger(0), 1).find("0 B of 0 B (0 of 0 B) is taken; raise"),
             std::string::npos);

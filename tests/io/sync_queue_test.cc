@@ -6,7 +6,8 @@
 namespace sluice::test {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract, ::testing::Values(make_sync_queue));
+INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract,
+                         ::testing::Values(IoQueueFactory{"sync", make_sync_queue}));
 
 TEST(SyncQueue, CompletesInsideSubmitInOrder) {
   static std::vector<const IoRequest*> completed;

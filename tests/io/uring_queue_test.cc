@@ -11,7 +11,8 @@
 namespace sluice::test {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Uring, IoQueueContract, ::testing::Values(make_uring_queue));
+INSTANTIATE_TEST_SUITE_P(Uring, IoQueueContract,
+                         ::testing::Values(IoQueueFactory{"uring", make_uring_queue}));
 
 // Reads from a pipe stay in the kernel until the test writes, and end short when it writes little.
 class UringQueueWithPipe : public ::testing::Test {
