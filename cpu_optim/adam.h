@@ -44,7 +44,8 @@ void adam_simd(const AdamCoefficients& coefficients, const AdamArrays& arrays);
 
 // The instruction set that adam_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
 // SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in any case, forces one; it is read
-// once. Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have;
+// once.
+// Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have;
 // adam_simd() and its siblings then fail alike, so ask here first, at start.
 std::string_view simd_target_name();
 

@@ -24,7 +24,8 @@ class OptimizerPass {
                 Scheduler& scheduler, Worker& worker);
 
   // Starts the update from version `version` to the next one. `decayed` applies to tensors with
-  // weight decay, `plain` to the rest. Requires: the gradient set is complete, and idle().
+  // weight decay, `plain` to the rest.
+  // Requires: the gradient set is complete, and idle().
   void begin(const AdamCoefficients& decayed, const AdamCoefficients& plain, std::uint64_t version);
 
   // Every block has its new version at home.

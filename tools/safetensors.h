@@ -45,8 +45,8 @@ class SafetensorsFile {
   // Fails with: kInput when there is none of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // Copies elements [first_element, ...) to `values`.
-  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo. Requires: the
-  // range is inside the tensor.
+  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo.
+  // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 
  private:
