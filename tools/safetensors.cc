@@ -176,9 +176,7 @@ void SafetensorsFile::parse_header() {
       if (name == "__metadata__") {
         metadata_ = value.get<std::map<std::string, std::string>>();
       } else if (value.at("dtype") == "F32") {  // not the masks of published checkpoints
-        add_entry(name, value.at("shape").get<std::vector<std::uint64_t>>(),
-                  value.at("data_offsets").get<std::array<std::uint64_t, 2>>(),
-                  prefix.size() + length);
+        add_entry(name, value, prefix.size() + length);
       }
     } catch (const json::exception& error) {
       fail(fmt::format("the header entry \"{}\" is malformed: {}", name, error.what()));
@@ -186,11 +184,23 @@ void SafetensorsFile::parse_header() {
   }
 }
 
-void SafetensorsFile::add_entry(const std::string& name, std::vector<std::uint64_t> shape,
-                                const std::array<std::uint64_t, 2>& offsets,
+void SafetensorsFile::add_entry(const std::string& name, const json& value,
                                 std::uint64_t data_begin) {
+  const auto whole_numbers = [&](const char* key) {
+    const json& list = value.at(key);
+    // get() alone would take -1 and 1.5 for numbers without sign.
+    if (!list.is_array() ||
+        !std::ranges::all_of(list, [](const json& item) { return item.is_number_unsigned(); }))
+      fail(fmt::format("\"{}\" of tensor \"{}\" is {}, but must be a list of whole numbers", key,
+                       name, list.dump()));
+    return list.get<std::vector<std::uint64_t>>();
+  };
+  const auto shape = whole_numbers("shape");
+  const auto offsets = whole_numbers("data_offsets");
+  if (offsets.size() != 2) fail(fmt::format("tensor \"{}\" has no two data_offsets", name));
+  const std::uint64_t begin = offsets[0];
+  const std::uint64_t end = offsets[1];
   const std::uint64_t data_bytes = file_bytes_ - data_begin;
-  const auto [begin, end] = offsets;
   if (begin > end || end > data_bytes)
     fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
                      name, begin, end, data_bytes));
@@ -204,9 +214,8 @@ void SafetensorsFile::add_entry(const std::string& name, std::vector<std::uint64
   if (!fits || rest != 1)
     fail(fmt::format("tensor \"{}\" of shape [{}] cannot have {} bytes", name,
                      fmt::join(shape, ", "), end - begin));
-  entries_.emplace(name, Entry{.shape = std::move(shape),
-                               .offset_bytes = data_begin + begin,
-                               .size_bytes = end - begin});
+  entries_.emplace(
+      name, Entry{.shape = shape, .offset_bytes = data_begin + begin, .size_bytes = end - begin});
 }
 
 const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {

@@ -4,13 +4,14 @@
 // mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "base/unique_fd.h"
 
@@ -58,9 +59,8 @@ class SafetensorsFile {
 
   void open_file();
   void parse_header();
-  // `shape` and `offsets` are as the header says; the data begins at byte `data_begin` of the file.
-  void add_entry(const std::string& name, std::vector<std::uint64_t> shape,
-                 const std::array<std::uint64_t, 2>& offsets, std::uint64_t data_begin);
+  // `value` is the tensor's entry in the header; the data begins at byte `data_begin` of the file.
+  void add_entry(const std::string& name, const nlohmann::json& value, std::uint64_t data_begin);
   void read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   [[noreturn]] void fail(const std::string& why) const;
   const Entry& entry(const std::string& name) const;
