@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/block_store.h"
-#include "engine/prefetcher.h"
 #include "engine/worker.h"
 
 namespace sluice {
@@ -20,8 +19,7 @@ class OptimizerPass {
  public:
   // All must outlive the pass.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                BlockStore& store, const Prefetcher& prefetcher, Device& device,
-                Scheduler& scheduler, Worker& worker);
+                BlockStore& store, Device& device, Scheduler& scheduler, Worker& worker);
 
   // Starts the update from version `version` to the next one. `decayed` applies to tensors with
   // weight decay, `plain` to the rest.
@@ -59,7 +57,6 @@ class OptimizerPass {
   const Placement& placement_;
   const Tiers& tiers_;
   BlockStore& store_;
-  const Prefetcher& prefetcher_;
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;

@@ -78,6 +78,14 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
+// Fails with: json::exception. get() alone would take -1 and 1.5 for numbers without sign.
+std::vector<std::uint64_t> whole_numbers(const json& list) {
+  std::vector<std::uint64_t> numbers;
+  for (const json& item : list.get_ref<const json::array_t&>())
+    numbers.push_back(item.get_ref<const json::number_unsigned_t&>());
+  return numbers;
+}
+
 }  // namespace
 
 std::uint64_t SavedTensor::element_count() const {
@@ -176,7 +184,8 @@ void SafetensorsFile::parse_header() {
       if (name == "__metadata__") {
         metadata_ = value.get<std::map<std::string, std::string>>();
       } else if (value.at("dtype") == "F32") {  // not the masks of published checkpoints
-        add_entry(name, value, prefix.size() + length);
+        add_entry(name, whole_numbers(value.at("shape")), whole_numbers(value.at("data_offsets")),
+                  prefix.size() + length);
       }
     } catch (const json::exception& error) {
       fail(fmt::format("the header entry \"{}\" is malformed: {}", name, error.what()));
@@ -184,19 +193,9 @@ void SafetensorsFile::parse_header() {
   }
 }
 
-void SafetensorsFile::add_entry(const std::string& name, const json& value,
+void SafetensorsFile::add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
+                                const std::vector<std::uint64_t>& offsets,
                                 std::uint64_t data_begin) {
-  const auto whole_numbers = [&](const char* key) {
-    const json& list = value.at(key);
-    // get() alone would take -1 and 1.5 for numbers without sign.
-    if (!list.is_array() ||
-        !std::ranges::all_of(list, [](const json& item) { return item.is_number_unsigned(); }))
-      fail(fmt::format("\"{}\" of tensor \"{}\" is {}, but must be a list of whole numbers", key,
-                       name, list.dump()));
-    return list.get<std::vector<std::uint64_t>>();
-  };
-  const auto shape = whole_numbers("shape");
-  const auto offsets = whole_numbers("data_offsets");
   if (offsets.size() != 2) fail(fmt::format("tensor \"{}\" has no two data_offsets", name));
   const std::uint64_t begin = offsets[0];
   const std::uint64_t end = offsets[1];

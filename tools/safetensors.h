@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "base/unique_fd.h"
 
 namespace sluice {
@@ -59,8 +57,9 @@ class SafetensorsFile {
 
   void open_file();
   void parse_header();
-  // `value` is the tensor's entry in the header; the data begins at byte `data_begin` of the file.
-  void add_entry(const std::string& name, const nlohmann::json& value, std::uint64_t data_begin);
+  // `shape` and `offsets` are as the header says; the data begins at byte `data_begin` of the file.
+  void add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
+                 const std::vector<std::uint64_t>& offsets, std::uint64_t data_begin);
   void read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   [[noreturn]] void fail(const std::string& why) const;
   const Entry& entry(const std::string& name) const;
