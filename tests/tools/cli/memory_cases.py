@@ -32,6 +32,7 @@ class PeakMemory(CliCase):
         self.assertGreater(run["state_bytes"],
                            2 * (run["device_pool_bytes"] + run["host_pool_bytes"]))
         self.check_peak(run)
+        self.assertGreater(run["peak_rss_bytes"], run["device_pool_bytes"] + run["host_pool_bytes"])
         again = self.train(self.budgets(), "--init", "model", base=LARGE)
         self.check_peak(again)
 
