@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "cpu_optim/adam.h"
+#include "cpu_optim/update.h"
 #include "engine/config.h"
 #include "engine/model_spec.h"
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/trace.h"
 
@@ -113,8 +115,9 @@ void OptimizerPass::update(std::uint32_t index) {
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
     if (end > begin) {
       const AdamCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
-      worker_.optimizer().adam(coefficients,
-                               arrays_of(lane, begin - block.offset_elements, end - begin));
+      const UpdateArrays arrays = arrays_of(lane, begin - block.offset_elements, end - begin);
+      if (worker_.optimizer().update(coefficients, arrays) == Masters::kNonFinite)
+        fail_non_finite(block, begin + find_non_finite_master(arrays));
       begin = end;
     }
     if (tensor != tensors.end()) decay = tensor->weight_decay;
@@ -131,14 +134,32 @@ void OptimizerPass::update(std::uint32_t index) {
   }
 }
 
+// Thrown on the worker's thread, it becomes the scheduler's failure before the block is written: on
+// storage it keeps its old version. Blocks before it are updated, so policy "skip" cannot hold
+// here.
+void OptimizerPass::fail_non_finite(const BlockPlace& block, std::uint64_t unit_element) const {
+  for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
+    const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
+    if (element >= tensor.element_count) continue;
+    throw Error(
+        ErrorCode::kNonFinite,
+        fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
+                    "step {}, though every gradient is finite. Lower the learning rate",
+                    tensor.name, layout_.unit(block.unit).name, element, version_ + 1));
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
+                          layout_.unit(block.unit).name, unit_element));
+}
+
 // Elements [begin_element, begin_element + element_count) of the lane's block.
-AdamArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
-                                    std::uint64_t element_count) const {
+UpdateArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
+                                      std::uint64_t element_count) const {
   const BlockPlace& block = layout_.block(lane.block);
   const StateFormat& format = layout_.format();
-  AdamArrays arrays{.master_layout = format.master,
-                    .gradient_dtype = format.gradient,
-                    .element_count = element_count};
+  UpdateArrays arrays{.master_layout = format.master,
+                      .gradient_dtype = format.gradient,
+                      .element_count = element_count};
   arrays.parameter = lane.parameters + begin_element * format.parameter_bytes();
   std::byte* moments = lane.record;
   if (format.master == MasterLayout::kSplitBf16) {

@@ -51,8 +51,9 @@ class OptimizerPass {
   void finish_block(std::uint32_t lane);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   std::byte* resident_block(const BlockPlace& block) const;
-  AdamArrays arrays_of(const Lane& lane, std::uint64_t begin_element,
-                       std::uint64_t element_count) const;
+  [[noreturn]] void fail_non_finite(const BlockPlace& block, std::uint64_t unit_element) const;
+  UpdateArrays arrays_of(const Lane& lane, std::uint64_t begin_element,
+                         std::uint64_t element_count) const;
 
   const Layout& layout_;
   const Placement& placement_;
