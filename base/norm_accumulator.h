@@ -14,7 +14,8 @@ namespace sluice {
 class NormAccumulator {
  public:
   // Adds one leaf: a sum of squares of fp32 values, so zero or in [2^-298, 2^330). An infinite or
-  // NaN leaf is remembered as non-finite instead. Requires: leaf is not negative.
+  // NaN leaf is remembered as non-finite instead.
+  // Requires: leaf is not negative.
   void add(double leaf);
 
   // Adds all that `other` holds.

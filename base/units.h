@@ -37,8 +37,9 @@ constexpr bool is_aligned(std::uint64_t value, std::uint64_t alignment) {
 std::string format_bytes(std::uint64_t bytes);
 
 // Parses "4096", "64KiB", "10 MiB", "1.5GiB", "2TB" (decimal units K, M, G, T with B; binary ones
-// with iB; no unit = bytes). Fails with: kConfig when the text is no size, negative, not a whole
-// number of bytes, or beyond 2^63.
+// with iB; no unit = bytes).
+// Fails with: kConfig when the text is no size, negative, not a whole number of bytes, or beyond
+// 2^63.
 std::uint64_t parse_size(std::string_view text);
 
 }  // namespace sluice

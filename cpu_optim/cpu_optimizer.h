@@ -1,6 +1,7 @@
 // The optimizer's arithmetic spread over the cores: updates, gradient accumulation and the squared
 // norm, each cut into chunks whose size does not depend on the number of threads, so that it
-// changes no bit. Owns an oneTBB arena. Thread rule: calls may come from several threads; each
+// changes no bit. Owns an oneTBB arena.
+// Thread rule: calls may come from several threads; each
 // blocks until its own work is done.
 #pragma once
 
@@ -17,8 +18,9 @@ class WorkerArena;
 class CpuOptimizer {
  public:
   // `threads`: how many may work at once, the calling thread included; 1..granted cores
-  // (base/topology.h). Fails with: kInvalidArgument when `threads` is 0; kConfig when SLUICE_SIMD
-  // names no available instruction set (update.h).
+  // (base/topology.h).
+  // Fails with: kInvalidArgument when `threads` is 0; kConfig when SLUICE_SIMD names no available
+  // instruction set (update.h).
   explicit CpuOptimizer(unsigned threads);
   ~CpuOptimizer();
 

@@ -81,7 +81,8 @@ void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // The instruction set that update_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
 // SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in any case, forces one; it is read
-// once. Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have;
+// once.
+// Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have;
 // update_simd() and its siblings then fail alike, so ask here first, at start.
 std::string_view simd_target_name();
 

@@ -3,8 +3,9 @@
 // version that it expects, so that last step's weights can never pass for this step's.
 //
 // Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
-// application's thread calls while no step is active. Invariants, per block and plane: home(v) ->
-// [fetches] -> home(v) -> store(v+1) -> home(v+1); a fetch and a store never overlap.
+// application's thread calls while no step is active.
+// Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
+// fetch and a store never overlap.
 #pragma once
 
 #include <cstdint>
@@ -50,9 +51,9 @@ class BlockStore {
   // All must outlive the store.
   BlockStore(const Layout& layout, const Tiers& tiers, IoQueue& queue, Scheduler& scheduler);
 
-  // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned). Requires: the plane's
-  // home is storage and holds `version`. On return the read is under way; wait for transfer.done;
-  // `target` belongs to the transfer until then.
+  // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
+  // Requires: the plane's home is storage and holds `version`. On return the read is under way;
+  // wait for transfer.done; `target` belongs to the transfer until then.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
   // Starts writing `source` as `version`, one more than the home holds. As fetch().

@@ -59,7 +59,8 @@ class Engine {
   std::uint64_t applied_step() const;
 
   // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the
-  // compute dtype for kParameter, else fp32. Requires: no step is active.
+  // compute dtype for kParameter, else fp32.
+  // Requires: no step is active.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 

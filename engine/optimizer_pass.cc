@@ -10,13 +10,12 @@
 namespace sluice {
 
 OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             BlockStore& store, const Prefetcher& prefetcher, Device& device,
-                             Scheduler& scheduler, Worker& worker)
+                             BlockStore& store, Device& device, Scheduler& scheduler,
+                             Worker& worker)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
       store_(store),
-      prefetcher_(prefetcher),
       device_(device),
       scheduler_(scheduler),
       worker_(worker),
@@ -195,7 +194,6 @@ void OptimizerPass::updated(std::uint32_t index) {
     case Tier::kDevice:
       device_.copy(resident_block(block), lane.parameters, layout_.parameter_bytes(block.id),
                    up_stream_.id());
-      device_.record(prefetcher_.ready_event(block.unit), up_stream_.id());
       add_pending_copy(index, up_stream_.id());
       store_.advance(block.id, Plane::kParameter, version_ + 1);
       break;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/block_store.h"
-#include "engine/prefetcher.h"
 #include "engine/worker.h"
 
 namespace sluice {
@@ -20,11 +19,11 @@ class OptimizerPass {
  public:
   // All must outlive the pass.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                BlockStore& store, const Prefetcher& prefetcher, Device& device,
-                Scheduler& scheduler, Worker& worker);
+                BlockStore& store, Device& device, Scheduler& scheduler, Worker& worker);
 
   // Starts the update from version `version` to the next one. `decayed` applies to tensors with
-  // weight decay, `plain` to the rest. Requires: the gradient set is complete, and idle().
+  // weight decay, `plain` to the rest.
+  // Requires: the gradient set is complete, and idle().
   void begin(const AdamCoefficients& decayed, const AdamCoefficients& plain, std::uint64_t version);
 
   // Every block has its new version at home.
@@ -59,7 +58,6 @@ class OptimizerPass {
   const Placement& placement_;
   const Tiers& tiers_;
   BlockStore& store_;
-  const Prefetcher& prefetcher_;
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;

@@ -20,14 +20,14 @@ constexpr std::uint32_t kLanesWanted = 4;
 constexpr std::uint32_t kStagingSlotsWanted = 8;
 constexpr std::uint32_t kGradientStagingWanted = 2;
 
-// Both budgets in full; the message of a budget that is too small.
-[[noreturn]] void fail_budget(const char* key, std::uint64_t budget_bytes,
+// A budget that is too small: the pools that have to fit, and the size that would hold them.
+[[noreturn]] void fail_budget(Tier tier, const char* key, std::uint64_t budget_bytes,
                               std::uint64_t needed_bytes, const std::vector<Pool>& pools) {
   std::string message = fmt::format(
       "{} = {} is too small; the smallest that works is \"{}KiB\" ({}):", key,
       format_bytes(budget_bytes), div_ceil(needed_bytes, 1_KiB), format_bytes(needed_bytes));
   for (const Pool& pool : pools) {
-    if (pool.size_bytes != 0)
+    if (pool.tier == tier && pool.size_bytes != 0)
       message += fmt::format("\n  {:<24} {:>10}  {}", pool.name, format_bytes(pool.size_bytes),
                              pool.reason);
   }
@@ -81,11 +81,12 @@ class Planner {
       for (const UnitPlace& unit : layout_.units()) make_resident(unit);
     } else if (choices_.parameters == TierChoice::kDevice) {
       placement_.resident_parameter_bytes = all_bytes;
-      fail_budget("memory.device", budget, all_bytes + minimum_slots_bytes, placement_.pools());
+      fail_budget(Tier::kDevice, "memory.device", budget, all_bytes + minimum_slots_bytes,
+                  placement_.pools());
     } else {
       if (window_minimum + minimum_slots_bytes > budget) {
         placement_.window_bytes = window_minimum;
-        fail_budget("memory.device", budget, window_minimum + minimum_slots_bytes,
+        fail_budget(Tier::kDevice, "memory.device", budget, window_minimum + minimum_slots_bytes,
                     placement_.pools());
       }
       plan_window_pool(budget, window_minimum);
@@ -154,7 +155,8 @@ class Planner {
       } else if (placement_.gradient_staging.count > 1) {
         --placement_.gradient_staging.count;
       } else {
-        fail_budget("memory.host", placement_.host_budget_bytes, needed_bytes, placement_.pools());
+        fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, needed_bytes,
+                    placement_.pools());
       }
     }
     fill_host(parameters_may_be_host, records_may_be_host,

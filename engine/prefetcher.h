@@ -41,7 +41,8 @@ class Prefetcher {
   // No read, copy or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_in_flight_ == 0; }
 
-  // Recorded behind a unit's last copy; complete at once for a unit homed on the device.
+  // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device,
+  // which the optimizer pass updates between steps.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // For the step loop to record when a lease is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }

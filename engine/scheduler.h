@@ -28,7 +28,8 @@ class Scheduler {
   void run(const std::function<void()>& task);
 
   // Blocks until `ready`, evaluated on the scheduler's thread whenever something has happened
-  // there, returns true. Fails with: the first failure, as soon as there is one.
+  // there, returns true.
+  // Fails with: the first failure, as soon as there is one.
   void await(const std::function<bool()>& ready);
   // The same, but sits failures out: for shutting down in order.
   void await_settled(const std::function<bool()>& ready);

@@ -26,7 +26,8 @@ class Lease {
   // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
   const std::byte* parameter(std::size_t tensor) const;
   // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
-  // stream. Requires: the lease is a backward one.
+  // stream.
+  // Requires: the lease is a backward one.
   std::byte* gradient(std::size_t tensor) const;
 
   // Ends the lease early.
@@ -53,13 +54,14 @@ class Step {
   ~Step();
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
-  // transfers are on their way to the device; the stream itself waits for the rest. Fails with:
-  // kInvalidArgument when `unit` and `pass` are not next in the schedule or too many leases are
-  // held; kIo and others when a transfer has failed.
+  // transfers are on their way to the device; the stream itself waits for the rest.
+  // Fails with: kInvalidArgument when `unit` and `pass` are not next in the schedule or too many
+  // leases are held; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
   // Waits for the gradients, applies the optimizer to every block and returns when the new state is
-  // home. Fails with: kInvalidArgument before the end of the schedule; kNonFinite (the state is
+  // home.
+  // Fails with: kInvalidArgument before the end of the schedule; kNonFinite (the state is
   // unchanged); kIo (the engine is poisoned).
   StepReport finish();
 

@@ -25,7 +25,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       window_unit_bytes_(window_unit_bytes(layout, placement)),
       prefetcher_(layout, placement, tiers, store, device, scheduler),
       drain_(layout, placement, tiers, device, scheduler, worker),
-      pass_(layout, placement, tiers, store, prefetcher_, device, scheduler, worker) {
+      pass_(layout, placement, tiers, store, device, scheduler, worker) {
   // Planned now, so that a window that cannot hold the leases is an error before the first step.
   plan_for(0);
   plan_for(1);

@@ -1,6 +1,6 @@
 // A thread that runs posted tasks one after another: the shape of the engine's scheduler and of its
-// worker. Tasks that capture at most two pointers cost no allocation. Thread rule: post() from any
-// thread. The destructor runs what was posted before it, then joins.
+// worker. Tasks that capture at most two pointers cost no allocation.
+// Thread rule: post() from any thread. The destructor runs what was posted before it, then joins.
 #pragma once
 
 #include <condition_variable>

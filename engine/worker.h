@@ -1,6 +1,7 @@
 // The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms, in the
 // order posted, each spread over the cores by CpuOptimizer. Keeps the scheduler free for
-// completions. Thread rule: post() from the scheduler's thread.
+// completions.
+// Thread rule: post() from the scheduler's thread.
 #pragma once
 
 #include <functional>

@@ -5,9 +5,10 @@
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued; streams run concurrently unless an event orders them. Host functions
-// run on a thread of the device; they must be short and must not call the device. Invariants: an
-// event stands for its latest record at the time of the call that uses it, as in CUDA: recording it
-// again does not disturb a wait already enqueued. An event never recorded counts as complete.
+// run on a thread of the device; they must be short and must not call the device.
+// Invariants: an event stands for its latest record at the time of the call that uses it, as in
+// CUDA: recording it again does not disturb a wait already enqueued. An event never recorded counts
+// as complete.
 #pragma once
 
 #include <cstddef>
@@ -57,10 +58,12 @@ class Device {
   // completed.
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
-  // Blocks the calling thread. Fails with: the first failure of work on any stream, rethrown.
+  // Blocks the calling thread.
+  // Fails with: the first failure of work on any stream, rethrown.
   virtual void synchronize(EventId event) = 0;
   virtual void synchronize(StreamId stream) = 0;
-  // Nanoseconds between two completed records. Requires: both events have completed.
+  // Nanoseconds between two completed records.
+  // Requires: both events have completed.
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 
   // Either side may be host or device memory; the regions do not overlap. Asynchronous: neither may

@@ -1,6 +1,7 @@
 // The Device over host memory: a budget stands for the card's memory, a worker thread with a FIFO
 // for each stream, a ticket for each event. Asynchronous like the real thing, so that a release
-// before completion shows as a bug here too. Thread rule: as Device.
+// before completion shows as a bug here too.
+// Thread rule: as Device.
 #pragma once
 
 #include <cstdint>

@@ -3,9 +3,9 @@
 // holds the ticket that was the latest when it was enqueued. So recording again disturbs no earlier
 // wait, and two records on two streams may complete in any order.
 //
-// Thread rule: every function from any thread. Invariants: a ticket completes once; a ticket that
-// someone else still holds is never used for a second record; tickets outlive their event for as
-// long as a stream holds them.
+// Thread rule: every function from any thread.
+// Invariants: a ticket completes once; a ticket that someone else still holds is never used for a
+// second record; tickets outlive their event for as long as a stream holds them.
 #pragma once
 
 #include <condition_variable>
@@ -17,14 +17,16 @@ namespace sluice {
 
 class Ticket {
  public:
-  // Makes a completed ticket pending again. Requires: the caller is the only holder.
+  // Makes a completed ticket pending again.
+  // Requires: the caller is the only holder.
   void reuse();
   void complete();
 
   // Blocks until complete() was called.
   void await();
   bool is_complete() const;
-  // On the steady clock. Requires: is_complete().
+  // On the steady clock.
+  // Requires: is_complete().
   std::uint64_t completed_ns() const;
 
  private:

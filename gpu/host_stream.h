@@ -1,10 +1,10 @@
 // A stream of the host device: a worker thread that runs tasks in the order of their arrival.
 //
-// Thread rule: every public function from any thread. Invariants: tasks run one at a time, in
-// order; a task's captures are gone before the next one starts; after the first failure on any
-// stream of the device, copies, fills and launched work are skipped, while records, waits and host
-// functions go on, so that every waiter wakes. The queue has no limit of its own: what may be in
-// flight is bounded by the caller's slots.
+// Thread rule: every public function from any thread.
+// Invariants: tasks run one at a time, in order; a task's captures are gone before the next one
+// starts; after the first failure on any stream of the device, copies, fills and launched work are
+// skipped, while records, waits and host functions go on, so that every waiter wakes. The queue has
+// no limit of its own: what may be in flight is bounded by the caller's slots.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // The books of a device's memory: what is taken, by which purpose, out of which capacity. It moves
 // no memory itself; the devices ask it before they allocate, so that every one of them refuses with
-// the same message. Not thread-safe: the device's own lock guards it. Invariant: the sum of the
-// entries never exceeds the capacity.
+// the same message. Not thread-safe: the device's own lock guards it.
+// Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
 
 #include <cstddef>

@@ -14,9 +14,9 @@ class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, mode 0600:
   // O_TMPFILE, or a file unlinked at once where the file system lacks it. Space is allocated here,
-  // so that ENOSPC cannot happen later. Fails with: kInput (directory missing, no directory, not
-  // writable, on a file system that cannot preallocate), kNoSpace (needed and free bytes named),
-  // kIo.
+  // so that ENOSPC cannot happen later.
+  // Fails with: kInput (directory missing, no directory, not writable, on a file system that cannot
+  // preallocate), kNoSpace (needed and free bytes named), kIo.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
   int descriptor() const { return descriptor_.get(); }

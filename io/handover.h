@@ -2,9 +2,9 @@
 // `capacity` requests, and an eventfd that the owner reads in order to sleep in the kernel and
 // still hear of new ones.
 //
-// Thread rule: put() and stop() from any thread, take() from the owner alone. Invariants: requests
-// leave in the order they came; whenever the owner has taken all and could take more, the next
-// put() makes wake_descriptor() readable.
+// Thread rule: put() and stop() from any thread, take() from the owner alone.
+// Invariants: requests leave in the order they came; whenever the owner has taken all and could
+// take more, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>
@@ -32,7 +32,8 @@ class Handover {
   explicit Handover(std::size_t capacity);
 
   // Adds the requests in order, with tickets counted from `first_ticket`. Blocks while there is no
-  // room. Requires: stop() has not been called.
+  // room.
+  // Requires: stop() has not been called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 
   // Appends up to `count_max` requests to `target` and makes room for as many. Does not block.

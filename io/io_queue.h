@@ -4,9 +4,10 @@
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
 // the queue's owner thread (uring_queue) or inside submit() (sync_queue); they must be short and
-// must not submit to the same queue. Invariants: every request completes exactly once, with all of
-// its bytes moved or with an errno. Short transfers are resumed, EINTR and EAGAIN are retried a
-// bounded number of times; a read that meets the end of the file is EIO.
+// must not submit to the same queue.
+// Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
+// Short transfers are resumed, EINTR and EAGAIN are retried a bounded number of times; a read that
+// meets the end of the file is EIO.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,10 @@
 // What a queue knows of its requests as a whole: how many are open, for wait_idle(), and what came
 // of those that ended, for counters(). Every queue keeps one.
 //
-// Thread rule: any thread. Invariant: a request is opened once, ends once, and is closed once,
-// after its callback has returned; wait_idle() depends on no request opened after its call, so that
-// other threads' submissions cannot starve it.
+// Thread rule: any thread.
+// Invariant: a request is opened once, ends once, and is closed once, after its callback has
+// returned; wait_idle() depends on no request opened after its call, so that other threads'
+// submissions cannot starve it.
 #pragma once
 
 #include <condition_variable>

@@ -3,9 +3,9 @@
 // rarely give short transfers, so these are functions of their arguments alone, to be tested case
 // by case.
 //
-// Thread rule: pure; the request belongs to the caller. Invariant: every attempt begins a whole
-// number of pages after the request's start, so that it is as aligned for O_DIRECT as the request
-// itself.
+// Thread rule: pure; the request belongs to the caller.
+// Invariant: every attempt begins a whole number of pages after the request's start, so that it is
+// as aligned for O_DIRECT as the request itself.
 #pragma once
 
 #include <cstddef>

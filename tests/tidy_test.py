@@ -34,7 +34,7 @@ TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".tx
 CPP_SUFFIXES = {".h", ".cc", ".cu"}
 
 README_SAMPLE = "tests/consumer/main.cc"
-README_MARKER = f"<!-- {README_SAMPLE} -->"
+README_MARKER = f"(`{README_SAMPLE}`):"
 
 
 class Tree:
@@ -116,6 +116,9 @@ def check_engine_order(tree):
             if shown and place[match[1]] < place[shown[-1]]:
                 tree.report("engine-order", page, number, f"{match[1]} stands above {shown[-1]} in {cmake}")
             shown.append(match[1])
+    for stem in order:
+        if page in tree.texts and stem not in shown and f"engine/{stem}.h" in tree.headers:
+            tree.report("engine-order", page, 1, f"{stem} is missing from the list")
 
 
 def check_cycles(tree):
@@ -330,6 +333,7 @@ PLANTED = [
     ("engine-order", "engine/a.cc", {"engine/a.cc": '#include "engine/a.h"\n\n#include "engine/b.h"\n'}),
     ("engine-order", "engine/c.h", {"engine/c.h": HEADER, "tools/main.cc": '#include "engine/b.h"\n#include "engine/c.h"\n'}),
     ("engine-order", "docs/architecture.md", {"docs/architecture.md": "- `b.h`\n- `a.h`\n"}),
+    ("engine-order", "docs/architecture.md", {"docs/architecture.md": "| `a` | first |\n"}),
     ("include-cycle", "base/error.h", {"base/error.h": HEADER + '#include "base/x.h"\n',
                                        "base/x.h": HEADER + '#include "base/error.h"\n'}),
     ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),

@@ -12,7 +12,8 @@
 
 namespace sluice {
 
-// Fails with: as write_safetensors(). Requires: no step is active.
+// Fails with: as write_safetensors().
+// Requires: no step is active.
 void save_model(const std::string& path, const gpt::GptConfig& config, Engine& engine);
 
 class ModelFile {

@@ -78,6 +78,14 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
+// Fails with: json::exception. get() alone would take -1 and 1.5 for numbers without sign.
+std::vector<std::uint64_t> whole_numbers(const json& list) {
+  std::vector<std::uint64_t> numbers;
+  for (const json& item : list.get_ref<const json::array_t&>())
+    numbers.push_back(item.get_ref<const json::number_unsigned_t&>());
+  return numbers;
+}
+
 }  // namespace
 
 std::uint64_t SavedTensor::element_count() const {
@@ -176,8 +184,7 @@ void SafetensorsFile::parse_header() {
       if (name == "__metadata__") {
         metadata_ = value.get<std::map<std::string, std::string>>();
       } else if (value.at("dtype") == "F32") {  // not the masks of published checkpoints
-        add_entry(name, value.at("shape").get<std::vector<std::uint64_t>>(),
-                  value.at("data_offsets").get<std::array<std::uint64_t, 2>>(),
+        add_entry(name, whole_numbers(value.at("shape")), whole_numbers(value.at("data_offsets")),
                   prefix.size() + length);
       }
     } catch (const json::exception& error) {
@@ -186,11 +193,13 @@ void SafetensorsFile::parse_header() {
   }
 }
 
-void SafetensorsFile::add_entry(const std::string& name, std::vector<std::uint64_t> shape,
-                                const std::array<std::uint64_t, 2>& offsets,
+void SafetensorsFile::add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
+                                const std::vector<std::uint64_t>& offsets,
                                 std::uint64_t data_begin) {
+  if (offsets.size() != 2) fail(fmt::format("tensor \"{}\" has no two data_offsets", name));
+  const std::uint64_t begin = offsets[0];
+  const std::uint64_t end = offsets[1];
   const std::uint64_t data_bytes = file_bytes_ - data_begin;
-  const auto [begin, end] = offsets;
   if (begin > end || end > data_bytes)
     fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
                      name, begin, end, data_bytes));
@@ -204,9 +213,8 @@ void SafetensorsFile::add_entry(const std::string& name, std::vector<std::uint64
   if (!fits || rest != 1)
     fail(fmt::format("tensor \"{}\" of shape [{}] cannot have {} bytes", name,
                      fmt::join(shape, ", "), end - begin));
-  entries_.emplace(name, Entry{.shape = std::move(shape),
-                               .offset_bytes = data_begin + begin,
-                               .size_bytes = end - begin});
+  entries_.emplace(
+      name, Entry{.shape = shape, .offset_bytes = data_begin + begin, .size_bytes = end - begin});
 }
 
 const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {

@@ -4,7 +4,6 @@
 // mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -45,8 +44,8 @@ class SafetensorsFile {
   // Fails with: kInput when there is none of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // Copies elements [first_element, ...) to `values`.
-  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo. Requires: the
-  // range is inside the tensor.
+  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo.
+  // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 
  private:
@@ -59,8 +58,8 @@ class SafetensorsFile {
   void open_file();
   void parse_header();
   // `shape` and `offsets` are as the header says; the data begins at byte `data_begin` of the file.
-  void add_entry(const std::string& name, std::vector<std::uint64_t> shape,
-                 const std::array<std::uint64_t, 2>& offsets, std::uint64_t data_begin);
+  void add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
+                 const std::vector<std::uint64_t>& offsets, std::uint64_t data_begin);
   void read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   [[noreturn]] void fail(const std::string& why) const;
   const Entry& entry(const std::string& name) const;

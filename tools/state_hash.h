@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-// 64 hexadecimal digits. Requires: no step is active.
+// 64 hexadecimal digits.
+// Requires: no step is active.
 std::string state_sha256(Engine& engine);
 
 }  // namespace sluice

@@ -48,7 +48,7 @@ TEST_P(EngineFault, AFailedTransferStopsTheEngineAndSaysWhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnceAndForGood, EngineFault, testing::Bool(),
-                         [](const auto& instance) { return instance.param ? "sticky" : "once"; });
+                         [](const auto& parameter) { return parameter.param ? "sticky" : "once"; });
 
 TEST(EnginePoison, AfterAFailureDuringTheUpdateEveryCallSaysWhichStepWasComplete) {
   const TempDirectory directory;

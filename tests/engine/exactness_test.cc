@@ -1,6 +1,8 @@
 // The central promise: wherever the state lives, training gives the bits of training in memory.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "base/units.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
@@ -145,6 +147,38 @@ TEST(ExactnessOfClipping, EveryBoundGivesTheOraclesBits) {
     config.optimizer.clip_norm = clip_norm;
     const ToyOptions options{.steps = 3};
     EXPECT_TRUE(run_toy(config, options).state == toy_oracle(config, options).state) << clip_norm;
+  }
+}
+
+// One small tensor read again and again: its block may still lie in a lane from the last time, but
+// the step has moved on.
+TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  const ModelSpec model = toy_model();
+  const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  const TensorPlace& scale = engine.layout().tensors().back();
+  ASSERT_EQ(scale.name, "scale");
+  const auto read = [&] {
+    float master = 0;
+    engine.read_state(scale.id, StateKind::kMaster, 0,
+                      std::as_writable_bytes(std::span(&master, 1)));
+    return master;
+  };
+  (void)read();
+  for (std::uint32_t steps = 1; steps <= 3; ++steps) {
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    walk_step(step, model, engine, *device, stream, config, 1);
+    (void)step.finish();
+    // The last tensor's state is at the end: bf16 parameter, master, exp_avg, exp_avg_sq.
+    const StateBytes expected = toy_oracle(config, {.steps = steps}).state;
+    float master = 0;
+    std::memcpy(&master, expected.data() + expected.size() - 12, sizeof master);
+    EXPECT_EQ(read(), master) << "step " << steps;
   }
 }
 

@@ -163,34 +163,82 @@ ToyResult run_toy(const Config& config, const ToyOptions& options) {
   return run_toy(engine, model, *device, config, options);
 }
 
-ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
-  const ModelSpec model = validated(toy_model());
-  const DType gradient_dtype = config.precision.gradients;
-  const bool is_split = config.precision.parameters == DType::kBf16;
-  const std::uint64_t gradient_bytes = size_of(gradient_dtype);
+namespace {
+
+// The job in plain arrays: what the engine must equal bit for bit.
+class Oracle {
+ public:
+  explicit Oracle(const Config& config) : config_(config), model_(validated(toy_model())) {
+    for (const UnitSpec& spec : model_.units) {
+      std::vector<Tensor>& tensors = units_.emplace_back();
+      for (const TensorSpec& tensor : spec.tensors) tensors.push_back(make_tensor(tensor));
+    }
+  }
+
+  StepReport train_step(std::uint64_t step, const ToyOptions& options) {
+    compute_gradients(step, options.micro_batches);
+    // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
+    NormAccumulator norm;
+    for_each_tensor([&](Tensor& tensor) {
+      add_squared_norm_reference(config_.precision.gradients, tensor.gradients.data(),
+                                 tensor.master.size(), norm);
+    });
+    StepReport report{.step = step};
+    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
+    const double clip = config_.optimizer.clip_norm;
+    if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
+    const auto scale = static_cast<float>(report.clip_factor / options.micro_batches);
+    for_each_tensor([&](Tensor& tensor) { update(tensor, step, options.learning_rate, scale); });
+    return report;
+  }
+
+  StateBytes state() {
+    StateBytes state;
+    const auto append = [&](const void* data, std::size_t size_bytes) {
+      const auto* bytes = static_cast<const std::byte*>(data);
+      state.insert(state.end(), bytes, bytes + size_bytes);
+    };
+    for_each_tensor([&](Tensor& tensor) {
+      append(tensor.parameters.data(), tensor.parameters.size());
+      append(tensor.master.data(), tensor.master.size() * sizeof(float));
+      append(tensor.exp_avg.data(), tensor.exp_avg.size() * sizeof(float));
+      append(tensor.exp_avg_sq.data(), tensor.exp_avg_sq.size() * sizeof(float));
+    });
+    return state;
+  }
+
+ private:
   struct Tensor {
     std::vector<float> master, exp_avg, exp_avg_sq;
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
   };
-  std::vector<std::vector<Tensor>> units;
-  for (const UnitSpec& spec : model.units) {
-    std::vector<Tensor>& tensors = units.emplace_back();
-    for (const TensorSpec& tensor : spec.tensors) {
-      const std::size_t count = tensor.element_count();
-      Tensor made;
-      made.master.resize(count);
-      made.exp_avg.resize(count);
-      made.exp_avg_sq.resize(count);
-      made.parameters.resize(count * size_of(config.precision.parameters));
-      made.gradients.resize(count * gradient_bytes);
-      made.fresh.resize(count * gradient_bytes);
-      made.decay = tensor.weight_decay;
-      for (std::size_t i = 0; i < count; ++i) made.master[i] = initial_value(tensor.name, i);
-      tensors.push_back(std::move(made));
+
+  template <typename Body>
+  void for_each_tensor(const Body& body) {
+    for (auto& unit : units_) {
+      for (Tensor& tensor : unit) body(tensor);
     }
   }
-  const auto publish = [&](Tensor& tensor) {
+
+  Tensor make_tensor(const TensorSpec& spec) const {
+    const std::size_t count = spec.element_count();
+    Tensor tensor;
+    tensor.master.resize(count);
+    tensor.exp_avg.resize(count);
+    tensor.exp_avg_sq.resize(count);
+    tensor.parameters.resize(count * size_of(config_.precision.parameters));
+    tensor.gradients.resize(count * size_of(config_.precision.gradients));
+    tensor.fresh.resize(tensor.gradients.size());
+    tensor.decay = spec.weight_decay;
+    for (std::size_t i = 0; i < count; ++i) tensor.master[i] = initial_value(spec.name, i);
+    publish(tensor);
+    return tensor;
+  }
+
+  // The compute parameters of the masters.
+  void publish(Tensor& tensor) const {
+    const bool is_split = config_.precision.parameters == DType::kBf16;
     for (std::size_t i = 0; i < tensor.master.size(); ++i) {
       if (is_split) {
         reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
@@ -199,25 +247,23 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
         reinterpret_cast<float*>(tensor.parameters.data())[i] = tensor.master[i];
       }
     }
-  };
-  for (auto& unit : units) {
-    for (Tensor& tensor : unit) publish(tensor);
   }
-  ToyResult result;
-  for (std::uint64_t step = 1; step <= options.steps; ++step) {
-    std::vector<bool> seen(units.size(), false);
+
+  void compute_gradients(std::uint64_t step, std::uint32_t micro_batches) {
+    std::vector<bool> seen(units_.size(), false);
     std::uint64_t use = 0;
-    for (std::uint32_t micro_batch = 0; micro_batch < options.micro_batches; ++micro_batch) {
-      use += model.forward_order.size();
-      for (const UnitId id : model.backward_order) {
-        auto& unit = units[index_of(id)];
-        for (std::size_t t = 0; t < unit.size(); ++t) {
-          Tensor& tensor = unit[t];
-          fill_gradient(config, tensor.parameters.data(), tensor.fresh.data(), tensor.master.size(),
-                        step, use, t);
+    for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+      use += model_.forward_order.size();
+      for (const UnitId id : model_.backward_order) {
+        auto& unit = units_[index_of(id)];
+        for (std::size_t i = 0; i < unit.size(); ++i) {
+          Tensor& tensor = unit[i];
+          const std::size_t count = tensor.master.size();
+          fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use,
+                        i);
           if (seen[index_of(id)]) {
-            accumulate_gradient_reference(gradient_dtype, tensor.gradients.data(),
-                                          tensor.fresh.data(), tensor.master.size());
+            accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
+                                          tensor.fresh.data(), count);
           } else {
             tensor.gradients = tensor.fresh;
           }
@@ -226,50 +272,36 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
         ++use;
       }
     }
-    // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
-    NormAccumulator norm;
-    for (auto& unit : units) {
-      for (Tensor& tensor : unit)
-        add_squared_norm_reference(gradient_dtype, tensor.gradients.data(), tensor.master.size(),
-                                   norm);
-    }
-    StepReport report{.step = step};
-    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
-    const double clip = config.optimizer.clip_norm;
-    if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
-    const auto scale = static_cast<float>(report.clip_factor / options.micro_batches);
-    AdamOptions plain = config.optimizer.adam;
-    plain.weight_decay = 0;
-    for (auto& unit : units) {
-      for (Tensor& tensor : unit) {
-        const AdamCoefficients coefficients =
-            adam_coefficients(tensor.decay == WeightDecay::kApply ? config.optimizer.adam : plain,
-                              options.learning_rate, step, scale);
-        for (std::size_t i = 0; i < tensor.master.size(); ++i) {
-          const AdamElement next = adam_element(
-              coefficients, {tensor.master[i], tensor.exp_avg[i], tensor.exp_avg_sq[i]},
-              load(gradient_dtype, tensor.gradients.data(), i));
-          tensor.master[i] = next.master;
-          tensor.exp_avg[i] = next.exp_avg;
-          tensor.exp_avg_sq[i] = next.exp_avg_sq;
-        }
-        publish(tensor);
-      }
-    }
-    result.reports.push_back(report);
   }
-  const auto append = [&](const void* data, std::size_t size_bytes) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    result.state.insert(result.state.end(), bytes, bytes + size_bytes);
-  };
-  for (auto& unit : units) {
-    for (Tensor& tensor : unit) {
-      append(tensor.parameters.data(), tensor.parameters.size());
-      append(tensor.master.data(), tensor.master.size() * 4);
-      append(tensor.exp_avg.data(), tensor.exp_avg.size() * 4);
-      append(tensor.exp_avg_sq.data(), tensor.exp_avg_sq.size() * 4);
+
+  void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
+    AdamOptions options = config_.optimizer.adam;
+    if (tensor.decay == WeightDecay::kNone) options.weight_decay = 0;
+    const AdamCoefficients coefficients = adam_coefficients(options, learning_rate, step, scale);
+    for (std::size_t i = 0; i < tensor.master.size(); ++i) {
+      const AdamElement next =
+          adam_element(coefficients, {tensor.master[i], tensor.exp_avg[i], tensor.exp_avg_sq[i]},
+                       load(config_.precision.gradients, tensor.gradients.data(), i));
+      tensor.master[i] = next.master;
+      tensor.exp_avg[i] = next.exp_avg;
+      tensor.exp_avg_sq[i] = next.exp_avg_sq;
     }
+    publish(tensor);
   }
+
+  const Config& config_;
+  ModelSpec model_;
+  std::vector<std::vector<Tensor>> units_;
+};
+
+}  // namespace
+
+ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
+  Oracle oracle(config);
+  ToyResult result;
+  for (std::uint64_t step = 1; step <= options.steps; ++step)
+    result.reports.push_back(oracle.train_step(step, options));
+  result.state = oracle.state();
   return result;
 }
 

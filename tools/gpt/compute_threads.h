@@ -1,7 +1,7 @@
 // The threads that compute the model: an oneTBB arena of a fixed number of workers, the caller
 // included. Work is cut by the caller into numbered tasks that depend on sizes only; which worker
-// takes a task, and when, changes no result as long as tasks write disjoint memory. Thread rule:
-// one call at a time.
+// takes a task, and when, changes no result as long as tasks write disjoint memory.
+// Thread rule: one call at a time.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ class ComputeThreads {
 
   // Calls body(task, worker) for every task in [0, task_count) and returns when all are done. No
   // two calls at the same time have the same `worker`, which is below threads(): it names scratch
-  // memory. Requires: `body` does not throw and does not call for_each.
+  // memory.
+  // Requires: `body` does not throw and does not call for_each.
   template <class Body>
   void for_each(std::uint64_t task_count, const Body& body) {
     run(

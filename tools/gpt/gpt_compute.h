@@ -2,12 +2,13 @@
 // use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
 // the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32;
 // results do not depend on the number of threads, nor on the addresses as long as tensors start at
-// multiples of 256 bytes. Thread rule: one call at a time; each returns when its work is done.
+// multiples of 256 bytes.
+// Thread rule: one call at a time; each returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
-//   for (i = 0; i < compute.use_count(); ++i) compute.forward(i, parameters);    //
-//   forward_order[i] compute.loss(); for (i = 0; i < compute.use_count(); ++i) compute.backward(i,
-//   parameters, gradients);
+//   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
+//   compute.loss();
+//   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 #pragma once
 
 #include <cstdint>
@@ -43,17 +44,20 @@ class GptCompute {
   // Begins a pass over one micro-batch. Copies tokens and targets: batch * sequence each, sequence
   // by sequence; targets[t] is the token that follows tokens[t]. Training keeps what backward
   // needs; evaluation ends with loss().
-  // Requires: the sizes match. Fails with: kInput for a token beyond the vocabulary.
+  // Requires: the sizes match.
+  // Fails with: kInput for a token beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens,
                       std::span<const std::uint32_t> targets);
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets);
 
   // Begins a pass that ends with last_logits().
-  // Requires: 1 <= prompt.size() <= sequence. Fails with: kInput as above.
+  // Requires: 1 <= prompt.size() <= sequence.
+  // Fails with: kInput as above.
   void start_generation(std::span<const std::uint32_t> prompt);
 
-  // Computes use `use` of the forward order. Requires: uses come in order, 0 first.
+  // Computes use `use` of the forward order.
+  // Requires: uses come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters);
 
   // Computes use `use` of the backward order and overwrites every gradient of the unit with its

@@ -30,8 +30,7 @@ class Help(CliCase):
     def test_help(self):
         self.assertRegex(self.help_of(), r"(?s)Usage: sluice.*\btrain\b.*\bgenerate\b")
         for option in ("--data", "--steps", "--seed", "--set", "--init", "--save", "--json",
-                       "--csv",
-                       "--quiet"):
+                       "--csv", "--quiet"):
             self.assertIn(option, self.help_of("train"))
         for option in ("--model", "--prompt", "--tokens", "--temperature", "--top-k", "--seed"):
             self.assertIn(option, self.help_of("generate"))

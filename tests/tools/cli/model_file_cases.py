@@ -138,11 +138,14 @@ class Generate(CliCase):
         self.assertEqual(self.generate("--top-k", 1, "--seed", 2), first)
 
     def test_generate_from_a_long_prompt(self):
+        self.train(None, "--save", "model", "--steps", 400)  # enough to look at the text
         prompt = "and it lay on storage until it was read again. " * 5  # the context is 32
-        text = self.generate("--temperature", 0, prompt=prompt, tokens=5)
+        text = self.generate("--temperature", 0, prompt=prompt, tokens=20)
         # Only what the context holds is seen.
-        self.assertEqual(self.generate("--temperature", 0, prompt=prompt[-32:], tokens=5)[-6:],
-                         text[-6:])
+        self.assertEqual(self.generate("--temperature", 0, prompt=prompt[-32:], tokens=20)[-21:],
+                         text[-21:])
+        self.assertNotEqual(self.generate("--temperature", 0, prompt=prompt[:32], tokens=20)[-21:],
+                            text[-21:])
 
     def test_generate_nothing(self):
         self.assertEqual(self.generate(tokens=0), b"in the \n")
