@@ -30,7 +30,7 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
   }
 }
 
-void OptimizerPass::begin(const AdamCoefficients& decayed, const AdamCoefficients& plain,
+void OptimizerPass::begin(const UpdateCoefficients& decayed, const UpdateCoefficients& plain,
                           std::uint64_t version) {
   SLUICE_CHECK(idle() && is_complete(), "a pass begins when the one before it has ended");
   decayed_ = decayed;
@@ -113,7 +113,7 @@ void OptimizerPass::update(std::uint32_t index) {
     const std::uint64_t end =
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
     if (end > begin) {
-      const AdamCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
+      const UpdateCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
       const UpdateArrays arrays = arrays_of(lane, begin - block.offset_elements, end - begin);
       if (worker_.optimizer().update(coefficients, arrays) == Masters::kNonFinite)
         fail_non_finite(block, begin + find_non_finite_master(arrays));
@@ -160,13 +160,14 @@ UpdateArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_elem
                       .gradient_dtype = format.gradient,
                       .element_count = element_count};
   arrays.parameter = lane.parameters + begin_element * format.parameter_bytes();
-  std::byte* moments = lane.record;
-  if (format.master == MasterLayout::kSplitBf16) {
+  const auto moment = [&](std::uint64_t begin_bytes) {
+    return reinterpret_cast<float*>(lane.record + begin_bytes * block.element_count) +
+           begin_element;
+  };
+  if (format.master == MasterLayout::kSplitBf16)
     arrays.low = reinterpret_cast<std::int16_t*>(lane.record) + begin_element;
-    moments += block.element_count * sizeof(std::int16_t);
-  }
-  arrays.exp_avg = reinterpret_cast<float*>(moments) + begin_element;
-  arrays.exp_avg_sq = reinterpret_cast<float*>(moments) + block.element_count + begin_element;
+  if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
+  if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
   arrays.gradient = tiers_.gradient_set(block.unit) +
                     (block.offset_elements + begin_element) * format.gradient_bytes();
   return arrays;

@@ -24,7 +24,8 @@ class OptimizerPass {
   // Starts the update from version `version` to the next one. `decayed` applies to tensors with
   // weight decay, `plain` to the rest.
   // Requires: the gradient set is complete, and idle().
-  void begin(const AdamCoefficients& decayed, const AdamCoefficients& plain, std::uint64_t version);
+  void begin(const UpdateCoefficients& decayed, const UpdateCoefficients& plain,
+             std::uint64_t version);
 
   // Every block has its new version at home.
   bool is_complete() const { return blocks_done_ == layout_.blocks().size(); }
@@ -67,8 +68,8 @@ class OptimizerPass {
   std::uint32_t next_block_ = 0;
   std::uint64_t blocks_done_ = 0;
   std::uint64_t version_ = 0;
-  AdamCoefficients decayed_{};
-  AdamCoefficients plain_{};
+  UpdateCoefficients decayed_{};
+  UpdateCoefficients plain_{};
 
   Stream down_stream_;  // last: their callbacks use all of the above
   Stream up_stream_;
