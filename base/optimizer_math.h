@@ -43,8 +43,8 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// Hyperparameters of Adam and AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019). Decay is
-// decoupled.
+// Hyperparameters of AdamW (Loshchilov & Hutter 2019, decoupled decay) and, with decay as an L2
+// term of the gradient, of Adam (Kingma & Ba 2015).
 struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -65,23 +65,120 @@ struct AdamCoefficients {
   float step_size;     // learning_rate / (1 - beta1^step)
 };
 
+// The state of one element. An optimizer that keeps one moment leaves the other as it is.
 struct AdamElement {
   float master;
   float exp_avg;
   float exp_avg_sq;
 };
 
-// One element, one step:
-//   g = gradient * gradient_scale;  m = beta1*m + (1-beta1)*g;  v = beta2*v + ((1-beta2)*g)*g;
-//   p = p*decay_factor - step_size * (m / (sqrt(v) * inverse_sqrt_correction2 + epsilon))
-SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, AdamElement state,
-                                                   float gradient) {
-  const float g = gradient * c.gradient_scale;
+// AdamW with the gradient already scaled: what Adam and AdamW share.
+SLUICE_HOST_DEVICE inline AdamElement adam_with_scaled_gradient(const AdamCoefficients& c,
+                                                                AdamElement state, float g) {
   const float exp_avg = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
   const float exp_avg_sq = c.beta2 * state.exp_avg_sq + (c.one_minus_beta2 * g) * g;
   const float denominator = sqrtf(exp_avg_sq) * c.inverse_sqrt_correction2 + c.epsilon;
   const float master = state.master * c.decay_factor - c.step_size * (exp_avg / denominator);
   return {master, exp_avg, exp_avg_sq};
+}
+
+// AdamW, one element, one step:
+//   g = gradient * gradient_scale;  m = beta1*m + (1-beta1)*g;  v = beta2*v + ((1-beta2)*g)*g;
+//   p = p*decay_factor - step_size * (m / (sqrt(v) * inverse_sqrt_correction2 + epsilon))
+SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, AdamElement state,
+                                                   float gradient) {
+  return adam_with_scaled_gradient(c, state, gradient * c.gradient_scale);
+}
+
+// Adam with L2 regularisation: AdamW without its decay, whose gradient is
+//   g = gradient * gradient_scale + l2 * p
+struct AdamL2Coefficients {
+  AdamCoefficients adam;  // its decay_factor is exactly 1
+  float l2;
+};
+
+SLUICE_HOST_DEVICE inline AdamElement adam_l2_element(const AdamL2Coefficients& c,
+                                                      AdamElement state, float gradient) {
+  return adam_with_scaled_gradient(c.adam, state,
+                                   gradient * c.adam.gradient_scale + c.l2 * state.master);
+}
+
+// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; decoupled
+// decay). Keeps exp_avg alone.
+struct LionOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.01;
+};
+
+struct LionCoefficients {
+  float gradient_scale;
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float decay_factor;
+  float learning_rate;
+};
+
+//   g = gradient * gradient_scale;  c = beta1*m + (1-beta1)*g;  m = beta2*m + (1-beta2)*g;
+//   p = p*decay_factor - learning_rate * sign(c), where sign of a zero is 0 and of a NaN is NaN
+SLUICE_HOST_DEVICE inline AdamElement lion_element(const LionCoefficients& c, AdamElement state,
+                                                   float gradient) {
+  const float g = gradient * c.gradient_scale;
+  const float direction = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
+  const float exp_avg = c.beta2 * state.exp_avg + c.one_minus_beta2 * g;
+  float move = direction;  // a zero or a NaN
+  if (direction > 0) move = c.learning_rate;
+  if (direction < 0) move = -c.learning_rate;
+  return {state.master * c.decay_factor - move, exp_avg, state.exp_avg_sq};
+}
+
+// Adagrad (Duchi, Hazan & Singer 2011, diagonal form), decay as an L2 term. Keeps exp_avg_sq alone,
+// which is here the plain sum of the squared gradients.
+struct AdagradOptions {
+  double epsilon = 1e-10;
+  double weight_decay = 0.0;
+};
+
+struct AdagradCoefficients {
+  float gradient_scale;
+  float l2;
+  float epsilon;
+  float learning_rate;
+};
+
+//   g = gradient * gradient_scale + l2 * p;  v = v + g*g;
+//   p = p - learning_rate * (g / (sqrt(v) + epsilon))
+SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients& c,
+                                                      AdamElement state, float gradient) {
+  const float g = gradient * c.gradient_scale + c.l2 * state.master;
+  const float sum = state.exp_avg_sq + g * g;
+  const float master = state.master - c.learning_rate * (g / (sqrtf(sum) + c.epsilon));
+  return {master, state.exp_avg, sum};
+}
+
+// Stochastic gradient descent with momentum (Polyak 1964, in the form of Sutskever et al. 2013 with
+// the learning rate outside of the sum), decay as an L2 term. Keeps exp_avg alone, which is here
+// the momentum.
+struct SgdOptions {
+  double momentum = 0.9;
+  double weight_decay = 0.0;
+};
+
+struct SgdCoefficients {
+  float gradient_scale;
+  float l2;
+  float momentum;
+  float learning_rate;
+};
+
+//   g = gradient * gradient_scale + l2 * p;  m = momentum*m + g;  p = p - learning_rate * m
+SLUICE_HOST_DEVICE inline AdamElement sgd_element(const SgdCoefficients& c, AdamElement state,
+                                                  float gradient) {
+  const float g = gradient * c.gradient_scale + c.l2 * state.master;
+  const float exp_avg = c.momentum * state.exp_avg + g;
+  return {state.master - c.learning_rate * exp_avg, exp_avg, state.exp_avg_sq};
 }
 
 // base^exponent by binary powering in double: the same bits for a resumed run as for one that never
@@ -110,6 +207,42 @@ inline AdamCoefficients adam_coefficients(const AdamOptions& options, double lea
           .epsilon = static_cast<float>(options.epsilon),
           .decay_factor = static_cast<float>(1.0 - learning_rate * options.weight_decay),
           .step_size = static_cast<float>(learning_rate / correction1)};
+}
+
+inline AdamL2Coefficients adam_l2_coefficients(const AdamOptions& options, double learning_rate,
+                                               std::uint64_t step, float gradient_scale) {
+  AdamOptions without_decay = options;
+  without_decay.weight_decay = 0;
+  return {.adam = adam_coefficients(without_decay, learning_rate, step, gradient_scale),
+          .l2 = static_cast<float>(options.weight_decay)};
+}
+
+// Lion, Adagrad and SGD correct no bias: their coefficients do not depend on the step.
+inline LionCoefficients lion_coefficients(const LionOptions& options, double learning_rate,
+                                          float gradient_scale) {
+  return {.gradient_scale = gradient_scale,
+          .beta1 = static_cast<float>(options.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
+          .decay_factor = static_cast<float>(1.0 - learning_rate * options.weight_decay),
+          .learning_rate = static_cast<float>(learning_rate)};
+}
+
+inline AdagradCoefficients adagrad_coefficients(const AdagradOptions& options, double learning_rate,
+                                                float gradient_scale) {
+  return {.gradient_scale = gradient_scale,
+          .l2 = static_cast<float>(options.weight_decay),
+          .epsilon = static_cast<float>(options.epsilon),
+          .learning_rate = static_cast<float>(learning_rate)};
+}
+
+inline SgdCoefficients sgd_coefficients(const SgdOptions& options, double learning_rate,
+                                        float gradient_scale) {
+  return {.gradient_scale = gradient_scale,
+          .l2 = static_cast<float>(options.weight_decay),
+          .momentum = static_cast<float>(options.momentum),
+          .learning_rate = static_cast<float>(learning_rate)};
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 #include "cpu_optim/cpu_optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 
@@ -44,9 +45,21 @@ unsigned CpuOptimizer::threads() const {
   return arena_->threads();
 }
 
-void CpuOptimizer::adam(const AdamCoefficients& coefficients, const AdamArrays& arrays) {
+Masters CpuOptimizer::update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+  std::atomic<Masters> masters = Masters::kFinite;
   for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
-    adam_simd(coefficients, slice(arrays, begin, count));
+    // Relaxed: the end of the loop orders it before the read below.
+    if (update_simd(coefficients, slice(arrays, begin, count)) == Masters::kNonFinite)
+      masters.store(Masters::kNonFinite, std::memory_order_relaxed);
+  });
+  return masters;
+}
+
+void CpuOptimizer::move_like_update(const UpdateArrays& arrays) {
+  volatile std::uint32_t seed = 0;  // so that the compiler cannot see that nothing changes
+  const std::uint32_t no_change = seed;
+  for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
+    sluice::move_like_update(slice(arrays, begin, count), no_change);
   });
 }
 

@@ -1,14 +1,15 @@
-// The optimizer's arithmetic spread over the cores: Adam, gradient accumulation and the squared
+// The optimizer's arithmetic spread over the cores: updates, gradient accumulation and the squared
 // norm, each cut into chunks whose size does not depend on the number of threads, so that it
 // changes no bit. Owns an oneTBB arena.
-// Thread rule: calls may come from several threads; each blocks until its own work is done.
+// Thread rule: calls may come from several threads; each
+// blocks until its own work is done.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "cpu_optim/adam.h"
 #include "cpu_optim/gradient_ops.h"
+#include "cpu_optim/update.h"
 
 namespace sluice {
 
@@ -19,7 +20,7 @@ class CpuOptimizer {
   // `threads`: how many may work at once, the calling thread included; 1..granted cores
   // (base/topology.h).
   // Fails with: kInvalidArgument when `threads` is 0; kConfig when SLUICE_SIMD names no available
-  // instruction set (adam.h).
+  // instruction set (update.h).
   explicit CpuOptimizer(unsigned threads);
   ~CpuOptimizer();
 
@@ -27,7 +28,9 @@ class CpuOptimizer {
 
   // Requires: arrays start at a multiple of 16 elements of the unit, so that chunks keep their
   // alignment.
-  void adam(const AdamCoefficients& coefficients, const AdamArrays& arrays);
+  Masters update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
+  // move_like_update() in the chunks of update(): the yardstick of its speed.
+  void move_like_update(const UpdateArrays& arrays);
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
   void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                         NormAccumulator& total);

@@ -3,28 +3,47 @@
 #include <algorithm>
 #include <array>
 
-#include "base/error.h"
 #include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {
 namespace {
 
-void check_dtype(DType dtype) {
-  SLUICE_CHECK(dtype == DType::kFp32 || dtype == DType::kBf16, "gradients are fp32 or bf16");
-}
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct Fp16 {
+  std::uint16_t bits;
+};
 
 float load(float value) {
   return value;
 }
-float load(std::uint16_t value) {
-  return float_from_bf16(value);
+float load(Bf16 value) {
+  return float_from_bf16(value.bits);
+}
+float load(Fp16 value) {
+  return float_from_fp16(value.bits);
 }
 void store(float value, float& target) {
   target = value;
 }
-void store(float value, std::uint16_t& target) {
-  target = bf16_from_float(value);
+void store(float value, Bf16& target) {
+  target.bits = bf16_from_float(value);
+}
+void store(float value, Fp16& target) {
+  target.bits = fp16_from_float(value);
+}
+
+// Calls body with a null pointer to the element type that `dtype` stands for.
+template <class Body>
+auto with_element_type(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFp32: break;
+    case DType::kBf16: return body(static_cast<Bf16*>(nullptr));
+    case DType::kFp16: return body(static_cast<Fp16*>(nullptr));
+  }
+  return body(static_cast<float*>(nullptr));
 }
 
 template <class Element>
@@ -67,47 +86,37 @@ std::optional<std::uint64_t> first_non_finite(const Element* gradient,
 
 void accumulate_gradient_reference(DType dtype, void* target, const void* source,
                                    std::uint64_t element_count) {
-  check_dtype(dtype);
   const FloatEnvironment environment;
-  if (dtype == DType::kFp32) {
-    accumulate(static_cast<float*>(target), static_cast<const float*>(source), element_count);
-  } else {
-    accumulate(static_cast<std::uint16_t*>(target), static_cast<const std::uint16_t*>(source),
-               element_count);
-  }
+  with_element_type(dtype, [&]<class Element>(Element*) {
+    accumulate(static_cast<Element*>(target), static_cast<const Element*>(source), element_count);
+  });
 }
 
 void accumulate_gradient(DType dtype, void* target, const void* source,
                          std::uint64_t element_count) {
-  check_dtype(dtype);
   const FloatEnvironment environment;
   active_simd_kernels().accumulate_gradient(dtype, target, source, element_count);
 }
 
 void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t element_count,
                                 NormAccumulator& total) {
-  check_dtype(dtype);
   const FloatEnvironment environment;
-  if (dtype == DType::kFp32) {
-    add_leaves(static_cast<const float*>(gradient), element_count, total);
-  } else {
-    add_leaves(static_cast<const std::uint16_t*>(gradient), element_count, total);
-  }
+  with_element_type(dtype, [&]<class Element>(Element*) {
+    add_leaves(static_cast<const Element*>(gradient), element_count, total);
+  });
 }
 
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                       NormAccumulator& total) {
-  check_dtype(dtype);
   const FloatEnvironment environment;
   active_simd_kernels().add_squared_norm(dtype, gradient, element_count, total);
 }
 
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,
                                              std::uint64_t element_count) {
-  check_dtype(dtype);
-  if (dtype == DType::kFp32)
-    return first_non_finite(static_cast<const float*>(gradient), element_count);
-  return first_non_finite(static_cast<const std::uint16_t*>(gradient), element_count);
+  return with_element_type(dtype, [&]<class Element>(Element*) {
+    return first_non_finite(static_cast<const Element*>(gradient), element_count);
+  });
 }
 
 }  // namespace sluice

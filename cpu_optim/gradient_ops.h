@@ -1,9 +1,9 @@
 // What happens to a gradient between the device and the optimizer: accumulation over micro-batches
 // and its squared norm. Pure in their arguments: callable from any thread on disjoint memory.
 // Scalar definitions live in the *_reference functions; the others give the same bits, faster
-// (simd_target_name() tells on what). `dtype` is kFp32 or kBf16; arrays are aligned to their
-// element at least. As in adam.h, the caller's floating-point environment neither matters nor
-// changes, and NaNs are equal only in being NaN.
+// (simd_target_name() tells on what). Arrays are aligned to their element at least. As in update.h,
+// the caller's floating-point environment neither matters nor changes, and NaNs are equal only in
+// being NaN.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,41 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
   return true;
 }
 
+VectorResult run(const SimdKernels& kernels, const AdamCoefficients& c,
+                 const UpdateArrays& arrays) {
+  return kernels.adam(c, arrays);
+}
+VectorResult run(const SimdKernels& kernels, const AdamL2Coefficients& c,
+                 const UpdateArrays& arrays) {
+  return kernels.adam_l2(c, arrays);
+}
+VectorResult run(const SimdKernels& kernels, const LionCoefficients& c,
+                 const UpdateArrays& arrays) {
+  return kernels.lion(c, arrays);
+}
+VectorResult run(const SimdKernels& kernels, const AdagradCoefficients& c,
+                 const UpdateArrays& arrays) {
+  return kernels.adagrad(c, arrays);
+}
+VectorResult run(const SimdKernels& kernels, const SgdCoefficients& c, const UpdateArrays& arrays) {
+  return kernels.sgd(c, arrays);
+}
+
 }  // namespace
+
+VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
+                                 const UpdateArrays& arrays) const {
+  VectorResult result =
+      std::visit([&](const auto& c) { return run(*this, c, arrays); }, coefficients);
+  const std::uint64_t done = result.element_count;
+  if (done != arrays.element_count) {
+    const Masters rest =
+        update_reference(coefficients, slice(arrays, done, arrays.element_count - done));
+    if (rest == Masters::kNonFinite) result.masters = rest;
+    result.element_count = arrays.element_count;
+  }
+  return result;
+}
 
 const SimdKernels& select_simd_kernels(std::string_view name) {
   const std::span<const SimdKernels> available = available_simd_kernels();

@@ -19,140 +19,25 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice {
 namespace HWY_NAMESPACE {
+
+// In simd_update.cc, which is compiled for the same instruction sets.
+VectorResult update_adam(const AdamCoefficients& coefficients, const UpdateArrays& arrays);
+VectorResult update_adam_l2(const AdamL2Coefficients& coefficients, const UpdateArrays& arrays);
+VectorResult update_lion(const LionCoefficients& coefficients, const UpdateArrays& arrays);
+VectorResult update_adagrad(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
+VectorResult update_sgd(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
+void move_bytes(const UpdateArrays& arrays, std::uint32_t seed);
+
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr std::string_view kTargetName = std::string_view(HWY_STR(HWY_NAMESPACE)).substr(2);
-
-// One group of elements, as fp32, as bits, and as the 16-bit halves in memory.
-using Floats = hn::ScalableTag<float>;
-using Bits = hn::RebindToUnsigned<Floats>;
-using SignedBits = hn::RebindToSigned<Floats>;
-using Halves = hn::Rebind<std::uint16_t, Floats>;
-using SignedHalves = hn::Rebind<std::int16_t, Floats>;
-using FloatVector = hn::Vec<Floats>;
-using BitsVector = hn::Vec<Bits>;
-
-constexpr Floats kFloats;
-constexpr Bits kBits;
-constexpr SignedBits kSignedBits;
-constexpr Halves kHalves;
-constexpr SignedHalves kSignedHalves;
-
-// bf16 to fp32 is a shift, on a group as wide as `Tag`.
-template <class Tag>
-HWY_INLINE hn::Vec<Tag> load_as_float(Tag tag, const float* source) {
-  return hn::LoadU(tag, source);
-}
-template <class Tag>
-HWY_INLINE hn::Vec<Tag> load_as_float(Tag tag, const std::uint16_t* source) {
-  const hn::RebindToUnsigned<Tag> bits;
-  const hn::Rebind<std::uint16_t, Tag> halves;
-  return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(bits, hn::LoadU(halves, source))));
-}
-
-HWY_INLINE void store_rounded(FloatVector value, float* target) {
-  hn::StoreU(value, kFloats, target);
-}
-// bf16_from_float() of a sum of two bf16 values: nearest, ties to even. If it is a NaN, then a
-// quiet one whose low half is zero, so that rounding leaves it alone.
-HWY_INLINE void store_rounded(FloatVector value, std::uint16_t* target) {
-  const BitsVector bits = hn::BitCast(kBits, value);
-  const BitsVector odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kBits, 1));
-  const BitsVector rounded = hn::Add(bits, hn::Add(odd, hn::Set(kBits, 0x7fff)));
-  hn::StoreU(hn::TruncateTo(kHalves, hn::ShiftRight<16>(rounded)), kHalves, target);
-}
-
-// The two master layouts: a group of masters from memory and back.
-struct Fp32Master {
-  explicit Fp32Master(const AdamArrays& arrays) : master(static_cast<float*>(arrays.parameter)) {}
-  HWY_INLINE FloatVector load(std::size_t i) const { return hn::LoadU(kFloats, master + i); }
-  HWY_INLINE void store(FloatVector value, std::size_t i) const {
-    hn::StoreU(value, kFloats, master + i);
-  }
-
-  float* HWY_RESTRICT master;
-};
-
-struct SplitMasterHalves {
-  explicit SplitMasterHalves(const AdamArrays& arrays)
-      : high(static_cast<std::uint16_t*>(arrays.parameter)), low(arrays.low) {}
-
-  // join_master(). A NaN needs no case of its own: its `high` is at least 0x7f81 in magnitude, and
-  // 0x7f81'0000 - 0x8000 still lies above infinity. Only the payload differs.
-  HWY_INLINE FloatVector load(std::size_t i) const {
-    const BitsVector rounded = hn::BitCast(kBits, load_as_float(kFloats, high + i));
-    const auto remainder = hn::PromoteTo(kSignedBits, hn::LoadU(kSignedHalves, low + i));
-    return hn::BitCast(kFloats, hn::Add(rounded, hn::BitCast(kBits, remainder)));
-  }
-
-  // split_master(): half away from zero in magnitude, so adding 0x8000 carries into `high`. In a
-  // NaN it could carry into the sign; here it is always a quiet one, being a result of arithmetic.
-  HWY_INLINE void store(FloatVector value, std::size_t i) const {
-    const BitsVector bits = hn::BitCast(kBits, value);
-    const BitsVector rounded = hn::Add(bits, hn::Set(kBits, 0x8000));
-    const auto is_nan = hn::RebindMask(kBits, hn::IsNaN(value));
-    const BitsVector top = hn::ShiftRight<16>(hn::IfThenElse(is_nan, bits, rounded));
-    hn::StoreU(hn::TruncateTo(kHalves, top), kHalves, high + i);
-    hn::StoreU(hn::BitCast(kSignedHalves, hn::TruncateTo(kHalves, bits)), kSignedHalves, low + i);
-  }
-
-  std::uint16_t* HWY_RESTRICT high;
-  std::int16_t* HWY_RESTRICT low;
-};
-
-// adam_element() on a group. Mul and Add stay apart: MulAdd would round once where the definition
-// rounds twice. Plain stores in place beat streaming ones, because the lines have just been read.
-template <class Master, class Gradient>
-void adam(const AdamCoefficients& c, const AdamArrays& arrays) {
-  const Master master(arrays);
-  const auto* HWY_RESTRICT gradient = static_cast<const Gradient*>(arrays.gradient);
-  float* HWY_RESTRICT exp_avg = arrays.exp_avg;
-  float* HWY_RESTRICT exp_avg_sq = arrays.exp_avg_sq;
-  const FloatVector gradient_scale = hn::Set(kFloats, c.gradient_scale);
-  const FloatVector beta1 = hn::Set(kFloats, c.beta1);
-  const FloatVector one_minus_beta1 = hn::Set(kFloats, c.one_minus_beta1);
-  const FloatVector beta2 = hn::Set(kFloats, c.beta2);
-  const FloatVector one_minus_beta2 = hn::Set(kFloats, c.one_minus_beta2);
-  const FloatVector inverse_correction = hn::Set(kFloats, c.inverse_sqrt_correction2);
-  const FloatVector epsilon = hn::Set(kFloats, c.epsilon);
-  const FloatVector decay_factor = hn::Set(kFloats, c.decay_factor);
-  const FloatVector step_size = hn::Set(kFloats, c.step_size);
-  constexpr std::size_t kLanes = hn::MaxLanes(kFloats);
-  const std::uint64_t element_count = arrays.element_count;  // stores cannot change a local
-  std::uint64_t i = 0;
-  for (; i + kLanes <= element_count; i += kLanes) {
-    const FloatVector g = hn::Mul(load_as_float(kFloats, gradient + i), gradient_scale);
-    const FloatVector m =
-        hn::Add(hn::Mul(beta1, hn::LoadU(kFloats, exp_avg + i)), hn::Mul(one_minus_beta1, g));
-    const FloatVector v = hn::Add(hn::Mul(beta2, hn::LoadU(kFloats, exp_avg_sq + i)),
-                                  hn::Mul(hn::Mul(one_minus_beta2, g), g));
-    const FloatVector denominator = hn::Add(hn::Mul(hn::Sqrt(v), inverse_correction), epsilon);
-    const FloatVector p =
-        hn::Sub(hn::Mul(master.load(i), decay_factor), hn::Mul(step_size, hn::Div(m, denominator)));
-    hn::StoreU(m, kFloats, exp_avg + i);
-    hn::StoreU(v, kFloats, exp_avg_sq + i);
-    master.store(p, i);
-  }
-  if (i != element_count) adam_reference(c, slice(arrays, i, element_count - i));
-}
-
-std::string_view adam_of_any_type(const AdamCoefficients& c, const AdamArrays& arrays) {
-  const bool fp32_gradient = arrays.gradient_dtype == DType::kFp32;
-  if (arrays.master_layout == MasterLayout::kFp32) {
-    fp32_gradient ? adam<Fp32Master, float>(c, arrays) : adam<Fp32Master, std::uint16_t>(c, arrays);
-  } else {
-    fp32_gradient ? adam<SplitMasterHalves, float>(c, arrays)
-                  : adam<SplitMasterHalves, std::uint16_t>(c, arrays);
-  }
-  return kTargetName;
-}
+#include "cpu_optim/simd_vectors.inc"
 
 template <class Element>
-void accumulate(DType dtype, Element* HWY_RESTRICT target, const Element* HWY_RESTRICT source,
+void accumulate(DType dtype, void* target_bits, const void* source_bits,
                 std::uint64_t element_count) {
   constexpr std::size_t kLanes = hn::MaxLanes(kFloats);
+  auto* HWY_RESTRICT target = static_cast<Element*>(target_bits);
+  const auto* HWY_RESTRICT source = static_cast<const Element*>(source_bits);
   std::size_t i = 0;
   for (; i + kLanes <= element_count; i += kLanes) {
     store_rounded(hn::Add(load_as_float(kFloats, target + i), load_as_float(kFloats, source + i)),
@@ -163,12 +48,10 @@ void accumulate(DType dtype, Element* HWY_RESTRICT target, const Element* HWY_RE
 
 std::string_view accumulate_of_any_type(DType dtype, void* target, const void* source,
                                         std::uint64_t element_count) {
-  if (dtype == DType::kFp32) {
-    accumulate(dtype, static_cast<float*>(target), static_cast<const float*>(source),
-               element_count);
-  } else {
-    accumulate(dtype, static_cast<std::uint16_t*>(target),
-               static_cast<const std::uint16_t*>(source), element_count);
+  switch (dtype) {
+    case DType::kFp32: accumulate<float>(dtype, target, source, element_count); break;
+    case DType::kBf16: accumulate<Bf16>(dtype, target, source, element_count); break;
+    case DType::kFp16: accumulate<Fp16>(dtype, target, source, element_count); break;
   }
   return kTargetName;
 }
@@ -204,10 +87,16 @@ void add_leaves(DType dtype, const Element* gradient, std::uint64_t element_coun
 
 std::string_view norm_of_any_type(DType dtype, const void* gradient, std::uint64_t element_count,
                                   NormAccumulator& total) {
-  if (dtype == DType::kFp32) {
-    add_leaves(dtype, static_cast<const float*>(gradient), element_count, total);
-  } else {
-    add_leaves(dtype, static_cast<const std::uint16_t*>(gradient), element_count, total);
+  switch (dtype) {
+    case DType::kFp32:
+      add_leaves(dtype, static_cast<const float*>(gradient), element_count, total);
+      break;
+    case DType::kBf16:
+      add_leaves(dtype, static_cast<const Bf16*>(gradient), element_count, total);
+      break;
+    case DType::kFp16:
+      add_leaves(dtype, static_cast<const Fp16*>(gradient), element_count, total);
+      break;
   }
   return kTargetName;
 }
@@ -216,8 +105,9 @@ std::string_view norm_of_any_type(DType dtype, const void* gradient, std::uint64
 
 // A constant and no function: reading it executes no instruction of this target, so that it is safe
 // on a processor that lacks them.
-extern constexpr SimdKernels kKernels = {HWY_TARGET, kTargetName, adam_of_any_type,
-                                         accumulate_of_any_type, norm_of_any_type};
+extern constexpr SimdKernels kKernels = {
+    HWY_TARGET,     kTargetName, update_adam, update_adam_l2,         update_lion,
+    update_adagrad, update_sgd,  move_bytes,  accumulate_of_any_type, norm_of_any_type};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // The vector kernels, compiled from one source once per instruction set, and the choice between
-// them. Internal to cpu_optim and its tests: callers use adam_simd(), accumulate_gradient() and
-// add_squared_norm(), which also set the floating-point environment. All functions are pure or
+// them. Internal to cpu_optim and its tests: callers use update_simd(), accumulate_gradient()
+// and add_squared_norm(), which also set the floating-point environment. All functions are pure or
 // read-only: callable from any thread.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
@@ -14,9 +14,27 @@
 
 #include "base/dtype.h"
 #include "base/norm_accumulator.h"
-#include "cpu_optim/adam.h"
+#include "cpu_optim/update.h"
 
 namespace sluice {
+
+// From this magnitude on, as bits, a master or the parameter rounded from it is not finite.
+constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
+  switch (layout) {
+    case MasterLayout::kFp32: return 0x7f800000;
+    case MasterLayout::kSplitBf16: return 0x7f7f8000;
+    case MasterLayout::kFp16: return 0x477ff000;  // 65520
+  }
+  return 0;
+}
+
+// What a vector kernel has done: elements [0, element_count) of its arrays. The rest, less than two
+// vectors, is left to the scalar definition.
+struct VectorResult {
+  std::string_view target_name;  // the set that the kernel's own code was compiled for
+  std::uint64_t element_count = 0;
+  Masters masters = Masters::kFinite;
+};
 
 // The kernels of one instruction set. Each returns the name of the set that its own code was
 // compiled for, so that a test can tell which one really ran. Arrays are aligned to their element
@@ -24,11 +42,19 @@ namespace sluice {
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
   std::string_view target_name;
-  std::string_view (*adam)(const AdamCoefficients& coefficients, const AdamArrays& arrays);
+  VectorResult (*adam)(const AdamCoefficients& coefficients, const UpdateArrays& arrays);
+  VectorResult (*adam_l2)(const AdamL2Coefficients& coefficients, const UpdateArrays& arrays);
+  VectorResult (*lion)(const LionCoefficients& coefficients, const UpdateArrays& arrays);
+  VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
+  VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
+  void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
   std::string_view (*accumulate_gradient)(DType dtype, void* target, const void* source,
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
                                        std::uint64_t element_count, NormAccumulator& total);
+
+  // All elements: vectors, then the scalar definition for the rest.
+  VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
 };
 
 // What this build contains and this processor can run, best first; never empty.

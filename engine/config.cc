@@ -22,6 +22,14 @@ IoBackend backend_from(const std::string& name) {
   return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
 }
 
+OptimizerKind optimizer_from(const std::string& name) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+    if (name == name_of(kind)) return kind;
+  }
+  return OptimizerKind::kAdamW;
+}
+
 void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
 }
@@ -34,6 +42,8 @@ Config engine_config(const ConfigDocument& document) {
   const std::string gradients = document.string("precision.gradients");
   config.precision.gradients =
       gradients == "auto" ? config.precision.parameters : dtype_from(gradients);
+  config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
+  config.optimizer.momentum = document.number("optimizer.momentum");
   config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
                            .beta2 = document.number("optimizer.beta2"),
                            .epsilon = document.number("optimizer.epsilon"),
@@ -74,6 +84,8 @@ void validate(const Config& config) {
           fmt::format("{} is not positive", adam.epsilon));
   require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
           fmt::format("{} is negative", adam.weight_decay));
+  require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
+          fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",

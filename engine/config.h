@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/optimizer_math.h"
+#include "cpu_optim/optimizer_options.h"
 #include "engine/config_document.h"
 
 namespace sluice {
@@ -28,9 +29,13 @@ struct Config {
   } precision;
 
   struct Optimizer {
-    AdamOptions adam;
+    OptimizerKind kind = OptimizerKind::kAdamW;
+    AdamOptions adam;        // of every kind: cpu_optim/optimizer_options.h says who reads what
+    double momentum = 0.9;   // of kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
+
+    OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
 
   // Budgets for the engine's pools. Nothing = a share of the machine's memory (device a quarter,

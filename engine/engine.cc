@@ -29,7 +29,7 @@ struct Engine::Parts {
         const QueueDecorator& decorate)
       : config(checked(given_config)),
         model(validated(given_model)),
-        layout(model, state_format(config.precision), config.storage.block_elements),
+        layout(model, state_format(config), config.storage.block_elements),
         placement(plan_placement(layout, model, config.placement, budgets_of(config, device))),
         tiers(layout, placement, config.storage.paths, device),
         queue(open_queue(config, placement, decorate, notes)),

@@ -20,10 +20,13 @@ std::uint64_t default_block_elements(std::uint64_t element_count) {
 
 }  // namespace
 
-StateFormat state_format(const Config::Precision& precision) {
-  const MasterLayout master =
-      precision.parameters == DType::kBf16 ? MasterLayout::kSplitBf16 : MasterLayout::kFp32;
-  return {.parameter = precision.parameters, .gradient = precision.gradients, .master = master};
+StateFormat state_format(const Config& config) {
+  const DType parameter = config.precision.parameters;
+  return {.parameter = parameter,
+          .gradient = config.precision.gradients,
+          .master = parameter == DType::kBf16 ? MasterLayout::kSplitBf16 : MasterLayout::kFp32,
+          .keeps_exp_avg = keeps_exp_avg(config.optimizer.kind),
+          .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind)};
 }
 
 Layout::Layout(const ModelSpec& model, StateFormat format,

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "cpu_optim/adam.h"
+#include "cpu_optim/update.h"
 #include "engine/config.h"
 #include "engine/model_spec.h"
 
@@ -31,11 +31,20 @@ struct StateFormat {
   DType parameter = DType::kBf16;
   DType gradient = DType::kBf16;
   MasterLayout master = MasterLayout::kSplitBf16;
+  bool keeps_exp_avg = true;
+  bool keeps_exp_avg_sq = true;
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer record: [low half of the master, if split | exp_avg | exp_avg_sq].
-  std::uint64_t record_bytes() const { return master == MasterLayout::kSplitBf16 ? 10 : 8; }
+  // The optimizer record: [low half of the master, if split | exp_avg | exp_avg_sq], without the
+  // moment that the optimizer does not keep. Each begins so many bytes an element into the record:
+  std::uint64_t exp_avg_begin_bytes() const { return master == MasterLayout::kSplitBf16 ? 2 : 0; }
+  std::uint64_t exp_avg_sq_begin_bytes() const {
+    return exp_avg_begin_bytes() + (keeps_exp_avg ? sizeof(float) : 0);
+  }
+  std::uint64_t record_bytes() const {
+    return exp_avg_sq_begin_bytes() + (keeps_exp_avg_sq ? sizeof(float) : 0);
+  }
 };
 
 struct TensorPlace {
@@ -106,7 +115,7 @@ class Layout {
   std::vector<BlockPlace> blocks_;
 };
 
-// The formats that `precision` asks for.
-StateFormat state_format(const Config::Precision& precision);
+// The formats that precision and optimizer ask for.
+StateFormat state_format(const Config& config);
 
 }  // namespace sluice

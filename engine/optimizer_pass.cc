@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/trace.h"
 
@@ -28,7 +30,7 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
   }
 }
 
-void OptimizerPass::begin(const AdamCoefficients& decayed, const AdamCoefficients& plain,
+void OptimizerPass::begin(const UpdateCoefficients& decayed, const UpdateCoefficients& plain,
                           std::uint64_t version) {
   SLUICE_CHECK(idle() && is_complete(), "a pass begins when the one before it has ended");
   decayed_ = decayed;
@@ -111,9 +113,10 @@ void OptimizerPass::update(std::uint32_t index) {
     const std::uint64_t end =
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
     if (end > begin) {
-      const AdamCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
-      worker_.optimizer().adam(coefficients,
-                               arrays_of(lane, begin - block.offset_elements, end - begin));
+      const UpdateCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
+      const UpdateArrays arrays = arrays_of(lane, begin - block.offset_elements, end - begin);
+      if (worker_.optimizer().update(coefficients, arrays) == Masters::kNonFinite)
+        fail_non_finite(block, begin + find_non_finite_master(arrays));
       begin = end;
     }
     if (tensor != tensors.end()) decay = tensor->weight_decay;
@@ -130,22 +133,41 @@ void OptimizerPass::update(std::uint32_t index) {
   }
 }
 
+// Thrown on the worker's thread, it becomes the scheduler's failure before the block is written: on
+// storage it keeps its old version. Blocks before it are updated, so policy "skip" cannot hold
+// here.
+void OptimizerPass::fail_non_finite(const BlockPlace& block, std::uint64_t unit_element) const {
+  for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
+    const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
+    if (element >= tensor.element_count) continue;
+    throw Error(
+        ErrorCode::kNonFinite,
+        fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
+                    "step {}, though every gradient is finite. Lower the learning rate",
+                    tensor.name, layout_.unit(block.unit).name, element, version_ + 1));
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
+                          layout_.unit(block.unit).name, unit_element));
+}
+
 // Elements [begin_element, begin_element + element_count) of the lane's block.
-AdamArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
-                                    std::uint64_t element_count) const {
+UpdateArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
+                                      std::uint64_t element_count) const {
   const BlockPlace& block = layout_.block(lane.block);
   const StateFormat& format = layout_.format();
-  AdamArrays arrays{.master_layout = format.master,
-                    .gradient_dtype = format.gradient,
-                    .element_count = element_count};
+  UpdateArrays arrays{.master_layout = format.master,
+                      .gradient_dtype = format.gradient,
+                      .element_count = element_count};
   arrays.parameter = lane.parameters + begin_element * format.parameter_bytes();
-  std::byte* moments = lane.record;
-  if (format.master == MasterLayout::kSplitBf16) {
+  const auto moment = [&](std::uint64_t begin_bytes) {
+    return reinterpret_cast<float*>(lane.record + begin_bytes * block.element_count) +
+           begin_element;
+  };
+  if (format.master == MasterLayout::kSplitBf16)
     arrays.low = reinterpret_cast<std::int16_t*>(lane.record) + begin_element;
-    moments += block.element_count * sizeof(std::int16_t);
-  }
-  arrays.exp_avg = reinterpret_cast<float*>(moments) + begin_element;
-  arrays.exp_avg_sq = reinterpret_cast<float*>(moments) + block.element_count + begin_element;
+  if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
+  if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
   arrays.gradient = tiers_.gradient_set(block.unit) +
                     (block.offset_elements + begin_element) * format.gradient_bytes();
   return arrays;

@@ -124,17 +124,27 @@ void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
 void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t begin,
                              std::span<std::byte> target) const {
   const std::uint64_t block_count = layout_.block(view.block).element_count;
-  const bool is_split = layout_.format().master == MasterLayout::kSplitBf16;
-  const std::byte* moments = view.record + (is_split ? block_count * sizeof(std::int16_t) : 0);
-  const auto* exp_avg = reinterpret_cast<const float*>(moments);
+  const StateFormat& format = layout_.format();
+  const bool is_split = format.master == MasterLayout::kSplitBf16;
+  // A moment that the optimizer does not keep reads as zeros.
+  const auto read_moment = [&](bool is_kept, std::uint64_t begin_bytes) {
+    if (is_kept) {
+      const std::byte* moment = view.record + begin_bytes * block_count + begin * sizeof(float);
+      std::memcpy(target.data(), moment, target.size());
+    } else {
+      std::memset(target.data(), 0, target.size());
+    }
+  };
   switch (kind) {
     case StateKind::kParameter:
       std::memcpy(target.data(), view.parameters + begin * layout_.format().parameter_bytes(),
                   target.size());
       return;
-    case StateKind::kExpAvg: std::memcpy(target.data(), exp_avg + begin, target.size()); return;
+    case StateKind::kExpAvg:
+      read_moment(format.keeps_exp_avg, format.exp_avg_begin_bytes());
+      return;
     case StateKind::kExpAvgSq:
-      std::memcpy(target.data(), exp_avg + block_count + begin, target.size());
+      read_moment(format.keeps_exp_avg_sq, format.exp_avg_sq_begin_bytes());
       return;
     case StateKind::kMaster: break;
   }

@@ -216,14 +216,15 @@ double StepLoop::mean_gradient_norm() const {
 }
 
 void StepLoop::run_pass(double clip_factor) {
-  AdamOptions plain = config_.optimizer.adam;
-  plain.weight_decay = 0;
+  const OptimizerOptions decayed = config_.optimizer.options();
+  OptimizerOptions plain = decayed;
+  plain.adam.weight_decay = 0;
   const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
   const std::uint64_t step = applied_step_ + 1;
-  const AdamCoefficients decayed_coefficients =
-      adam_coefficients(config_.optimizer.adam, options_.learning_rate, step, scale);
-  const AdamCoefficients plain_coefficients =
-      adam_coefficients(plain, options_.learning_rate, step, scale);
+  const UpdateCoefficients decayed_coefficients =
+      coefficients_of(decayed, options_.learning_rate, step, scale);
+  const UpdateCoefficients plain_coefficients =
+      coefficients_of(plain, options_.learning_rate, step, scale);
   try {
     scheduler_.run([&] { pass_.begin(decayed_coefficients, plain_coefficients, applied_step_); });
     scheduler_.await([this] { return pass_.is_complete() && pass_.idle(); });

@@ -30,7 +30,7 @@ LAYERS = LIBRARY_LAYERS | {
 VENDOR_HEADER = re.compile(
     r"^(liburing|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
 FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
-TEXT_SUFFIXES = {".h", ".cc", ".cu", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
+TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
 CPP_SUFFIXES = {".h", ".cc", ".cu"}
 
 README_SAMPLE = "tests/consumer/main.cc"
@@ -82,7 +82,7 @@ def check_layers(tree):
                 tree.report("layer", path, line, f"{layer} must not include {target} ({name})")
             if VENDOR_HEADER.search(name) and path.endswith(".h"):
                 tree.report("vendor-header", path, line, f"<{name}> belongs into a .cc or .cu file")
-            if is_project and target in LAYERS and name not in tree.cpp:
+            if is_project and target in LAYERS and name not in tree.texts:
                 tree.report("include-path", path, line, f'"{name}" is no file of this repository')
 
 

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "tools/bench_adam_command.h"
 #include "tools/exit_codes.h"
 #include "tools/generate_command.h"
 #include "tools/train_command.h"
@@ -61,6 +62,25 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
       ->capture_default_str();
 }
 
+void add_bench(CLI::App& app, sluice::BenchAdamOptions& options) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  CLI::App* adam = bench->add_subcommand(
+      "adam", "The CPU update against what this machine's memory allows, in the same run");
+  adam->add_option("--parameters", options.parameters, "Parameters to update")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  adam->add_option("--rounds", options.rounds, "Rounds; medians and quartiles are over these")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  adam->add_option("--threads", options.threads,
+                   "One thread count; 0 = 1, 2, 4 ... up to the cores granted")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  adam->add_option("--json", options.json_file, "Write every figure");
+  adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -73,15 +93,18 @@ int main(int argc, char** argv) {
   sluice::TrainOptions train;
   sluice::GenerateOptions generate;
   add_train(app, train);
+  sluice::BenchAdamOptions bench_adam;
   add_generate(app, generate);
+  add_bench(app, bench_adam);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? sluice::kExitOk : sluice::kExitUsage;
   }
   try {
-    const int code =
-        app.got_subcommand("train") ? sluice::run_train(train) : sluice::run_generate(generate);
+    const int code = app.got_subcommand("train")   ? sluice::run_train(train)
+                     : app.got_subcommand("bench") ? sluice::run_bench_adam(bench_adam)
+                                                   : sluice::run_generate(generate);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
       throw sluice::Error(sluice::ErrorCode::kIo, "cannot write to standard output");
     return code;

@@ -93,7 +93,7 @@ double run_against_oracle(std::uint64_t element_count, const GradientOf& gradien
       data.set_gradient(i, gradient);
       oracle[i].step(c, gradient);
     }
-    adam_simd(c, data.arrays());
+    update_simd(c, data.arrays());
     for (std::uint64_t i = 0; i < element_count; ++i) {
       const Oracle& o = oracle[i];
       EXPECT_LE(std::fabs(data.master(i) - o.master), o.master_error) << i << " step " << step;
@@ -130,11 +130,11 @@ TEST(AdamOracle, FirstStepMovesByTheLearningRate) {
   float exp_avg[] = {0.0f, 0.0f};
   float exp_avg_sq[] = {0.0f, 0.0f};
   const float gradient[] = {0.25f, -1e-3f};
-  adam_simd(adam_coefficients({.weight_decay = 0.0}, 0.125, 1, 1.0f), {.parameter = parameter,
-                                                                       .exp_avg = exp_avg,
-                                                                       .exp_avg_sq = exp_avg_sq,
-                                                                       .gradient = gradient,
-                                                                       .element_count = 2});
+  update_simd(adam_coefficients({.weight_decay = 0.0}, 0.125, 1, 1.0f), {.parameter = parameter,
+                                                                         .exp_avg = exp_avg,
+                                                                         .exp_avg_sq = exp_avg_sq,
+                                                                         .gradient = gradient,
+                                                                         .element_count = 2});
   EXPECT_NEAR(parameter[0], 0.875, 1e-6);
   EXPECT_NEAR(parameter[1], 1.125, 2e-6);  // epsilon / 1e-3 = 1e-5 of the update
   EXPECT_NEAR(exp_avg[0], 0.025, 1e-8);
@@ -154,8 +154,8 @@ TEST(AdamOracle, SplitMasterFollowsFp32MasterBitForBit) {
       fp32.set_gradient(i, gradient);
       split.set_gradient(i, gradient);
     }
-    adam_simd(c, fp32.arrays());
-    adam_simd(c, split.arrays());
+    update_simd(c, fp32.arrays());
+    update_simd(c, split.arrays());
     for (std::uint64_t i = 0; i < kCount; ++i) {
       ASSERT_EQ(bits_from_float(fp32.master(i)), bits_from_float(split.master(i)))
           << i << " step " << step;

@@ -21,8 +21,9 @@ class CpuOptimizerTest : public ::testing::Test {
 };
 
 TEST_F(CpuOptimizerTest, ThreadsAndCutsGiveTheSameBits) {
-  for (const MasterLayout layout : {MasterLayout::kFp32, MasterLayout::kSplitBf16}) {
-    for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+  for (const MasterLayout layout :
+       {MasterLayout::kFp32, MasterLayout::kSplitBf16, MasterLayout::kFp16}) {
+    for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
       for (const std::uint64_t count :
            std::initializer_list<std::uint64_t>{0, 1, 32767, 32768, 32769, kLarge}) {
         const OptimizerData start({.master_layout = layout,
@@ -30,17 +31,17 @@ TEST_F(CpuOptimizerTest, ThreadsAndCutsGiveTheSameBits) {
                                    .element_count = count,
                                    .offset_elements = 16});
         OptimizerData expected = start;
-        adam_reference(test_coefficients(), expected.arrays());
+        update_reference(test_coefficients(), expected.arrays());
         for (const unsigned threads : kThreadCounts) {
           CpuOptimizer optimizer(threads);
           EXPECT_EQ(optimizer.threads(), threads);
           OptimizerData whole = start;
-          optimizer.adam(test_coefficients(), whole.arrays());
+          optimizer.update(test_coefficients(), whole.arrays());
           ASSERT_EQ(whole.difference(expected), "") << threads << " threads";
           OptimizerData cut = start;
           const std::uint64_t middle = count / 3 / 16 * 16;
-          optimizer.adam(test_coefficients(), slice(cut.arrays(), middle, count - middle));
-          optimizer.adam(test_coefficients(), slice(cut.arrays(), 0, middle));
+          optimizer.update(test_coefficients(), slice(cut.arrays(), middle, count - middle));
+          optimizer.update(test_coefficients(), slice(cut.arrays(), 0, middle));
           ASSERT_EQ(cut.difference(expected), "") << threads << " threads";
         }
       }
@@ -82,13 +83,22 @@ TEST_F(CpuOptimizerTest, SeveralCallersShareOneOptimizer) {
   CpuOptimizer optimizer(2);
   const OptimizerData start({.element_count = kLarge});
   OptimizerData expected = start;
-  adam_reference(test_coefficients(), expected.arrays());
+  update_reference(test_coefficients(), expected.arrays());
   std::vector<OptimizerData> states(3, start);
   std::vector<std::thread> callers;
   for (OptimizerData& state : states)
-    callers.emplace_back([&] { optimizer.adam(test_coefficients(), state.arrays()); });
+    callers.emplace_back([&] { optimizer.update(test_coefficients(), state.arrays()); });
   for (std::thread& caller : callers) caller.join();
   for (const OptimizerData& state : states) EXPECT_EQ(state.difference(expected), "");
+}
+
+TEST_F(CpuOptimizerTest, OneMasterInOneChunkIsNoticed) {
+  CpuOptimizer optimizer(2);
+  OptimizerData data({.element_count = kLarge});
+  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), Masters::kFinite);
+  data.set_master(3 * 32768 + 5, HUGE_VALF);
+  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), Masters::kNonFinite);
+  EXPECT_EQ(find_non_finite_master(data.arrays()), 3 * 32768 + 5);
 }
 
 TEST_F(CpuOptimizerTest, RefusesZeroThreads) {

@@ -53,16 +53,16 @@ TEST(FloatEnvironment, AdamIgnoresTheCallers) {
   for (const MasterLayout layout : {MasterLayout::kFp32, MasterLayout::kSplitBf16}) {
     const OptimizerData start = denormal_data(layout);
     OptimizerData expected = start;
-    adam_reference(test_coefficients(), expected.arrays());
+    update_reference(test_coefficients(), expected.arrays());
     for (const unsigned hostile : kHostile) {
       OptimizerData reference = start;
       OptimizerData simd = start;
       OptimizerData threaded = start;
       EXPECT_EQ(run_under(hostile,
                           [&] {
-                            adam_reference(test_coefficients(), reference.arrays());
-                            adam_simd(test_coefficients(), simd.arrays());
-                            CpuOptimizer(2).adam(test_coefficients(), threaded.arrays());
+                            update_reference(test_coefficients(), reference.arrays());
+                            update_simd(test_coefficients(), simd.arrays());
+                            CpuOptimizer(2).update(test_coefficients(), threaded.arrays());
                           }),
                 hostile);
       EXPECT_EQ(reference.difference(expected), "");

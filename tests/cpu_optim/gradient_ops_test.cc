@@ -18,19 +18,21 @@ struct Gradient {
       bf16.push_back(static_cast<std::uint16_t>(bits_from_float(fp32.back()) >> 16));
     }
   }
+  // The same 16 bits are read as bf16 and as fp16.
   void* at(DType dtype, std::uint64_t offset) {
     return dtype == DType::kFp32 ? static_cast<void*>(fp32.data() + offset)
                                  : static_cast<void*>(bf16.data() + offset);
   }
   float get(DType dtype, std::uint64_t i) const {
-    return dtype == DType::kFp32 ? fp32[i] : float_from_bf16(bf16[i]);
+    if (dtype == DType::kFp32) return fp32[i];
+    return dtype == DType::kBf16 ? float_from_bf16(bf16[i]) : float_from_fp16(bf16[i]);
   }
 
   std::vector<float> fp32;
   std::vector<std::uint16_t> bf16;
 };
 
-constexpr DType kDtypes[] = {DType::kFp32, DType::kBf16};
+constexpr DType kDtypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 
 void expect_same(const Gradient& actual, const Gradient& expected, DType dtype,
                  std::string_view target) {

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/dtype.h"
-#include "cpu_optim/adam.h"
+#include "cpu_optim/update.h"
 
 namespace sluice {
 
@@ -45,6 +45,8 @@ class OptimizerData {
   struct Options {
     MasterLayout master_layout = MasterLayout::kFp32;
     DType gradient_dtype = DType::kFp32;
+    bool keeps_exp_avg = true;
+    bool keeps_exp_avg_sq = true;
     std::uint64_t element_count = 0;
     std::uint64_t offset_elements = 0;
     Values values = Values::kOrdinary;
@@ -59,29 +61,41 @@ class OptimizerData {
       exp_avg_.push_back(value(options.values, 0.01f, random));
       exp_avg_sq_.push_back(std::fabs(value(options.values, 0.01f, random)));
       fp32_gradient_.push_back(0.0f);
-      bf16_gradient_.push_back(0);
+      half_gradient_.push_back(0);
       set_gradient_at(i, value(options.values, 0.02f, random));
     }
   }
 
-  AdamArrays arrays() {
+  UpdateArrays arrays() {
     const std::uint64_t offset = options_.offset_elements;
     const bool split = options_.master_layout == MasterLayout::kSplitBf16;
+    const bool has_halves = options_.master_layout != MasterLayout::kFp32;
     return {.master_layout = options_.master_layout,
             .gradient_dtype = options_.gradient_dtype,
-            .parameter = split ? static_cast<void*>(high_.data() + offset)
-                               : static_cast<void*>(fp32_.data() + offset),
+            .parameter = has_halves ? static_cast<void*>(high_.data() + offset)
+                                    : static_cast<void*>(fp32_.data() + offset),
             .low = split ? low_.data() + offset : nullptr,
-            .exp_avg = exp_avg_.data() + offset,
-            .exp_avg_sq = exp_avg_sq_.data() + offset,
+            .master = has_halves && !split ? fp32_.data() + offset : nullptr,
+            .exp_avg = options_.keeps_exp_avg ? exp_avg_.data() + offset : nullptr,
+            .exp_avg_sq = options_.keeps_exp_avg_sq ? exp_avg_sq_.data() + offset : nullptr,
             .gradient = options_.gradient_dtype == DType::kFp32
                             ? static_cast<const void*>(fp32_gradient_.data() + offset)
-                            : static_cast<const void*>(bf16_gradient_.data() + offset),
+                            : static_cast<const void*>(half_gradient_.data() + offset),
             .element_count = options_.element_count};
   }
 
   void set_gradient(std::uint64_t i, float gradient) {
     set_gradient_at(i + options_.offset_elements, gradient);
+  }
+
+  void set_master(std::uint64_t i, float master) {
+    const std::size_t at = i + options_.offset_elements;
+    if (low_.empty()) {
+      fp32_[at] = master;
+    } else {
+      high_[at] = split_master(master).high;
+      low_[at] = split_master(master).low;
+    }
   }
 
   float master(std::uint64_t i) const { return master_at(i + options_.offset_elements); }
@@ -111,26 +125,30 @@ class OptimizerData {
   static constexpr std::size_t kGuardElements = 17;
 
   void add_master(float master) {
-    if (options_.master_layout == MasterLayout::kFp32) {
-      fp32_.push_back(master);
+    if (options_.master_layout == MasterLayout::kSplitBf16) {
+      const SplitMaster halves = split_master(master);
+      high_.push_back(halves.high);
+      low_.push_back(halves.low);
       return;
     }
-    const SplitMaster halves = split_master(master);
-    high_.push_back(halves.high);
-    low_.push_back(halves.low);
+    fp32_.push_back(master);
+    if (options_.master_layout == MasterLayout::kFp16) high_.push_back(fp16_from_float(master));
   }
   float master_at(std::size_t i) const {
-    return high_.empty() ? fp32_[i] : join_master({high_[i], low_[i]});
+    return low_.empty() ? fp32_[i] : join_master({high_[i], low_[i]});
   }
   void set_gradient_at(std::size_t i, float gradient) {
     fp32_gradient_[i] = gradient;
-    bf16_gradient_[i] = bf16_from_float(gradient);
+    half_gradient_[i] = options_.gradient_dtype == DType::kFp16 ? fp16_from_float(gradient)
+                                                                : bf16_from_float(gradient);
   }
   // The halves of a NaN are free, but the compute parameter has to show it too.
   bool same_halves(std::size_t i, const OptimizerData& other) const {
-    if (std::isnan(master_at(i)))
-      return std::isnan(float_from_bf16(high_[i])) && std::isnan(float_from_bf16(other.high_[i]));
-    return high_[i] == other.high_[i] && low_[i] == other.low_[i];
+    if (std::isnan(master_at(i))) return is_nan_half(high_[i]) && is_nan_half(other.high_[i]);
+    return high_[i] == other.high_[i] && (low_.empty() || low_[i] == other.low_[i]);
+  }
+  bool is_nan_half(std::uint16_t half) const {
+    return std::isnan(low_.empty() ? float_from_fp16(half) : float_from_bf16(half));
   }
   std::string text(const char* what, std::size_t i, float a, float b) const {
     return fmt::format("{} of element {} (of {}): {:08x} against {:08x}", what,
@@ -140,13 +158,22 @@ class OptimizerData {
 
   Options options_;
   std::vector<float> fp32_;
-  std::vector<std::uint16_t> high_;
+  std::vector<std::uint16_t> high_;  // the compute parameter, where it is no master
   std::vector<std::int16_t> low_;
   std::vector<float> exp_avg_;
   std::vector<float> exp_avg_sq_;
   std::vector<float> fp32_gradient_;
-  std::vector<std::uint16_t> bf16_gradient_;
+  std::vector<std::uint16_t> half_gradient_;
 };
+
+// Every optimizer there is.
+inline std::vector<UpdateCoefficients> all_test_coefficients() {
+  return {adam_coefficients({.weight_decay = 0.1}, 1e-3, 3, 0.37f),
+          adam_l2_coefficients({.weight_decay = 0.1}, 1e-3, 3, 0.37f),
+          lion_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
+          adagrad_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
+          sgd_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f)};
+}
 
 inline AdamCoefficients test_coefficients(std::uint64_t step = 3, float gradient_scale = 0.37f) {
   return adam_coefficients({.weight_decay = 0.1}, 1e-3, step, gradient_scale);

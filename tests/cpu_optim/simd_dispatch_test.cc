@@ -20,7 +20,8 @@ std::string lower(std::string_view name) {
 [[noreturn]] void run_forced(const std::string& name, std::string_view expected) {
   setenv("SLUICE_SIMD", name.c_str(), 1);
   OptimizerData data({.element_count = 100});
-  const std::string_view ran = active_simd_kernels().adam(test_coefficients(), data.arrays());
+  const std::string_view ran =
+      active_simd_kernels().update(test_coefficients(), data.arrays()).target_name;
   std::exit(ran == expected && simd_target_name() == expected ? 0 : 1);
 }
 

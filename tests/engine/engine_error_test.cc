@@ -62,6 +62,22 @@ TEST_F(EngineError, BadConfigMembersAreNamed) {
             std::string::npos);
 }
 
+// Finite gradients, but an update beyond the range of fp32: the weight is named under either
+// policy, because blocks before it may be updated already.
+TEST_F(EngineError, WeightsThatOverflowAreNamed) {
+  for (const NonFinitePolicy policy : {NonFinitePolicy::kStop, NonFinitePolicy::kSkip}) {
+    for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme}) {
+      config_.optimizer.non_finite = policy;
+      config_.placement = {tier, tier};
+      const std::string message = complaint(ErrorCode::kNonFinite, [&] {
+        (void)run_toy(config_, {.steps = 1, .learning_rate = 3e38});
+      });
+      EXPECT_NE(message.find(toy_model().units[0].tensors[0].name), std::string::npos) << message;
+      EXPECT_NE(message.find("at element 0 overflow in step 1"), std::string::npos) << message;
+    }
+  }
+}
+
 TEST_F(EngineError, StepsNeedInitialValuesAndComeOneAtATime) {
   Engine engine(config_, model_, *device_);
   EXPECT_NE(

@@ -60,7 +60,7 @@ TEST(EnginePoison, AfterAFailureDuringTheUpdateEveryCallSaysWhichStepWasComplete
   // Parameters are in host memory, so the first requests after initialization are those of the
   // update.
   const auto blocks =
-      Layout(validated(model), state_format(config.precision), config.storage.block_elements)
+      Layout(validated(model), state_format(config), config.storage.block_elements)
           .blocks()
           .size();
   Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {

@@ -182,6 +182,27 @@ TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
   }
 }
 
+// The other optimizers keep other records; each has them in memory and on storage.
+TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32}) {
+      for (const std::size_t placement : {0u, 4u, 8u}) {
+        const TempDirectory directory;
+        Config config = toy_config(directory.path());
+        config.optimizer.kind = kind;
+        config.precision.parameters = parameters;
+        kCases[placement].change(config);
+        const ToyOptions options{.steps = 3, .micro_batches = 2};
+        const ToyResult actual = run_toy(config, options);
+        EXPECT_TRUE(actual.state == toy_oracle(config, options).state)
+            << name_of(kind) << " " << name_of(parameters) << " " << kCases[placement].name;
+        EXPECT_EQ(actual.reports.back().nvme_read_bytes, actual.predicted.nvme_read_bytes);
+      }
+    }
+  }
+}
+
 // Random delays reorder every completion; the seed is in the message.
 TEST(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
   const ToyOptions options{.steps = 2, .micro_batches = 2, .evaluate = true};

@@ -93,7 +93,7 @@ TEST(Overlap, EveryBlockIsReadUpdatedAndWrittenOnceInThatOrder) {
   const auto adams = of_kind(records, TraceKind::kAdam);
   const auto writes = of_kind(records, TraceKind::kWrite);
   const ModelSpec model = validated(toy_model());
-  const Layout layout(model, state_format(Config().precision), 4096);
+  const Layout layout(model, state_format(Config()), 4096);
   ASSERT_EQ(adams.size(), layout.blocks().size());
   ASSERT_EQ(writes.size(), 2 * layout.blocks().size());
   for (const TraceRecord& adam : adams) {

@@ -275,17 +275,15 @@ class Oracle {
   }
 
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
-    AdamOptions options = config_.optimizer.adam;
-    if (tensor.decay == WeightDecay::kNone) options.weight_decay = 0;
-    const AdamCoefficients coefficients = adam_coefficients(options, learning_rate, step, scale);
-    for (std::size_t i = 0; i < tensor.master.size(); ++i) {
-      const AdamElement next =
-          adam_element(coefficients, {tensor.master[i], tensor.exp_avg[i], tensor.exp_avg_sq[i]},
-                       load(config_.precision.gradients, tensor.gradients.data(), i));
-      tensor.master[i] = next.master;
-      tensor.exp_avg[i] = next.exp_avg;
-      tensor.exp_avg_sq[i] = next.exp_avg_sq;
-    }
+    OptimizerOptions options = config_.optimizer.options();
+    if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
+    const UpdateArrays arrays{.gradient_dtype = config_.precision.gradients,
+                              .parameter = tensor.master.data(),
+                              .exp_avg = tensor.exp_avg.data(),
+                              .exp_avg_sq = tensor.exp_avg_sq.data(),
+                              .gradient = tensor.gradients.data(),
+                              .element_count = tensor.master.size()};
+    update_reference(coefficients_of(options, learning_rate, step, scale), arrays);
     publish(tensor);
   }
 

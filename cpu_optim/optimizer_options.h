@@ -1,0 +1,63 @@
+// The optimizers by name, their hyperparameters, and what is checked about them and about their
+// arrays before a loop runs that checks nothing. Pure functions, callable from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "cpu_optim/update.h"
+
+namespace sluice {
+
+enum class OptimizerKind : std::uint8_t {
+  kAdamW,    // decoupled decay
+  kAdam,     // decay as an L2 term, like the two below
+  kLion,     // decoupled decay
+  kAdagrad,  // L2
+  kSgd,      // L2, with momentum
+};
+
+std::string_view name_of(OptimizerKind kind);
+
+// Hyperparameters that stay for a run. An optimizer reads those it has: Adam and AdamW both betas,
+// epsilon and decay; Lion both betas and decay; Adagrad epsilon and decay; SGD momentum and decay.
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  AdamOptions adam;
+  double momentum = 0.9;
+};
+
+// Which moments `kind` keeps; the sum is 1 or 2.
+bool keeps_exp_avg(OptimizerKind kind);
+bool keeps_exp_avg_sq(OptimizerKind kind);
+
+// Fails with: kInvalidArgument naming the hyperparameter, its value and its range.
+void validate(const OptimizerOptions& options);
+
+// What `step`, counted from 1, multiplies with.
+// Fails with: kInvalidArgument when step is 0, when the learning rate is negative or not finite, or
+// when the scale is not finite.
+UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learning_rate,
+                                   std::uint64_t step, float gradient_scale);
+
+// Memory for one run of elements. What layout and optimizer have no use for stays empty.
+struct UpdateBuffers {
+  std::span<std::byte> parameter;
+  std::span<std::int16_t> low;
+  std::span<float> master;
+  std::span<float> exp_avg;
+  std::span<float> exp_avg_sq;
+  std::span<const std::byte> gradient;
+};
+
+// Views of `buffers` for update_simd(). The buffers' memory must outlive them.
+// Fails with: kInvalidArgument naming the buffer when one is missing, is not wanted, is not aligned
+// to its element or does not hold `element_count` elements; kUnsupported when `parameter` is no
+// type that `layout` keeps.
+UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType parameter,
+                                DType gradient, std::uint64_t element_count,
+                                const UpdateBuffers& buffers);
+
+}  // namespace sluice

@@ -1,0 +1,156 @@
+#include "cpu_optim/update.h"
+
+#include "base/error.h"
+#include "cpu_optim/float_environment.h"
+#include "cpu_optim/simd_kernels.h"
+
+namespace sluice {
+namespace {
+
+AdamElement element(const AdamCoefficients& c, AdamElement state, float gradient) {
+  return adam_element(c, state, gradient);
+}
+AdamElement element(const AdamL2Coefficients& c, AdamElement state, float gradient) {
+  return adam_l2_element(c, state, gradient);
+}
+AdamElement element(const LionCoefficients& c, AdamElement state, float gradient) {
+  return lion_element(c, state, gradient);
+}
+AdamElement element(const AdagradCoefficients& c, AdamElement state, float gradient) {
+  return adagrad_element(c, state, gradient);
+}
+AdamElement element(const SgdCoefficients& c, AdamElement state, float gradient) {
+  return sgd_element(c, state, gradient);
+}
+
+void check(const UpdateArrays& arrays) {
+  if (arrays.element_count == 0) return;
+  SLUICE_CHECK(arrays.parameter != nullptr && arrays.gradient != nullptr &&
+                   (arrays.exp_avg != nullptr || arrays.exp_avg_sq != nullptr),
+               "an update needs parameter, gradient and moments");
+  SLUICE_CHECK((arrays.low != nullptr) == (arrays.master_layout == MasterLayout::kSplitBf16),
+               "`low` belongs to the split master, and only to it");
+  SLUICE_CHECK((arrays.master != nullptr) == (arrays.master_layout == MasterLayout::kFp16),
+               "`master` belongs to fp16 parameters, and only to them");
+}
+
+void check(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+  check(arrays);
+  if (arrays.element_count == 0) return;
+  SLUICE_CHECK(!keeps_exp_avg(coefficients) || arrays.exp_avg != nullptr,
+               "this optimizer needs exp_avg");
+  SLUICE_CHECK(!keeps_exp_avg_sq(coefficients) || arrays.exp_avg_sq != nullptr,
+               "this optimizer needs exp_avg_sq");
+}
+
+float gradient_at(const UpdateArrays& arrays, std::uint64_t i) {
+  if (arrays.gradient_dtype == DType::kFp32) return static_cast<const float*>(arrays.gradient)[i];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(arrays.gradient)[i];
+  return arrays.gradient_dtype == DType::kBf16 ? float_from_bf16(bits) : float_from_fp16(bits);
+}
+
+float master_at(const UpdateArrays& arrays, std::uint64_t i) {
+  switch (arrays.master_layout) {
+    case MasterLayout::kFp32: return static_cast<const float*>(arrays.parameter)[i];
+    case MasterLayout::kSplitBf16:
+      return join_master({static_cast<const std::uint16_t*>(arrays.parameter)[i], arrays.low[i]});
+    case MasterLayout::kFp16: break;
+  }
+  return arrays.master[i];
+}
+
+void set_master(const UpdateArrays& arrays, std::uint64_t i, float master) {
+  if (arrays.master_layout == MasterLayout::kFp32) {
+    static_cast<float*>(arrays.parameter)[i] = master;
+  } else if (arrays.master_layout == MasterLayout::kFp16) {
+    arrays.master[i] = master;
+    static_cast<std::uint16_t*>(arrays.parameter)[i] = fp16_from_float(master);
+  } else {
+    const SplitMaster halves = split_master(master);
+    static_cast<std::uint16_t*>(arrays.parameter)[i] = halves.high;
+    arrays.low[i] = halves.low;
+  }
+}
+
+bool is_non_finite(MasterLayout layout, float master) {
+  return (bits_from_float(master) & 0x7fffffffu) >= non_finite_magnitude(layout);
+}
+
+template <class Coefficients>
+Masters update(const Coefficients& c, const UpdateArrays& arrays) {
+  Masters masters = Masters::kFinite;
+  for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
+    const AdamElement state{
+        .master = master_at(arrays, i),
+        .exp_avg = arrays.exp_avg == nullptr ? 0.0f : arrays.exp_avg[i],
+        .exp_avg_sq = arrays.exp_avg_sq == nullptr ? 0.0f : arrays.exp_avg_sq[i]};
+    const AdamElement updated = element(c, state, gradient_at(arrays, i));
+    if (arrays.exp_avg != nullptr) arrays.exp_avg[i] = updated.exp_avg;
+    if (arrays.exp_avg_sq != nullptr) arrays.exp_avg_sq[i] = updated.exp_avg_sq;
+    set_master(arrays, i, updated.master);
+    if (is_non_finite(arrays.master_layout, updated.master)) masters = Masters::kNonFinite;
+  }
+  return masters;
+}
+
+}  // namespace
+
+bool keeps_exp_avg(const UpdateCoefficients& coefficients) {
+  return !std::holds_alternative<AdagradCoefficients>(coefficients);
+}
+
+bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients) {
+  return !std::holds_alternative<LionCoefficients>(coefficients) &&
+         !std::holds_alternative<SgdCoefficients>(coefficients);
+}
+
+UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_t count) {
+  SLUICE_CHECK(begin <= arrays.element_count && count <= arrays.element_count - begin,
+               "a slice lies inside its arrays");
+  const auto advance = [begin](auto* array) { return array == nullptr ? array : array + begin; };
+  const std::uint64_t parameter_bytes = arrays.master_layout == MasterLayout::kFp32 ? 4 : 2;
+  UpdateArrays part = arrays;
+  part.parameter = static_cast<std::byte*>(arrays.parameter) + begin * parameter_bytes;
+  part.low = advance(arrays.low);
+  part.master = advance(arrays.master);
+  part.exp_avg = advance(arrays.exp_avg);
+  part.exp_avg_sq = advance(arrays.exp_avg_sq);
+  part.gradient =
+      static_cast<const std::byte*>(arrays.gradient) + begin * size_of(arrays.gradient_dtype);
+  part.element_count = count;
+  return part;
+}
+
+UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
+  std::uint64_t in_place = 4;  // the master, in one piece or two
+  if (arrays.exp_avg != nullptr) in_place += 4;
+  if (arrays.exp_avg_sq != nullptr) in_place += 4;
+  return {.read = in_place + size_of(arrays.gradient_dtype),
+          .write = in_place + (arrays.master_layout == MasterLayout::kFp16 ? 2 : 0)};
+}
+
+Masters update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+  check(coefficients, arrays);
+  const FloatEnvironment environment;
+  return std::visit([&](const auto& c) { return update(c, arrays); }, coefficients);
+}
+
+Masters update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+  check(coefficients, arrays);
+  const FloatEnvironment environment;
+  return active_simd_kernels().update(coefficients, arrays).masters;
+}
+
+std::uint64_t find_non_finite_master(const UpdateArrays& arrays) {
+  for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
+    if (is_non_finite(arrays.master_layout, master_at(arrays, i))) return i;
+  }
+  return arrays.element_count;
+}
+
+void move_like_update(const UpdateArrays& arrays, std::uint32_t seed) {
+  check(arrays);
+  active_simd_kernels().move(arrays, seed);
+}
+
+}  // namespace sluice

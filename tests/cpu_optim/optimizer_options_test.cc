@@ -1,0 +1,145 @@
+// What is refused before a loop runs, with which words, and that what passes reaches the kernels.
+#include "cpu_optim/optimizer_options.h"
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kAdamW, OptimizerKind::kAdam,
+                                    OptimizerKind::kLion, OptimizerKind::kAdagrad,
+                                    OptimizerKind::kSgd};
+
+// The message of the error that `body` throws.
+std::string complaint(ErrorCode code, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted";
+  return "";
+}
+
+void expect_refusal(const OptimizerOptions& options, const std::string& words) {
+  const std::string message = complaint(ErrorCode::kInvalidArgument, [&] { validate(options); });
+  EXPECT_NE(message.find(words), std::string::npos) << message;
+}
+
+TEST(OptimizerOptions, DefaultsOfEveryKindPass) {
+  for (const OptimizerKind kind : kKinds) EXPECT_NO_THROW(validate({.kind = kind, .adam = {}}));
+}
+
+TEST(OptimizerOptions, HyperparametersOutOfRangeAreNamed) {
+  for (const double beta : {-0.1, 1.0, std::nan("")}) {
+    expect_refusal({.adam = {.beta1 = beta}}, "beta1");
+    expect_refusal({.kind = OptimizerKind::kLion, .adam = {.beta2 = beta}}, "beta2");
+    expect_refusal({.kind = OptimizerKind::kSgd, .adam = {}, .momentum = beta}, "momentum");
+  }
+  expect_refusal({.adam = {.epsilon = 0.0}}, "epsilon");
+  expect_refusal({.kind = OptimizerKind::kAdagrad, .adam = {.epsilon = -1e-8}},
+                 "epsilon is -1e-08");
+  for (const OptimizerKind kind : kKinds) {
+    expect_refusal({.kind = kind, .adam = {.weight_decay = -0.1}}, "weight_decay is -0.1");
+    expect_refusal({.kind = kind, .adam = {.weight_decay = HUGE_VAL}}, "weight_decay");
+  }
+}
+
+TEST(OptimizerOptions, HyperparametersThatAKindDoesNotReadAreFree) {
+  EXPECT_NO_THROW(validate({.kind = OptimizerKind::kSgd, .adam = {.beta1 = 7.0}}));
+  EXPECT_NO_THROW(validate({.kind = OptimizerKind::kAdamW, .adam = {}, .momentum = 7.0}));
+}
+
+TEST(OptimizerOptions, StepsCountFromOneAndRatesAreNotNegative) {
+  for (const OptimizerKind kind : kKinds) {
+    const OptimizerOptions options{.kind = kind, .adam = {}};
+    const auto refused = [&](double learning_rate, std::uint64_t step, float scale) {
+      return complaint(ErrorCode::kInvalidArgument,
+                       [&] { (void)coefficients_of(options, learning_rate, step, scale); });
+    };
+    EXPECT_NE(refused(1e-3, 0, 1.0f).find("step 0"), std::string::npos);
+    EXPECT_NE(refused(-1e-3, 1, 1.0f).find("learning rate is -0.001"), std::string::npos);
+    EXPECT_NE(refused(HUGE_VAL, 1, 1.0f).find("learning rate"), std::string::npos);
+    EXPECT_NE(refused(1e-3, 1, NAN).find("scale"), std::string::npos);
+  }
+}
+
+TEST(OptimizerOptions, TheKindDecidesCoefficientsAndMoments) {
+  for (std::size_t i = 0; i < std::size(kKinds); ++i) {
+    const UpdateCoefficients made = coefficients_of({.kind = kKinds[i], .adam = {}}, 1e-3, 1, 1.0f);
+    EXPECT_EQ(made.index(), i) << name_of(kKinds[i]);
+    EXPECT_EQ(keeps_exp_avg(made), keeps_exp_avg(kKinds[i]));
+    EXPECT_EQ(keeps_exp_avg_sq(made), keeps_exp_avg_sq(kKinds[i]));
+  }
+}
+
+class UpdateArraysTest : public ::testing::Test {
+ protected:
+  UpdateBuffers split_buffers() {
+    return {.parameter = std::as_writable_bytes(std::span(halves_)),
+            .low = low_,
+            .master = {},
+            .exp_avg = exp_avg_,
+            .exp_avg_sq = exp_avg_sq_,
+            .gradient = std::as_bytes(std::span(gradient_))};
+  }
+  std::string refused(const UpdateBuffers& buffers) {
+    return complaint(ErrorCode::kInvalidArgument, [&] { (void)make(buffers); });
+  }
+  static UpdateArrays make(const UpdateBuffers& buffers) {
+    return make_update_arrays(OptimizerKind::kAdamW, MasterLayout::kSplitBf16, DType::kBf16,
+                              DType::kBf16, 8, buffers);
+  }
+
+  std::vector<std::uint16_t> halves_ = std::vector<std::uint16_t>(8, 0x3f80);
+  std::vector<std::int16_t> low_ = std::vector<std::int16_t>(8);
+  std::vector<float> exp_avg_ = std::vector<float>(8);
+  std::vector<float> exp_avg_sq_ = std::vector<float>(8);
+  std::vector<std::uint16_t> gradient_ = std::vector<std::uint16_t>(8, 0x3f80);
+};
+
+TEST_F(UpdateArraysTest, WhatFitsIsUpdated) {
+  const UpdateArrays arrays = make(split_buffers());
+  EXPECT_EQ(update_simd(coefficients_of({.adam = {}}, 1e-2, 1, 1.0f), arrays), Masters::kFinite);
+  EXPECT_LT(float_from_bf16(halves_[7]), 1.0f);
+}
+
+TEST_F(UpdateArraysTest, LengthsThatDifferAreNamed) {
+  UpdateBuffers buffers = split_buffers();
+  buffers.exp_avg = buffers.exp_avg.first(7);
+  EXPECT_NE(refused(buffers).find("exp_avg holds 28 bytes"), std::string::npos);
+  buffers = split_buffers();
+  buffers.gradient = buffers.gradient.first(15);
+  EXPECT_NE(refused(buffers).find("gradient"), std::string::npos);
+  buffers = split_buffers();
+  buffers.low = {};
+  EXPECT_NE(refused(buffers).find("low holds 0 bytes"), std::string::npos);
+  buffers = split_buffers();
+  buffers.master = buffers.exp_avg;
+  EXPECT_NE(refused(buffers).find("master"), std::string::npos);
+}
+
+TEST_F(UpdateArraysTest, ArraysThatAreNotAlignedAreNamed) {
+  std::vector<std::byte> bytes(17);
+  UpdateBuffers buffers = split_buffers();
+  buffers.gradient = std::span(bytes).subspan(1);
+  EXPECT_NE(refused(buffers).find("not aligned"), std::string::npos);
+}
+
+TEST_F(UpdateArraysTest, TypesThatDoNotGoTogetherAreUnsupported) {
+  const std::string message = complaint(ErrorCode::kUnsupported, [&] {
+    (void)make_update_arrays(OptimizerKind::kAdamW, MasterLayout::kSplitBf16, DType::kFp16,
+                             DType::kFp16, 8, split_buffers());
+  });
+  EXPECT_NE(message.find("fp16"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,52 @@
+// Adam against the memory: the update and four yardsticks, turn about in one process, so that what
+// disturbs one round disturbs all. Not thread-safe: one measurement at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "cpu_optim/update.h"
+
+namespace sluice {
+
+// A state layout as `sluice bench adam` names it.
+struct BenchCase {
+  std::string_view name;
+  MasterLayout layout;
+  DType gradient;
+};
+inline constexpr BenchCase kBenchCases[] = {
+    {"fp32", MasterLayout::kFp32, DType::kFp32},
+    {"split_bf16", MasterLayout::kSplitBf16, DType::kBf16},
+    {"fp16", MasterLayout::kFp16, DType::kFp16},
+};
+
+// Median and quartiles over the rounds.
+struct Spread {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+};
+
+struct BenchResult {
+  BenchCase state = kBenchCases[0];
+  unsigned threads = 0;
+  std::uint64_t bytes_per_parameter = 0;  // read and written, each counted once
+  Spread parameters_per_s;
+  Spread update_gb_per_s;
+  Spread limit_gb_per_s;    // move_like_update(): the same streams without arithmetic
+  Spread percent_of_limit;  // of the ratios within a round
+  Spread memcpy_gb_per_s;   // read and written bytes
+  Spread triad_gb_per_s;    // STREAM's: a = b + s * c in fp64, 24 bytes an element
+};
+
+// Bytes of memory that one measurement takes.
+std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
+
+// `progress` is called before each round with its number from 0.
+BenchResult bench_adam(const BenchCase& state, std::uint64_t parameters, unsigned threads,
+                       unsigned rounds, const std::function<void(unsigned)>& progress);
+
+}  // namespace sluice
