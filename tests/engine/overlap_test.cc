@@ -98,7 +98,9 @@ TEST(Overlap, EveryBlockIsReadUpdatedAndWrittenOnceInThatOrder) {
   ASSERT_EQ(writes.size(), 2 * layout.blocks().size());
   for (const TraceRecord& adam : adams) {
     for (const TraceRecord& write : writes) {
-      if (write.block == adam.block) EXPECT_GE(write.begin_ns, adam.end_ns);
+      if (write.block == adam.block) {
+        EXPECT_GE(write.begin_ns, adam.end_ns);
+      }
     }
   }
 }
