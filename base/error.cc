@@ -13,6 +13,8 @@ std::string_view name_of(ErrorCode code) {
     case ErrorCode::kConfig: return "config";
     case ErrorCode::kInput: return "input";
     case ErrorCode::kIo: return "i/o";
+    case ErrorCode::kDamaged: return "damaged";
+    case ErrorCode::kTimeout: return "timeout";
     case ErrorCode::kNoSpace: return "no space";
     case ErrorCode::kOutOfMemory: return "out of memory";
     case ErrorCode::kUnsupported: return "unsupported";

@@ -15,6 +15,8 @@ enum class ErrorCode {
   kConfig,           // the config file, the command line, or a value in them
   kInput,            // a file the user named is missing, unreadable or not what it should be
   kIo,               // a transfer failed; the message names file, range and errno
+  kDamaged,          // storage returned other bytes than were written; the message names the block
+  kTimeout,          // storage has not answered in time; its requests are still in flight
   kNoSpace,          // a storage path cannot hold what the layout needs
   kOutOfMemory,      // a tier's budget or the machine's memory is too small
   kUnsupported,      // this machine or build lacks what was asked for by name

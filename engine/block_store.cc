@@ -1,52 +1,74 @@
 #include "engine/block_store.h"
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "base/trace.h"
+#include "io/checksum.h"
+#include "io/errno_action.h"
 
 namespace sluice {
 namespace {
 
-// What a blocking transfer waits on.
-struct Arrival {
-  std::mutex mutex;
-  std::condition_variable arrived;
-  bool done = false;
-};
+constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
-void signal_arrival(IoRequest& request) {
-  auto& arrival = *static_cast<Arrival*>(request.context);
-  const std::scoped_lock lock(arrival.mutex);
-  arrival.done = true;
-  arrival.arrived
-      .notify_one();  // under the lock: the waiter frees `arrival` as soon as it sees done
+const char* name_of(Plane plane) {
+  return plane == Plane::kParameter ? "parameters" : "optimizer state";
 }
 
 }  // namespace
 
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::string& explanation) {
-  const IoQueueOptions options{.depth = storage.queue_depth};
+// A transfer that the application's thread waits for. On the heap: where the drive never answers,
+// the waiter leaves, and the completion, should it ever come, frees it.
+struct BlockStore::Blocking {
+  Transfer transfer;
+  std::mutex mutex;
+  std::condition_variable arrived;
+  bool is_done = false;
+  bool is_abandoned = false;
+};
+
+std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::uint32_t transfers_max,
+                                       std::string& explanation) {
+  const IoQueueOptions options{.depth = storage.queue_depth,
+                               .backlog = std::max(storage.queue_depth, transfers_max)};
   if (storage.backend == IoBackend::kSync) return make_sync_queue(options);
+  if (storage.backend == IoBackend::kThreads) return make_thread_queue(options);
   if (storage.backend == IoBackend::kUring) return make_uring_queue(options);
   try {
     return make_uring_queue(options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
-    explanation = fmt::format("storage: one transfer at a time, since {}", error.what());
-    return make_sync_queue(options);
+    explanation = fmt::format("storage: by threads instead of io_uring, since {}", error.what());
+    return make_thread_queue(options);
   }
 }
 
-BlockStore::BlockStore(const Layout& layout, const Tiers& tiers, IoQueue& queue,
-                       Scheduler& scheduler)
+BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
+                       IoQueue& queue, Scheduler& scheduler)
     : layout_(layout),
       tiers_(tiers),
       queue_(queue),
       scheduler_(scheduler),
-      entries_(2 * layout.blocks().size()) {}
+      entries_(2 * layout.blocks().size()),
+      integrity_(storage.verify, entries_.size()),
+      watch_(storage.timeout_s,
+             {.describe = [this](const Transfer& transfer) { return describe(transfer); },
+              .on_stuck =
+                  [this](const std::string& list) {
+                    scheduler_.fail(Error(
+                        ErrorCode::kTimeout,
+                        fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
+                                    "check the drive (smartctl, dmesg); {}",
+                                    watch_.timeout_s(), list)));
+                    scheduler_.post([] {});  // waiters look again, also where an earlier failure
+                                             // was latched
+                  }}) {}
 
 void BlockStore::fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
                        std::uint64_t version) {
@@ -70,28 +92,58 @@ void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte
 
 void BlockStore::start(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
                        std::byte* data) {
+  prepare(transfer, block, plane, kind, data);
+  transfer.request.context = &transfer;
+  transfer.request.on_complete = [](IoRequest& request) {
+    auto* ended = static_cast<Transfer*>(request.context);
+    BlockStore* store = ended->store;
+    store->take_sum(*ended);
+    store->watch_.remove(*ended);
+    store->scheduler_.post([ended] { ended->store->complete(*ended); });
+  };
+  submit(transfer);
+}
+
+void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
+                         std::byte* data) {
+  const Extent& extent = extent_of(block, plane);
   transfer.store = this;
   transfer.block = block;
   transfer.plane = plane;
   transfer.begin_ns = steady_now_ns();
-  transfer.request = request_for(block, plane, kind, data);
-  transfer.request.context = &transfer;
-  transfer.request.on_complete = [](IoRequest& request) {
-    auto* ended = static_cast<Transfer*>(request.context);
-    ended->store->scheduler_.post([ended] { ended->store->complete(*ended); });
-  };
+  transfer.is_reread = false;
+  transfer.request = {.kind = kind,
+                      .descriptor = tiers_.file(extent.file).descriptor(),
+                      .offset_bytes = extent.offset_bytes,
+                      .data = data,
+                      .length_bytes = extent.length_bytes};
+}
+
+void BlockStore::submit(Transfer& transfer) {
+  watch_.add(transfer);
   IoRequest* const request = &transfer.request;
   queue_.submit({&request, 1});
+}
+
+// On the thread that completes the transfer: that one has the time while the kernel moves other
+// requests, and the bytes still belong to the transfer.
+void BlockStore::take_sum(Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  transfer.sum.reset();
+  if (request.error == 0 &&
+      integrity_.wants(plane_index(transfer.block, transfer.plane), transfer.version))
+    transfer.sum = checksum({request.data, request.length_bytes});
 }
 
 void BlockStore::complete(Transfer& transfer) {
   Entry& home = entry(transfer.block, transfer.plane);
   const bool is_read = transfer.request.kind == IoKind::kRead;
-  if (transfer.request.error != 0) {
-    scheduler_.fail(
-        Error(ErrorCode::kIo, describe(transfer.request, transfer.block, transfer.plane)));
+  if (const std::optional<Error> fault = fault_of(transfer)) {
+    if (repeat_read(transfer, *fault)) return submit(transfer);
+    scheduler_.fail(*fault);
   } else if (!is_read) {
     home.version = transfer.version;
+    accept_write(transfer);
   }
   if (is_read) {
     --home.fetches;
@@ -110,6 +162,39 @@ void BlockStore::complete(Transfer& transfer) {
   transfer.done();
 }
 
+void BlockStore::accept_write(const Transfer& transfer) {
+  integrity_.stored(plane_index(transfer.block, transfer.plane), transfer.version, transfer.sum);
+}
+
+// What is wrong with a transfer that has ended, if anything is.
+std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) {
+    return Error(ErrorCode::kIo, fmt::format("{} failed{} after {} bytes: {}; {}",
+                                             describe(transfer), transfer.is_reread ? " twice" : "",
+                                             request.transferred_bytes, errno_text(request.error),
+                                             errno_rule(request.kind, request.error).advice));
+  }
+  if (request.kind == IoKind::kWrite || !transfer.sum) return std::nullopt;
+  const std::optional<Damage> damage =
+      integrity_.find_damage(plane_index(transfer.block, transfer.plane),
+                             {request.data, request.length_bytes}, *transfer.sum);
+  if (!damage) return std::nullopt;
+  return describe_damage(transfer, *damage);
+}
+
+// Whether to read once more. What was only damaged on its way here comes whole the second time.
+bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
+  const IoRequest& request = transfer.request;
+  if (request.kind != IoKind::kRead || transfer.is_reread) return false;
+  if (request.error != 0 && errno_rule(request.kind, request.error).action != ErrnoAction::kReread)
+    return false;
+  transfer.is_reread = true;
+  if (notes_.size() < kNotesMax)
+    notes_.push_back(fmt::format("storage: a block is read again, since {}", fault.what()));
+  return true;
+}
+
 void BlockStore::advance(BlockId block, Plane plane, std::uint64_t version) {
   Entry& home = entry(block, plane);
   SLUICE_CHECK(home.version + 1 == version, "an update makes the next version");
@@ -125,48 +210,94 @@ void BlockStore::write_now(BlockId block, Plane plane, std::byte* source) {
 }
 
 void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data) {
-  Arrival arrival;
-  IoRequest request = request_for(block, plane, kind, data);
-  request.context = &arrival;
-  request.on_complete = signal_arrival;
-  IoRequest* const submitted = &request;
-  queue_.submit({&submitted, 1});
-  std::unique_lock lock(arrival.mutex);
-  arrival.arrived.wait(lock, [&] { return arrival.done; });
-  if (request.error != 0) throw Error(ErrorCode::kIo, describe(request, block, plane));
+  auto blocking = std::make_unique<Blocking>();
+  Transfer& transfer = blocking->transfer;
+  prepare(transfer, block, plane, kind, data);
+  transfer.version = entry(block, plane).version;
+  while (true) {
+    move_blocking(blocking);
+    take_sum(transfer);
+    const std::optional<Error> fault = fault_of(transfer);
+    if (!fault) break;
+    if (!repeat_read(transfer, *fault)) throw *fault;
+  }
+  if (kind == IoKind::kWrite) accept_write(transfer);
 }
 
-IoRequest BlockStore::request_for(BlockId block, Plane plane, IoKind kind, std::byte* data) const {
-  const Extent& extent =
-      plane == Plane::kParameter ? tiers_.parameter_extent(block) : tiers_.record_extent(block);
-  IoRequest request;
-  request.kind = kind;
-  request.descriptor = tiers_.file(extent.file).descriptor();
-  request.offset_bytes = extent.offset_bytes;
-  request.data = data;
-  request.length_bytes = extent.length_bytes;
-  return request;
+// Submits and waits, but not for ever.
+void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
+  blocking->is_done = false;
+  blocking->transfer.request.context = blocking.get();
+  blocking->transfer.request.on_complete = [](IoRequest& request) {
+    auto* ended = static_cast<Blocking*>(request.context);
+    ended->transfer.store->watch_.remove(ended->transfer);
+    std::unique_lock lock(ended->mutex);
+    ended->is_done = true;
+    if (ended->is_abandoned) {
+      lock.unlock();
+      delete ended;
+      return;
+    }
+    ended->arrived.notify_one();  // under the lock: the waiter frees it as soon as it sees is_done
+  };
+  submit(blocking->transfer);
+  std::unique_lock lock(blocking->mutex);
+  while (!blocking->arrived.wait_for(lock, std::chrono::milliseconds(50),
+                                     [&] { return blocking->is_done; })) {
+    if (!watch_.is_stuck() || !scheduler_.failed()) continue;
+    blocking->is_abandoned = true;
+    lock.unlock();
+    (void)blocking.release();
+    scheduler_.throw_if_failed();
+  }
 }
 
-std::string BlockStore::describe(const IoRequest& request, BlockId block, Plane plane) const {
-  const Extent& extent =
-      plane == Plane::kParameter ? tiers_.parameter_extent(block) : tiers_.record_extent(block);
+std::vector<std::string> BlockStore::take_notes() {
+  std::vector<std::string> notes = std::exchange(notes_, {});
+  std::ranges::move(watch_.take_notes(), std::back_inserter(notes));
+  return notes;
+}
+
+const Extent& BlockStore::extent_of(BlockId block, Plane plane) const {
+  return plane == Plane::kParameter ? tiers_.parameter_extent(block) : tiers_.record_extent(block);
+}
+
+std::string BlockStore::describe_block(BlockId block, Plane plane) const {
   const UnitPlace& unit = layout_.unit(layout_.block(block).unit);
-  return fmt::format(
-      "{} of unit \"{}\" block {} ({}) in {} [{}, +{}) failed after {} bytes: {}; check the drive",
-      request.kind == IoKind::kRead ? "read" : "write", unit.name,
-      index_of(block) - unit.first_block,
-      plane == Plane::kParameter ? "parameters" : "optimizer state",
-      tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes,
-      request.transferred_bytes, errno_text(request.error));
+  return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(block) - unit.first_block,
+                     name_of(plane));
 }
 
-BlockStore::Entry& BlockStore::entry(BlockId block, Plane plane) {
-  return entries_[2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0)];
+std::string BlockStore::describe(const Transfer& transfer) const {
+  const Extent& extent = extent_of(transfer.block, transfer.plane);
+  return fmt::format("{} of {} in {} [{}, +{})",
+                     transfer.request.kind == IoKind::kRead ? "read" : "write",
+                     describe_block(transfer.block, transfer.plane),
+                     tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
 }
 
-const BlockStore::Entry& BlockStore::entry(BlockId block, Plane plane) const {
-  return entries_[2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0)];
+Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage) const {
+  std::string what;
+  switch (damage.kind) {
+    case DamageKind::kFlipped: what = "damaged: its bytes are nobody's (flipped bits)"; break;
+    case DamageKind::kNeverWritten: what = "stale: it reads as zeros (a lost write)"; break;
+    case DamageKind::kStale:
+      what = fmt::format("stale: its bytes are those of update {} (a lost write)", damage.version);
+      break;
+    case DamageKind::kMisdirected:
+      what = fmt::format(
+          "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
+          "place)",
+          describe_block(BlockId{damage.owner / 2},
+                         damage.owner % 2 == 0 ? Plane::kParameter : Plane::kRecord),
+          damage.version);
+      break;
+  }
+  return {ErrorCode::kDamaged,
+          fmt::format("{}: the block is {}; expected update {} with checksum {:016x}, found "
+                      "{:016x}{}; check the drive (smartctl, dmesg)",
+                      describe(transfer), what, transfer.version, damage.expected, damage.found,
+                      transfer.is_reread ? ", twice" : "")};
 }
 
 }  // namespace sluice

@@ -1,6 +1,9 @@
 // Blocks on storage: turns (block, plane, version) into transfers of an IoQueue and keeps the
 // version table. A block's version is the number of updates that it has seen; every fetch names the
-// version that it expects, so that last step's weights can never pass for this step's.
+// version that it expects, so that last step's weights can never pass for this step's. The bytes
+// are proved too: their checksum is taken when they are written and again whenever they are read,
+// on the thread of the queue that completes the transfer. A read that fails, or brings other bytes,
+// is repeated once.
 //
 // Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
 // application's thread calls while no step is active.
@@ -11,13 +14,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/config.h"
+#include "engine/integrity.h"
 #include "engine/layout.h"
 #include "engine/scheduler.h"
 #include "engine/tiers.h"
+#include "engine/transfer_watch.h"
 #include "io/io_queue.h"
 
 namespace sluice {
@@ -40,16 +46,20 @@ struct Transfer {
   Plane plane = Plane::kParameter;
   std::uint64_t version = 0;
   std::uint64_t begin_ns = 0;
+  std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
+  bool is_reread = false;
 };
 
-// The queue that `storage` asks for. With "auto" and no io_uring it is the reference queue, and
-// `explanation` says why.
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::string& explanation);
+// The queue that `storage` asks for, with room for `transfers_max` of them before submit() blocks.
+// With "auto" and no io_uring it works with threads, and `explanation` says why.
+std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::uint32_t transfers_max,
+                                       std::string& explanation);
 
 class BlockStore {
  public:
   // All must outlive the store.
-  BlockStore(const Layout& layout, const Tiers& tiers, IoQueue& queue, Scheduler& scheduler);
+  BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
+             IoQueue& queue, Scheduler& scheduler);
 
   // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
   // Requires: the plane's home is storage and holds `version`. On return the read is under way;
@@ -65,11 +75,20 @@ class BlockStore {
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
   // Blocking transfers of the application's thread, outside of steps.
-  // Fails with: kIo naming unit, block, file, range and errno.
+  // Fails with: kIo naming unit, block, file, range and errno; kDamaged; kTimeout.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
 
+  // A transfer has been in flight for longer than storage.timeout; the scheduler has failed with
+  // the list. It may stay in flight for ever, so nothing must wait for it that can do without.
+  bool is_stuck() const { return watch_.is_stuck(); }
+  // Lines for the user since the last call: transfers that were slow, reads that were repeated.
+  // Requires: nothing is in flight. Any thread.
+  std::vector<std::string> take_notes();
+
  private:
+  struct Blocking;
+
   struct Entry {
     std::uint64_t version = 0;
     std::uint32_t fetches = 0;
@@ -77,18 +96,35 @@ class BlockStore {
   };
 
   void start(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
+  void prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
+  void submit(Transfer& transfer);
+  void take_sum(Transfer& transfer) const;
   void complete(Transfer& transfer);
+  void accept_write(const Transfer& transfer);
+  std::optional<Error> fault_of(const Transfer& transfer) const;
+  bool repeat_read(Transfer& transfer, const Error& fault);
   void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
-  IoRequest request_for(BlockId block, Plane plane, IoKind kind, std::byte* data) const;
-  std::string describe(const IoRequest& request, BlockId block, Plane plane) const;
-  Entry& entry(BlockId block, Plane plane);
-  const Entry& entry(BlockId block, Plane plane) const;
+  void move_blocking(std::unique_ptr<Blocking>& blocking);
+  const Extent& extent_of(BlockId block, Plane plane) const;
+  std::string describe_block(BlockId block, Plane plane) const;
+  std::string describe(const Transfer& transfer) const;
+  Error describe_damage(const Transfer& transfer, const Damage& damage) const;
+  static std::uint32_t plane_index(BlockId block, Plane plane) {
+    return 2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0);
+  }
+  Entry& entry(BlockId block, Plane plane) { return entries_[plane_index(block, plane)]; }
+  const Entry& entry(BlockId block, Plane plane) const {
+    return entries_[plane_index(block, plane)];
+  }
 
   const Layout& layout_;
   const Tiers& tiers_;
   IoQueue& queue_;
   Scheduler& scheduler_;
   std::vector<Entry> entries_;  // two for each block
+  Integrity integrity_;         // likewise
+  std::vector<std::string> notes_;
+  TransferWatch watch_;  // last: its thread describes transfers
 };
 
 }  // namespace sluice

@@ -19,6 +19,7 @@ TierChoice tier_from(const std::string& name) {
 
 IoBackend backend_from(const std::string& name) {
   if (name == "uring") return IoBackend::kUring;
+  if (name == "threads") return IoBackend::kThreads;
   return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
 }
 
@@ -28,6 +29,11 @@ OptimizerKind optimizer_from(const std::string& name) {
     if (name == name_of(kind)) return kind;
   }
   return OptimizerKind::kAdamW;
+}
+
+Verify verify_from(const std::string& name) {
+  if (name == "sample") return Verify::kSample;
+  return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
 void require(bool condition, const char* member, const std::string& rule) {
@@ -64,6 +70,8 @@ Config engine_config(const ConfigDocument& document) {
                               *config.storage.block_elements));
   config.storage.backend = backend_from(document.string("storage.backend"));
   config.storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
+  config.storage.verify = verify_from(document.string("storage.verify"));
+  config.storage.timeout_s = document.number("storage.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }
@@ -93,6 +101,8 @@ void validate(const Config& config) {
   require(!config.storage.paths.empty(), "storage.paths", "must name at least one folder");
   require(config.storage.queue_depth >= 1 && config.storage.queue_depth <= 4096,
           "storage.queue_depth", fmt::format("{} is not in 1..4096", config.storage.queue_depth));
+  require(config.storage.timeout_s >= 0 && config.storage.timeout_s <= 86400, "storage.timeout_s",
+          fmt::format("{} is not in 0..86400", config.storage.timeout_s));
   if (config.storage.block_elements) {
     const std::uint64_t count = *config.storage.block_elements;
     require(count >= 4096 && count % 4096 == 0, "storage.block_elements",

@@ -18,7 +18,14 @@ namespace sluice {
 // Where a state is to live; kAuto lets the planner decide.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
 
-enum class IoBackend : std::uint8_t { kAuto, kUring, kSync };
+enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
+
+// Which blocks carry a checksum that every read of them is compared with.
+enum class Verify : std::uint8_t {
+  kFull,
+  kSample,  // one in eight, other blocks after every update
+  kOff,
+};
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 
@@ -56,6 +63,8 @@ struct Config {
         block_elements;  // a multiple of 4096; nothing = by the model's size
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
+    Verify verify = Verify::kFull;
+    double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
   } storage;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process

@@ -33,7 +33,7 @@ struct Engine::Parts {
         placement(plan_placement(layout, model, config.placement, budgets_of(config, device))),
         tiers(layout, placement, config.storage.paths, device),
         queue(open_queue(config, placement, decorate, notes)),
-        store(layout, tiers, *queue, scheduler),
+        store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
         state(layout, placement, tiers, store, device) {}
@@ -42,7 +42,9 @@ struct Engine::Parts {
                                              const QueueDecorator& decorate,
                                              std::vector<std::string>& notes) {
     std::string explanation;
-    auto queue = open_io_queue(config.storage, explanation);
+    const std::uint32_t transfers_max =
+        placement.parameter_staging.count + 2 * placement.lanes.count;
+    auto queue = open_io_queue(config.storage, transfers_max, explanation);
     if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
     return decorate ? decorate(std::move(queue)) : std::move(queue);
   }
@@ -78,6 +80,7 @@ Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
 
 Engine::~Engine() {
   parts_->loop.abandon();
+  parts_->loop.settle();
 }
 
 void Engine::initialize(const InitialValues& values) {

@@ -14,7 +14,9 @@
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
 // engine for good: every later call says which step was last complete. Storage files have no name
-// and vanish with the process.
+// and vanish with the process. After kTimeout the destructor still waits for the drive, which may
+// write to the engine's memory until it has answered; a program that wants to end without that
+// leaves by _exit().
 #pragma once
 
 #include <functional>

@@ -19,6 +19,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       layout_(layout),
       placement_(placement),
       tiers_(tiers),
+      store_(store),
       queue_(queue),
       device_(device),
       scheduler_(scheduler),
@@ -178,7 +179,8 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t begin_ns = steady_now_ns();
   scheduler_.await([this] { return drain_.is_complete() && drain_.idle() && prefetcher_.idle(); });
   throw_if_device_failed();
-  StepReport report{.step = applied_step_};
+  StepReport report;
+  report.step = applied_step_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (drain_.norm().finite()) {
     report.gradient_norm = mean_gradient_norm();
@@ -198,6 +200,7 @@ StepReport StepLoop::finish_step() {
   report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
   report.nvme_read_bytes = counters.read_bytes - counters_at_begin_.read_bytes;
   report.nvme_write_bytes = counters.write_bytes - counters_at_begin_.write_bytes;
+  report.notes = store_.take_notes();
   plan_ = nullptr;
   if (trace_enabled())
     trace_record(
@@ -266,11 +269,20 @@ std::int64_t StepLoop::stall_ns() const {
   return total_ns;
 }
 
+bool StepLoop::is_idle() const {
+  return prefetcher_.idle() && drain_.idle() && pass_.idle();
+}
+
+void StepLoop::settle() noexcept {
+  queue_.wait_idle();
+  scheduler_.await_settled([this] { return is_idle(); });
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
   scheduler_.run([this] { prefetcher_.stop(); });
-  scheduler_.await_settled([this] { return prefetcher_.idle() && drain_.idle() && pass_.idle(); });
+  scheduler_.await_settled([this] { return store_.is_stuck() || is_idle(); });
   // The window's bytes may be overwritten next: nothing may compute on them any more.
   for (std::uint32_t use = 0; use < next_use_; ++use) {
     try {

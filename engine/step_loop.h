@@ -32,6 +32,7 @@ struct StepReport {
   std::int64_t optimizer_ns = 0;  // from the norm to the last write
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
+  std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
 };
 
 // What a lease refers to.
@@ -56,8 +57,11 @@ class StepLoop {
   void release(const LeasedUse& lease) noexcept;
 
   StepReport finish_step();
-  // Ends a step or an inference without an update; the state is as before.
+  // Ends a step or an inference without an update; the state is as before. Returns when nothing is
+  // in flight any more, unless the store is stuck.
   void abandon() noexcept;
+  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  void settle() noexcept;
 
   bool is_active() const { return plan_ != nullptr; }
   std::uint64_t applied_step() const { return applied_step_; }
@@ -82,6 +86,7 @@ class StepLoop {
   std::string describe_use(std::size_t use) const;
   void throw_if_device_failed() const;
   double mean_gradient_norm() const;
+  bool is_idle() const;
   [[noreturn]] void fail_non_finite() const;
   void run_pass(double clip_factor);
   std::int64_t stall_ns() const;
@@ -91,6 +96,7 @@ class StepLoop {
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
+  BlockStore& store_;
   IoQueue& queue_;
   Device& device_;
   Scheduler& scheduler_;

@@ -16,7 +16,7 @@ Handover::Handover(std::size_t capacity) : wake_(::eventfd(0, EFD_CLOEXEC)), ent
   if (!wake_) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("cannot create an eventfd for the I/O queue: {}; raise the number of "
-                            "open files (ulimit -n) or set storage.backend to \"sync\"",
+                            "open files (ulimit -n) or set storage.backend to \"threads\"",
                             errno_text(errno)));
   }
 }

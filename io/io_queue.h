@@ -1,10 +1,12 @@
 // The seam between Sluice and the kernel's storage I/O: requests go in, completions come back on a
 // thread of the queue's own choosing. Two versions: sync_queue (plain pread and pwrite, the
-// reference and the fallback) and uring_queue (io_uring).
+// reference), thread_queue (the same calls on threads, where io_uring is not allowed) and
+// uring_queue (io_uring).
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
-// the queue's owner thread (uring_queue) or inside submit() (sync_queue); they must be short and
-// must not submit to the same queue.
+// the queue's owner thread (uring_queue), on its workers, several at once (thread_queue), or inside
+// submit() (sync_queue). They may compute (a checksum, say), but must not block for long, and must
+// not submit to the same queue.
 // Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
 // Short transfers are resumed, EINTR and EAGAIN are retried a bounded number of times; a read that
 // meets the end of the file is EIO.
@@ -76,11 +78,20 @@ class IoQueue {
 
 struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at once, 1..4096
+  // Requests that submit() takes beyond those before it blocks; 0 = as many as `depth`. The engine
+  // asks for room for all that it can have in flight, so that its scheduler never waits for a
+  // drive.
+  std::uint32_t backlog = 0;
 };
 
 // The reference: moves the bytes inside submit(). The depth is of no consequence.
 // Fails with: kInvalidArgument when the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
+
+// pread and pwrite on min(depth, 32) threads.
+// Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when no thread can be
+// started.
+std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options);
 
 // io_uring through liburing.
 // Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when the kernel

@@ -1,26 +1,14 @@
 // The reference queue: pread and pwrite, one request after another, on the thread that submits.
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdint>
 #include <memory>
 
+#include "io/blocking_transfer.h"
 #include "io/io_queue.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"
 
 namespace sluice {
 namespace {
-
-// Bytes moved, or -errno.
-std::int64_t attempt(const IoRequest& request) {
-  const TransferAttempt next = next_attempt(request);
-  const auto offset = static_cast<off_t>(next.offset_bytes);
-  const ssize_t moved = request.kind == IoKind::kRead
-                            ? ::pread(request.descriptor, next.data, next.length_bytes, offset)
-                            : ::pwrite(request.descriptor, next.data, next.length_bytes, offset);
-  return moved >= 0 ? moved : -static_cast<std::int64_t>(errno);
-}
 
 class SyncQueue final : public IoQueue {
  public:
@@ -31,11 +19,7 @@ class SyncQueue final : public IoQueue {
     for (IoRequest* request : requests) begin_transfer(*request);
     std::uint64_t ticket = ledger_.open(requests.size());
     for (IoRequest* request : requests) {
-      TransferStep step;
-      do {
-        step = advance_transfer(*request, attempt(*request));
-        ledger_.count(*request, step);
-      } while (step != TransferStep::kEnded);
+      transfer_blocking(*request, ledger_);
       request->on_complete(*request);
       ledger_.close(ticket++);
     }

@@ -6,6 +6,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "io/errno_action.h"
 
 namespace sluice {
 namespace {
@@ -58,7 +59,7 @@ TransferStep advance_transfer(IoRequest& request, std::int64_t result) {
       return TransferStep::kResume;
     }
     if (moved == 0 && request.kind == IoKind::kRead) return end_transfer(request, EIO);
-  } else if (result != -EINTR && result != -EAGAIN) {
+  } else if (errno_rule(request.kind, static_cast<int>(-result)).action != ErrnoAction::kRetry) {
     return end_transfer(request, -result);
   }
   if (request.attempts == kRetriesMax) return end_transfer(request, result < 0 ? -result : EIO);

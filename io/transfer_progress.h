@@ -49,7 +49,8 @@ TransferAttempt next_attempt(const IoRequest& request);
 //   all bytes moved                         kEnded, error 0
 //   further than before                     kResume
 //   a read of 0 bytes: the file's end       kEnded, EIO
-//   no further than before, EINTR, EAGAIN   kRetry; after kRetriesMax in a row kEnded, EIO or errno
+//   no further than before, or an errno
+//     that errno_action.h retries         kRetry; after kRetriesMax in a row kEnded, EIO or errno
 //   any other errno                         kEnded, errno
 TransferStep advance_transfer(IoRequest& request, std::int64_t result);
 

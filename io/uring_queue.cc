@@ -55,7 +55,7 @@ constexpr std::array<unsigned, 3> kSetupFlags{
   }
   throw Error(ErrorCode::kUnsupported,
               fmt::format("the kernel refuses an io_uring: {} (errno {}); {}, or set "
-                          "storage.backend to \"sync\"",
+                          "storage.backend to \"threads\"",
                           errno_text(error), error, remedy));
 }
 
@@ -139,10 +139,10 @@ class Ring {
 
 class UringQueue final : public IoQueue {
  public:
-  explicit UringQueue(std::uint32_t depth)
-      : ring_(depth + 1),  // one for the eventfd read
-        handover_(depth),
-        slots_(depth),
+  explicit UringQueue(const IoQueueOptions& options)
+      : ring_(options.depth + 1),  // one for the eventfd read
+        handover_(options.backlog != 0 ? options.backlog : options.depth),
+        slots_(options.depth),
         owner_([this] { run(); }) {}
 
   ~UringQueue() override {
@@ -266,11 +266,11 @@ class UringQueue final : public IoQueue {
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options) {
   check_options(options);
   try {
-    return std::make_unique<UringQueue>(options.depth);
+    return std::make_unique<UringQueue>(options);
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("cannot start the thread of an io_uring: {}; raise the number of "
-                            "processes (ulimit -u) or set storage.backend to \"sync\"",
+                            "processes (ulimit -u) or set storage.backend to \"threads\"",
                             error.what()));
   }
 }

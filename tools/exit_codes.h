@@ -21,6 +21,8 @@ inline int exit_code_of(ErrorCode code) {
     case ErrorCode::kUnsupported: return kExitResource;
     case ErrorCode::kInternal:
     case ErrorCode::kIo:
+    case ErrorCode::kDamaged:
+    case ErrorCode::kTimeout:
     case ErrorCode::kNonFinite:
     case ErrorCode::kPoisoned: return kExitInternal;
   }

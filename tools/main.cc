@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "tools/bench_adam_command.h"
+#include "tools/bench_io_command.h"
+#include "tools/doctor_command.h"
 #include "tools/exit_codes.h"
 #include "tools/generate_command.h"
 #include "tools/train_command.h"
@@ -62,10 +64,8 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
       ->capture_default_str();
 }
 
-void add_bench(CLI::App& app, sluice::BenchAdamOptions& options) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
-  bench->require_subcommand(1);
-  CLI::App* adam = bench->add_subcommand(
+void add_bench_adam(CLI::App& bench, sluice::BenchAdamOptions& options) {
+  CLI::App* adam = bench.add_subcommand(
       "adam", "The CPU update against what this machine's memory allows, in the same run");
   adam->add_option("--parameters", options.parameters, "Parameters to update")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
@@ -81,6 +81,56 @@ void add_bench(CLI::App& app, sluice::BenchAdamOptions& options) {
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
+void add_bench_io(CLI::App& bench, sluice::BenchIoOptions& options) {
+  CLI::App* io = bench.add_subcommand(
+      "io", "Read, write and the optimizer's mixed pattern on the drives behind storage paths");
+  io->add_option("--path", options.paths, "Folder on a drive (may be repeated)")
+      ->required()
+      ->allow_extra_args(false);
+  io->add_option("--json", options.json_file, "Write a calibration file");
+  io->add_option("--size", options.size, "Size of the scratch file on each path")
+      ->capture_default_str();
+  io->add_option("--pattern", options.patterns, "read, write or mixed (default: all three)")
+      ->check(CLI::IsMember({"read", "write", "mixed"}))
+      ->allow_extra_args(false);
+  io->add_option("--request", options.requests, "Size of a request (default: 1MiB and 4MiB)")
+      ->allow_extra_args(false);
+  io->add_option("--depth", options.depths, "Requests in flight (default: 4, 16 and 32)")
+      ->allow_extra_args(false);
+  io->add_option("--rounds", options.rounds, "Measurements of each case; the median counts")
+      ->capture_default_str();
+  io->add_option("--backend", options.backend, "As storage.backend")
+      ->check(CLI::IsMember({"auto", "uring", "threads", "sync"}))
+      ->capture_default_str();
+}
+
+void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
+  doctor->add_option("--path", paths, "Storage folder to look at (may be repeated)")
+      ->allow_extra_args(false)
+      ->capture_default_str();
+}
+
+// Runs the subcommand that was parsed.
+struct Commands {
+  sluice::TrainOptions train;
+  sluice::GenerateOptions generate;
+  sluice::BenchIoOptions bench_io;
+  sluice::BenchAdamOptions bench_adam;
+  sluice::DoctorOptions doctor;
+
+  int run(const CLI::App& app) const {
+    if (app.got_subcommand("train")) return sluice::run_train(train);
+    if (app.got_subcommand("bench")) {
+      return app.get_subcommand("bench")->got_subcommand("io") ? sluice::run_bench_io(bench_io)
+                                                               : sluice::run_bench_adam(bench_adam);
+    }
+    if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
+    return sluice::run_generate(generate);
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -90,21 +140,21 @@ int main(int argc, char** argv) {
       "sluice");
   app.set_version_flag("--version", "sluice " SLUICE_VERSION);
   app.require_subcommand(1);
-  sluice::TrainOptions train;
-  sluice::GenerateOptions generate;
-  add_train(app, train);
-  sluice::BenchAdamOptions bench_adam;
-  add_generate(app, generate);
-  add_bench(app, bench_adam);
+  Commands commands;
+  add_train(app, commands.train);
+  add_generate(app, commands.generate);
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  add_bench_io(*bench, commands.bench_io);
+  add_bench_adam(*bench, commands.bench_adam);
+  add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? sluice::kExitOk : sluice::kExitUsage;
   }
   try {
-    const int code = app.got_subcommand("train")   ? sluice::run_train(train)
-                     : app.got_subcommand("bench") ? sluice::run_bench_adam(bench_adam)
-                                                   : sluice::run_generate(generate);
+    const int code = commands.run(app);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
       throw sluice::Error(sluice::ErrorCode::kIo, "cannot write to standard output");
     return code;

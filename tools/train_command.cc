@@ -152,6 +152,7 @@ class TrainRun {
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9});
       progress.show(record_.steps.back());
+      for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
       record_.interrupted = interrupted();
     }
     progress.finish();
@@ -212,7 +213,16 @@ int run_train(const TrainOptions& options) {
   check_output(options.json_file);
   check_output(options.csv_file);
   check_model_output(options.save_file);
-  return TrainRun(options, config).run();
+  TrainRun run(options, config);
+  try {
+    return run.run();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kTimeout) throw;
+    // The engine's destructor would wait for the drive.
+    fmt::print(stderr, "sluice: {}\n", error.what());
+    std::fflush(nullptr);
+    ::_exit(exit_code_of(error.code()));
+  }
 }
 
 }  // namespace sluice

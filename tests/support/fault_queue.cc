@@ -1,27 +1,40 @@
 #include "tests/support/fault_queue.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "base/error.h"
+#include "io/blocking_transfer.h"
+#include "io/request_ledger.h"
+#include "io/transfer_progress.h"
 
 namespace sluice::test {
 namespace {
 
-class FaultQueue : public IoQueue {
+constexpr auto kHold = std::chrono::milliseconds(3);
+
+class SeededFaults : public FaultQueue {
  public:
-  FaultQueue(std::unique_ptr<IoQueue> inner, const FaultOptions& options)
+  SeededFaults(std::unique_ptr<IoQueue> inner, const FaultOptions& options)
       : inner_(std::move(inner)),
         options_(options),
         random_(options.seed),
         thread_([this] { run(); }) {}
 
-  ~FaultQueue() override {
+  ~SeededFaults() override {
     {
       const std::scoped_lock lock(mutex_);
       is_stopping_ = true;
+      release_hung();
     }
     changed_.notify_all();
     thread_.join();
@@ -30,12 +43,7 @@ class FaultQueue : public IoQueue {
   void submit(std::span<IoRequest* const> requests) override {
     {
       const std::scoped_lock lock(mutex_);
-      for (IoRequest* request : requests) {
-        const bool fails =
-            options_.sticky ? submitted_ >= options_.fail_at : submitted_ == options_.fail_at;
-        ++submitted_;
-        waiting_.push_back({request, fails});
-      }
+      for (IoRequest* request : requests) waiting_.push_back({request, strikes(*request)});
     }
     changed_.notify_all();
   }
@@ -43,19 +51,61 @@ class FaultQueue : public IoQueue {
   void wait_idle() override {
     {
       std::unique_lock lock(mutex_);
+      release_hung();
+      changed_.notify_all();
       changed_.wait(lock, [this] { return waiting_.empty() && !is_forwarding_; });
     }
     inner_->wait_idle();
   }
 
-  IoCounters counters() const override { return inner_->counters(); }
+  IoCounters counters() const override {
+    IoCounters sum = inner_->counters();
+    const IoCounters own = ledger_.counters();
+    sum.read_requests += own.read_requests;
+    sum.read_bytes += own.read_bytes;
+    sum.write_requests += own.write_requests;
+    sum.write_bytes += own.write_bytes;
+    sum.resumed += own.resumed;
+    sum.retried += own.retried;
+    sum.failed += own.failed;
+    return sum;
+  }
   std::string_view name() const override { return inner_->name(); }
+  std::uint64_t struck() const override { return struck_; }
+  std::uint64_t struck_offset_bytes() const override { return struck_offset_bytes_; }
 
  private:
   struct Waiting {
     IoRequest* request;
-    bool fails;
+    bool is_struck;
   };
+  using Place = std::pair<int, std::uint64_t>;  // descriptor, length
+
+  bool is_drive_fault() const { return options_.fault >= Fault::kBitFlip; }
+
+  // With mutex_ held, in the order of submission.
+  bool strikes(const IoRequest& request) {
+    const std::uint64_t index = submitted_++;
+    const bool is_write = request.kind == IoKind::kWrite;
+    bool strikes = options_.sticky ? index >= options_.at : index >= options_.at && struck_ == 0;
+    if (is_drive_fault()) strikes = strikes && is_write;
+    if (is_write && options_.fault == Fault::kMisdirected) {
+      auto& offsets = written_[{request.descriptor, request.length_bytes}];
+      strikes = strikes && !offsets.empty() && offsets.front() != request.offset_bytes;
+      offsets.push_back(request.offset_bytes);
+    }
+    if (strikes) {
+      ++struck_;
+      struck_offset_bytes_ = request.offset_bytes;
+    }
+    return strikes && options_.fault != Fault::kNone;
+  }
+
+  void release_hung() {
+    waiting_.insert(waiting_.end(), hung_.begin(), hung_.end());
+    hung_.clear();
+    hangs_ = false;
+  }
 
   void run() {
     std::unique_lock lock(mutex_);
@@ -70,10 +120,21 @@ class FaultQueue : public IoQueue {
         lock.lock();
         chosen = random_() % waiting_.size();
       }
-      const Waiting next = waiting_[chosen];
+      Waiting next = waiting_[chosen];
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(chosen));
+      if (next.is_struck && options_.fault == Fault::kHang && hangs_) {
+        hung_.push_back(next);
+        continue;
+      }
       is_forwarding_ = true;
       lock.unlock();
+      if (next.is_struck && options_.fault == Fault::kReordered) {
+        std::this_thread::sleep_for(kHold);
+        lock.lock();
+        waiting_.push_back({next.request, false});
+        is_forwarding_ = false;
+        continue;
+      }
       forward(next);
       lock.lock();
       is_forwarding_ = false;
@@ -82,17 +143,81 @@ class FaultQueue : public IoQueue {
   }
 
   void forward(const Waiting& next) {
-    if (next.fails) {
-      next.request->error = options_.fail_error;
-      next.request->transferred_bytes = 0;
-      next.request->on_complete(*next.request);
-    } else {
-      inner_->submit({&next.request, 1});
+    IoRequest* request = next.request;
+    if (!next.is_struck || options_.fault == Fault::kHang) return inner_->submit({&request, 1});
+    if (options_.fault == Fault::kDelayed) {
+      std::this_thread::sleep_for(kHold);
+      return inner_->submit({&request, 1});
     }
+    begin_transfer(*request);
+    if (is_drive_fault()) {
+      lie(*request);
+    } else {
+      attempt_with_fault(*request);
+    }
+    request->on_complete(*request);
+  }
+
+  void attempt_with_fault(IoRequest& request) {
+    bool strikes = true;
+    TransferStep step;
+    do {
+      step =
+          advance_transfer(request, strikes ? struck_attempt(request) : attempt_blocking(request));
+      ledger_.count(request, step);
+      strikes = options_.sticky;
+    } while (step != TransferStep::kEnded);
+  }
+
+  std::int64_t struck_attempt(const IoRequest& request) const {
+    if (options_.fault == Fault::kErrno) return -options_.error;
+    if (options_.fault == Fault::kZeroBytes) return 0;
+    const TransferAttempt next = next_attempt(request);
+    IoRequest part = request;
+    part.offset_bytes = next.offset_bytes;
+    part.data = next.data;
+    part.transferred_bytes = 0;
+    part.length_bytes = options_.fault == Fault::kHalf ? next.length_bytes / 2
+                        : next.length_bytes > 4096     ? next.length_bytes - 4096
+                                                       : 0;
+    // The cache, if any, takes what O_DIRECT would refuse: sizes are what matters here.
+    part.length_bytes = part.length_bytes / 512 * 512;
+    return attempt_blocking(part);
+  }
+
+  // A write that the drive reports as done.
+  void lie(IoRequest& request) {
+    IoRequest real = request;
+    if (options_.fault == Fault::kMisdirected)
+      real.offset_bytes = written_place({request.descriptor, request.length_bytes});
+    std::byte* flipped = nullptr;
+    const std::uint64_t bit = random_() % (request.length_bytes * 8);
+    if (options_.fault == Fault::kBitFlip) {
+      flipped = request.data + bit / 8;
+      *flipped ^= static_cast<std::byte>(1u << bit % 8);
+    }
+    if (options_.fault != Fault::kLostWrite) {
+      TransferStep step;
+      do {
+        step = advance_transfer(real, attempt_blocking(real));
+      } while (step != TransferStep::kEnded);
+      SLUICE_CHECK(real.error == 0, "the file takes writes");
+    }
+    if (flipped != nullptr) *flipped ^= static_cast<std::byte>(1u << bit % 8);
+    request.transferred_bytes = request.length_bytes;
+    ledger_.count(request, TransferStep::kEnded);
+  }
+
+  std::uint64_t written_place(const Place& place) {
+    const std::scoped_lock lock(mutex_);
+    return written_[place].front();
   }
 
   std::unique_ptr<IoQueue> inner_;
   FaultOptions options_;
+  RequestLedger ledger_;
+  std::atomic<std::uint64_t> struck_ = 0;
+  std::atomic<std::uint64_t> struck_offset_bytes_ = 0;
 
   // Guarded by mutex_.
   std::mutex mutex_;
@@ -100,6 +225,9 @@ class FaultQueue : public IoQueue {
   std::mt19937_64 random_;
   std::uint64_t submitted_ = 0;
   std::vector<Waiting> waiting_;
+  std::vector<Waiting> hung_;
+  std::map<Place, std::vector<std::uint64_t>> written_;
+  bool hangs_ = true;
   bool is_forwarding_ = false;
   bool is_stopping_ = false;
 
@@ -108,9 +236,9 @@ class FaultQueue : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> make_fault_queue(std::unique_ptr<IoQueue> inner,
-                                          const FaultOptions& options) {
-  return std::make_unique<FaultQueue>(std::move(inner), options);
+std::unique_ptr<FaultQueue> make_fault_queue(std::unique_ptr<IoQueue> inner,
+                                             const FaultOptions& options) {
+  return std::make_unique<SeededFaults>(std::move(inner), options);
 }
 
 }  // namespace sluice::test

@@ -183,7 +183,8 @@ class Oracle {
       add_squared_norm_reference(config_.precision.gradients, tensor.gradients.data(),
                                  tensor.master.size(), norm);
     });
-    StepReport report{.step = step};
+    StepReport report;
+    report.step = step;
     report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
     const double clip = config_.optimizer.clip_norm;
     if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;

@@ -19,8 +19,8 @@ class Help(CliCase):
             return file.read()
 
     def options(self):
-        text = (self.help_of() + self.help_of("train") + self.help_of("generate") +
-                self.help_of("bench", "adam"))
+        text = "".join(self.help_of(*words) for words in (
+            (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"), ("doctor",)))
         return set(re.findall(r"--[a-z][a-z-]*", text))
 
     def test_version(self):

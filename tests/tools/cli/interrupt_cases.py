@@ -2,11 +2,12 @@
 storage folder is empty afterwards, and what was trained until then is exact."""
 
 import os
+import random
 import signal
 import subprocess
 import time
 
-from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
 
 # The learning rate does not depend on the number of steps, so that a shorter run ends in the same
 # state.
@@ -74,6 +75,30 @@ class Interrupt(CliCase):
         process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, -signal.SIGKILL)
         self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "storage", "text.txt"])
+
+    def test_kill_at_any_moment_returns_the_space(self):
+        mount_tmpfs(self, self.path("storage"), "256m")
+        cases = int(os.environ.get(
+            "SLUICE_TEST_CASES", 6 * int(os.environ.get("SLUICE_TEST_CASES_SCALE", "1"))))
+        generator = random.Random(int(os.environ.get("SLUICE_TEST_SEED", "1")))
+        config = self.write_config(STEADY)
+        empty = os.statvfs(self.path("storage")).f_bfree
+        held = 0
+        for _ in range(cases):
+            process = subprocess.Popen(self.command("train", config, "--quiet"), cwd=self.folder,
+                                       env=self.environment())
+            self.addCleanup(process.kill)
+            time.sleep(generator.uniform(0, 0.5))
+            held = max(held, empty - os.statvfs(self.path("storage")).f_bfree)
+            process.kill()
+            process.wait(timeout=RUN_TIMEOUT_S)
+            self.assertEqual(process.returncode, -signal.SIGKILL)
+            self.assertEqual(os.listdir(self.path("storage")), [])
+            deadline = time.monotonic() + 30  # the kernel cleans up behind the process
+            while os.statvfs(self.path("storage")).f_bfree != empty:
+                self.assertLess(time.monotonic(), deadline, "the space did not come back")
+                time.sleep(0.01)
+        self.assertGreater(held, 0, "no run had got as far as its storage")
 
     def test_interrupted_before_the_first_step(self):
         # A signal at any moment ends the run soon, by the handler or without it.

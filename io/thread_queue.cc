@@ -1,0 +1,135 @@
+// The queue for machines that forbid io_uring: pread and pwrite on threads, each of which takes the
+// next request, moves it and calls back. Costs a thread and two context switches a request where
+// io_uring costs neither; at the block sizes of storage that is little.
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "io/blocking_transfer.h"
+#include "io/handover.h"
+#include "io/io_queue.h"
+#include "io/request_ledger.h"
+#include "io/transfer_progress.h"
+
+namespace sluice {
+namespace {
+
+// More blocking calls at once gain nothing on any drive at blocks of 16 KiB and up.
+constexpr std::uint32_t kWorkersMax = 32;
+
+class ThreadQueue final : public IoQueue {
+ public:
+  explicit ThreadQueue(const IoQueueOptions& options)
+      : capacity_((options.backlog != 0 ? options.backlog : options.depth) + options.depth -
+                  std::min(options.depth, kWorkersMax)) {
+    try {
+      for (std::uint32_t i = 0; i < std::min(options.depth, kWorkersMax); ++i)
+        workers_.emplace_back([this] { run(); });
+    } catch (const std::system_error&) {
+      join();
+      throw;
+    }
+  }
+
+  ~ThreadQueue() override { join(); }
+
+  void submit(std::span<IoRequest* const> requests) override {
+    check_caller();
+    for (IoRequest* request : requests) begin_transfer(*request);
+    std::uint64_t ticket = ledger_.open(requests.size());
+    for (IoRequest* request : requests) {
+      std::unique_lock lock(mutex_);
+      room_made_.wait(lock, [this] { return waiting_.size() < capacity_; });
+      SLUICE_CHECK(!is_stopping_, "submit() to a queue that is being destroyed");
+      waiting_.push_back({request, ticket++});
+      // Under the lock: the request may complete, and whoever waited for it destroy the queue,
+      // while this thread is still on its way out.
+      work_came_.notify_one();
+    }
+  }
+
+  void wait_idle() override {
+    check_caller();
+    ledger_.wait_idle();
+  }
+
+  IoCounters counters() const override { return ledger_.counters(); }
+  std::string_view name() const override { return "threads"; }
+
+ private:
+  void check_caller() const {
+    SLUICE_CHECK(serves_ != this,
+                 "a callback must neither submit to its own queue nor wait for it");
+  }
+
+  void join() {
+    {
+      const std::scoped_lock lock(mutex_);
+      is_stopping_ = true;
+    }
+    work_came_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "sluice-io");
+    serves_ = this;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_came_.wait(lock, [this] { return is_stopping_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      const Submission next = waiting_.front();
+      waiting_.pop_front();
+      room_made_.notify_one();
+      lock.unlock();
+      transfer_blocking(*next.request, ledger_);
+      next.request->on_complete(*next.request);  // from here on the request may be gone
+      ledger_.close(next.ticket);
+      lock.lock();
+    }
+  }
+
+  inline static thread_local const ThreadQueue* serves_ = nullptr;  // the calling thread's queue
+
+  // Constant after construction.
+  std::size_t capacity_;  // of waiting_
+
+  RequestLedger ledger_;  // any thread
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable work_came_;
+  std::condition_variable room_made_;
+  std::deque<Submission> waiting_;
+  bool is_stopping_ = false;
+
+  std::vector<std::thread> workers_;  // last: they start when all else stands
+};
+
+}  // namespace
+
+std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options) {
+  check_options(options);
+  try {
+    return std::make_unique<ThreadQueue>(options);
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("cannot start the threads of an I/O queue: {}; raise the number of "
+                            "processes (ulimit -u), lower storage.queue_depth or set "
+                            "storage.backend to \"sync\"",
+                            error.what()));
+  }
+}
+
+}  // namespace sluice

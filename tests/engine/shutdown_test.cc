@@ -1,0 +1,74 @@
+// Engines and queues that come apart while transfers are in flight. What matters is what the
+// sanitizers say, and that it ends.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/aligned_buffer.h"
+#include "base/units.h"
+#include "io/direct_file.h"
+#include "tests/support/campaign.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/request_batch.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+TEST(Shutdown, EngineWithTransfersInFlight) {
+  const TempDirectory directory;
+  const ModelSpec model = validated(toy_model());
+  const Campaign campaign = test::campaign(20);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    const std::uint64_t seed = campaign.first_seed + i;
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.memory.host_bytes = 1_MiB;
+    config.storage.backend = seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    const auto engine = std::make_unique<Engine>(
+        config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
+          if (random() % 2 == 0) return queue;
+          return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
+        });
+    engine->initialize(toy_values());
+    const Stream stream(*device, "compute");
+    // The prefetcher runs ahead from begin_step() on; the walk ends anywhere.
+    Step step = engine->begin_step({.learning_rate = 1e-2});
+    const std::size_t uses = random() % model.forward_order.size();
+    for (std::size_t use = 0; use < uses; ++use)
+      (void)step.acquire(model.forward_order[use], Pass::kForward, stream);
+  }
+}
+
+// A hundred requests and more, each kind of queue.
+TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
+  constexpr std::size_t kRequests = 128;
+  const TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), kRequests * 16_KiB);
+  AlignedBuffer arena(kRequests * 16_KiB, "test");
+  const Campaign campaign = test::campaign(20);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    Config::Storage storage;
+    storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    storage.queue_depth = static_cast<std::uint32_t>(1 + 13 * i % kRequests);
+    std::string note;
+    RequestBatch batch(kRequests);
+    for (std::size_t r = 0; r < kRequests; ++r) {
+      batch.set(r, (i + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, file.descriptor(), r * 16_KiB,
+                arena.span().subspan(r * 16_KiB, 16_KiB));
+    }
+    {
+      const auto queue = open_io_queue(storage, kRequests, note);
+      queue->submit(batch.pointers());
+    }
+    EXPECT_EQ(batch.completion_count(), kRequests);
+    for (std::size_t r = 0; r < kRequests; ++r) EXPECT_EQ(batch[r].error, 0);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

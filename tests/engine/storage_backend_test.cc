@@ -1,0 +1,71 @@
+// The queues behind storage.backend: what "auto" picks where the kernel refuses io_uring, and that
+// no bit depends on it.
+#include <gtest/gtest.h>
+
+#include <sys/syscall.h>
+#include <cerrno>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/refused_syscall.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+Config nvme_config(const std::string& path, IoBackend backend) {
+  Config config = toy_config(path);
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.host_bytes = 1_MiB;
+  config.storage.backend = backend;
+  return config;
+}
+
+// Runs two steps and returns the engine's notes; the state must be the oracle's.
+std::vector<std::string> notes_of_exact_run(const Config& config) {
+  const ToyOptions options{.steps = 2};
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  const ModelSpec model = toy_model();
+  Engine engine(config, model, *device);
+  EXPECT_TRUE(run_toy(engine, model, *device, config, options).state ==
+              toy_oracle(config, options).state);
+  return engine.notes();
+}
+
+TEST(StorageBackend, ThreadsAndSyncGiveTheSameBitsWithoutANote) {
+  const TempDirectory directory;
+  for (const IoBackend backend : {IoBackend::kThreads, IoBackend::kSync})
+    EXPECT_TRUE(notes_of_exact_run(nvme_config(directory.path(), backend)).empty());
+}
+
+TEST(StorageBackend, AutoFallsBackToThreadsAndSaysWhyInOneLine) {
+  const TempDirectory directory;
+  for (const int error : {EPERM, ENOSYS}) {
+    std::vector<std::string> notes;
+    const bool filtered = run_with_refused({.number = SYS_io_uring_setup, .error = error}, [&] {
+      notes = notes_of_exact_run(nvme_config(directory.path(), IoBackend::kAuto));
+    });
+    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_NE(notes[0].find("by threads instead of io_uring"), std::string::npos) << notes[0];
+    EXPECT_NE(notes[0].find(errno_text(error)), std::string::npos) << notes[0];
+    EXPECT_EQ(notes[0].find('\n'), std::string::npos) << notes[0];
+  }
+}
+
+TEST(StorageBackend, UringByNameIsRefusedWhereItIsNotAllowed) {
+  const TempDirectory directory;
+  std::string message;
+  const bool filtered = run_with_refused({.number = SYS_io_uring_setup, .error = EPERM}, [&] {
+    message = expect_error(ErrorCode::kUnsupported, [&] {
+      (void)notes_of_exact_run(nvme_config(directory.path(), IoBackend::kUring));
+    });
+  });
+  if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+  EXPECT_NE(message.find("\"threads\""), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,113 @@
+"""`sluice doctor` and `sluice bench io`."""
+
+import os
+import re
+import shutil
+
+from cli_support import CliCase, as_ordinary_user, mount_tmpfs
+
+
+class Doctor(CliCase):
+    LABEL = "io"
+
+    def findings(self, *arguments, expect=0, prefix=()):
+        done = self.run_sluice("doctor", *arguments, expect=expect, prefix=prefix)
+        self.assertEqual(done.stderr, "")
+        lines = re.findall(r"(?m)^(ok|warn|FAIL) +([^:]+): (.+)(?:\n +-> (.+))?$", done.stdout)
+        return {subject: (health, text, remedy) for health, subject, text, remedy in lines}
+
+    def test_looks_at_everything_and_leaves_nothing(self):
+        os.mkdir(self.path("drive"))
+        found = self.findings("--path", self.path("drive"))
+        self.assertEqual(set(found), {"io_uring", "locked memory", "storage " + self.path("drive"),
+                                      "memory", "processor", "huge pages", "CUDA", "MPI"})
+        for health, text, remedy in found.values():
+            self.assertNotEqual(text, "")
+            self.assertEqual(remedy != "", health != "ok")
+        self.assertIn("free", found["storage " + self.path("drive")][1])
+        self.assertEqual(os.listdir(self.path("drive")), [])
+
+    def test_a_missing_path_fails_and_the_others_are_still_looked_at(self):
+        found = self.findings("--path", "missing", "--path", ".", expect=5)
+        self.assertEqual(found["storage missing"][0], "FAIL")
+        self.assertIn("does not exist", found["storage missing"][1])
+        self.assertNotEqual(found["storage missing"][2], "")
+        self.assertNotEqual(found["storage ."][0], "FAIL")
+
+    def test_memory_is_no_drive(self):
+        os.mkdir(self.path("memory"))
+        mount_tmpfs(self, self.path("memory"), "64m")
+        health, text, remedy = self.findings("--path", "memory")["storage memory"]
+        self.assertEqual(health, "warn")
+        self.assertIn("tmpfs", text)
+        self.assertIn("storage.paths", remedy)
+
+    def test_little_locked_memory_is_a_warning_for_ordinary_users(self):
+        prefix = as_ordinary_user(self)
+        if shutil.which("prlimit") is None:
+            self.skipTest("prlimit is missing")
+        os.chmod(self.folder, 0o777)
+        found = self.findings("--path", ".", prefix=("prlimit", "--memlock=65536", *prefix))
+        self.assertEqual(found["locked memory"][0], "warn")
+        self.assertIn("64.0 KiB", found["locked memory"][1])
+        self.assertIn("ulimit -l", found["locked memory"][2])
+
+
+class BenchIo(CliCase):
+    LABEL = "io"
+
+    def bench(self, *arguments, expect=0, size="4MiB", rounds="2"):
+        return self.run_sluice("bench", "io", "--path", self.drive, "--size", size, "--rounds",
+                               rounds, *arguments, expect=expect)
+
+    def setUp(self):
+        super().setUp()
+        self.drive = self.path("drive")
+        os.mkdir(self.drive)
+
+    def test_every_pattern_request_and_depth_once(self):
+        done = self.bench("--json", "io.json")
+        calibration = self.read_json("io.json")
+        self.assertEqual(calibration["format"], "sluice-io-calibration-1")
+        self.assertEqual(calibration["paths"], [self.drive])
+        cases = {(case["pattern"], case["request_bytes"], case["depth"]): case
+                 for case in calibration["cases"]}
+        self.assertEqual(set(cases), {(pattern, request << 20, depth)
+                                      for pattern in ("read", "write", "mixed")
+                                      for request in (1, 4) for depth in (4, 16, 32)})
+        for case in cases.values():
+            self.assertGreater(case["bytes_per_second_min"], 0)
+            self.assertLessEqual(case["bytes_per_second_min"], case["bytes_per_second"])
+            self.assertLessEqual(case["bytes_per_second"], case["bytes_per_second_max"])
+        for pattern in ("read", "write", "mixed"):
+            rates = [case["bytes_per_second"] for key, case in cases.items() if key[0] == pattern]
+            self.assertEqual(calibration["best"][pattern]["bytes_per_second"], max(rates))
+        self.assertGreater(calibration["interference"], 0)
+        self.assertEqual(len(re.findall(r"(?m)^(?:read|write|mixed) ", done.stdout)), 18)
+        self.assertEqual(os.listdir(self.drive), [])
+
+    def test_choices(self):
+        for backend in ("threads", "sync"):
+            self.bench("--backend", backend, "--pattern", "mixed", "--request", "64KiB",
+                       "--request", "16KiB", "--depth", "3", "--json", "io.json", "--path", ".")
+            calibration = self.read_json("io.json")
+            self.assertEqual(calibration["backend"], backend)
+            self.assertEqual(calibration["paths"], [self.drive, "."])
+            self.assertEqual([(case["request_bytes"], case["depth"])
+                              for case in calibration["cases"]], [(65536, 3), (16384, 3)])
+            self.assertIsNone(calibration["interference"])
+
+    def test_what_cannot_be_measured_is_refused(self):
+        for size, rounds, code, word in (("none", "2", 2, "none"), ("900TiB", "2", 5, "free"),
+                                         ("4MiB", "0", 2, "rounds")):
+            self.assertIn(word, self.bench(size=size, rounds=rounds, expect=code).stderr)
+        for arguments, code, word in (
+                (("--request", "5000"), 2, "4096"),
+                (("--request", "12KiB", "--request", "1MiB"), 2, "divide"),
+                (("--request", "8MiB"), 2, "smaller"),
+                (("--depth", "0"), 2, "depth"),
+                (("--path", "missing"), 2, "does not exist"),
+                (("--json", "missing/io.json"), 2, "missing/io.json")):
+            done = self.bench(*arguments, expect=code)
+            self.assertIn(word, done.stderr)
+        self.assertEqual(os.listdir(self.drive), [])

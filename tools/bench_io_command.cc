@@ -1,0 +1,187 @@
+#include "tools/bench_io_command.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "engine/block_store.h"
+#include "tools/exit_codes.h"
+#include "tools/io_bench.h"
+
+namespace sluice {
+namespace {
+
+struct Series {
+  IoCase io_case;
+  std::vector<double> rates;  // bytes per second
+  std::vector<double> cpu_s_per_gib;
+
+  static double median(std::vector<double> values) {
+    std::ranges::sort(values);
+    return values[values.size() / 2];
+  }
+  double rate() const { return median(rates); }
+};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kConfig, "bench io: " + message);
+}
+
+IoPattern pattern_from(const std::string& name) {
+  if (name == "write") return IoPattern::kWrite;
+  return name == "mixed" ? IoPattern::kMixed : IoPattern::kRead;
+}
+
+std::vector<Series> planned(const BenchIoOptions& options) {
+  const auto or_default = [](auto given, decltype(given) usual) {
+    return given.empty() ? usual : given;
+  };
+  std::vector<Series> series;
+  for (const std::string& pattern : or_default(options.patterns, {"read", "write", "mixed"})) {
+    for (const std::string& request : or_default(options.requests, {"1MiB", "4MiB"})) {
+      const std::uint64_t request_bytes = parse_size(request);
+      if (request_bytes == 0 || !is_aligned(request_bytes, 4096) || request_bytes > 1_GiB)
+        refuse(fmt::format("--request {} is not a multiple of 4096 up to 1GiB", request));
+      for (const std::uint32_t depth : or_default(options.depths, {4, 16, 32})) {
+        if (depth < 1 || depth > 1024) refuse(fmt::format("--depth {} is not in 1..1024", depth));
+        series.push_back({.io_case = {.pattern = pattern_from(pattern),
+                                      .request_bytes = request_bytes,
+                                      .depth = depth},
+                          .rates = {},
+                          .cpu_s_per_gib = {}});
+      }
+    }
+  }
+  return series;
+}
+
+IoBackend backend_from(const std::string& name) {
+  if (name == "uring") return IoBackend::kUring;
+  if (name == "threads") return IoBackend::kThreads;
+  return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
+}
+
+const Series* best(const std::vector<Series>& all, IoPattern pattern) {
+  const Series* found = nullptr;
+  for (const Series& series : all) {
+    if (series.io_case.pattern != pattern) continue;
+    if (found == nullptr || series.rate() > found->rate()) found = &series;
+  }
+  return found;
+}
+
+// Time of reading and writing at once, over the sum of the times of one after the other: 1 on a
+// half-duplex drive, 0.5 on one that does both at full rate.
+std::optional<double> interference(const std::vector<Series>& all) {
+  const Series* read = best(all, IoPattern::kRead);
+  const Series* write = best(all, IoPattern::kWrite);
+  const Series* mixed = best(all, IoPattern::kMixed);
+  if (read == nullptr || write == nullptr || mixed == nullptr) return std::nullopt;
+  return 2 / mixed->rate() / (1 / read->rate() + 1 / write->rate());
+}
+
+void print_series(const Series& series) {
+  const auto [low, high] = std::ranges::minmax(series.rates);
+  fmt::print("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}\n",
+             name_of(series.io_case.pattern), format_bytes(series.io_case.request_bytes),
+             series.io_case.depth, series.rate() * 1e-9, low * 1e-9, high * 1e-9,
+             Series::median(series.cpu_s_per_gib));
+}
+
+nlohmann::json json_of(const Series& series) {
+  const auto [low, high] = std::ranges::minmax(series.rates);
+  return {{"pattern", name_of(series.io_case.pattern)},
+          {"request_bytes", series.io_case.request_bytes},
+          {"depth", series.io_case.depth},
+          {"bytes_per_second", series.rate()},
+          {"bytes_per_second_min", low},
+          {"bytes_per_second_max", high},
+          {"cpu_seconds_per_gib", Series::median(series.cpu_s_per_gib)}};
+}
+
+void write_calibration(const BenchIoOptions& options, const std::vector<Series>& all,
+                       const IoBench& bench) {
+  nlohmann::json calibration{{"format", "sluice-io-calibration-1"},
+                             {"paths", options.paths},
+                             {"file_bytes", parse_size(options.size)},
+                             {"rounds", options.rounds},
+                             {"backend", bench.queue_name()},
+                             {"direct", bench.is_direct()},
+                             {"processor", topology().processor},
+                             {"cores", topology().granted_cores},
+                             {"interference", nullptr},
+                             {"cases", nlohmann::json::array()}};
+  for (const Series& series : all) calibration["cases"].push_back(json_of(series));
+  for (const IoPattern pattern : {IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed}) {
+    const Series* found = best(all, pattern);
+    if (found != nullptr) calibration["best"][std::string(name_of(pattern))] = json_of(*found);
+  }
+  if (const auto factor = interference(all)) calibration["interference"] = *factor;
+  std::ofstream file(options.json_file);
+  file << calibration.dump(2) << '\n';
+  file.close();
+  if (!file)
+    throw Error(ErrorCode::kIo, fmt::format("cannot write \"{}\"; check the folder and its space",
+                                            options.json_file));
+}
+
+}  // namespace
+
+int run_bench_io(const BenchIoOptions& options) {
+  std::vector<Series> all = planned(options);
+  if (options.rounds < 1 || options.rounds > 1000)
+    refuse(fmt::format("--rounds {} is not in 1..1000", options.rounds));
+  IoBenchOptions bench_options{.paths = options.paths, .file_bytes = parse_size(options.size)};
+  for (const Series& series : all) {
+    bench_options.request_bytes_max =
+        std::max(bench_options.request_bytes_max, series.io_case.request_bytes);
+    bench_options.depth_max = std::max(bench_options.depth_max, series.io_case.depth);
+  }
+  // Each pass covers the whole file, so that the next one knows what it holds.
+  for (const Series& series : all) {
+    if (!is_aligned(bench_options.request_bytes_max, series.io_case.request_bytes))
+      refuse(fmt::format("--request {} does not divide the largest one, {}",
+                         format_bytes(series.io_case.request_bytes),
+                         format_bytes(bench_options.request_bytes_max)));
+  }
+  if (bench_options.file_bytes < bench_options.request_bytes_max)
+    refuse(fmt::format("--size {} is smaller than a request", options.size));
+  if (!options.json_file.empty() && !std::ofstream(options.json_file, std::ios::app))
+    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\": {}; choose another place",
+                                               options.json_file, errno_text(errno)));
+  Config::Storage storage;
+  storage.backend = backend_from(options.backend);
+  storage.queue_depth = bench_options.depth_max;
+  std::string note;
+  auto queue = open_io_queue(storage, 0, note);
+  if (!note.empty()) fmt::print("{}\n", note);
+  IoBench bench(bench_options, std::move(queue));
+  fmt::print("{} a path, queue \"{}\"{}, {} rounds\n", options.size, bench.queue_name(),
+             bench.is_direct() ? "" : ", without O_DIRECT: this measures the page cache",
+             options.rounds);
+  // Round by round over all cases: the rate of a shared drive drifts.
+  for (std::uint32_t round = 0; round < options.rounds; ++round) {
+    for (Series& series : all) {
+      const IoMeasurement measured = bench.measure(series.io_case);
+      const auto bytes = static_cast<double>(measured.bytes);
+      series.rates.push_back(bytes / measured.seconds);
+      series.cpu_s_per_gib.push_back(measured.cpu_seconds / (bytes / static_cast<double>(1_GiB)));
+    }
+  }
+  fmt::print("pattern   request  depth     GB/s  [min, max]    CPU s/GiB\n");
+  for (const Series& series : all) print_series(series);
+  if (const auto factor = interference(all))
+    fmt::print("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
+  if (!options.json_file.empty()) write_calibration(options, all, bench);
+  return kExitOk;
+}
+
+}  // namespace sluice

@@ -1,0 +1,26 @@
+// `sluice bench io`: what the drives behind storage paths give, by request size and depth, and a
+// calibration file with it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct BenchIoOptions {
+  std::vector<std::string> paths;
+  std::string size = "1GiB";          // of the file on each path
+  std::vector<std::string> patterns;  // empty = read, write, mixed
+  std::vector<std::string> requests;  // empty = 1MiB, 4MiB
+  std::vector<std::uint32_t> depths;  // empty = 4, 16, 32
+  std::uint32_t rounds = 3;
+  std::string backend = "auto";
+  std::string json_file;
+};
+
+// Prints a table and writes the calibration. Returns the exit code.
+// Fails with: kConfig (an option), kNoSpace, kInput, kIo, kDamaged, kUnsupported.
+int run_bench_io(const BenchIoOptions& options);
+
+}  // namespace sluice

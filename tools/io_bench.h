@@ -1,0 +1,96 @@
+// Measures the drives behind storage paths the way the engine uses them: scratch files without a
+// name, O_DIRECT, an arena on huge pages, one queue. Every page carries its place and version, and
+// every read checks them: a rate at which wrong bytes arrive is no rate.
+//
+// Thread rule: one thread uses it; completions come from the queue's threads.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "io/direct_file.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+enum class IoPattern : std::uint8_t {
+  kRead,   // front to back
+  kWrite,  // front to back, over what is there
+  kMixed,  // the optimizer's: each block read, then written back with other bytes
+};
+
+std::string_view name_of(IoPattern pattern);
+
+struct IoCase {
+  IoPattern pattern = IoPattern::kRead;
+  std::uint64_t request_bytes = 0;  // a multiple of 4096
+  std::uint32_t depth = 0;          // requests in flight
+};
+
+struct IoMeasurement {
+  double seconds = 0;
+  double cpu_seconds = 0;   // of this process, user and system
+  std::uint64_t bytes = 0;  // read and written
+};
+
+struct IoBenchOptions {
+  std::vector<std::string> paths;  // requests go to them in turn
+  std::uint64_t file_bytes = 0;    // on each path; rounded down to whole requests
+  std::uint64_t request_bytes_max = 0;
+  std::uint32_t depth_max = 0;
+};
+
+class IoBench {
+ public:
+  // Creates the files and writes them once, since the first write into fresh space costs more.
+  // `queue` has a depth of at least depth_max.
+  // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
+  IoBench(const IoBenchOptions& options, std::unique_ptr<IoQueue> queue);
+  ~IoBench();
+  IoBench(const IoBench&) = delete;
+  IoBench& operator=(const IoBench&) = delete;
+
+  // Goes once over every file.
+  // Fails with: kIo, kDamaged (a page that is not what was written).
+  IoMeasurement measure(const IoCase& io_case);
+
+  std::string_view queue_name() const { return queue_->name(); }
+  bool is_direct() const;
+
+ private:
+  // One request in flight and its buffer; the bench's thread owns it between completions.
+  struct Slot {
+    IoRequest request;
+    IoBench* bench = nullptr;
+    std::uint64_t index = 0;  // of the request in the pass
+  };
+
+  void start(Slot& slot, const IoCase& io_case, IoKind kind);
+  bool start_next(Slot& slot, const IoCase& io_case);
+  void finish(Slot& slot, const IoCase& io_case);
+  void stamp(const Slot& slot, std::uint64_t version) const;
+  void check(const Slot& slot) const;
+  Slot& await_completion();
+
+  IoBenchOptions options_;
+  std::vector<DirectFile> files_;
+  AlignedBuffer arena_;
+  std::vector<Slot> slots_;
+  std::uint64_t version_ = 0;  // of every page, between passes
+  std::uint64_t next_request_ = 0;
+  std::uint64_t requests_ = 0;  // of a pass
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable completed_;
+  std::vector<Slot*> ended_;
+
+  std::unique_ptr<IoQueue> queue_;  // last: its callbacks use all of the above
+};
+
+}  // namespace sluice
