@@ -1,5 +1,5 @@
 // Lion, Adagrad, SGD and Adam with L2 against their papers' equations in fp64 over many steps, with
-// a running bound on what fp32 rounding can have done; and a run that is cut and resumed.
+// a fixed bound on what fp32 rounding can have done; and a run that is cut and resumed.
 #include <cmath>
 
 #include <gtest/gtest.h>
