@@ -33,17 +33,19 @@ struct BlockStore::Blocking {
   bool is_abandoned = false;
 };
 
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::uint32_t transfers_max,
+std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
                                        std::string& explanation) {
   const IoQueueOptions options{.depth = storage.queue_depth,
-                               .backlog = std::max(storage.queue_depth, transfers_max)};
+                               .backlog = std::max(storage.queue_depth, pool.transfers_max),
+                               .memory = pool.memory};
   if (storage.backend == IoBackend::kSync) return make_sync_queue(options);
   if (storage.backend == IoBackend::kThreads) return make_thread_queue(options);
-  if (storage.backend == IoBackend::kUring) return make_uring_queue(options);
   try {
-    return make_uring_queue(options);
+    auto queue = make_uring_queue(options);
+    explanation = queue->note();
+    return queue;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;
+    if (storage.backend == IoBackend::kUring || error.code() != ErrorCode::kUnsupported) throw;
     explanation = fmt::format("storage: by threads instead of io_uring, since {}", error.what());
     return make_thread_queue(options);
   }

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,9 +51,15 @@ struct Transfer {
   bool is_reread = false;
 };
 
-// The queue that `storage` asks for, with room for `transfers_max` of them before submit() blocks.
-// With "auto" and no io_uring it works with threads, and `explanation` says why.
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, std::uint32_t transfers_max,
+struct TransferPool {
+  std::uint32_t transfers_max = 0;   // at once
+  std::span<std::byte> memory = {};  // that they are about; must outlive the queue
+};
+
+// The queue that `storage` asks for; its submit() does not block for the transfers of `pool`. With
+// "auto" and no io_uring it works with threads. `explanation` says in a line what it has to do
+// without, and why.
+std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
                                        std::string& explanation);
 
 class BlockStore {

@@ -32,19 +32,20 @@ struct Engine::Parts {
         layout(model, state_format(config), config.storage.block_elements),
         placement(plan_placement(layout, model, config.placement, budgets_of(config, device))),
         tiers(layout, placement, config.storage.paths, device),
-        queue(open_queue(config, placement, decorate, notes)),
+        queue(open_queue(config, placement, tiers, decorate, notes)),
         store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
         state(layout, placement, tiers, store, device) {}
 
   static std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& placement,
-                                             const QueueDecorator& decorate,
+                                             const Tiers& tiers, const QueueDecorator& decorate,
                                              std::vector<std::string>& notes) {
     std::string explanation;
-    const std::uint32_t transfers_max =
-        placement.parameter_staging.count + 2 * placement.lanes.count;
-    auto queue = open_io_queue(config.storage, transfers_max, explanation);
+    const TransferPool pool{
+        .transfers_max = placement.parameter_staging.count + 2 * placement.lanes.count,
+        .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory()};
+    auto queue = open_io_queue(config.storage, pool, explanation);
     if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
     return decorate ? decorate(std::move(queue)) : std::move(queue);
   }

@@ -132,6 +132,10 @@ std::byte* Tiers::lane(std::uint32_t lane) const {
   return lanes_ + lane * placement_.lanes.slot_bytes;
 }
 
+std::span<std::byte> Tiers::transfer_memory() const {
+  return {parameter_staging_, host_memory_.data() + host_memory_.size_bytes()};
+}
+
 const Extent& Tiers::parameter_extent(BlockId block) const {
   SLUICE_CHECK(parameter_extents_[index_of(block)].length_bytes != 0,
                "the block's parameters are not on storage");

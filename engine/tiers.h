@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -47,6 +48,9 @@ class Tiers {
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
   std::byte* parameter_staging(std::uint32_t slot) const;
   std::byte* lane(std::uint32_t lane) const;
+  // All that storage reads into and writes from: the staging slots and the lanes, at the arena's
+  // end.
+  std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }

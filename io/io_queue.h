@@ -74,6 +74,9 @@ class IoQueue {
   virtual IoCounters counters() const = 0;
 
   virtual std::string_view name() const = 0;
+
+  // What this queue has to do without on this machine, and why, in a line for the user; else empty.
+  virtual std::string_view note() const { return {}; }
 };
 
 struct IoQueueOptions {
@@ -82,6 +85,10 @@ struct IoQueueOptions {
   // asks for room for all that it can have in flight, so that its scheduler never waits for a
   // drive.
   std::uint32_t backlog = 0;
+  // Memory that most requests are about. A queue that can (uring_queue) has the kernel pin it once
+  // instead of for every request; where the kernel refuses, note() says so and nothing else
+  // changes. Must outlive the queue.
+  std::span<std::byte> memory = {};
 };
 
 // The reference: moves the bytes inside submit(). The depth is of no consequence.

@@ -4,11 +4,13 @@
 // sleep.
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -18,6 +20,7 @@
 #include <liburing.h>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "io/handover.h"
 #include "io/io_queue.h"
 #include "io/request_ledger.h"
@@ -59,12 +62,46 @@ constexpr std::array<unsigned, 3> kSetupFlags{
                           errno_text(error), error, remedy));
 }
 
+// The kernel takes registered buffers of up to 1 GiB each.
+constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
+
+// Memory that is pinned for a ring, in slabs.
+class RegisteredMemory {
+ public:
+  explicit RegisteredMemory(std::span<std::byte> memory) : memory_(memory) {}
+
+  // Returns 0, or the errno with which the kernel refused; nothing is registered then.
+  int register_with(io_uring& ring) {
+    std::vector<iovec> slabs;
+    for (std::uint64_t at = 0; at < memory_.size(); at += kSlabBytes)
+      slabs.push_back({memory_.data() + at, std::min(kSlabBytes, memory_.size() - at)});
+    const int result =
+        slabs.empty()
+            ? 0
+            : io_uring_register_buffers(&ring, slabs.data(), static_cast<unsigned>(slabs.size()));
+    if (result < 0) memory_ = {};
+    return -result;
+  }
+
+  // The slab that holds all of `attempt`, or -1.
+  int slab_of(const TransferAttempt& attempt) const {
+    if (attempt.data < memory_.data() || attempt.length_bytes == 0) return -1;
+    const auto begin = static_cast<std::uint64_t>(attempt.data - memory_.data());
+    const std::uint64_t end = begin + attempt.length_bytes;
+    if (end > memory_.size() || begin / kSlabBytes != (end - 1) / kSlabBytes) return -1;
+    return static_cast<int>(begin / kSlabBytes);
+  }
+
+ private:
+  std::span<std::byte> memory_;
+};
+
 // A ring as a value: made by any thread, used by the one that calls enable().
 class Ring {
  public:
   // Room for `entries` submissions, and for at least as many completions.
-  // Fails with: kUnsupported.
-  explicit Ring(unsigned entries) {
+  // Fails with: kUnsupported. Where only `memory` cannot be registered, note() says why.
+  Ring(unsigned entries, std::span<std::byte> memory) : registered_(memory) {
     int result = -EINVAL;
     io_uring_params params{};
     for (std::size_t i = 0; i < kSetupFlags.size() && result == -EINVAL; ++i) {
@@ -79,6 +116,12 @@ class Ring {
       io_uring_queue_exit(&ring_);
       throw_refused(ENOSYS);
     }
+    const int error = registered_.register_with(ring_);
+    if (error == 0) return;
+    note_ = fmt::format(
+        "storage: buffers are pinned anew for every transfer, since the kernel refuses to register "
+        "{} of them: {}; raise the limit of locked memory (ulimit -l) to save processor time",
+        format_bytes(memory.size()), errno_text(error));
   }
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -99,13 +142,23 @@ class Ring {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     SLUICE_CHECK(entry != nullptr, "each slot has at most one entry in the ring");
     const auto length_bytes = static_cast<unsigned>(attempt.length_bytes);
-    if (kind == IoKind::kRead) {
+    const int slab = registered_.slab_of(attempt);
+    const bool is_read = kind == IoKind::kRead;
+    if (slab >= 0 && is_read) {
+      io_uring_prep_read_fixed(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes,
+                               slab);
+    } else if (slab >= 0) {
+      io_uring_prep_write_fixed(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes,
+                                slab);
+    } else if (is_read) {
       io_uring_prep_read(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes);
     } else {
       io_uring_prep_write(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes);
     }
     io_uring_sqe_set_data64(entry, tag);
   }
+
+  const std::string& note() const { return note_; }
 
   // Submits what is prepared and sleeps until there is a completion. May return early.
   void submit_and_wait() {
@@ -134,13 +187,15 @@ class Ring {
 
  private:
   io_uring ring_{};
+  RegisteredMemory registered_;
+  std::string note_;
   bool enabled_ = false;
 };
 
 class UringQueue final : public IoQueue {
  public:
   explicit UringQueue(const IoQueueOptions& options)
-      : ring_(options.depth + 1),  // one for the eventfd read
+      : ring_(options.depth + 1, options.memory),  // one for the eventfd read
         handover_(options.backlog != 0 ? options.backlog : options.depth),
         slots_(options.depth),
         owner_([this] { run(); }) {}
@@ -163,6 +218,7 @@ class UringQueue final : public IoQueue {
 
   IoCounters counters() const override { return ledger_.counters(); }
   std::string_view name() const override { return "uring"; }
+  std::string_view note() const override { return ring_.note(); }
 
  private:
   // Completions with this tag are those of the eventfd read; the others carry their slot.

@@ -161,9 +161,10 @@ int run_bench_io(const BenchIoOptions& options) {
   storage.backend = backend_from(options.backend);
   storage.queue_depth = bench_options.depth_max;
   std::string note;
-  auto queue = open_io_queue(storage, 0, note);
+  IoBench bench(bench_options, [&](std::span<std::byte> memory) {
+    return open_io_queue(storage, {.memory = memory}, note);
+  });
   if (!note.empty()) fmt::print("{}\n", note);
-  IoBench bench(bench_options, std::move(queue));
   fmt::print("{} a path, queue \"{}\"{}, {} rounds\n", options.size, bench.queue_name(),
              bench.is_direct() ? "" : ", without O_DIRECT: this measures the page cache",
              options.rounds);

@@ -43,11 +43,11 @@ std::string_view name_of(IoPattern pattern) {
   return "mixed";
 }
 
-IoBench::IoBench(const IoBenchOptions& options, std::unique_ptr<IoQueue> queue)
+IoBench::IoBench(const IoBenchOptions& options, const OpenQueue& open_queue)
     : options_(options),
       arena_(options.request_bytes_max * options.depth_max, "the benchmark's buffers"),
       slots_(options.depth_max),
-      queue_(std::move(queue)) {
+      queue_(open_queue(arena_.span())) {
   options_.file_bytes = options_.file_bytes / options.request_bytes_max * options.request_bytes_max;
   SLUICE_CHECK(options_.file_bytes != 0, "a file holds at least one request");
   for (const std::string& path : options_.paths)

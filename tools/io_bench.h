@@ -7,8 +7,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,10 +49,12 @@ struct IoBenchOptions {
 
 class IoBench {
  public:
+  using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory)>;
+
   // Creates the files and writes them once, since the first write into fresh space costs more.
-  // `queue` has a depth of at least depth_max.
+  // `open_queue` is given the buffers of all requests; its queue has a depth of at least depth_max.
   // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
-  IoBench(const IoBenchOptions& options, std::unique_ptr<IoQueue> queue);
+  IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;

@@ -62,7 +62,8 @@ TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
                 arena.span().subspan(r * 16_KiB, 16_KiB));
     }
     {
-      const auto queue = open_io_queue(storage, kRequests, note);
+      const auto queue =
+          open_io_queue(storage, {.transfers_max = kRequests, .memory = arena.span()}, note);
       queue->submit(batch.pointers());
     }
     EXPECT_EQ(batch.completion_count(), kRequests);

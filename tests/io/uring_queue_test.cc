@@ -153,6 +153,59 @@ TEST_F(UringQueueWithPipe, CallbacksRunOnOneThreadThatIsNotTheCaller) {
   EXPECT_EQ(queue_->name(), "uring");
 }
 
+// Registered memory moves the same bytes, inside of it, outside of it and across its end; where the
+// kernel refuses it, too, with a note.
+class UringQueueWithMemory : public ::testing::TestWithParam<bool> {};
+
+TEST_P(UringQueueWithMemory, MovesTheSameBytes) {
+  const bool refused = GetParam();
+  constexpr std::size_t kPieces = 8;
+  const TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), kPieces * 4096);
+  AlignedBuffer arena((kPieces + 1) * 4096, "test");
+  std::string note;
+  const auto body = [&] {
+    // The second half of the pieces is not registered, and one straddles the end.
+    const auto queue =
+        make_uring_queue({.depth = 4, .memory = arena.span().first(kPieces * 4096 / 2 + 2048)});
+    note = queue->note();
+    std::mt19937_64 random(7);
+    for (int round = 0; round < 20; ++round) {
+      for (std::byte& byte : arena.span()) byte = static_cast<std::byte>(random());
+      const std::vector<std::byte> expected(arena.span().begin(), arena.span().end());
+      RequestBatch batch(kPieces);
+      for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {
+        for (std::size_t i = 0; i < kPieces; ++i)
+          batch.set(i, kind, file.descriptor(), i * 4096, arena.span().subspan(i * 4096, 4096));
+        batch.submit_and_wait(*queue);
+        for (std::size_t i = 0; i < kPieces; ++i) ASSERT_EQ(batch[i].error, 0);
+        if (kind == IoKind::kRead) break;
+        std::ranges::fill(arena.span().first(kPieces * 4096), std::byte{0});
+      }
+      ASSERT_TRUE(equal(arena.span(), expected));
+    }
+  };
+  try {
+    if (!refused) {
+      body();
+    } else if (!run_with_refused(  // only calls with an odd count: of one buffer
+                   {.number = SYS_io_uring_register, .error = ENOMEM, .argument = 3, .bits = 1},
+                   body)) {
+      GTEST_SKIP() << "seccomp filters are not allowed here";
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    GTEST_SKIP() << error.what();
+  }
+  if (refused) {
+    EXPECT_NE(note.find("ulimit -l"), std::string::npos) << note;
+    EXPECT_EQ(note.find('\n'), std::string::npos) << note;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Registration, UringQueueWithMemory, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "refused" : "granted"; });
+
 TEST(UringQueue, ComesAndGoesWithoutLeavingDescriptors) {
   const auto lowest_free = [] {
     const UniqueFd probe(::eventfd(0, EFD_CLOEXEC));
