@@ -59,9 +59,9 @@ set xlabel "step"
 set ylabel "loss (nats a byte)"
 set grid
 set yrange [0:*]
-plot "$run/loss.csv" using "step":"loss" with lines title "training loss", \
-     $bigram with lines dashtype 2 title "bigram model, validation", \
-     $validation with lines dashtype 3 title "trained model, validation"
+plot "$run/loss.csv" using "step":"loss" with lines linecolor "#4477aa" title "training loss", \
+     $bigram with lines linewidth 2 linecolor "#cc3311" dashtype 2 title "bigram model, validation", \
+     $validation with lines linewidth 2 linecolor "#228833" dashtype 2 title "trained model, validation"
 END
 }
 

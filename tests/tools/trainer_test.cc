@@ -29,9 +29,7 @@ class TrainerTest : public testing::Test {
   bool fails(std::uint64_t failing_request) {
     const Dataset dataset(config_);
     SmallGpt gpt(config_, [&](std::unique_ptr<IoQueue> queue) {
-      return test::make_fault_queue(
-          std::move(queue),
-          {.fail_at = failing_request, .fail_error = EIO, .sticky = false, .delay_us_max = 0});
+      return test::make_fault_queue(std::move(queue), {.at = failing_request, .error = ENXIO});
     });
     try {
       gpt.engine().initialize(gpt.initial_values());
