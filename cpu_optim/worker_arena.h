@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 #if defined(__SANITIZE_THREAD__)
 #include <atomic>
@@ -26,8 +27,10 @@ class WorkerArena {
 
   unsigned threads() const { return threads_; }
 
-  // Calls body(i) for each i in [0, count), in any order, and returns when all have returned. An
-  // exception from an iteration stops those not yet begun and is rethrown here.
+  // Calls body(i), or body(i, worker) if it takes two, for each i in [0, count), in any order, and
+  // returns when all have returned. No two calls at the same time have the same `worker`, which is
+  // below threads(): it names scratch memory. An exception from an iteration stops those not yet
+  // begun and is rethrown here.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);
@@ -36,12 +39,16 @@ class WorkerArena {
   }
 
  private:
-  using Call = void (*)(const void* body, std::uint64_t index);
+  using Call = void (*)(const void* body, std::uint64_t index, unsigned worker);
 
   template <class Body>
-  static void invoke(const void* body, std::uint64_t index) {
+  static void invoke(const void* body, std::uint64_t index, unsigned worker) {
     observe(begun_);
-    (*static_cast<const Body*>(body))(index);
+    if constexpr (std::is_invocable_v<const Body&, std::uint64_t, unsigned>) {
+      (*static_cast<const Body*>(body))(index, worker);
+    } else {
+      (*static_cast<const Body*>(body))(index);
+    }
     publish(ended_);
   }
 

@@ -1,43 +1,39 @@
-// The threads that compute the model: an oneTBB arena of a fixed number of workers, the caller
-// included. Work is cut by the caller into numbered tasks that depend on sizes only; which worker
-// takes a task, and when, changes no result as long as tasks write disjoint memory.
+// The threads that compute the model: an arena of a fixed number of workers, the caller included.
+// Work is cut by the caller into numbered tasks that depend on sizes only; which worker takes a
+// task, and when, changes no result as long as tasks write disjoint memory.
 // Thread rule: one call at a time.
 #pragma once
 
 #include <cstdint>
-#include <memory>
+
+#include "base/error.h"
+#include "cpu_optim/worker_arena.h"
 
 namespace sluice::gpt {
 
 class ComputeThreads {
  public:
   // Fails with: kConfig when `threads` is 0.
-  explicit ComputeThreads(unsigned threads);
-  ~ComputeThreads();
+  explicit ComputeThreads(unsigned threads) : arena_(checked(threads)) {}
 
-  unsigned threads() const { return threads_; }
+  unsigned threads() const { return arena_.threads(); }
 
-  // Calls body(task, worker) for every task in [0, task_count) and returns when all are done. No
-  // two calls at the same time have the same `worker`, which is below threads(): it names scratch
-  // memory.
+  // Calls body(task, worker) for every task in [0, task_count) and returns when all are done.
+  // `worker` is below threads() and names scratch memory (cpu_optim/worker_arena.h).
   // Requires: `body` does not throw and does not call for_each.
   template <class Body>
   void for_each(std::uint64_t task_count, const Body& body) {
-    run(
-        task_count,
-        [](const void* context, std::uint64_t task, unsigned worker) {
-          (*static_cast<const Body*>(context))(task, worker);
-        },
-        &body);
+    arena_.for_each(task_count, body);
   }
 
  private:
-  using Call = void (*)(const void* context, std::uint64_t task, unsigned worker);
-  void run(std::uint64_t task_count, Call call, const void* context);
+  static unsigned checked(unsigned threads) {
+    if (threads == 0)
+      throw Error(ErrorCode::kConfig, "the number of compute threads is 0; it must be at least 1");
+    return threads;
+  }
 
-  struct Arena;
-  unsigned threads_;
-  std::unique_ptr<Arena> arena_;
+  WorkerArena arena_;
 };
 
 }  // namespace sluice::gpt
