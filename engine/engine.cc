@@ -138,8 +138,8 @@ const Layout& Engine::layout() const {
 const Placement& Engine::placement() const {
   return parts_->placement;
 }
-Traffic Engine::predicted_traffic(std::uint32_t micro_batches) {
-  return parts_->loop.predict_traffic(micro_batches);
+Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+  return parts_->loop.predict_traffic(micro_batches, order);
 }
 const std::vector<std::string>& Engine::notes() const {
   return parts_->notes;

@@ -69,8 +69,10 @@ class Engine {
 
   const Layout& layout() const;
   const Placement& placement() const;
-  // What one step with `micro_batches` moves to and from storage: exact.
-  Traffic predicted_traffic(std::uint32_t micro_batches);
+  // What one step with `micro_batches` moves to and from storage: exact under the serial policy,
+  // else within the bounds that it gives.
+  Traffic predicted_traffic(std::uint32_t micro_batches,
+                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
   // Lines for the user about choices that this machine forced, such as no io_uring.
   const std::vector<std::string>& notes() const;
 
