@@ -206,6 +206,68 @@ TEST_P(UringQueueWithMemory, MovesTheSameBytes) {
 INSTANTIATE_TEST_SUITE_P(Registration, UringQueueWithMemory, ::testing::Bool(),
                          [](const auto& tested) { return tested.param ? "refused" : "granted"; });
 
+// A registered file is the file that had the descriptor when the queue was made, whatever has it
+// now; and the queue lets go of it when it ends, not some time later.
+TEST(UringQueue, HoldsOnToItsFilesAndLetsGoAtItsEnd) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd source(ends[0]);
+  UniqueFd target(ends[1]);
+  const int files[] = {::dup(target.get()), target.get()};
+  const UniqueFd other(files[0]);
+  std::unique_ptr<IoQueue> queue;
+  try {
+    queue = make_uring_queue({.depth = 2, .files = files});
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  if (!queue->note().empty()) GTEST_SKIP() << queue->note();
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::dup3(null.get(), target.get(), O_CLOEXEC), target.get());
+  ASSERT_EQ(::dup3(null.get(), other.get(), O_CLOEXEC), other.get());
+  std::vector<std::byte> data(10, std::byte{5});
+  RequestBatch batch(3);
+  batch.set(0, IoKind::kWrite, target.get(), 0, std::span(data).first(3));
+  batch.set(1, IoKind::kWrite, other.get(), 0, std::span(data).first(4));
+  batch.set(2, IoKind::kRead, null.get(), 0, std::span(data).first(2));  // at its end: EIO
+  batch.submit_and_wait(*queue);
+  EXPECT_EQ(batch[0].error, 0);
+  EXPECT_EQ(batch[1].error, 0);
+  EXPECT_EQ(batch[2].error, EIO);
+  EXPECT_EQ(::read(source.get(), data.data(), data.size()), 7);
+  EXPECT_EQ(::read(source.get(), data.data(), data.size()), -1);  // somebody can still write
+  EXPECT_EQ(errno, EAGAIN);
+  queue.reset();
+  EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // nobody can
+}
+
+TEST(UringQueue, WorksWithoutRegisteredFilesAndSaysSo) {
+  const TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), 4096);
+  const int files[] = {file.descriptor()};
+  AlignedBuffer data(4096, "test");
+  std::string note;
+  try {
+    // IORING_REGISTER_FILES is operation 2; those of buffers and of enabling the ring lack that
+    // bit.
+    const bool filtered = run_with_refused(
+        {.number = SYS_io_uring_register, .error = EPERM, .argument = 1, .bits = 2}, [&] {
+          const auto queue = make_uring_queue({.memory = data.span(), .files = files});
+          note = queue->note();
+          RequestBatch batch(1);
+          batch.set(0, IoKind::kWrite, file.descriptor(), 0, data.span());
+          batch.submit_and_wait(*queue);
+          EXPECT_EQ(batch[0].error, 0);
+        });
+    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  EXPECT_NE(note.find("files are looked up anew"), std::string::npos) << note;
+  EXPECT_NE(note.find(errno_text(EPERM)), std::string::npos) << note;
+  EXPECT_EQ(note.find("buffers"), std::string::npos) << note;
+}
+
 TEST(UringQueue, ComesAndGoesWithoutLeavingDescriptors) {
   const auto lowest_free = [] {
     const UniqueFd probe(::eventfd(0, EFD_CLOEXEC));
