@@ -25,8 +25,10 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
     ready_events_.emplace_back(device);
     release_events_.emplace_back(device);
   }
-  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot)
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot].transfer.done = [this, slot] { arrived(slot); };
+    slots_[slot].transfer.read_priority = IoPriority::kHigh;  // computation waits for these
+  }
 }
 
 void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version) {

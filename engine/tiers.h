@@ -28,8 +28,8 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers.
   // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
-  Tiers(const Layout& layout, const Placement& placement,
-        const std::vector<std::string>& storage_paths, Device& device);
+  Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
+        Device& device);
   ~Tiers();
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
@@ -54,13 +54,14 @@ class Tiers {
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  const Extent& parameter_extent(BlockId block) const;  // Requires: homed on storage
-  const Extent& record_extent(BlockId block) const;     // Requires: homed on storage
+  std::span<const DirectFile> files() const { return files_; }  // by path; none, none needed
+  const Extent& parameter_extent(BlockId block) const;          // Requires: homed on storage
+  const Extent& record_extent(BlockId block) const;             // Requires: homed on storage
 
  private:
   void cut_device_memory();
   void cut_host_memory();
-  void create_files(const std::vector<std::string>& paths);
+  void create_files(const Config::Storage& storage);
 
   const Layout& layout_;
   const Placement& placement_;

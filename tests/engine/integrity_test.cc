@@ -141,7 +141,7 @@ class BlockStoreDamage : public testing::Test {
   std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
   Placement placement_ = plan_placement(layout_, model_, config_.placement,
                                         {.device_bytes = 64_MiB, .host_bytes = 1_MiB});
-  Tiers tiers_{layout_, placement_, config_.storage.paths, *device_};
+  Tiers tiers_{layout_, placement_, config_.storage, *device_};
   Scheduler scheduler_;
   std::unique_ptr<IoQueue> queue_ = make_sync_queue({});
   BlockStore store_{config_.storage, layout_, tiers_, *queue_, scheduler_};

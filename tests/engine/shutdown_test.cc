@@ -6,6 +6,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/units.h"
+#include "engine/storage_queue.h"
 #include "io/direct_file.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
