@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <sys/syscall.h>
+
 #include <cerrno>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -65,6 +68,58 @@ TEST(StorageBackend, UringByNameIsRefusedWhereItIsNotAllowed) {
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
   EXPECT_NE(message.find("\"threads\""), std::string::npos) << message;
+}
+
+// Writes down what it passes on.
+class Listening final : public IoQueue {
+ public:
+  Listening(std::unique_ptr<IoQueue> inner, std::vector<IoRequest>& heard)
+      : inner_(std::move(inner)), heard_(heard) {}
+  void submit(std::span<IoRequest* const> requests) override {
+    for (const IoRequest* request : requests) {
+      const std::scoped_lock lock(mutex_);
+      heard_.push_back(*request);
+    }
+    inner_->submit(requests);
+  }
+  void wait_idle() override { inner_->wait_idle(); }
+  IoCounters counters() const override { return inner_->counters(); }
+  std::string_view name() const override { return inner_->name(); }
+
+ private:
+  std::unique_ptr<IoQueue> inner_;
+  std::vector<IoRequest>& heard_;
+  std::mutex mutex_;
+};
+
+// Parameters that computation waits for, before what the pass reads, before what it writes.
+TEST(StoragePriority, EveryRequestSaysHowUrgentItIs) {
+  const TempDirectory directory;
+  const Config config = nvme_config(directory.path(), IoBackend::kAuto);
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  const ModelSpec model = toy_model();
+  std::vector<IoRequest> heard;
+  Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+    return std::make_unique<Listening>(std::move(queue), heard);
+  });
+  engine.initialize(toy_values());
+  heard.clear();
+  const Stream stream(*device, "compute");
+  Step step = engine.begin_step({.learning_rate = 1e-2});
+  walk_step(step, model, engine, *device, stream, config, 1);
+  (void)step.finish();
+  std::map<IoPriority, std::uint64_t> counts;
+  for (const IoRequest& request : heard) {
+    ++counts[request.priority];
+    EXPECT_EQ(request.kind == IoKind::kWrite, request.priority == IoPriority::kLow);
+    // Records are five times as long as their parameters.
+    const bool is_record = request.length_bytes > 4096 * sizeof(std::uint16_t);
+    EXPECT_FALSE(is_record && request.priority == IoPriority::kHigh);
+  }
+  const std::size_t blocks = engine.layout().blocks().size();
+  EXPECT_GE(counts[IoPriority::kHigh], blocks);        // forward, at least
+  EXPECT_EQ(counts[IoPriority::kNormal], 2 * blocks);  // the pass: parameters and records
+  EXPECT_EQ(counts[IoPriority::kLow], 2 * blocks);
 }
 
 }  // namespace
