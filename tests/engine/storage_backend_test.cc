@@ -4,12 +4,14 @@
 
 #include <sys/syscall.h>
 
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <mutex>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/storage_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
 #include "tests/support/temp_directory.h"
@@ -68,6 +70,30 @@ TEST(StorageBackend, UringByNameIsRefusedWhereItIsNotAllowed) {
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
   EXPECT_NE(message.find("\"threads\""), std::string::npos) << message;
+}
+
+// The scheduler submits and must go on: there is room for all that the engine can have in flight.
+TEST(StorageBackend, SubmitDoesNotWaitForADriveThatIsSlow) {
+  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+    constexpr std::size_t kTransfers = 60;
+    static std::atomic<bool> may_end;
+    may_end = false;
+    Config::Storage storage;
+    storage.backend = backend;
+    storage.queue_depth = 1;
+    std::string note;
+    const auto queue = open_io_queue(storage, {.transfers_max = kTransfers}, note);
+    std::vector<IoRequest> requests(kTransfers);  // without a file: they fail at once
+    for (IoRequest& request : requests) {
+      request.on_complete = [](IoRequest&) { may_end.wait(false); };
+      IoRequest* const pointer = &request;
+      queue->submit({&pointer, 1});  // would hang without the room
+    }
+    may_end = true;
+    may_end.notify_all();
+    queue->wait_idle();
+    EXPECT_EQ(queue->counters().failed, kTransfers);
+  }
 }
 
 // Writes down what it passes on.

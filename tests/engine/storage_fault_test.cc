@@ -89,7 +89,7 @@ constexpr KernelFault kKernelFaults[] = {
 TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
   ASSERT_TRUE(clean.is_exact);
-  const Campaign campaign = test::campaign(120);
+  const Campaign campaign = test::campaign(60);
   std::uint64_t failures = 0;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) {
     const std::uint64_t seed = campaign.first_seed + i;

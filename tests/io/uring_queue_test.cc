@@ -209,12 +209,12 @@ INSTANTIATE_TEST_SUITE_P(Registration, UringQueueWithMemory, ::testing::Bool(),
 // A registered file is the file that had the descriptor when the queue was made, whatever has it
 // now; and the queue lets go of it when it ends, not some time later.
 TEST(UringQueue, HoldsOnToItsFilesAndLetsGoAtItsEnd) {
-  int ends[2];
+  int ends[4];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-  const UniqueFd source(ends[0]);
-  UniqueFd target(ends[1]);
-  const int files[] = {::dup(target.get()), target.get()};
-  const UniqueFd other(files[0]);
+  ASSERT_EQ(::pipe2(ends + 2, O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd sources[] = {UniqueFd(ends[0]), UniqueFd(ends[2])};
+  const UniqueFd targets[] = {UniqueFd(ends[1]), UniqueFd(ends[3])};
+  const int files[] = {ends[1], ends[3]};
   std::unique_ptr<IoQueue> queue;
   try {
     queue = make_uring_queue({.depth = 2, .files = files});
@@ -223,22 +223,24 @@ TEST(UringQueue, HoldsOnToItsFilesAndLetsGoAtItsEnd) {
   }
   if (!queue->note().empty()) GTEST_SKIP() << queue->note();
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  ASSERT_EQ(::dup3(null.get(), target.get(), O_CLOEXEC), target.get());
-  ASSERT_EQ(::dup3(null.get(), other.get(), O_CLOEXEC), other.get());
+  for (const int file : files) ASSERT_EQ(::dup3(null.get(), file, O_CLOEXEC), file);
   std::vector<std::byte> data(10, std::byte{5});
   RequestBatch batch(3);
-  batch.set(0, IoKind::kWrite, target.get(), 0, std::span(data).first(3));
-  batch.set(1, IoKind::kWrite, other.get(), 0, std::span(data).first(4));
+  batch.set(0, IoKind::kWrite, files[0], 0, std::span(data).first(3));
+  batch.set(1, IoKind::kWrite, files[1], 0, std::span(data).first(4));
   batch.set(2, IoKind::kRead, null.get(), 0, std::span(data).first(2));  // at its end: EIO
   batch.submit_and_wait(*queue);
   EXPECT_EQ(batch[0].error, 0);
   EXPECT_EQ(batch[1].error, 0);
   EXPECT_EQ(batch[2].error, EIO);
-  EXPECT_EQ(::read(source.get(), data.data(), data.size()), 7);
-  EXPECT_EQ(::read(source.get(), data.data(), data.size()), -1);  // somebody can still write
-  EXPECT_EQ(errno, EAGAIN);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), i == 0 ? 3 : 4);
+    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), -1);  // somebody can still write
+    EXPECT_EQ(errno, EAGAIN);
+  }
   queue.reset();
-  EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // nobody can
+  for (const UniqueFd& source : sources)
+    EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // nobody can
 }
 
 TEST(UringQueue, WorksWithoutRegisteredFilesAndSaysSo) {

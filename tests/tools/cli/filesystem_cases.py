@@ -109,6 +109,13 @@ class FullDisk(StorageCase):
             self.assertIn("No space left on device", found[3])
         return False
 
+    def test_two_paths_on_one_disk_share_its_space(self):
+        mount_ext4(self, self.path("drive"), 1536 << 10, 512)  # each half fits, both do not
+        for name in ("drive/first", "drive/second"):
+            os.mkdir(self.path(name))
+        message = self.fail_train(5, {**ON_NVME, "storage.paths": ["drive/first", "drive/second"]})
+        self.assertIn('"drive/second" needs', message)
+
     def test_the_second_of_two_drives(self):
         mount_ext4(self, self.path("drive"), 512 << 10, 512)
         message = self.fail_train(5, {**ON_NVME, "storage.paths": ["storage", "drive"]})
