@@ -57,9 +57,10 @@ class Striped : public testing::Test {
 
   std::uint64_t bytes_of(const BlockPlace& block) const {
     const std::uint32_t i = index_of(block.id);
-    return (placement_.parameter_tier[i] == Tier::kNvme ? layout_->parameter_slot_bytes(block.id)
-                                                        : 0) +
-           (placement_.record_tier[i] == Tier::kNvme ? layout_->record_slot_bytes(block.id) : 0);
+    return placement_.storage_copies *
+           ((placement_.parameter_tier[i] == Tier::kNvme ? layout_->parameter_slot_bytes(block.id)
+                                                         : 0) +
+            (placement_.record_tier[i] == Tier::kNvme ? layout_->record_slot_bytes(block.id) : 0));
   }
 
   TempDirectory directory_;
