@@ -262,6 +262,10 @@ std::vector<std::string> ConfigDocument::strings(std::string_view key) const {
   return content_->get(key).get<std::vector<std::string>>();
 }
 
+std::vector<double> ConfigDocument::numbers(std::string_view key) const {
+  return content_->get(key).get<std::vector<double>>();
+}
+
 std::optional<std::uint64_t> ConfigDocument::find_integer(std::string_view key) const {
   const json* value = content_->find(key);
   if (value == nullptr) return std::nullopt;

@@ -37,6 +37,7 @@ class ConfigDocument {
   bool boolean(std::string_view key) const;
   std::string string(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;
+  std::vector<double> numbers(std::string_view key) const;
   // Nothing where neither file nor schema gives a value.
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
   // A size, or nothing for "auto".

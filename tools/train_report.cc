@@ -71,6 +71,10 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
     if (pool.size_bytes != 0) row(name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
   }
   row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(), "in scratch files without a name");
+  const auto files = engine.storage_files();
+  for (const DirectFile& file : files) {
+    if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
+  }
   row("-", "activations", activation_bytes, "the application's, beside the budgets");
   return table;
 }
