@@ -36,11 +36,30 @@ Verify verify_from(const std::string& name) {
   return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
+OverlapPolicy overlap_from(const std::string& name) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
+    if (name == name_of(policy)) return policy;
+  }
+  return OverlapPolicy::kAuto;
+}
+
 void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
 }
 
 }  // namespace
+
+std::string_view name_of(OverlapPolicy policy) {
+  switch (policy) {
+    case OverlapPolicy::kAuto: return "auto";
+    case OverlapPolicy::kEager: return "eager";
+    case OverlapPolicy::kDeferred: return "deferred";
+    case OverlapPolicy::kSpeculative: return "speculative";
+    case OverlapPolicy::kSerial: return "serial";
+  }
+  return "unknown";
+}
 
 Config engine_config(const ConfigDocument& document) {
   Config config;
@@ -58,6 +77,9 @@ Config engine_config(const ConfigDocument& document) {
   config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
                                     ? NonFinitePolicy::kSkip
                                     : NonFinitePolicy::kStop;
+  config.optimizer.overlap = overlap_from(document.string("optimizer.overlap"));
+  if (const auto lanes = document.find_integer("optimizer.lanes"))
+    config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
   config.memory.device_bytes = document.size_bytes("memory.device");
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
@@ -96,6 +118,14 @@ void validate(const Config& config) {
           fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
+  require(config.optimizer.overlap != OverlapPolicy::kEager ||
+              (config.optimizer.clip_norm == 0 &&
+               config.optimizer.non_finite == NonFinitePolicy::kStop),
+          "optimizer.overlap",
+          "eager updates before the last gradient is known, so it needs clip_norm 0 and non_finite "
+          "stop; choose speculative, deferred or auto");
+  require(!config.optimizer.lanes || *config.optimizer.lanes >= 1, "optimizer.lanes",
+          "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
   require(!config.storage.paths.empty(), "storage.paths", "must name at least one folder");

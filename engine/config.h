@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -29,6 +30,12 @@ enum class Verify : std::uint8_t {
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 
+// When blocks are updated (docs/architecture.md, "When the optimizer runs"). No choice changes a
+// bit of the result.
+enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
+
+std::string_view name_of(OverlapPolicy policy);
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;  // kFp32 or kBf16
@@ -41,6 +48,9 @@ struct Config {
     double momentum = 0.9;   // of kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
+    OverlapPolicy overlap = OverlapPolicy::kAuto;
+    std::optional<std::uint32_t>
+        lanes;  // blocks in the pass at once; nothing = the planner's choice
 
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;

@@ -1,9 +1,5 @@
 #include "engine/optimizer_pass.h"
 
-#include <algorithm>
-
-#include <fmt/format.h>
-
 #include "base/error.h"
 #include "base/trace.h"
 
@@ -30,11 +26,9 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
   }
 }
 
-void OptimizerPass::begin(const UpdateCoefficients& decayed, const UpdateCoefficients& plain,
-                          std::uint64_t version) {
+void OptimizerPass::begin(const StepCoefficients& coefficients, std::uint64_t version) {
   SLUICE_CHECK(idle() && is_complete(), "a pass begins when the one before it has ended");
-  decayed_ = decayed;
-  plain_ = plain;
+  coefficients_ = coefficients;
   version_ = version;
   next_block_ = 0;
   blocks_done_ = 0;
@@ -94,33 +88,18 @@ void OptimizerPass::transferred(std::uint32_t index) {
   }
 }
 
-// On the worker's thread: Adam over the block, one call for each run of tensors that share their
-// coefficients.
+// On the worker's thread. What it throws becomes the scheduler's failure before the block is
+// written: on storage it keeps its old version. Blocks before it are updated, so policy "skip"
+// cannot hold here.
 void OptimizerPass::update(std::uint32_t index) {
   const Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
   const std::uint64_t begin_ns = steady_now_ns();
-  const auto tensors = layout_.tensors_of(block.unit);
-  const std::uint64_t block_end = block.offset_elements + block.element_count;
-  std::uint64_t begin = block.offset_elements;
-  auto tensor = std::ranges::find_if(tensors, [&](const TensorPlace& place) {
-    return place.offset_elements + place.element_count > begin;
-  });
-  // A block may begin in the padding behind the last tensor that touches it.
-  WeightDecay decay = tensor == tensors.end() ? tensors.back().weight_decay : tensor->weight_decay;
-  while (begin < block_end) {
-    while (tensor != tensors.end() && tensor->weight_decay == decay) ++tensor;
-    const std::uint64_t end =
-        tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
-    if (end > begin) {
-      const UpdateCoefficients& coefficients = decay == WeightDecay::kApply ? decayed_ : plain_;
-      const UpdateArrays arrays = arrays_of(lane, begin - block.offset_elements, end - begin);
-      if (worker_.optimizer().update(coefficients, arrays) == Masters::kNonFinite)
-        fail_non_finite(block, begin + find_non_finite_master(arrays));
-      begin = end;
-    }
-    if (tensor != tensors.end()) decay = tensor->weight_decay;
-  }
+  const BlockPlanes planes{.parameters = lane.parameters,
+                           .record = lane.record,
+                           .gradients = tiers_.gradient_set(block.unit) +
+                                        block.offset_elements * layout_.format().gradient_bytes()};
+  update_block(layout_, block, planes, coefficients_, version_ + 1, worker_.optimizer());
   if (trace_enabled()) {
     trace_record(
         {.begin_ns = begin_ns,
@@ -131,46 +110,6 @@ void OptimizerPass::update(std::uint32_t index) {
          .block = index_of(lane.block),
          .kind = TraceKind::kAdam});
   }
-}
-
-// Thrown on the worker's thread, it becomes the scheduler's failure before the block is written: on
-// storage it keeps its old version. Blocks before it are updated, so policy "skip" cannot hold
-// here.
-void OptimizerPass::fail_non_finite(const BlockPlace& block, std::uint64_t unit_element) const {
-  for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
-    const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
-    if (element >= tensor.element_count) continue;
-    throw Error(
-        ErrorCode::kNonFinite,
-        fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
-                    "step {}, though every gradient is finite. Lower the learning rate",
-                    tensor.name, layout_.unit(block.unit).name, element, version_ + 1));
-  }
-  throw Error(ErrorCode::kInternal,
-              fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
-                          layout_.unit(block.unit).name, unit_element));
-}
-
-// Elements [begin_element, begin_element + element_count) of the lane's block.
-UpdateArrays OptimizerPass::arrays_of(const Lane& lane, std::uint64_t begin_element,
-                                      std::uint64_t element_count) const {
-  const BlockPlace& block = layout_.block(lane.block);
-  const StateFormat& format = layout_.format();
-  UpdateArrays arrays{.master_layout = format.master,
-                      .gradient_dtype = format.gradient,
-                      .element_count = element_count};
-  arrays.parameter = lane.parameters + begin_element * format.parameter_bytes();
-  const auto moment = [&](std::uint64_t begin_bytes) {
-    return reinterpret_cast<float*>(lane.record + begin_bytes * block.element_count) +
-           begin_element;
-  };
-  if (format.master == MasterLayout::kSplitBf16)
-    arrays.low = reinterpret_cast<std::int16_t*>(lane.record) + begin_element;
-  if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
-  if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
-  arrays.gradient = tiers_.gradient_set(block.unit) +
-                    (block.offset_elements + begin_element) * format.gradient_bytes();
-  return arrays;
 }
 
 void OptimizerPass::updated(std::uint32_t index) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/block_store.h"
+#include "engine/block_update.h"
 #include "engine/worker.h"
 
 namespace sluice {
@@ -21,11 +22,9 @@ class OptimizerPass {
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 BlockStore& store, Device& device, Scheduler& scheduler, Worker& worker);
 
-  // Starts the update from version `version` to the next one. `decayed` applies to tensors with
-  // weight decay, `plain` to the rest.
+  // Starts the update from version `version` to the next one.
   // Requires: the gradient set is complete, and idle().
-  void begin(const UpdateCoefficients& decayed, const UpdateCoefficients& plain,
-             std::uint64_t version);
+  void begin(const StepCoefficients& coefficients, std::uint64_t version);
 
   // Every block has its new version at home.
   bool is_complete() const { return blocks_done_ == layout_.blocks().size(); }
@@ -51,9 +50,6 @@ class OptimizerPass {
   void finish_block(std::uint32_t lane);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   std::byte* resident_block(const BlockPlace& block) const;
-  [[noreturn]] void fail_non_finite(const BlockPlace& block, std::uint64_t unit_element) const;
-  UpdateArrays arrays_of(const Lane& lane, std::uint64_t begin_element,
-                         std::uint64_t element_count) const;
 
   const Layout& layout_;
   const Placement& placement_;
@@ -68,8 +64,7 @@ class OptimizerPass {
   std::uint32_t next_block_ = 0;
   std::uint64_t blocks_done_ = 0;
   std::uint64_t version_ = 0;
-  UpdateCoefficients decayed_{};
-  UpdateCoefficients plain_{};
+  StepCoefficients coefficients_;
 
   Stream down_stream_;  // last: their callbacks use all of the above
   Stream up_stream_;

@@ -224,12 +224,11 @@ void StepLoop::run_pass(double clip_factor) {
   plain.adam.weight_decay = 0;
   const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
   const std::uint64_t step = applied_step_ + 1;
-  const UpdateCoefficients decayed_coefficients =
-      coefficients_of(decayed, options_.learning_rate, step, scale);
-  const UpdateCoefficients plain_coefficients =
-      coefficients_of(plain, options_.learning_rate, step, scale);
+  const StepCoefficients coefficients{
+      .decayed = coefficients_of(decayed, options_.learning_rate, step, scale),
+      .plain = coefficients_of(plain, options_.learning_rate, step, scale)};
   try {
-    scheduler_.run([&] { pass_.begin(decayed_coefficients, plain_coefficients, applied_step_); });
+    scheduler_.run([&] { pass_.begin(coefficients, applied_step_); });
     scheduler_.await([this] { return pass_.is_complete() && pass_.idle(); });
     throw_if_device_failed();
   } catch (const std::exception& error) {

@@ -1,0 +1,79 @@
+#include "engine/block_update.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+// Elements [begin_element, begin_element + element_count) of the block.
+UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
+                       const BlockPlanes& planes, std::uint64_t begin_element,
+                       std::uint64_t element_count) {
+  UpdateArrays arrays{.master_layout = format.master,
+                      .gradient_dtype = format.gradient,
+                      .element_count = element_count};
+  arrays.parameter = planes.parameters + begin_element * format.parameter_bytes();
+  const auto moment = [&](std::uint64_t begin_bytes) {
+    return reinterpret_cast<float*>(planes.record + begin_bytes * block.element_count) +
+           begin_element;
+  };
+  if (format.master == MasterLayout::kSplitBf16)
+    arrays.low = reinterpret_cast<std::int16_t*>(planes.record) + begin_element;
+  if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
+  if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
+  arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
+  return arrays;
+}
+
+[[noreturn]] void fail_non_finite(const Layout& layout, const BlockPlace& block,
+                                  std::uint64_t unit_element, std::uint64_t step) {
+  for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
+    const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
+    if (element >= tensor.element_count) continue;
+    throw Error(
+        ErrorCode::kNonFinite,
+        fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
+                    "step {}, though every gradient is finite. Lower the learning rate",
+                    tensor.name, layout.unit(block.unit).name, element, step));
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
+                          layout.unit(block.unit).name, unit_element));
+}
+
+}  // namespace
+
+// One call for each run of tensors that share their coefficients.
+void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
+                  const StepCoefficients& coefficients, std::uint64_t step,
+                  CpuOptimizer& optimizer) {
+  const auto tensors = layout.tensors_of(block.unit);
+  const std::uint64_t block_end = block.offset_elements + block.element_count;
+  std::uint64_t begin = block.offset_elements;
+  auto tensor = std::ranges::find_if(tensors, [&](const TensorPlace& place) {
+    return place.offset_elements + place.element_count > begin;
+  });
+  // A block may begin in the padding behind the last tensor that touches it.
+  WeightDecay decay = tensor == tensors.end() ? tensors.back().weight_decay : tensor->weight_decay;
+  while (begin < block_end) {
+    while (tensor != tensors.end() && tensor->weight_decay == decay) ++tensor;
+    const std::uint64_t end =
+        tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
+    if (end > begin) {
+      const UpdateArrays arrays =
+          arrays_of(layout.format(), block, planes, begin - block.offset_elements, end - begin);
+      const UpdateCoefficients& chosen =
+          decay == WeightDecay::kApply ? coefficients.decayed : coefficients.plain;
+      if (optimizer.update(chosen, arrays) == Masters::kNonFinite)
+        fail_non_finite(layout, block, begin + find_non_finite_master(arrays), step);
+      begin = end;
+    }
+    if (tensor != tensors.end()) decay = tensor->weight_decay;
+  }
+}
+
+}  // namespace sluice
