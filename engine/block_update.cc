@@ -23,6 +23,8 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
   };
   if (format.master == MasterLayout::kSplitBf16)
     arrays.low = reinterpret_cast<std::int16_t*>(planes.record) + begin_element;
+  if (format.master == MasterLayout::kFp16)
+    arrays.master = reinterpret_cast<float*>(planes.record) + begin_element;
   if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
   if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
   arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();

@@ -8,7 +8,8 @@ namespace sluice {
 namespace {
 
 DType dtype_from(const std::string& name) {
-  return name == "bf16" ? DType::kBf16 : DType::kFp32;
+  if (name == "bf16") return DType::kBf16;
+  return name == "fp16" ? DType::kFp16 : DType::kFp32;
 }
 
 TierChoice tier_from(const std::string& name) {
@@ -99,12 +100,6 @@ Config engine_config(const ConfigDocument& document) {
 }
 
 void validate(const Config& config) {
-  const auto is_supported = [](DType dtype) {
-    return dtype == DType::kFp32 || dtype == DType::kBf16;
-  };
-  require(is_supported(config.precision.parameters), "precision.parameters",
-          "must be fp32 or bf16");
-  require(is_supported(config.precision.gradients), "precision.gradients", "must be fp32 or bf16");
   const AdamOptions& adam = config.optimizer.adam;
   require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
           fmt::format("{} is not in [0, 1)", adam.beta1));

@@ -38,8 +38,8 @@ std::string_view name_of(OverlapPolicy policy);
 
 struct Config {
   struct Precision {
-    DType parameters = DType::kBf16;  // kFp32 or kBf16
-    DType gradients = DType::kBf16;   // kFp32 or kBf16
+    DType parameters = DType::kBf16;
+    DType gradients = DType::kBf16;
   } precision;
 
   struct Optimizer {

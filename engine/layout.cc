@@ -18,13 +18,21 @@ std::uint64_t default_block_elements(std::uint64_t element_count) {
   return block;
 }
 
+MasterLayout master_layout_of(DType parameter) {
+  switch (parameter) {
+    case DType::kFp32: return MasterLayout::kFp32;
+    case DType::kBf16: return MasterLayout::kSplitBf16;
+    case DType::kFp16: break;
+  }
+  return MasterLayout::kFp16;
+}
+
 }  // namespace
 
 StateFormat state_format(const Config& config) {
-  const DType parameter = config.precision.parameters;
-  return {.parameter = parameter,
+  return {.parameter = config.precision.parameters,
           .gradient = config.precision.gradients,
-          .master = parameter == DType::kBf16 ? MasterLayout::kSplitBf16 : MasterLayout::kFp32,
+          .master = master_layout_of(config.precision.parameters),
           .keeps_exp_avg = keeps_exp_avg(config.optimizer.kind),
           .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind)};
 }

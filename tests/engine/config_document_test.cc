@@ -53,6 +53,8 @@ TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
   EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16"}})").gradients, DType::kBf16);
   EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16", "gradients": "fp32"}})").gradients,
             DType::kFp32);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "fp16"}})").parameters, DType::kFp16);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "fp16"}})").gradients, DType::kFp16);
 }
 
 TEST(ConfigDocument, UnknownKeyNamesPlaceAndNearest) {

@@ -137,6 +137,11 @@ INSTANTIATE_TEST_SUITE_P(Fp32Gradients, Exactness,
                                           testing::Values(DType::kBf16, DType::kFp32),
                                           testing::Values(DType::kFp32), testing::Values(1u, 4u)),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(Fp16, Exactness,
+                         testing::Combine(testing::ValuesIn(kCases), testing::Values(DType::kFp16),
+                                          testing::Values(DType::kFp16, DType::kFp32),
+                                          testing::Values(1u, 4u)),
+                         case_name);
 
 // Clipping that never bites, and none at all.
 TEST(ExactnessOfClipping, EveryBoundGivesTheOraclesBits) {
@@ -186,7 +191,7 @@ TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
 TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
-    for (const DType parameters : {DType::kBf16, DType::kFp32}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
       for (const std::size_t placement : {0u, 4u, 8u}) {
         const TempDirectory directory;
         Config config = toy_config(directory.path());

@@ -22,12 +22,16 @@ float uniform(std::uint64_t key) {
 float load(DType dtype, const std::byte* data, std::uint64_t index) {
   if (dtype == DType::kBf16)
     return float_from_bf16(reinterpret_cast<const std::uint16_t*>(data)[index]);
+  if (dtype == DType::kFp16)
+    return float_from_fp16(reinterpret_cast<const std::uint16_t*>(data)[index]);
   return reinterpret_cast<const float*>(data)[index];
 }
 
 void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   if (dtype == DType::kBf16) {
     reinterpret_cast<std::uint16_t*>(data)[index] = bf16_from_float(value);
+  } else if (dtype == DType::kFp16) {
+    reinterpret_cast<std::uint16_t*>(data)[index] = fp16_from_float(value);
   } else {
     reinterpret_cast<float*>(data)[index] = value;
   }
@@ -239,13 +243,13 @@ class Oracle {
 
   // The compute parameters of the masters.
   void publish(Tensor& tensor) const {
-    const bool is_split = config_.precision.parameters == DType::kBf16;
+    const DType dtype = config_.precision.parameters;
     for (std::size_t i = 0; i < tensor.master.size(); ++i) {
-      if (is_split) {
+      if (dtype == DType::kBf16) {  // half away from zero, not to even
         reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
             split_master(tensor.master[i]).high;
       } else {
-        reinterpret_cast<float*>(tensor.parameters.data())[i] = tensor.master[i];
+        save(dtype, tensor.parameters.data(), i, tensor.master[i]);
       }
     }
   }
