@@ -38,10 +38,13 @@ StateFormat state_format(const Config& config) {
 }
 
 Layout::Layout(const ModelSpec& model, StateFormat format,
-               std::optional<std::uint64_t> block_elements)
+               std::optional<std::uint64_t> block_elements,
+               std::span<const std::uint32_t> hyperparameter_sets)
     : format_(format),
       block_elements_(block_elements.value_or(default_block_elements(model.element_count()))) {
   for (const UnitSpec& unit : model.units) add_unit(unit);
+  for (std::size_t i = 0; i < hyperparameter_sets.size(); ++i)
+    tensors_.at(i).hyperparameter_set = hyperparameter_sets[i];
 }
 
 void Layout::add_unit(const UnitSpec& spec) {
@@ -57,8 +60,7 @@ void Layout::add_unit(const UnitSpec& spec) {
                         .unit = unit.id,
                         .name = tensor.name,
                         .offset_elements = unit.element_count,
-                        .element_count = tensor.element_count(),
-                        .weight_decay = tensor.weight_decay});
+                        .element_count = tensor.element_count()});
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
     parameter_count_ += tensor.element_count();
   }

@@ -56,9 +56,9 @@ struct TensorPlace {
   TensorId id{};
   UnitId unit{};
   std::string name;
-  std::uint64_t offset_elements = 0;  // in the unit
-  std::uint64_t element_count = 0;    // without padding
-  WeightDecay weight_decay = WeightDecay::kApply;
+  std::uint64_t offset_elements = 0;     // in the unit
+  std::uint64_t element_count = 0;       // without padding
+  std::uint32_t hyperparameter_set = 0;  // of engine/parameter_groups.h
 };
 
 struct BlockPlace {
@@ -81,8 +81,9 @@ struct UnitPlace {
 class Layout {
  public:
   // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
-  // model's size.
-  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements);
+  // model's size. `hyperparameter_sets`: one for each tensor of the model, or none.
+  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
+         std::span<const std::uint32_t> hyperparameter_sets = {});
 
   const StateFormat& format() const { return format_; }
   std::span<const UnitPlace> units() const { return units_; }

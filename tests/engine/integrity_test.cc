@@ -95,8 +95,8 @@ class BlockStoreDamage : public testing::Test {
   BlockStoreDamage() {
     for (const BlockPlace& block : layout_.blocks()) {
       for (const Plane plane : {Plane::kParameter, Plane::kRecord}) {
-        const Extent& extent = plane == Plane::kParameter ? tiers_.parameter_extent(block.id)
-                                                          : tiers_.record_extent(block.id);
+        const Extent& extent = plane == Plane::kParameter ? tiers_.parameter_extent(block.id, 0)
+                                                          : tiers_.record_extent(block.id, 0);
         places_.push_back({block.id, plane, extent, tiers_.file(extent.file).descriptor()});
         fill(places_.back());
       }

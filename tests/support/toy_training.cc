@@ -1,5 +1,7 @@
 #include "tests/support/toy_training.h"
 
+#include <fnmatch.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -217,6 +219,7 @@ class Oracle {
     std::vector<float> master, exp_avg, exp_avg_sq;
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
+    std::string name;
   };
 
   template <typename Body>
@@ -236,6 +239,7 @@ class Oracle {
     tensor.gradients.resize(count * size_of(config_.precision.gradients));
     tensor.fresh.resize(tensor.gradients.size());
     tensor.decay = spec.weight_decay;
+    tensor.name = spec.name;
     for (std::size_t i = 0; i < count; ++i) tensor.master[i] = initial_value(spec.name, i);
     publish(tensor);
     return tensor;
@@ -279,9 +283,22 @@ class Oracle {
     }
   }
 
+  const Config::Optimizer::Group* group_of(const std::string& tensor) const {
+    for (const Config::Optimizer::Group& group : config_.optimizer.groups) {
+      for (const std::string& pattern : group.tensors) {
+        if (fnmatch(pattern.c_str(), tensor.c_str(), 0) == 0) return &group;
+      }
+    }
+    return nullptr;
+  }
+
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
     OptimizerOptions options = config_.optimizer.options();
     if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
+    if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
+      learning_rate *= group->learning_rate_factor;
+      if (group->weight_decay) options.adam.weight_decay = *group->weight_decay;
+    }
     const UpdateArrays arrays{.gradient_dtype = config_.precision.gradients,
                               .parameter = tensor.master.data(),
                               .exp_avg = tensor.exp_avg.data(),
