@@ -10,7 +10,8 @@ namespace sluice {
 namespace {
 
 DType dtype_from(const std::string& name) {
-  return name == "bf16" ? DType::kBf16 : DType::kFp32;
+  if (name == "bf16") return DType::kBf16;
+  return name == "fp16" ? DType::kFp16 : DType::kFp32;
 }
 
 TierChoice tier_from(const std::string& name) {
@@ -73,6 +74,20 @@ OverlapPolicy overlap_from(const std::string& name) {
   return OverlapPolicy::kAuto;
 }
 
+std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document) {
+  std::vector<Config::Optimizer::Group> groups;
+  for (std::size_t i = 0; i < document.entry_count("optimizer.groups"); ++i) {
+    const std::string key = fmt::format("optimizer.groups.{}", i);
+    groups.push_back({.tensors = document.strings(key + ".tensors"),
+                      .learning_rate_factor = document.number(key + ".learning_rate_factor"),
+                      .weight_decay = document.find_number(key + ".weight_decay")});
+    if (groups.back().tensors.empty())
+      document.fail("optimizer.groups",
+                    fmt::format("group {} lacks \"tensors\", the list of names that it is for", i));
+  }
+  return groups;
+}
+
 void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
 }
@@ -124,6 +139,7 @@ Config engine_config(const ConfigDocument& document) {
                            .beta2 = document.number("optimizer.beta2"),
                            .epsilon = document.number("optimizer.epsilon"),
                            .weight_decay = document.number("optimizer.weight_decay")};
+  config.optimizer.groups = groups_from(document);
   config.optimizer.clip_norm = document.number("optimizer.clip_norm");
   config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
                                     ? NonFinitePolicy::kSkip
@@ -141,12 +157,6 @@ Config engine_config(const ConfigDocument& document) {
 }
 
 void validate(const Config& config) {
-  const auto is_supported = [](DType dtype) {
-    return dtype == DType::kFp32 || dtype == DType::kBf16;
-  };
-  require(is_supported(config.precision.parameters), "precision.parameters",
-          "must be fp32 or bf16");
-  require(is_supported(config.precision.gradients), "precision.gradients", "must be fp32 or bf16");
   const AdamOptions& adam = config.optimizer.adam;
   require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
           fmt::format("{} is not in [0, 1)", adam.beta1));
@@ -158,6 +168,16 @@ void validate(const Config& config) {
           fmt::format("{} is negative", adam.weight_decay));
   require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
           fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
+  for (const Config::Optimizer::Group& group : config.optimizer.groups) {
+    require(!group.tensors.empty(), "optimizer.groups", "a group names no tensors");
+    require(group.learning_rate_factor >= 0 && std::isfinite(group.learning_rate_factor),
+            "optimizer.groups",
+            fmt::format("learning_rate_factor {} is not finite and at least 0",
+                        group.learning_rate_factor));
+    const double decay = group.weight_decay.value_or(0);
+    require(decay >= 0 && std::isfinite(decay), "optimizer.groups",
+            fmt::format("weight_decay {} is not finite and at least 0", decay));
+  }
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
   require(config.optimizer.overlap != OverlapPolicy::kEager ||

@@ -30,7 +30,8 @@ struct Engine::Parts {
         const QueueDecorator& decorate)
       : config(checked(given_config)),
         model(validated(given_model)),
-        layout(model, state_format(config), config.storage.block_elements),
+        layout(model, state_format(config), config.storage.block_elements,
+               ParameterGroups(config.optimizer, model).set_of_tensors()),
         placement(placement_of(config, model, layout, device)),
         tiers(layout, placement, config.storage, device),
         queue(open_queue(config, placement, tiers, decorate, notes)),

@@ -18,6 +18,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
                    IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker)
     : config_(config),
       model_(model),
+      groups_(config.optimizer, model),
       layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -301,8 +302,8 @@ double StepLoop::mean_gradient_norm() const {
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {
-  return update_policy_.coefficients(step_ + 1, options_.learning_rate, clip_factor,
-                                     options_.micro_batches);
+  const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
+  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
 }
 
 // The norm is known: lets the update run, or what is left of it.

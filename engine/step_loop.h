@@ -112,6 +112,7 @@ class StepLoop {
 
   const Config& config_;
   const ModelSpec& model_;
+  const ParameterGroups groups_;
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;

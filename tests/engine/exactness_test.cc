@@ -177,8 +177,13 @@ INSTANTIATE_TEST_SUITE_P(Placements, Exactness,
 INSTANTIATE_TEST_SUITE_P(Fp32Gradients, Exactness,
                          testing::Combine(testing::Values(kCases[0], kCases[4], kCases[9]),
                                           testing::Values(kPolicies[0], kPolicies[1]),
-                                          testing::Values(DType::kBf16, DType::kFp32),
+                                          testing::Values(DType::kBf16, DType::kFp32, DType::kFp16),
                                           testing::Values(DType::kFp32), testing::Values(1u, 4u)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Fp16, Exactness,
+                         testing::Combine(testing::ValuesIn(kCases), testing::ValuesIn(kPolicies),
+                                          testing::Values(DType::kFp16),
+                                          testing::Values(DType::kFp16), testing::Values(4u)),
                          case_name);
 
 // Clipping that never bites, and none at all.
@@ -263,7 +268,7 @@ TEST(ExactnessOfOrders, WithoutTiedWeightsBothOrdersGiveTheSameBits) {
 TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
-    for (const DType parameters : {DType::kBf16, DType::kFp32}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
       for (const std::size_t placement : {0u, 4u, 8u}) {
         const TempDirectory directory;
         Config config = toy_config(directory.path());
@@ -328,6 +333,35 @@ TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
     if (policy.name == "speculative_sometimes") {
       EXPECT_GT(redone, 0u);
       EXPECT_LT(redone, kSteps);
+    }
+  }
+}
+
+// Hyperparameters by group change in the middle of units and of blocks.
+TEST(ExactnessOfGroups, EveryGroupGivesTheOraclesBitsInEveryPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kSgd}) {
+    StateBytes in_memory;
+    for (const Case& placement : {kCases[0], kCases[4], kCases[8], kCases[10]}) {
+      const TempDirectory directory;
+      Config config = toy_config(directory.path());
+      config.optimizer.overlap =
+          kind == OptimizerKind::kLion ? OverlapPolicy::kSpeculative : OverlapPolicy::kSerial;
+      config.optimizer.kind = kind;
+      config.optimizer.groups = {
+          {.tensors = {"wpe", "h.?.bias"}, .learning_rate_factor = 0.25, .weight_decay = 0.3},
+          {.tensors = {"h.2.*"}, .learning_rate_factor = 3},
+          {.tensors = {"*ln"}, .weight_decay = 0.2},
+          {.tensors = {"scale"}, .learning_rate_factor = 0}};
+      placement.change(config);
+      const ToyOptions options{.steps = 3, .micro_batches = 2};
+      const StateBytes actual = run_toy(config, options).state;
+      EXPECT_TRUE(actual == toy_oracle(config, options).state)
+          << name_of(kind) << " " << placement.name;
+      if (in_memory.empty()) in_memory = actual;
+      EXPECT_TRUE(actual == in_memory) << name_of(kind) << " " << placement.name;
+      config.optimizer.groups.clear();
+      EXPECT_FALSE(actual == toy_oracle(config, options).state) << "the groups do nothing";
     }
   }
 }

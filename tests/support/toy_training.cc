@@ -1,5 +1,7 @@
 #include "tests/support/toy_training.h"
 
+#include <fnmatch.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -22,12 +24,16 @@ float uniform(std::uint64_t key) {
 float load(DType dtype, const std::byte* data, std::uint64_t index) {
   if (dtype == DType::kBf16)
     return float_from_bf16(reinterpret_cast<const std::uint16_t*>(data)[index]);
+  if (dtype == DType::kFp16)
+    return float_from_fp16(reinterpret_cast<const std::uint16_t*>(data)[index]);
   return reinterpret_cast<const float*>(data)[index];
 }
 
 void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   if (dtype == DType::kBf16) {
     reinterpret_cast<std::uint16_t*>(data)[index] = bf16_from_float(value);
+  } else if (dtype == DType::kFp16) {
+    reinterpret_cast<std::uint16_t*>(data)[index] = fp16_from_float(value);
   } else {
     reinterpret_cast<float*>(data)[index] = value;
   }
@@ -227,6 +233,7 @@ class Oracle {
     std::vector<float> master, exp_avg, exp_avg_sq;
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
+    std::string name;
   };
 
   template <typename Body>
@@ -246,6 +253,7 @@ class Oracle {
     tensor.gradients.resize(count * size_of(config_.precision.gradients));
     tensor.fresh.resize(tensor.gradients.size());
     tensor.decay = spec.weight_decay;
+    tensor.name = spec.name;
     for (std::size_t i = 0; i < count; ++i) tensor.master[i] = initial_value(spec.name, i);
     publish(tensor);
     return tensor;
@@ -253,13 +261,13 @@ class Oracle {
 
   // The compute parameters of the masters.
   void publish(Tensor& tensor) const {
-    const bool is_split = config_.precision.parameters == DType::kBf16;
+    const DType dtype = config_.precision.parameters;
     for (std::size_t i = 0; i < tensor.master.size(); ++i) {
-      if (is_split) {
+      if (dtype == DType::kBf16) {  // half away from zero, not to even
         reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
             split_master(tensor.master[i]).high;
       } else {
-        reinterpret_cast<float*>(tensor.parameters.data())[i] = tensor.master[i];
+        save(dtype, tensor.parameters.data(), i, tensor.master[i]);
       }
     }
   }
@@ -289,9 +297,22 @@ class Oracle {
     }
   }
 
+  const Config::Optimizer::Group* group_of(const std::string& tensor) const {
+    for (const Config::Optimizer::Group& group : config_.optimizer.groups) {
+      for (const std::string& pattern : group.tensors) {
+        if (fnmatch(pattern.c_str(), tensor.c_str(), 0) == 0) return &group;
+      }
+    }
+    return nullptr;
+  }
+
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
     OptimizerOptions options = config_.optimizer.options();
     if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
+    if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
+      learning_rate *= group->learning_rate_factor;
+      if (group->weight_decay) options.adam.weight_decay = *group->weight_decay;
+    }
     const UpdateArrays arrays{.gradient_dtype = config_.precision.gradients,
                               .parameter = tensor.master.data(),
                               .exp_avg = tensor.exp_avg.data(),
