@@ -14,14 +14,10 @@
 #include <cstdint>
 #include <memory>
 
+#include "io/duplex.h"
 #include "io/io_queue.h"
 
 namespace sluice {
-
-enum class Duplex : std::uint8_t {
-  kFull,  // reads and writes at once, each at its rate
-  kHalf,  // one budget: reading R and writing W takes R / r + W / w
-};
 
 struct ThrottleOptions {
   // Bytes per second; 0 = no limit. Bounds: 0, or at least 1 MB/s.
