@@ -173,7 +173,7 @@ bool Simulation::pump_fetch() {
 void Simulation::fetch_arrived(std::uint64_t number) {
   Fetch& fetch = fetches_[number - first_fetch_];
   fetch.has_arrived = true;
-  pass_.fetch_arrived(fetch.block, step_);
+  pass_.fetch_arrived(fetch.block);
 }
 
 // A fetch with the parameters of step `pass` that has not arrived.

@@ -95,9 +95,9 @@ void SimulatedPass::load_parameters(std::uint32_t index) {
   }
 }
 
-void SimulatedPass::fetch_arrived(std::uint32_t index, std::uint64_t step) {
+void SimulatedPass::fetch_arrived(std::uint32_t index) {
   Block& block = blocks_[index];
-  if (!block.awaits_fetch || block.grants != step + 1) return;
+  if (!block.awaits_fetch) return;
   block.awaits_fetch = false;
   part_loaded(index);
 }

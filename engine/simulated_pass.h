@@ -36,7 +36,7 @@ class SimulatedPass {
   // Starts the next Adam, if one may start. To be called when nothing else may.
   bool pump_adam();
 
-  void fetch_arrived(std::uint32_t block, std::uint64_t step);
+  void fetch_arrived(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
   // The end of a job whose subject is a block.

@@ -11,9 +11,11 @@
 #include "base/error.h"
 #include "tools/bench_adam_command.h"
 #include "tools/bench_io_command.h"
+#include "tools/bench_step_command.h"
 #include "tools/doctor_command.h"
 #include "tools/exit_codes.h"
 #include "tools/generate_command.h"
+#include "tools/step_regimes.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -104,6 +106,38 @@ void add_bench_io(CLI::App& bench, sluice::BenchIoOptions& options) {
       ->capture_default_str();
 }
 
+void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
+  CLI::App* step = bench.add_subcommand(
+      "step", "Training steps under every overlap policy, against their limits");
+  step->add_option("--regime", options.regimes, "What binds (may be repeated; default: all)")
+      ->check(CLI::IsMember(sluice::step_regimes()))
+      ->allow_extra_args(false);
+  step->add_option("--policy", options.policies,
+                   "As optimizer.overlap (may be repeated; default: all)")
+      ->check(CLI::IsMember({"serial", "deferred", "eager", "speculative"}))
+      ->allow_extra_args(false);
+  step->add_option("--steps", options.steps, "Measured steps of each policy")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--parameters", options.parameters, "Parameters of the model")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  step->add_option("--units", options.units, "Units of the model, all alike")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
+  step->add_option("--rate", options.rate, "What the drive is throttled to, a second")
+      ->capture_default_str();
+  step->add_option("--lanes", options.lanes,
+                   "As optimizer.lanes (default: a tenth of the model's blocks)")
+      ->check(CLI::Range(1, 100000));
+  step->add_option("--memory-share", options.memory_share,
+                   "Share of the state at home in host memory")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  step->add_option("--json", options.json_file, "Write every figure");
+}
+
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
@@ -118,13 +152,16 @@ struct Commands {
   sluice::GenerateOptions generate;
   sluice::BenchIoOptions bench_io;
   sluice::BenchAdamOptions bench_adam;
+  sluice::BenchStepOptions bench_step;
   sluice::DoctorOptions doctor;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) {
-      return app.get_subcommand("bench")->got_subcommand("io") ? sluice::run_bench_io(bench_io)
-                                                               : sluice::run_bench_adam(bench_adam);
+      const CLI::App* bench = app.get_subcommand("bench");
+      if (bench->got_subcommand("io")) return sluice::run_bench_io(bench_io);
+      if (bench->got_subcommand("step")) return sluice::run_bench_step(bench_step);
+      return sluice::run_bench_adam(bench_adam);
     }
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
@@ -147,6 +184,7 @@ int main(int argc, char** argv) {
   bench->require_subcommand(1);
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
+  add_bench_step(*bench, commands.bench_step);
   add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);

@@ -125,10 +125,11 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   rates.up_bytes_per_second = per_tick(kParameterBytes, given.copy_up);
   rates.down_bytes_per_second = per_tick(kParameterBytes, given.copy_down);
   given.adam = 1 + below(40);
-  given.norm = below(2) * below(10);
+  given.norm = below(2) * below(60);
   rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
   rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
-  placement.lanes.count = static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(6)));
+  placement.lanes.count =
+      static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
   placement.parameter_staging.count =
       static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5)));
   placement.gradient_slots.count =
@@ -248,6 +249,22 @@ TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
   EXPECT_NEAR(cost.busy(Resource::kCopyUp), 0.004, kTiny);
   EXPECT_NEAR(cost.busy(Resource::kCopyDown), 0.008, kTiny);  // gradients, then parameters
   EXPECT_NEAR(cost.step_s, 0.008 + 0.001, kTiny);
+  // Forward follows the updates of 4 ms, and the gradients of 4 ms follow forward; meanwhile three
+  // lanes are filled again.
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
+}
+
+TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
+  Model model(std::vector<int>(4, 1));
+  model.set_compute(0.010, 0.010);
+  model.rates.norm_parameters_per_second = kBlockElements / 0.001;
+  EXPECT_NEAR(bound_step(model.shape(), OverlapPolicy::kSerial).busy(Resource::kCpu), 0.004, kTiny);
+  model.schedule = training_schedule(model.spec, 3);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, model.placement),
+                             model.placement.window_bytes, 1);
+  const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(cost.busy(Resource::kCpu), 3 * 0.004, kTiny);
+  EXPECT_NEAR(cost.step_s, 3 * 8 * 0.010 + 2 * 0.001, kTiny);
 }
 
 TEST(Bound, NoScheduleBeatsTheScarcestResource) {
