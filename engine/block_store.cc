@@ -58,7 +58,7 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       queue_(queue),
       scheduler_(scheduler),
       entries_(2 * layout.blocks().size()),
-      integrity_(storage.verify, entries_.size()),
+      integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
               .on_stuck =
@@ -79,16 +79,19 @@ void BlockStore::fetch(Transfer& transfer, BlockId block, Plane plane, std::byte
                "a fetch must ask for the version that the home holds");
   ++home.fetches;
   transfer.version = version;
+  transfer.target = StoreTarget::kHome;
   start(transfer, block, plane, IoKind::kRead, target);
 }
 
 void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
-                       std::uint64_t version) {
+                       std::uint64_t version, StoreTarget target) {
   Entry& home = entry(block, plane);
-  SLUICE_CHECK(!home.storing && home.fetches == 0 && home.version + 1 == version,
+  SLUICE_CHECK(!home.storing && home.version + 1 == version &&
+                   (target == StoreTarget::kShadow || home.fetches == 0),
                "a store must bring the next version of a block that nobody reads");
   home.storing = true;
   transfer.version = version;
+  transfer.target = target;
   start(transfer, block, plane, IoKind::kWrite, source);
 }
 
@@ -108,10 +111,10 @@ void BlockStore::start(Transfer& transfer, BlockId block, Plane plane, IoKind ki
 
 void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
                          std::byte* data) {
-  const Extent& extent = extent_of(block, plane);
   transfer.store = this;
   transfer.block = block;
   transfer.plane = plane;
+  const Extent& extent = extent_of(transfer);
   transfer.begin_ns = steady_now_ns();
   transfer.is_reread = false;
   transfer.request = {.kind = kind,
@@ -144,7 +147,7 @@ void BlockStore::complete(Transfer& transfer) {
     if (repeat_read(transfer, *fault)) return submit(transfer);
     scheduler_.fail(*fault);
   } else if (!is_read) {
-    home.version = transfer.version;
+    if (transfer.target == StoreTarget::kHome) home.version = transfer.version;
     accept_write(transfer);
   }
   if (is_read) {
@@ -165,7 +168,7 @@ void BlockStore::complete(Transfer& transfer) {
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {
-  integrity_.stored(plane_index(transfer.block, transfer.plane), transfer.version, transfer.sum);
+  integrity_.stored(sum_index(transfer), transfer.version, transfer.sum);
 }
 
 // What is wrong with a transfer that has ended, if anything is.
@@ -178,9 +181,8 @@ std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
                                              errno_rule(request.kind, request.error).advice));
   }
   if (request.kind == IoKind::kWrite || !transfer.sum) return std::nullopt;
-  const std::optional<Damage> damage =
-      integrity_.find_damage(plane_index(transfer.block, transfer.plane),
-                             {request.data, request.length_bytes}, *transfer.sum);
+  const std::optional<Damage> damage = integrity_.find_damage(
+      sum_index(transfer), {request.data, request.length_bytes}, *transfer.sum);
   if (!damage) return std::nullopt;
   return describe_damage(transfer, *damage);
 }
@@ -201,6 +203,14 @@ void BlockStore::advance(BlockId block, Plane plane, std::uint64_t version) {
   Entry& home = entry(block, plane);
   SLUICE_CHECK(home.version + 1 == version, "an update makes the next version");
   home.version = version;
+}
+
+void BlockStore::adopt(BlockId block, Plane plane) {
+  Entry& home = entry(block, plane);
+  SLUICE_CHECK(!home.storing && home.fetches == 0,
+               "a shadow becomes home when nothing is in flight");
+  home.copy ^= 1;
+  ++home.version;
 }
 
 void BlockStore::read_now(BlockId block, Plane plane, std::byte* target) {
@@ -260,8 +270,10 @@ std::vector<std::string> BlockStore::take_notes() {
   return notes;
 }
 
-const Extent& BlockStore::extent_of(BlockId block, Plane plane) const {
-  return plane == Plane::kParameter ? tiers_.parameter_extent(block) : tiers_.record_extent(block);
+const Extent& BlockStore::extent_of(const Transfer& transfer) const {
+  const std::uint32_t copy = copy_of(transfer);
+  return transfer.plane == Plane::kParameter ? tiers_.parameter_extent(transfer.block, copy)
+                                             : tiers_.record_extent(transfer.block, copy);
 }
 
 std::string BlockStore::describe_block(BlockId block, Plane plane) const {
@@ -271,7 +283,7 @@ std::string BlockStore::describe_block(BlockId block, Plane plane) const {
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {
-  const Extent& extent = extent_of(transfer.block, transfer.plane);
+  const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",
                      describe_block(transfer.block, transfer.plane),
@@ -290,7 +302,7 @@ Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage
       what = fmt::format(
           "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
           "place)",
-          describe_block(BlockId{damage.owner / 2},
+          describe_block(BlockId{damage.owner % static_cast<std::uint32_t>(entries_.size()) / 2},
                          damage.owner % 2 == 0 ? Plane::kParameter : Plane::kRecord),
           damage.version);
       break;

@@ -8,7 +8,9 @@
 // Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
 // application's thread calls while no step is active.
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
-// fetch and a store never overlap.
+// fetch and a store to the home never overlap. With two copies on storage, a store may go to the
+// shadow, the copy that is not home: home stays v until adopt() makes the shadow home, or another
+// store overwrites it.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +34,9 @@ namespace sluice {
 // The two parts of a block that live apart: the compute parameters, and the optimizer's record.
 enum class Plane : std::uint8_t { kParameter, kRecord };
 
+// Where a store goes. kShadow: to the other of two copies, tentatively.
+enum class StoreTarget : std::uint8_t { kHome, kShadow };
+
 class BlockStore;
 
 // One transfer of one block's plane. Its owner keeps it in place until `done` runs.
@@ -46,6 +51,7 @@ struct Transfer {
   BlockId block{};
   Plane plane = Plane::kParameter;
   std::uint64_t version = 0;
+  StoreTarget target = StoreTarget::kHome;
   std::uint64_t begin_ns = 0;
   std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
   bool is_reread = false;
@@ -75,7 +81,12 @@ class BlockStore {
              std::uint64_t version);
   // Starts writing `source` as `version`, one more than the home holds. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
-             std::uint64_t version);
+             std::uint64_t version, StoreTarget target = StoreTarget::kHome);
+  // The shadow, written as one version more than the home holds, becomes home.
+  // Requires: nothing is in flight for the plane.
+  void adopt(BlockId block, Plane plane);
+  // A store to the plane is in flight: it cannot be fetched.
+  bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
   // For planes homed in memory: an update in place has made `version`.
   void advance(BlockId block, Plane plane, std::uint64_t version);
@@ -99,6 +110,7 @@ class BlockStore {
   struct Entry {
     std::uint64_t version = 0;
     std::uint32_t fetches = 0;
+    std::uint32_t copy = 0;  // which of the copies on storage is home
     bool storing = false;
   };
 
@@ -112,7 +124,17 @@ class BlockStore {
   bool repeat_read(Transfer& transfer, const Error& fault);
   void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
   void move_blocking(std::unique_ptr<Blocking>& blocking);
-  const Extent& extent_of(BlockId block, Plane plane) const;
+  const Extent& extent_of(const Transfer& transfer) const;
+  // The copy on storage that `transfer` is about.
+  std::uint32_t copy_of(const Transfer& transfer) const {
+    const Entry& home = entry(transfer.block, transfer.plane);
+    return transfer.target == StoreTarget::kHome ? home.copy : home.copy ^ 1;
+  }
+  // Its place in the table of checksums.
+  std::uint32_t sum_index(const Transfer& transfer) const {
+    return copy_of(transfer) * static_cast<std::uint32_t>(entries_.size()) +
+           plane_index(transfer.block, transfer.plane);
+  }
   std::string describe_block(BlockId block, Plane plane) const;
   std::string describe(const Transfer& transfer) const;
   Error describe_damage(const Transfer& transfer, const Damage& damage) const;
@@ -129,7 +151,7 @@ class BlockStore {
   IoQueue& queue_;
   Scheduler& scheduler_;
   std::vector<Entry> entries_;  // two for each block
-  Integrity integrity_;         // likewise
+  Integrity integrity_;         // likewise, for each copy
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers
 };

@@ -30,7 +30,7 @@ struct Engine::Parts {
       : config(checked(given_config)),
         model(validated(given_model)),
         layout(model, state_format(config), config.storage.block_elements),
-        placement(plan_placement(layout, model, config.placement, budgets_of(config, device))),
+        placement(placement_of(config, model, layout, device)),
         tiers(layout, placement, config.storage.paths, device),
         queue(open_queue(config, placement, tiers, decorate, notes)),
         store(config.storage, layout, tiers, *queue, scheduler),
@@ -38,19 +38,29 @@ struct Engine::Parts {
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
         state(layout, placement, tiers, store, device) {}
 
+  static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
+                                const Device& device) {
+    const OverlapPolicy policy = config.optimizer.overlap;
+    Placement placement = plan_placement(
+        layout, model, config.placement, budgets_of(config, device),
+        {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+    if (policy == OverlapPolicy::kSpeculative) placement.storage_copies = 2;
+    return placement;
+  }
+
   static std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& placement,
                                              const Tiers& tiers, const QueueDecorator& decorate,
                                              std::vector<std::string>& notes) {
     std::string explanation;
     const TransferPool pool{
-        .transfers_max = placement.parameter_staging.count + 2 * placement.lanes.count,
+        .transfers_max = placement.parameter_slots.count + placement.lanes.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory()};
     auto queue = open_io_queue(config.storage, pool, explanation);
     if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
     return decorate ? decorate(std::move(queue)) : std::move(queue);
   }
 
-  void require_idle(const char* call) const {
+  void require_idle(const char* call) {
     loop.throw_if_unusable();
     if (loop.is_active())
       throw Error(ErrorCode::kInvalidArgument,
@@ -89,6 +99,7 @@ void Engine::initialize(const InitialValues& values) {
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the state has its values already; make a new engine");
   parts_->state.initialize(values);
+  parts_->loop.return_buffers();
   parts_->is_initialized = true;
 }
 
@@ -106,8 +117,7 @@ Inference Engine::begin_inference() {
 }
 
 void Engine::drain() {
-  // Under the serial policy finish() has applied everything by the time it returns.
-  parts_->loop.throw_if_unusable();
+  parts_->loop.drain();
 }
 
 std::uint64_t Engine::applied_step() const {
@@ -117,7 +127,9 @@ std::uint64_t Engine::applied_step() const {
 void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                         std::span<std::byte> target) {
   parts_->require_idle("read_state");
+  parts_->loop.lend_buffers();
   parts_->state.read(tensor, kind, first_element, target);
+  parts_->loop.return_buffers();
 }
 
 const Layout& Engine::layout() const {

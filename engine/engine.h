@@ -1,6 +1,6 @@
 // Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, host
 // memory and on storage, brings each unit to the device just before computation uses it, and
-// applies AdamW to all of it once a step. Placement never changes a bit of the result.
+// applies the optimizer to all of it once a step. Placement never changes a bit of the result.
 //
 //   Engine engine(config, model, device);
 //   engine.initialize(values);
@@ -57,7 +57,8 @@ class Engine {
 
   // Returns when every update that was scheduled has been applied and is home.
   void drain();
-  // How many updates the state has seen.
+  // How many updates every block of the state has seen. Under overlap one less than
+  // StepReport::step until the update is through; drain() waits for that.
   std::uint64_t applied_step() const;
 
   // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the

@@ -1,18 +1,22 @@
 #include "engine/gradient_drain.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/trace.h"
 
 namespace sluice {
 
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker)
+                             Device& device, Scheduler& scheduler, Worker& worker,
+                             std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
       device_(device),
       scheduler_(scheduler),
       worker_(worker),
+      on_final_(std::move(on_final)),
       slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
       unit_norms_(layout.units().size()),
@@ -136,6 +140,7 @@ void GradientDrain::start_norm(UnitId unit) {
                  norm_.merge(unit_norms_[index_of(unit)]);
                  --norms_in_flight_;
                  ++final_units_;
+                 on_final_(unit);
                });
 }
 

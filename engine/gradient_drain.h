@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -25,9 +26,11 @@ namespace sluice {
 
 class GradientDrain {
  public:
-  // All must outlive the drain.
+  // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
+  // the norm.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker);
+                Device& device, Scheduler& scheduler, Worker& worker,
+                std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
   // Requires: idle().
@@ -79,6 +82,7 @@ class GradientDrain {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  std::function<void(UnitId)> on_final_;
 
   std::uint64_t step_ = 0;
   std::vector<bool> slot_is_free_;

@@ -26,7 +26,10 @@ bool Integrity::wants(std::uint32_t plane, std::uint64_t version) const {
 void Integrity::stored(std::uint32_t plane, std::uint64_t version,
                        std::optional<std::uint64_t> sum) {
   Sums& sums = planes_[plane];
-  if (sums.is_written && sums.version != version) sums.previous = sums.current;
+  if (sums.is_written && sums.version != version) {
+    sums.previous = sums.current;
+    sums.previous_version = sums.version;
+  }
   sums.current = sum;
   sums.version = version;
   sums.is_written = true;
@@ -40,7 +43,7 @@ std::optional<Damage> Integrity::find_damage(std::uint32_t plane, std::span<cons
   Damage damage{.expected = *sums.current, .found = found};
   if (sums.previous == found) {
     damage.kind = DamageKind::kStale;
-    damage.version = sums.version - 1;
+    damage.version = sums.previous_version;
     return damage;
   }
   for (std::uint32_t other = 0; other < planes_.size(); ++other) {
@@ -48,7 +51,7 @@ std::optional<Damage> Integrity::find_damage(std::uint32_t plane, std::span<cons
     if (other == plane || (candidate.current != found && candidate.previous != found)) continue;
     damage.kind = DamageKind::kMisdirected;
     damage.owner = other;
-    damage.version = candidate.version - (candidate.current == found ? 0 : 1);
+    damage.version = candidate.current == found ? candidate.version : candidate.previous_version;
     return damage;
   }
   // The files are allocated and never written: zeros.

@@ -9,7 +9,7 @@
 // Blocks with equal bytes have equal checksums, so mixing them up is no alarm, and no harm.
 //
 // Thread rule: wants() from any thread; the rest from the block store's writer.
-// Invariant: `previous` is the checksum of the version before `current`, if that one was wanted.
+// Invariant: `previous` is the checksum of what `current` was written over, if that was wanted.
 #pragma once
 
 #include <cstddef>
@@ -54,6 +54,7 @@ class Integrity {
     std::optional<std::uint64_t> current;
     std::optional<std::uint64_t> previous;
     std::uint64_t version = 0;
+    std::uint64_t previous_version = 0;
     bool is_written = false;
   };
 

@@ -1,72 +1,184 @@
-// The update of every block, once the gradients are complete: read what is not in memory, Adam,
-// write back, with several blocks in flight so that the three overlap. A lane holds one block
-// between the start of its reads and the end of its writes.
+// The update of every block once a step: read what is not in memory, Adam, write back, with several
+// blocks in flight so that the three overlap. A lane holds one block between the start of its reads
+// and the end of its writes. Lanes read ahead while the coefficients are still unknown; when a
+// block may be updated is the policy's business (docs/architecture.md, "When the optimizer runs"):
+//   serial       begin() reads nothing; apply() lets everything run
+//   deferred     begin() reads ahead in forward order; apply() lets the updates run
+//   eager        a block is updated when its unit's gradient is final; apply() brings the rest
+//   speculative  as eager, into shadow copies on storage; apply() adopts them, or has all of it
+//                done again from the old state
 //
 // Thread rule: scheduler's thread only.
-// Progress: a lane waits for its own reads, the worker and its own writes, and for nothing else.
-// Blocks of the same pass are independent, so any order of completion gives the same bits.
+// Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
+// step's gradients or coefficients, the worker, and its own writes. Nothing of the step waits for a
+// lane, but the next step's use of the block's unit. Blocks of the same update are independent, so
+// any order gives the same bits.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
-#include "engine/block_store.h"
 #include "engine/block_update.h"
+#include "engine/parameter_slots.h"
 #include "engine/worker.h"
 
 namespace sluice {
 
 class OptimizerPass {
  public:
-  // All must outlive the pass.
+  // All must outlive the pass. `forward_order`: the order in which the next step will need units;
+  // units that it does not name come last. `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                BlockStore& store, Device& device, Scheduler& scheduler, Worker& worker);
+                ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
+                Worker& worker, std::span<const UnitId> forward_order,
+                std::function<void()> on_change);
 
-  // Starts the update from version `version` to the next one.
-  // Requires: the gradient set is complete, and idle().
-  void begin(const StepCoefficients& coefficients, std::uint64_t version);
+  // An update from version `version` to the next one is coming; it starts when the one before has
+  // been applied. `assumed`: the coefficients that eager and speculative updates begin with.
+  // `policy` is not kAuto.
+  // Requires: the update announced before has been applied or cancelled.
+  void announce(OverlapPolicy policy, std::uint64_t version, const StepCoefficients& assumed);
+  // The unit's parameters have been fetched for its last use of the step.
+  void fetched(UnitId unit);
+  // The unit's gradient of the step is complete, in the set.
+  void gradient_is_final(UnitId unit);
+  // Every gradient is final, and these are the coefficients. `as_assumed`: they are those that
+  // announce() was given.
+  void apply(const StepCoefficients& coefficients, bool as_assumed);
+  // There will be no apply() for what was announced. Lanes that read ahead let go.
+  void cancel();
+  // Starts nothing more, for good.
+  void stop();
 
-  // Every block has its new version at home.
-  bool is_complete() const { return blocks_done_ == layout_.blocks().size(); }
+  // Moves on whatever can move.
+  void pump();
+
+  // Every block of the last update that apply() was called for is updated; writes may still be
+  // under way.
+  bool is_applied() const { return phase_ != Phase::kApplying; }
+  // What was announced is under way: apply() may be called.
+  bool is_begun() const { return phase_ == Phase::kAhead && !next_; }
+  // Blocks have been updated for good, and others have not, or a failure has kept one from its
+  // home: the state is between two steps.
+  bool is_partial() const;
+  // The version that the last update started from.
+  std::uint64_t version() const { return current_.version; }
+  // Likewise, and every write has ended. Lanes may hold what they have read ahead.
+  bool is_home() const;
+  // No lane holds anything.
   bool idle() const { return lanes_busy_ == 0; }
+  // Recorded behind the last copy that updates a unit homed on the device.
+  EventId resident_event(UnitId unit) const { return resident_events_[index_of(unit)].id(); }
 
  private:
-  struct Lane {
-    Transfer parameter_transfer;
-    Transfer record_transfer;
-    BlockId block{};
-    std::byte* parameters = nullptr;  // where Adam finds them: in the lane, or at home
-    std::byte* record = nullptr;
-    std::uint32_t pending = 0;  // transfers and copies before the next phase
-    bool is_busy = false;
-    bool is_updated = false;
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  enum class Phase : std::uint8_t {
+    kIdle,
+    kAhead,     // announced: gradients or coefficients are still to come
+    kApplying,  // coefficients known, blocks left
+  };
+  enum class LanePhase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kWriting };
+  enum class BlockPhase : std::uint8_t {
+    kWaiting,
+    kInLane,
+    kTentative,  // updated in the shadow, which is at rest
+    kUpdated,
   };
 
-  void pump();
-  void start_block(std::uint32_t lane);
-  void transferred(std::uint32_t lane);
+  struct Announced {
+    OverlapPolicy policy = OverlapPolicy::kSerial;
+    std::uint64_t version = 0;
+    StepCoefficients assumed;
+  };
+  struct Lane {
+    Transfer record_transfer;
+    BlockId block{};
+    std::uint32_t slot = kNone;       // its parameters, unless they are homed in host memory
+    std::byte* parameters = nullptr;  // where Adam finds them
+    std::byte* record = nullptr;
+    std::uint64_t version = 0;      // that the update starts from
+    std::uint64_t sequence = 0;     // of starts
+    StepCoefficients coefficients;  // what the worker uses
+    std::uint32_t pending = 0;      // record transfers and device copies before the next phase
+    LanePhase phase = LanePhase::kFree;
+    bool is_tentative = false;  // being written to the shadow, until apply() has spoken
+    bool must_adopt = false;    // it has: the shadow becomes home
+    bool is_void = false;       // of a cancelled update: only waits for what is under way
+    bool must_redo = false;     // what it updated was assumed wrongly
+  };
+
+  void begin_announced();
+  void queue_rest();
+  void settle_tentative(bool adopt);
+  bool updates_early() const;
+  bool may_be_tentative(BlockId block) const;
+  bool may_update(BlockId block) const;
+  bool needs_buffer(BlockId block) const;
+  bool is_next(const Lane& lane, const Lane& than) const;
+  void append(UnitId unit);
+  void advance_lanes();
+  void advance(std::uint32_t lane);
+  bool is_read(const Lane& lane) const;
+  bool is_written(const Lane& lane) const;
+  void finish_writing(std::uint32_t lane);
+  void start_lanes();
+  void start_from(const std::vector<BlockId>& queue, std::size_t& next, std::uint32_t first_lane,
+                  std::uint32_t lanes_end);
+  bool start(std::uint32_t lane, BlockId block);
+  void load(std::uint32_t lane);
+  void post_updates();
   void update(std::uint32_t lane);
   void updated(std::uint32_t lane);
-  void finish_block(std::uint32_t lane);
+  void write(std::uint32_t lane);
+  void count_updated(const BlockPlace& block);
+  void release(std::uint32_t lane, bool keep_parameters);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   std::byte* resident_block(const BlockPlace& block) const;
 
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
+  ParameterSlots& slots_;
   BlockStore& store_;
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  std::function<void()> on_change_;
+  std::vector<BlockId> forward_blocks_;      // every block, in forward order
+  std::vector<std::uint32_t> forward_rank_;  // by block, its place in there
 
-  std::vector<Lane> lanes_;
+  std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
+  std::uint32_t buffered_lanes_;  // how many have buffers
   std::uint32_t lanes_busy_ = 0;
-  std::uint32_t next_block_ = 0;
-  std::uint64_t blocks_done_ = 0;
-  std::uint64_t version_ = 0;
-  StepCoefficients coefficients_;
+  std::uint32_t updates_posted_ = 0;  // to the worker
+  std::uint64_t starts_ = 0;
+  std::vector<bool> in_lane_;  // by block; also while the update before is still being written
 
-  Stream down_stream_;  // last: their callbacks use all of the above
+  // The update under way, and the one announced behind it.
+  Phase phase_ = Phase::kIdle;
+  Announced current_;
+  std::optional<Announced> next_;
+  StepCoefficients coefficients_;  // assumed ones while kAhead
+  std::vector<BlockPhase> blocks_;
+  std::uint64_t blocks_updated_ = 0;
+  std::vector<std::uint32_t> unit_blocks_left_;  // by unit, until resident_event is recorded
+  // To be started, in order: blocks that need a lane's buffers, and blocks updated in place.
+  std::vector<BlockId> buffered_queue_;
+  std::vector<BlockId> in_place_queue_;
+  std::size_t next_buffered_ = 0;
+  std::size_t next_in_place_ = 0;
+  // Of the step whose gradients are arriving.
+  std::vector<UnitId> fetched_units_;
+  std::vector<bool> gradient_final_;  // by unit
+  bool is_stopped_ = false;
+  bool is_damaged_ = false;  // a failure has struck a block between two versions
+
+  std::vector<Event> resident_events_;  // by unit
+  Stream down_stream_;                  // last: their callbacks use all of the above
   Stream up_stream_;
 };
 

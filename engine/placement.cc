@@ -15,7 +15,11 @@ namespace {
 // computation and absorb jitter.
 constexpr std::uint32_t kPrefetchUnits = 2;
 // Read, Adam and write of three blocks overlap; the fourth absorbs jitter.
-constexpr std::uint32_t kLanesWanted = 4;
+constexpr std::uint32_t kLanesMinimumWanted = 4;
+// A pass under computation gets work in bursts of a unit: one being updated while the next is read.
+// More lanes than this hide nothing more, for any size of unit.
+constexpr std::uint32_t kUnitsInLanes = 2;
+constexpr std::uint32_t kLanesMaximumWanted = 64;
 // Keeps a drive's queue filled while earlier blocks are copied to the device.
 constexpr std::uint32_t kStagingSlotsWanted = 8;
 constexpr std::uint32_t kGradientStagingWanted = 2;
@@ -37,8 +41,12 @@ constexpr std::uint32_t kGradientStagingWanted = 2;
 class Planner {
  public:
   Planner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
-          const Budgets& budgets)
-      : layout_(layout), model_(model), choices_(choices), schedule_(training_schedule(model, 1)) {
+          const Budgets& budgets, const PassNeeds& pass)
+      : layout_(layout),
+        model_(model),
+        choices_(choices),
+        pass_(pass),
+        schedule_(training_schedule(model, 1)) {
     placement_.device_budget_bytes = budgets.device_bytes;
     placement_.host_budget_bytes = budgets.host_bytes;
     placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
@@ -133,22 +141,26 @@ class Planner {
     const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
     const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
     fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
-    size_buffers(kStagingSlotsWanted, kLanesWanted);
+    const std::uint32_t lanes_wanted = pass_.lanes.value_or(lanes_for_bursts());
+    const std::uint32_t lanes_least = pass_.lanes.value_or(1);
+    const std::uint32_t staging_wanted =
+        kStagingSlotsWanted + (pass_.overlaps ? lanes_for_bursts() : 0);
+    size_buffers(staging_wanted, lanes_wanted);
     if (placement_.host_bytes() <= placement_.host_budget_bytes) return;
     // Not all fits. Start again with what must be there, at the sizes that its buffers would like
     // to have, and then less.
-    const std::uint64_t everything_bytes = minimum_host_bytes();
+    const std::uint64_t everything_bytes = minimum_host_bytes(lanes_least);
     fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
               UINT64_MAX);
-    const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes());
-    std::uint32_t staging = kStagingSlotsWanted;
-    std::uint32_t lanes = kLanesWanted;
+    const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes(lanes_least));
+    std::uint32_t staging = staging_wanted;
+    std::uint32_t lanes = lanes_wanted;
     while (true) {
       size_buffers(staging, lanes);
       if (placement_.host_bytes() <= placement_.host_budget_bytes) break;
-      if (staging > lanes) {
+      if (staging > std::max(lanes, lanes_least)) {
         --staging;
-      } else if (lanes > 1) {
+      } else if (lanes > lanes_least) {
         --lanes;
       } else if (staging > 1) {
         --staging;
@@ -191,8 +203,16 @@ class Planner {
     }
   }
 
-  // Buffers for the present homes: staging where parameters come from storage, lanes where a
-  // block's state is not in RAM.
+  std::uint32_t lanes_for_bursts() const {
+    std::uint32_t blocks = 0;
+    for (const UnitPlace& unit : layout_.units()) blocks = std::max(blocks, unit.block_count);
+    return pass_.overlaps
+               ? std::clamp(kUnitsInLanes * blocks, kLanesMinimumWanted, kLanesMaximumWanted)
+               : kLanesMinimumWanted;
+  }
+
+  // Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where
+  // records are not. All but one of the prefetcher's slots may keep what they hold.
   void size_buffers(std::uint32_t staging_slots, std::uint32_t lanes) {
     const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
       return std::ranges::count(tiers, tier) != 0;
@@ -202,22 +222,21 @@ class Planner {
     const std::uint64_t parameter_slot =
         align_up(block * format.parameter_bytes(), kStorageAlignBytes);
     const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
-    placement_.parameter_staging = {.count = reads_parameters ? staging_slots : 0,
-                                    .slot_bytes = parameter_slot};
-    const bool lane_holds_parameters =
-        reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
-    const bool lane_holds_record = has(placement_.record_tier, Tier::kNvme);
-    placement_.lane_parameter_bytes = lane_holds_parameters ? parameter_slot : 0;
+    const bool updates_in_slots = reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
+    if (!reads_parameters) staging_slots = 0;
+    placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
+                                  .slot_bytes = parameter_slot};
+    placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
+    const bool lanes_hold_records = has(placement_.record_tier, Tier::kNvme);
     placement_.lanes = {
         .count = lanes,
         .slot_bytes =
-            placement_.lane_parameter_bytes +
-            (lane_holds_record ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0)};
+            lanes_hold_records ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0};
   }
 
   // What the present homes need with one buffer of each kind.
-  std::uint64_t minimum_host_bytes() {
-    size_buffers(1, 1);
+  std::uint64_t minimum_host_bytes(std::uint32_t lanes) {
+    size_buffers(1, lanes);
     const std::uint64_t surplus =
         (placement_.gradient_staging.count - 1) * placement_.gradient_staging.slot_bytes;
     return placement_.host_bytes() - surplus;
@@ -239,6 +258,7 @@ class Planner {
   const Layout& layout_;
   const ModelSpec& model_;
   const Config::Placement& choices_;
+  const PassNeeds& pass_;
   Schedule schedule_;
   std::vector<std::uint64_t> sizes_ =
       unit_sizes();  // in the window, by unit; 0 once homed on the device
@@ -278,18 +298,21 @@ std::vector<Pool> Placement::pools() const {
        slots(gradient_staging) + ", pieces to be added to the set"},
       {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
       {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
-      {Tier::kHost, "parameter staging", parameter_staging.size_bytes(),
-       slots(parameter_staging) + ", from storage to device"},
+      {Tier::kHost, "parameter slots", parameter_slots.size_bytes(),
+       slots(parameter_slots) + ", between storage, device and update"},
       {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
-       slots(lanes) + ", blocks being read, updated, written"},
+       slots(lanes) + ", records being read, updated, written"},
       {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "shadow copies", nvme_bytes() - nvme_parameter_bytes - nvme_record_bytes,
+       "the same again, for updates before the norm is known"},
   };
 }
 
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
-                         const Config::Placement& choices, const Budgets& budgets) {
-  return Planner(layout, model, choices, budgets).plan();
+                         const Config::Placement& choices, const Budgets& budgets,
+                         const PassNeeds& pass) {
+  return Planner(layout, model, choices, budgets, pass).plan();
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,12 +53,14 @@ struct Placement {
   SlotPool gradient_staging;             // pieces of a gradient that is added to the set
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
-  SlotPool parameter_staging;  // parameters on their way from storage to the device
-  SlotPool lanes;              // blocks in the optimizer pass: parameter slot, then record slot
-  std::uint64_t lane_parameter_bytes = 0;
+  SlotPool parameter_slots;  // parameters on their way between storage, device and update: one for
+                             // each lane, the rest for the prefetcher
+  std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
+  SlotPool lanes;                // records of the blocks in the optimizer pass
 
-  // Storage.
-  std::uint64_t nvme_parameter_bytes = 0;
+  // Storage. Each block there has so many copies: a second one lets an update be tentative.
+  std::uint32_t storage_copies = 1;
+  std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
 
   bool unit_is_on_device(const UnitPlace& unit) const {
@@ -68,9 +71,12 @@ struct Placement {
   }
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
-           host_record_bytes + parameter_staging.size_bytes() + lanes.size_bytes();
+           host_record_bytes + parameter_slots.size_bytes() + lanes.size_bytes();
   }
-  std::uint64_t nvme_bytes() const { return nvme_parameter_bytes + nvme_record_bytes; }
+  // At rest.
+  std::uint64_t nvme_bytes() const {
+    return storage_copies * (nvme_parameter_bytes + nvme_record_bytes);
+  }
   std::vector<Pool> pools() const;
 };
 
@@ -79,10 +85,17 @@ struct Budgets {
   std::uint64_t host_bytes = 0;
 };
 
+// How the optimizer runs, as far as its buffers depend on it.
+struct PassNeeds {
+  bool overlaps = false;               // with computation: buffers for bursts, and for keeping
+  std::optional<std::uint32_t> lanes;  // nothing = as many as help
+};
+
 // Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or what `choices` puts
 // there; the message lists the pools and names the smallest budget that would work.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
-                         const Config::Placement& choices, const Budgets& budgets);
+                         const Config::Placement& choices, const Budgets& budgets,
+                         const PassNeeds& pass = {});
 
 // What each unit needs in the device window: 0 for units homed on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

@@ -1,32 +1,43 @@
 // Brings units into the device window ahead of their use, as the window plan says: storage ->
-// staging slot -> copy to the device, block by block and strictly in schedule order. A fetch starts
-// as soon as the leases on the bytes that it overwrites have been released; its copies wait on the
-// device for the computation that still reads them.
+// parameter slot -> copy to the device, block by block and strictly in schedule order. A fetch
+// starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
+// on the device for the computation that still reads them. A block whose update is still to come
+// holds up what is behind it; one that the pass has in a slot is copied from there.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a read waits for a staging slot; slots are freed by copies; copies wait for computation
-// under released leases, which waits only for copies earlier in the schedule. The order is the same
-// everywhere, so there is no cycle.
+// Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
+// computation under released leases, which waits only for copies earlier in the schedule. A block
+// waits for its update, which waits for nothing of this step. The order is the same everywhere, so
+// there is no cycle.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
-#include "engine/block_store.h"
+#include "engine/parameter_slots.h"
 #include "engine/window_plan.h"
 
 namespace sluice {
 
 class Prefetcher {
  public:
+  struct Hooks {
+    std::function<void()> on_change;             // something here has moved: others may too
+    std::function<void(UnitId)> on_final_fetch;  // the unit's last use of the step needs no more
+  };
+
   // All must outlive the prefetcher.
   Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
-             BlockStore& store, Device& device, Scheduler& scheduler);
+             ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
+             Hooks hooks);
 
-  // Starts on a schedule at `version` of the parameters. Both arguments must outlive it; the
-  // prefetcher is idle() before.
-  void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version);
+  // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
+  // fetched for the last time in the step wait in their slots for the update. Both references must
+  // outlive the schedule; the prefetcher is idle() before.
+  void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
+             bool keeps_for_update);
   // Starts no more fetches. What is under way ends; wait for idle().
   void stop();
 
@@ -34,15 +45,20 @@ class Prefetcher {
   // computed with it.
   void release(std::uint32_t use);
 
+  // Moves on whatever can move.
+  void pump();
+
   // Every copy that `use` needs has been queued: a stream that waits for ready_event() may then
   // read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
 
   // No read, copy or unprocessed block is left.
-  bool idle() const { return pipeline_.empty() && copies_in_flight_ == 0; }
+  bool idle() const { return pipeline_.empty() && copies_.empty(); }
 
-  // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device,
-  // which the optimizer pass updates between steps.
+  // The schedule is held up by a block that has not been updated yet.
+  bool awaits_update() const { return awaits_update_; }
+
+  // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // For the step loop to record when a lease is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
@@ -55,37 +71,36 @@ class Prefetcher {
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
-    std::uint32_t staging_slot = kNoSlot;
+    std::uint32_t slot = kNoSlot;
     bool is_first = false;  // of its use
     bool is_last = false;   // of its use
-    bool has_arrived = false;
   };
-  struct StagingSlot {
-    Transfer transfer;
-    std::uint64_t item = 0;  // sequence number in the pipeline
-    std::uint64_t copy_begin_ns = 0;
-    bool is_free = true;
+  struct Copy {
+    std::uint32_t block = 0;
+    std::uint32_t slot = kNoSlot;
+    std::uint64_t begin_ns = 0;
+    bool keep = false;  // the slot's bytes are wanted again
   };
 
-  void pump();
   bool issue_next();
-  bool may_start(std::uint32_t use) const;
+  bool may_start(std::uint32_t use);
+  bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
+  void finish_issue(std::uint32_t use);
   void process_head();
   void copy_block(const Item& item, const BlockPlace& block);
-  void arrived(std::uint32_t slot);
-  void copied(std::uint32_t slot);
-  std::uint32_t take_slot();
+  void copied();
 
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
+  ParameterSlots& slots_;
   BlockStore& store_;
   Device& device_;
   Scheduler& scheduler_;
+  Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  std::vector<StagingSlot> slots_;
 
   // The schedule being worked on.
   const Schedule* schedule_ = nullptr;
@@ -93,14 +108,15 @@ class Prefetcher {
   std::uint64_t version_ = 0;
   std::uint32_t next_use_ = 0;    // to be issued
   std::uint32_t next_block_ = 0;  // of next_use_, counted in its unit
+  bool keeps_for_update_ = false;
+  bool awaits_update_ = false;
   bool is_stopped_ = true;
   std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
   std::vector<bool> released_;
 
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
-  std::uint64_t head_item_ = 0;  // sequence number of pipeline_.front()
-  std::uint32_t copies_in_flight_ = 0;
+  std::deque<Copy> copies_;  // queued on the device, in order
 
   Stream copy_stream_;  // last: its callbacks use all of the above
 };

@@ -28,10 +28,9 @@ StateAccess::View StateAccess::view_of(const BlockPlace& block) const {
   return {.block = block.id,
           .parameters = placement_.parameter_tier[i] == Tier::kHost
                             ? tiers_.host_parameters(block.id)
-                            : tiers_.lane(0),
-          .record = placement_.record_tier[i] == Tier::kHost
-                        ? tiers_.host_record(block.id)
-                        : tiers_.lane(0) + placement_.lane_parameter_bytes};
+                            : tiers_.parameter_slot(0),
+          .record = placement_.record_tier[i] == Tier::kHost ? tiers_.host_record(block.id)
+                                                             : tiers_.lane(0)};
 }
 
 const StateAccess::View& StateAccess::load(const BlockPlace& block) {

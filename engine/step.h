@@ -59,8 +59,12 @@ class Step {
   // leases are held; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // Waits for the gradients, applies the optimizer to every block and returns when the new state is
-  // home.
+  // The update that this step will make, counted from 1.
+  std::uint64_t number() const { return loop_->scheduled_step() + 1; }
+
+  // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
+  // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
+  // the next step computes, and its failure is reported by a later call.
   // Fails with: kInvalidArgument before the end of the schedule; kNonFinite (the state is
   // unchanged); kIo (the engine is poisoned).
   StepReport finish();

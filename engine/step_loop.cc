@@ -1,8 +1,10 @@
 #include "engine/step_loop.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -24,9 +26,14 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       device_(device),
       scheduler_(scheduler),
       window_unit_bytes_(window_unit_bytes(layout, placement)),
-      prefetcher_(layout, placement, tiers, store, device, scheduler),
-      drain_(layout, placement, tiers, device, scheduler, worker),
-      pass_(layout, placement, tiers, store, device, scheduler, worker) {
+      slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
+      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
+                  {.on_change = [this] { pump(); },
+                   .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
+      drain_(layout, placement, tiers, device, scheduler, worker,
+             [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
+            [this] { pump(); }) {
   // Planned now, so that a window that cannot hold the leases is an error before the first step.
   plan_for(0);
   plan_for(1);
@@ -48,9 +55,59 @@ Traffic StepLoop::predict_traffic(std::uint32_t micro_batches) {
   return predict_step_traffic(layout_, placement_, plan.schedule, plan.window);
 }
 
-void StepLoop::throw_if_unusable() const {
+// Lets every flow move on whose turn it is. A change that they make on the way makes them look
+// again.
+void StepLoop::pump() {
+  must_pump_again_ = true;
+  if (is_pumping_) return;
+  is_pumping_ = true;
+  while (must_pump_again_) {
+    must_pump_again_ = false;
+    pass_.pump();
+    prefetcher_.pump();
+  }
+  is_pumping_ = false;
+}
+
+void StepLoop::throw_if_unusable() {
   if (poison_) throw *poison_;
-  scheduler_.throw_if_failed();
+  try {
+    scheduler_.throw_if_failed();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+void StepLoop::await(const std::function<bool()>& ready) {
+  try {
+    scheduler_.await(ready);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+// After a failure that struck in mid-update, later calls say so.
+void StepLoop::give_up() {
+  if (poison_) return;
+  bool is_partial = false;
+  std::uint64_t version = 0;
+  scheduler_.run([&] {
+    is_partial = pass_.is_partial();
+    version = pass_.version();
+  });
+  if (!is_partial) return;
+  try {
+    scheduler_.throw_if_failed();
+    device_.synchronize(arrived_events_.front().id());
+  } catch (const std::exception& error) {
+    poison_ =
+        Error(ErrorCode::kPoisoned,
+              fmt::format("the update of step {} failed midway, so the state is neither that of "
+                          "step {} nor of step {}; start again from the last saved model: {}",
+                          version + 1, version, version + 1, error.what()));
+  }
 }
 
 void StepLoop::begin_step(const StepOptions& options) {
@@ -61,12 +118,63 @@ void StepLoop::begin_step(const StepOptions& options) {
   if (options.micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "begin_step: micro_batches is 0; a step has at least one");
+  throw_if_unusable();
   options_ = options;
+  policy_ = choose_policy();
+  const StepCoefficients assumed = coefficients(1.0);
   begin(plan_for(options.micro_batches));
+  scheduler_.run([&] { pass_.announce(policy_, step_, assumed); });
 }
 
 void StepLoop::begin_inference() {
+  drain();
+  suspend_counting();
   begin(plan_for(0));
+}
+
+void StepLoop::drain() {
+  throw_if_unusable();
+  await([this] { return pass_.is_home(); });
+  if (std::exchange(has_undrained_update_, false)) throw_if_device_failed();
+}
+
+std::uint64_t StepLoop::applied_step() const {
+  bool is_applied = false;
+  scheduler_.run([&] { is_applied = pass_.is_applied(); });
+  return is_applied ? step_ : step_ - 1;
+}
+
+// Speculation pays while clipping is rare: a step done again costs the whole update once more.
+OverlapPolicy StepLoop::choose_policy() const {
+  constexpr int kClipsMax = 1;  // among the last 32 steps
+  const OverlapPolicy wanted = config_.optimizer.overlap;
+  if (wanted != OverlapPolicy::kAuto) return wanted;
+  if (config_.optimizer.clip_norm == 0 && config_.optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  return placement_.storage_copies == 2 && std::popcount(recent_clips_) <= kClipsMax
+             ? OverlapPolicy::kSpeculative
+             : OverlapPolicy::kDeferred;
+}
+
+void StepLoop::lend_buffers() {
+  drain();
+  suspend_counting();
+  scheduler_.run([this] { slots_.drop_kept(); });
+}
+
+void StepLoop::return_buffers() {
+  resume_counting();
+}
+
+// What is transferred between the two belongs to no step.
+void StepLoop::suspend_counting() {
+  const IoCounters now = queue_.counters();
+  counted_.read_bytes += now.read_bytes - counters_at_resume_.read_bytes;
+  counted_.write_bytes += now.write_bytes - counters_at_resume_.write_bytes;
+}
+
+void StepLoop::resume_counting() {
+  counters_at_resume_ = queue_.counters();
 }
 
 void StepLoop::begin(const Plan& plan) {
@@ -81,12 +189,13 @@ void StepLoop::begin(const Plan& plan) {
     arrived_events_.emplace_back(device_);
     resumed_events_.emplace_back(device_);
   }
-  counters_at_begin_ = queue_.counters();
-  scheduler_.run([&] {
-    drain_.begin(applied_step_ + 1);
-    prefetcher_.begin(plan.schedule, plan.window, applied_step_);
-  });
   plan_ = &plan;
+  const bool keeps_for_update =
+      policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  scheduler_.run([&] {
+    drain_.begin(step_ + 1);
+    prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
+  });
 }
 
 std::string StepLoop::describe_use(std::size_t use) const {
@@ -125,12 +234,18 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   const std::uint32_t use = next_use_;
   UseState& state = uses_[use];
   device_.record(arrived_events_[use].id(), stream);
-  scheduler_.await([&] {
+  std::uint64_t update_awaited_ns = 0;  // last seen
+  await([&] {
+    if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
     if (!prefetcher_.is_ready(use)) return false;
     if (pass == Pass::kBackward) state.gradient_slot = drain_.try_take_slot();
     return pass != Pass::kBackward || state.gradient_slot.has_value();
   });
-  device_.wait(stream, prefetcher_.ready_event(unit));
+  if (update_awaited_ns > begin_ns)
+    state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
+  device_.wait(stream, placement_.unit_is_on_device(layout_.unit(unit))
+                           ? pass_.resident_event(unit)
+                           : prefetcher_.ready_event(unit));
   device_.record(resumed_events_[use].id(), stream);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = window_unit_bytes_[index_of(unit)] == 0
@@ -146,7 +261,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   if (trace_enabled()) {
     trace_record({.begin_ns = begin_ns,
                   .end_ns = steady_now_ns(),
-                  .step = applied_step_ + 1,
+                  .step = step_ + 1,
                   .unit = index_of(unit),
                   .kind = TraceKind::kAcquire});
   }
@@ -177,30 +292,33 @@ StepReport StepLoop::finish_step() {
             "finish: the step is not over: {} leases are held, and the schedule expects {} next",
             leases_held_, describe_use(next_use_)));
   const std::uint64_t begin_ns = steady_now_ns();
-  scheduler_.await([this] { return drain_.is_complete() && drain_.idle() && prefetcher_.idle(); });
+  await([this] {
+    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
+  });
   throw_if_device_failed();
   StepReport report;
-  report.step = applied_step_;
+  report.policy = policy_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (drain_.norm().finite()) {
-    report.gradient_norm = mean_gradient_norm();
-    const double clip = config_.optimizer.clip_norm;
-    if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
-    run_pass(report.clip_factor);
-    report.step = applied_step_;
+    apply(report);
   } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
     report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     report.skipped = true;
+    scheduler_.run([this] { pass_.cancel(); });
   } else {
     fail_non_finite();
   }
+  recent_clips_ = recent_clips_ << 1 | (report.skipped || report.clip_factor < 1 ? 1 : 0);
+  report.step = step_;
   const std::uint64_t end_ns = steady_now_ns();
-  const IoCounters counters = queue_.counters();
-  report.stall_ns = stall_ns();
   report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
-  report.nvme_read_bytes = counters.read_bytes - counters_at_begin_.read_bytes;
-  report.nvme_write_bytes = counters.write_bytes - counters_at_begin_.write_bytes;
-  report.notes = store_.take_notes();
+  count_stalls(report);
+  suspend_counting();
+  resume_counting();
+  const IoCounters counted = std::exchange(counted_, {});
+  report.nvme_read_bytes = counted.read_bytes;
+  report.nvme_write_bytes = counted.write_bytes;
+  scheduler_.run([&] { report.notes = store_.take_notes(); });
   plan_ = nullptr;
   if (trace_enabled())
     trace_record(
@@ -209,8 +327,14 @@ StepReport StepLoop::finish_step() {
 }
 
 // Everything enqueued has completed by now; what failed on the way must not be taken for a result.
-void StepLoop::throw_if_device_failed() const {
-  device_.synchronize(arrived_events_.front().id());
+void StepLoop::throw_if_device_failed() {
+  if (arrived_events_.empty()) return;  // nothing has been enqueued yet
+  try {
+    device_.synchronize(arrived_events_.front().id());
+  } catch (...) {
+    give_up();
+    throw;
+  }
 }
 
 // sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
@@ -218,54 +342,59 @@ double StepLoop::mean_gradient_norm() const {
   return std::sqrt(drain_.norm().sum_of_squares()) / options_.micro_batches;
 }
 
-void StepLoop::run_pass(double clip_factor) {
+StepCoefficients StepLoop::coefficients(double clip_factor) const {
   const OptimizerOptions decayed = config_.optimizer.options();
   OptimizerOptions plain = decayed;
   plain.adam.weight_decay = 0;
   const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
-  const std::uint64_t step = applied_step_ + 1;
-  const StepCoefficients coefficients{
-      .decayed = coefficients_of(decayed, options_.learning_rate, step, scale),
-      .plain = coefficients_of(plain, options_.learning_rate, step, scale)};
-  try {
-    scheduler_.run([&] { pass_.begin(coefficients, applied_step_); });
-    scheduler_.await([this] { return pass_.is_complete() && pass_.idle(); });
-    throw_if_device_failed();
-  } catch (const std::exception& error) {
-    poison_ =
-        Error(ErrorCode::kPoisoned, fmt::format("the update of step {} failed midway, so the state "
-                                                "is neither that of step {} nor of step {}; start "
-                                                "again from the last saved model: {}",
-                                                step, applied_step_, step, error.what()));
-    throw;
-  }
-  applied_step_ = step;
+  return {.decayed = coefficients_of(decayed, options_.learning_rate, step_ + 1, scale),
+          .plain = coefficients_of(plain, options_.learning_rate, step_ + 1, scale)};
 }
 
-void StepLoop::fail_non_finite() const {
+// The norm is known: lets the update run, or what is left of it.
+void StepLoop::apply(StepReport& report) {
+  report.gradient_norm = mean_gradient_norm();
+  const double clip = config_.optimizer.clip_norm;
+  if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
+  const bool as_assumed = report.clip_factor == 1;
+  report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
+  const StepCoefficients known = coefficients(report.clip_factor);
+  has_undrained_update_ = true;
+  scheduler_.run([&] { pass_.apply(known, as_assumed); });
+  ++step_;
+  if (policy_ == OverlapPolicy::kSerial) drain();
+}
+
+// Nothing has been updated, but under the eager policy.
+void StepLoop::fail_non_finite() {
+  bool is_partial = false;
+  scheduler_.run([&] { is_partial = pass_.is_partial(); });
+  const std::string outcome =
+      is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
+                 : "nothing was updated";
+  std::string message = fmt::format("a gradient outside every tensor is not finite in step {}; {}",
+                                    step_ + 1, outcome);
   for (const TensorPlace& tensor : layout_.tensors()) {
     const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
                                 tensor.offset_elements * layout_.format().gradient_bytes();
     const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);
-    if (index)
-      throw Error(
-          ErrorCode::kNonFinite,
-          fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {} in step "
-                      "{}; nothing was updated. Lower "
-                      "the learning rate, or set optimizer.non_finite to \"skip\"",
-                      tensor.name, layout_.unit(tensor.unit).name, *index, applied_step_ + 1));
+    if (!index) continue;
+    message = fmt::format(
+        "the gradient of \"{}\" (unit \"{}\") is not finite at element {} in step {}; {}. Lower "
+        "the learning rate, or set optimizer.non_finite to \"skip\"",
+        tensor.name, layout_.unit(tensor.unit).name, *index, step_ + 1, outcome);
+    break;
   }
-  throw Error(
-      ErrorCode::kNonFinite,
-      fmt::format("a gradient outside every tensor is not finite in step {}; nothing was updated",
-                  applied_step_ + 1));
+  throw Error(ErrorCode::kNonFinite, message);
 }
 
-std::int64_t StepLoop::stall_ns() const {
-  std::int64_t total_ns = 0;
-  for (std::size_t use = 0; use < plan_->schedule.size(); ++use)
-    total_ns += device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
-  return total_ns;
+void StepLoop::count_stalls(StepReport& report) const {
+  for (std::size_t use = 0; use < plan_->schedule.size(); ++use) {
+    const std::int64_t stall_ns =
+        device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
+    report.stall_ns += stall_ns;
+    report.stall_for_update_ns += std::min(stall_ns, uses_[use].update_wait_ns);
+  }
 }
 
 bool StepLoop::is_idle() const {
@@ -273,6 +402,10 @@ bool StepLoop::is_idle() const {
 }
 
 void StepLoop::settle() noexcept {
+  scheduler_.run([this] {
+    prefetcher_.stop();
+    pass_.stop();
+  });
   queue_.wait_idle();
   scheduler_.await_settled([this] { return is_idle(); });
 }
@@ -280,8 +413,21 @@ void StepLoop::settle() noexcept {
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
-  scheduler_.run([this] { prefetcher_.stop(); });
-  scheduler_.await_settled([this] { return store_.is_stuck() || is_idle(); });
+  bool is_partial = false;
+  scheduler_.run([&] {
+    prefetcher_.stop();
+    is_partial = pass_.is_begun() && pass_.is_partial();
+    pass_.cancel();
+  });
+  if (is_partial && !poison_) {
+    poison_ = Error(ErrorCode::kPoisoned,
+                    fmt::format("step {} was abandoned after blocks had been updated "
+                                "(optimizer.overlap eager), so the state is neither that of step "
+                                "{} nor of step {}; start again from the last saved model",
+                                step_ + 1, step_, step_ + 1));
+  }
+  scheduler_.await_settled(
+      [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
   // The window's bytes may be overwritten next: nothing may compute on them any more.
   for (std::uint32_t use = 0; use < next_use_; ++use) {
     try {
@@ -290,6 +436,7 @@ void StepLoop::abandon() noexcept {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
   }
+  if (plan_ == &plans_.at(0)) resume_counting();
   plan_ = nullptr;
 }
 

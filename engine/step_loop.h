@@ -1,11 +1,13 @@
 // The sequence of a step: acquire and release unit by unit as the schedule says, then drain, norm,
-// clip factor and pass. Composes prefetcher, gradient drain and optimizer pass; leases and steps
-// (engine/step.h) are its handles.
+// clip factor and pass. Composes prefetcher, gradient drain and optimizer pass, which meet at
+// blocks and parameter slots; leases and steps (engine/step.h) are its handles. Under every policy
+// but serial the pass goes on while the next step computes.
 //
 // Thread rule: one application thread at a time calls it; the parts run on the scheduler's thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,12 +26,17 @@ struct StepOptions {
 };
 
 struct StepReport {
-  std::uint64_t step = 0;         // applied updates after this step
-  double gradient_norm = 0;       // of the mean gradient over the micro-batches, before clipping
-  double clip_factor = 1;         // what the gradient was multiplied with to respect clip_norm
-  bool skipped = false;           // non-finite gradient under policy "skip": nothing was updated
-  std::int64_t stall_ns = 0;      // computation waited for parameters or gradient slots
-  std::int64_t optimizer_ns = 0;  // from the norm to the last write
+  std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
+  double gradient_norm = 0;  // of the mean gradient over the micro-batches, before clipping
+  double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
+  bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
+  // When blocks were updated: not kAuto, which has decided by now.
+  OverlapPolicy policy = OverlapPolicy::kSerial;
+  bool redone = false;                   // speculative: clipping bit, so the update was made again
+  std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
+  std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
+  std::int64_t optimizer_ns = 0;  // finish() waited from the norm on; serial: to the last write
+  // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
@@ -52,6 +59,8 @@ class StepLoop {
 
   void begin_step(const StepOptions& options);
   void begin_inference();
+  // Returns when every update that was scheduled has been applied and is home.
+  void drain();
 
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
@@ -64,10 +73,16 @@ class StepLoop {
   void settle() noexcept;
 
   bool is_active() const { return plan_ != nullptr; }
-  std::uint64_t applied_step() const { return applied_step_; }
+  // Updates applied to every block, and those plus the one that may be under way.
+  std::uint64_t applied_step() const;
+  std::uint64_t scheduled_step() const { return step_; }
   Traffic predict_traffic(std::uint32_t micro_batches);
   // Throws what keeps the engine from going on, if anything does.
-  void throw_if_unusable() const;
+  void throw_if_unusable();
+  // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
+  // Requires: no step is active.
+  void lend_buffers();
+  void return_buffers();
 
  private:
   struct Plan {
@@ -77,19 +92,27 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    std::int64_t update_wait_ns = 0;  // of the application, for the update of the unit
     bool is_released = false;
   };
 
   const Plan& plan_for(std::uint32_t micro_batches);
   void begin(const Plan& plan);
+  void suspend_counting();
+  void resume_counting();
+  void pump();
+  void await(const std::function<bool()>& ready);
+  OverlapPolicy choose_policy() const;
+  StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   std::string describe_use(std::size_t use) const;
-  void throw_if_device_failed() const;
+  void throw_if_device_failed();
   double mean_gradient_norm() const;
   bool is_idle() const;
-  [[noreturn]] void fail_non_finite() const;
-  void run_pass(double clip_factor);
-  std::int64_t stall_ns() const;
+  [[noreturn]] void fail_non_finite();
+  void apply(StepReport& report);
+  void give_up();
+  void count_stalls(StepReport& report) const;
 
   const Config& config_;
   const ModelSpec& model_;
@@ -101,6 +124,9 @@ class StepLoop {
   Device& device_;
   Scheduler& scheduler_;
   std::vector<std::uint64_t> window_unit_bytes_;
+  bool is_pumping_ = false;  // scheduler's thread only, as is the next
+  bool must_pump_again_ = false;
+  ParameterSlots slots_;
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;
@@ -114,9 +140,14 @@ class StepLoop {
   std::vector<UseState> uses_;
   std::vector<Event> arrived_events_;  // by use: computation is ready for the unit
   std::vector<Event> resumed_events_;  // by use: and goes on with it
-  IoCounters counters_at_begin_;
+  OverlapPolicy policy_ = OverlapPolicy::kSerial;
+  std::uint32_t recent_clips_ = 0;  // a bit for each of the last steps, 1 = clipped or skipped
 
-  std::uint64_t applied_step_ = 0;
+  IoCounters counted_;  // of steps, since the last report
+  IoCounters counters_at_resume_;
+
+  std::uint64_t step_ = 0;             // updates scheduled
+  bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
   std::optional<Error> poison_;
 };
 

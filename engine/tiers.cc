@@ -19,8 +19,8 @@ Tiers::Tiers(const Layout& layout, const Placement& placement,
       gradient_offsets_(layout.units().size()),
       host_parameters_(layout.blocks().size()),
       host_records_(layout.blocks().size()),
-      parameter_extents_(layout.blocks().size()),
-      record_extents_(layout.blocks().size()) {
+      parameter_extents_(placement.storage_copies * layout.blocks().size()),
+      record_extents_(placement.storage_copies * layout.blocks().size()) {
   create_files(storage_paths);  // first: too little space is found before memory is touched
   device_memory_ = DeviceBuffer(device, placement.device_bytes(), "parameters and gradients");
   host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
@@ -65,7 +65,7 @@ void Tiers::cut_host_memory() {
     if (placement_.record_tier[i] == Tier::kHost)
       host_records_[i] = take(layout_.record_slot_bytes(block.id));
   }
-  parameter_staging_ = take(placement_.parameter_staging.size_bytes());
+  parameter_slots_ = take(placement_.parameter_slots.size_bytes());
   lanes_ = take(placement_.lanes.size_bytes());
   SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
                "the pools must add up to the arena");
@@ -84,10 +84,13 @@ void Tiers::create_files(const std::vector<std::string>& paths) {
       file_bytes[file] += length_bytes;
       return extent;
     };
-    if (placement_.parameter_tier[i] == Tier::kNvme)
-      parameter_extents_[i] = extend(layout_.parameter_slot_bytes(block.id));
-    if (placement_.record_tier[i] == Tier::kNvme)
-      record_extents_[i] = extend(layout_.record_slot_bytes(block.id));
+    for (std::uint32_t copy = 0; copy < placement_.storage_copies; ++copy) {
+      const std::size_t at = copy * layout_.blocks().size() + i;
+      if (placement_.parameter_tier[i] == Tier::kNvme)
+        parameter_extents_[at] = extend(layout_.parameter_slot_bytes(block.id));
+      if (placement_.record_tier[i] == Tier::kNvme)
+        record_extents_[at] = extend(layout_.record_slot_bytes(block.id));
+    }
   }
   for (std::size_t file = 0; file < paths.size(); ++file) {
     files_.push_back(DirectFile::create_scratch(paths[file], file_bytes[file]));
@@ -124,8 +127,8 @@ std::byte* Tiers::host_record(BlockId block) const {
   return host_records_[index_of(block)];
 }
 
-std::byte* Tiers::parameter_staging(std::uint32_t slot) const {
-  return parameter_staging_ + slot * placement_.parameter_staging.slot_bytes;
+std::byte* Tiers::parameter_slot(std::uint32_t slot) const {
+  return parameter_slots_ + slot * placement_.parameter_slots.slot_bytes;
 }
 
 std::byte* Tiers::lane(std::uint32_t lane) const {
@@ -133,19 +136,19 @@ std::byte* Tiers::lane(std::uint32_t lane) const {
 }
 
 std::span<std::byte> Tiers::transfer_memory() const {
-  return {parameter_staging_, host_memory_.data() + host_memory_.size_bytes()};
+  return {parameter_slots_, host_memory_.data() + host_memory_.size_bytes()};
 }
 
-const Extent& Tiers::parameter_extent(BlockId block) const {
-  SLUICE_CHECK(parameter_extents_[index_of(block)].length_bytes != 0,
-               "the block's parameters are not on storage");
-  return parameter_extents_[index_of(block)];
+const Extent& Tiers::parameter_extent(BlockId block, std::uint32_t copy) const {
+  const Extent& extent = parameter_extents_[copy * layout_.blocks().size() + index_of(block)];
+  SLUICE_CHECK(extent.length_bytes != 0, "the block's parameters are not on storage");
+  return extent;
 }
 
-const Extent& Tiers::record_extent(BlockId block) const {
-  SLUICE_CHECK(record_extents_[index_of(block)].length_bytes != 0,
-               "the block's record is not on storage");
-  return record_extents_[index_of(block)];
+const Extent& Tiers::record_extent(BlockId block, std::uint32_t copy) const {
+  const Extent& extent = record_extents_[copy * layout_.blocks().size() + index_of(block)];
+  SLUICE_CHECK(extent.length_bytes != 0, "the block's record is not on storage");
+  return extent;
 }
 
 }  // namespace sluice

@@ -46,16 +46,19 @@ class Tiers {
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
-  std::byte* parameter_staging(std::uint32_t slot) const;
+  std::byte* parameter_slot(std::uint32_t slot) const;
   std::byte* lane(std::uint32_t lane) const;
-  // All that storage reads into and writes from: the staging slots and the lanes, at the arena's
+  // All that storage reads into and writes from: the parameter slots and the lanes, at the arena's
   // end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  const Extent& parameter_extent(BlockId block) const;  // Requires: homed on storage
-  const Extent& record_extent(BlockId block) const;     // Requires: homed on storage
+  // Each block on storage has that many copies; one of them is its home (engine/block_store.h).
+  std::uint32_t storage_copies() const { return placement_.storage_copies; }
+  // Requires: homed on storage.
+  const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
+  const Extent& record_extent(BlockId block, std::uint32_t copy) const;
 
  private:
   void cut_device_memory();
@@ -74,14 +77,14 @@ class Tiers {
   std::byte* gradient_slots_ = nullptr;
   std::byte* gradient_set_ = nullptr;
   std::byte* gradient_staging_ = nullptr;
-  std::byte* parameter_staging_ = nullptr;
+  std::byte* parameter_slots_ = nullptr;
   std::byte* lanes_ = nullptr;
   std::vector<std::byte*> resident_;             // by unit
   std::vector<std::uint64_t> gradient_offsets_;  // by unit
   std::vector<std::byte*> host_parameters_;      // by block
   std::vector<std::byte*> host_records_;         // by block
-  std::vector<Extent> parameter_extents_;        // by block
-  std::vector<Extent> record_extents_;           // by block
+  std::vector<Extent> parameter_extents_;        // by block, for each copy
+  std::vector<Extent> record_extents_;           // by block, for each copy
 };
 
 }  // namespace sluice

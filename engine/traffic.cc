@@ -21,6 +21,10 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   const std::uint64_t pass_bytes = placement.nvme_parameter_bytes + placement.nvme_record_bytes;
   traffic.nvme_read_bytes += pass_bytes;
   traffic.nvme_write_bytes += pass_bytes;
+  // Each block's parameters may be spared one fetch and the read for the update.
+  traffic.nvme_read_bytes_least =
+      placement.kept_slots == 0 ? traffic.nvme_read_bytes
+                                : traffic.nvme_read_bytes - 2 * placement.nvme_parameter_bytes;
   return traffic;
 }
 

@@ -53,15 +53,14 @@ TEST(EnginePoison, AfterAFailureDuringTheUpdateEveryCallSaysWhichStepWasComplete
   const TempDirectory directory;
   Config config = toy_config(directory.path());
   config.placement = {TierChoice::kHost, TierChoice::kNvme};
+  config.optimizer.overlap = OverlapPolicy::kSerial;
   const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
   const ModelSpec model = toy_model();
   IoQueue* queue_seen = nullptr;
   // Parameters are in host memory, so the first requests after initialization are those of the
   // update.
   const auto blocks =
-      Layout(validated(model), state_format(config), config.storage.block_elements)
-          .blocks()
-          .size();
+      Layout(validated(model), state_format(config), config.storage.block_elements).blocks().size();
   Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
     auto wrapped = make_fault_queue(std::move(queue), {.at = blocks + 5, .error = ENXIO});
     queue_seen = wrapped.get();

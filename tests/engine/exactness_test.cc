@@ -94,12 +94,52 @@ const Case kCases[] = {
      }},
 };
 
-class Exactness : public testing::TestWithParam<std::tuple<Case, DType, DType, std::uint32_t>> {};
+// A policy, and a bound on the norm: 0 = none, else one that never, sometimes or always bites.
+struct PolicyCase {
+  std::string name;
+  OverlapPolicy policy = OverlapPolicy::kSerial;
+  double clip_norm = 1;
+};
+
+void PrintTo(const PolicyCase& value, std::ostream* out) {
+  *out << value.name;
+}
+
+// Between the gradient norms of the toy's first steps.
+constexpr double kBitesSometimes = -1;
+double bound_that_bites_sometimes(std::uint32_t micro_batches) {
+  switch (micro_batches) {
+    case 1: return 221.9;
+    case 2: return 164.3;
+    default: return 125.92;
+  }
+}
+
+constexpr double kNeverBites = 1e9;
+
+double clip_norm_of(const PolicyCase& policy, std::uint32_t micro_batches) {
+  return policy.clip_norm == kBitesSometimes ? bound_that_bites_sometimes(micro_batches)
+                                             : policy.clip_norm;
+}
+
+const PolicyCase kPolicies[] = {
+    {"serial", OverlapPolicy::kSerial, 1},
+    {"deferred", OverlapPolicy::kDeferred, 1},
+    {"eager", OverlapPolicy::kEager, 0},
+    {"speculative_redone", OverlapPolicy::kSpeculative, 1},
+    {"speculative_sometimes", OverlapPolicy::kSpeculative, kBitesSometimes},
+    {"speculative_adopted", OverlapPolicy::kSpeculative, kNeverBites},
+};
+
+class Exactness
+    : public testing::TestWithParam<std::tuple<Case, PolicyCase, DType, DType, std::uint32_t>> {};
 
 TEST_P(Exactness, EqualsTheOracleBitForBit) {
-  const auto& [placement, parameters, gradients, micro_batches] = GetParam();
+  const auto& [placement, policy, parameters, gradients, micro_batches] = GetParam();
   const TempDirectory directory;
   Config config = toy_config(directory.path());
+  config.optimizer.overlap = policy.policy;
+  config.optimizer.clip_norm = clip_norm_of(policy, micro_batches);
   config.precision = {.parameters = parameters, .gradients = gradients};
   if (parameters == DType::kFp32) config.memory.host_bytes = 16_MiB;
   placement.change(config);
@@ -116,24 +156,27 @@ TEST_P(Exactness, EqualsTheOracleBitForBit) {
   for (std::size_t i = 0; i < actual.reports.size(); ++i) {
     EXPECT_EQ(actual.reports[i].gradient_norm, expected.reports[i].gradient_norm);
     EXPECT_EQ(actual.reports[i].clip_factor, expected.reports[i].clip_factor);
+    EXPECT_EQ(actual.reports[i].policy, policy.policy);
+    if (policy.policy != OverlapPolicy::kSerial) continue;
     EXPECT_EQ(actual.reports[i].nvme_read_bytes, actual.predicted.nvme_read_bytes);
     EXPECT_EQ(actual.reports[i].nvme_write_bytes, actual.predicted.nvme_write_bytes);
   }
 }
 
 std::string case_name(const testing::TestParamInfo<Exactness::ParamType>& info) {
-  const auto& [placement, parameters, gradients, micro_batches] = info.param;
-  return placement.name + "_" + std::string(name_of(parameters)) + "_" +
+  const auto& [placement, policy, parameters, gradients, micro_batches] = info.param;
+  return placement.name + "_" + policy.name + "_" + std::string(name_of(parameters)) + "_" +
          std::string(name_of(gradients)) + "_" + std::to_string(micro_batches) + "mb";
 }
 
 INSTANTIATE_TEST_SUITE_P(Placements, Exactness,
-                         testing::Combine(testing::ValuesIn(kCases),
+                         testing::Combine(testing::ValuesIn(kCases), testing::ValuesIn(kPolicies),
                                           testing::Values(DType::kBf16, DType::kFp32),
                                           testing::Values(DType::kBf16), testing::Values(1u, 4u)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Fp32Gradients, Exactness,
                          testing::Combine(testing::Values(kCases[0], kCases[4], kCases[9]),
+                                          testing::Values(kPolicies[0], kPolicies[1]),
                                           testing::Values(DType::kBf16, DType::kFp32),
                                           testing::Values(DType::kFp32), testing::Values(1u, 4u)),
                          case_name);
@@ -191,6 +234,7 @@ TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
         const TempDirectory directory;
         Config config = toy_config(directory.path());
         config.optimizer.kind = kind;
+        config.optimizer.overlap = OverlapPolicy::kSerial;
         config.precision.parameters = parameters;
         kCases[placement].change(config);
         const ToyOptions options{.steps = 3, .micro_batches = 2};
@@ -203,11 +247,66 @@ TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   }
 }
 
+// Under overlap the traffic depends on timing, within bounds; a step done again adds its update
+// once more.
+TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
+  for (const PolicyCase& policy : kPolicies) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    kCases[4].change(config);
+    config.memory.device_bytes = 400_KiB;
+    config.optimizer.overlap = policy.policy;
+    config.optimizer.clip_norm = clip_norm_of(policy, 1);
+    const IoQueue* queue_seen = nullptr;
+    const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
+    const ModelSpec model = toy_model();
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      queue_seen = queue.get();
+      return queue;
+    });
+    engine.initialize(toy_values());
+    const IoCounters before = queue_seen->counters();
+    const Stream stream(*device, "compute");
+    std::uint64_t redone = 0;
+    constexpr std::uint64_t kSteps = 4;
+    for (std::uint64_t i = 0; i < kSteps; ++i) {
+      Step step = engine.begin_step({.learning_rate = 1e-2});
+      walk_step(step, model, engine, *device, stream, config, 1);
+      redone += step.finish().redone ? 1 : 0;
+    }
+    engine.drain();
+    const IoCounters after = queue_seen->counters();
+    const Traffic one = engine.predicted_traffic(1);
+    const std::uint64_t write_bytes = after.write_bytes - before.write_bytes;
+    const std::uint64_t read_bytes = after.read_bytes - before.read_bytes;
+    // Of a step done again, what had not been started counts once.
+    EXPECT_GE(write_bytes, kSteps * one.nvme_write_bytes) << policy.name;
+    EXPECT_LE(write_bytes, (kSteps + redone) * one.nvme_write_bytes) << policy.name;
+    EXPECT_GE(read_bytes, kSteps * one.nvme_read_bytes_least) << policy.name;
+    EXPECT_LE(read_bytes, kSteps * one.nvme_read_bytes + redone * one.nvme_write_bytes)
+        << policy.name;
+    if (policy.policy == OverlapPolicy::kSerial) {
+      EXPECT_EQ(one.nvme_read_bytes_least, one.nvme_read_bytes);
+    }
+    if (policy.name == "speculative_redone") {
+      EXPECT_EQ(redone, kSteps);
+    }
+    if (policy.name == "speculative_sometimes") {
+      EXPECT_GT(redone, 0u);
+      EXPECT_LT(redone, kSteps);
+    }
+  }
+}
+
 // Random delays reorder every completion; the seed is in the message.
-TEST(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
-  const ToyOptions options{.steps = 2, .micro_batches = 2, .evaluate = true};
+class ExactnessUnderDelays : public testing::TestWithParam<PolicyCase> {};
+
+TEST_P(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
+  const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = false};
   const TempDirectory directory;
   Config config = toy_config(directory.path());
+  config.optimizer.overlap = GetParam().policy;
+  config.optimizer.clip_norm = clip_norm_of(GetParam(), options.micro_batches);
   config.placement = {TierChoice::kNvme, TierChoice::kNvme};
   config.memory.device_bytes = 350_KiB;
   config.memory.host_bytes = 1_MiB;
@@ -224,6 +323,9 @@ TEST(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
         << "seed " << seed;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Policies, ExactnessUnderDelays, testing::ValuesIn(kPolicies),
+                         [](const auto& value) { return value.param.name; });
 
 }  // namespace
 }  // namespace sluice::test

@@ -88,7 +88,7 @@ TEST(Placement, ChoicesAreObeyed) {
   EXPECT_EQ(std::ranges::count(nvme.record_tier, Tier::kNvme), 40);
   const Placement host = plan({TierChoice::kHost, TierChoice::kHost}, budgets);
   EXPECT_EQ(std::ranges::count(host.parameter_tier, Tier::kHost), 40);
-  EXPECT_EQ(host.parameter_staging.count, 0u);
+  EXPECT_EQ(host.parameter_slots.count, 0u);
 }
 
 TEST(Placement, NvmeBytesAreWhatTheBlocksTake) {

@@ -82,7 +82,7 @@ constexpr KernelFault kKernelFaults[] = {
     {Fault::kErrno, EIO, false, false},      {Fault::kErrno, ENOSPC, false, false},
     {Fault::kErrno, EAGAIN, true, false},    {Fault::kErrno, EINTR, true, false},
     {Fault::kErrno, ECANCELED, true, false}, {Fault::kHalf, 0, true, false},
-    {Fault::kOneBlockShort, 0, true, false},  {Fault::kZeroBytes, 0, true, false},
+    {Fault::kOneBlockShort, 0, true, false}, {Fault::kZeroBytes, 0, true, false},
     {Fault::kDelayed, 0, true, true},        {Fault::kReordered, 0, true, true},
 };
 

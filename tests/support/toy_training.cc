@@ -114,7 +114,7 @@ StateBytes read_state(Engine& engine) {
 void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches) {
   const ModelSpec model = validated(given);
-  const std::uint64_t number = engine.applied_step() + 1;
+  const std::uint64_t number = step.number();
   std::uint64_t use = 0;
   for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
     for (const UnitId unit : model.forward_order) {
