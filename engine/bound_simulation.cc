@@ -27,7 +27,7 @@ class Simulation final : public ParameterSource {
         last_fetch_(layout_.units().size(), kNoUse),
         in_window_(layout_.units().size(), false),
         uses_(schedule_.size()),
-        staging_free_(placement_.parameter_staging.count),
+        staging_free_(placement_.prefetch_slots()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
       if (window_.uses[use].fetch) last_fetch_[index_of(schedule_[use].unit)] = use;

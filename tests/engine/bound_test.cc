@@ -27,7 +27,7 @@ struct Model {
     placement.parameter_tier.assign(count, Tier::kNvme);
     placement.record_tier.assign(count, Tier::kNvme);
     placement.lanes.count = 3;
-    placement.parameter_staging.count = 8;
+    set_prefetch_slots(8);
     placement.gradient_slots.count = 2;
     placement.nvme_parameter_bytes = count * kParameterBytes;
     placement.nvme_record_bytes = count * kRecordBytes;
@@ -54,6 +54,9 @@ struct Model {
   void set_tiers(Tier parameters, Tier records) {
     std::ranges::fill(placement.parameter_tier, parameters);
     std::ranges::fill(placement.record_tier, records);
+  }
+  void set_prefetch_slots(std::uint32_t count) {
+    placement.parameter_slots.count = count + placement.lanes.count;
   }
   StepShape shape() const { return {layout, placement, schedule, window, rates}; }
   double step_s(OverlapPolicy policy) const { return bound_step(shape(), policy).step_s; }
@@ -130,8 +133,8 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
   placement.lanes.count =
       static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
-  placement.parameter_staging.count =
-      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5)));
+  model.set_prefetch_slots(
+      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5))));
   placement.gradient_slots.count =
       static_cast<std::uint32_t>(given.gradient_slots = 1 + static_cast<int>(below(3)));
   return given;
@@ -226,13 +229,15 @@ TEST(Bound, CostsAdamWhenStateIsInMemory) {
 TEST(Bound, OneLaneReadsUpdatesAndWritesInTurn) {
   Model model(std::vector<int>(8, 1));
   model.placement.lanes.count = 1;
+  model.set_prefetch_slots(8);
   model.rates.read_bytes_per_second = kParameterBytes / 0.001;
   model.rates.write_bytes_per_second = kParameterBytes / 0.001;
   model.rates.adam_parameters_per_second = kBlockElements / 0.004;
   const double fetched = static_cast<double>(predict(model).nvme_read_bytes) / kParameterBytes - 48;
   EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * (0.006 + 0.004 + 0.006),
               kTiny);
-  model.placement.lanes.count = 8;  // reads one after the other; then Adam and the writes behind
+  model.placement.lanes.count = 8;
+  model.set_prefetch_slots(8);  // reads one after the other; then Adam and the writes behind
   EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * 0.006 + 0.004 + 0.006,
               kTiny);
 }
