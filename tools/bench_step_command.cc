@@ -58,22 +58,24 @@ double median_written(const PolicyResult& policy) {
 void print(const BenchStepOptions& options, const RegimeResult& regime) {
   fmt::print("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name,
              compute_s(regime.rates), regime.least.step_s, name_of(regime.least.scarcest()));
-  fmt::print("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>9}{:>16}{:>11}{:>9}\n", "policy", "step s",
-             "[min, max]", "T_bound", "% of it", "% T_min", "x serial", "read B (ideal)",
-             "written B", "stall s");
+  fmt::print("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>8}{:>10}{:>16}{:>11}{:>9}{:>7}\n", "policy",
+             "step s", "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial",
+             "read B (ideal)", "written B", "stall s", "Adam");
   for (const PolicyResult& policy : regime.policies) {
     const Summary step = policy.step_s();
     const Summary stall = policy.over(
         [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
-    fmt::print(
-        "{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>9.2f}{:>16}{:>11}{:>9.3f}\n",
-        name_of(policy.policy), step.median, fmt::format("[{:.3f}, {:.3f}]", step.low, step.high),
-        policy.bound.step_s, 100 * policy.bound.step_s / step.median,
-        100 * regime.least.step_s / step.median, speedup(regime, policy),
-        fmt::format(
-            "{:.2f} ({:.2f})", bytes_a_parameter(options, median_read(policy)),
-            bytes_a_parameter(options, static_cast<double>(policy.bound.traffic.nvme_read_bytes))),
-        fmt::format("{:.2f}", bytes_a_parameter(options, median_written(policy))), stall.median);
+    const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
+    fmt::print("{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>10.2f}",
+               name_of(policy.policy), step.median,
+               fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
+               100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
+               policy.predicted.step_s, speedup(regime, policy));
+    fmt::print("{:>8.2f} ({:>5.2f}){:>11.2f}{:>9.3f}{:>7.2f}\n",
+               bytes_a_parameter(options, median_read(policy)),
+               bytes_a_parameter(options, ideal_read),
+               bytes_a_parameter(options, median_written(policy)), stall.median,
+               summary_of(policy.adam).median * 1e-9);
   }
   fmt::print(
       "beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
@@ -101,18 +103,21 @@ nlohmann::ordered_json json_of(const RegimeResult& regime) {
     const Summary step = policy.step_s();
     std::vector<double> times;
     for (const MeasuredStep& s : policy.steps) times.push_back(s.step_s);
-    root["policies"].push_back({{"policy", name_of(policy.policy)},
-                                {"step_s", json_of(step)},
-                                {"steps_s", times},
-                                {"t_bound_s", policy.bound.step_s},
-                                {"percent_of_t_bound", 100 * policy.bound.step_s / step.median},
-                                {"percent_of_t_min", 100 * regime.least.step_s / step.median},
-                                {"times_serial", speedup(regime, policy)},
-                                {"nvme_read_bytes", median_read(policy)},
-                                {"nvme_write_bytes", median_written(policy)},
-                                {"ideal_read_bytes", policy.bound.traffic.nvme_read_bytes},
-                                {"ideal_write_bytes", policy.bound.traffic.nvme_write_bytes},
-                                {"late_s", policy.late_s}});
+    root["policies"].push_back(
+        {{"policy", name_of(policy.policy)},
+         {"step_s", json_of(step)},
+         {"steps_s", times},
+         {"t_bound_s", policy.bound.step_s},
+         {"percent_of_t_bound", 100 * policy.bound.step_s / step.median},
+         {"percent_of_t_min", 100 * regime.least.step_s / step.median},
+         {"predicted_s", policy.predicted.step_s},
+         {"adam_in_steps_parameters_per_s", json_of(summary_of(policy.adam))},
+         {"times_serial", speedup(regime, policy)},
+         {"nvme_read_bytes", median_read(policy)},
+         {"nvme_write_bytes", median_written(policy)},
+         {"ideal_read_bytes", policy.bound.traffic.nvme_read_bytes},
+         {"ideal_write_bytes", policy.bound.traffic.nvme_write_bytes},
+         {"late_s", policy.late_s}});
   }
   return root;
 }

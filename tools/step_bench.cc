@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "base/topology.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "cpu_optim/cpu_optimizer.h"
@@ -18,6 +17,7 @@ namespace {
 // Room in the window for the unit in use and two read ahead, and gradients of two units.
 constexpr std::uint64_t kWindowUnits = 3;
 constexpr std::uint64_t kGradientSlots = 2;
+constexpr std::uint32_t kTraceRecords = 1 << 14;  // of a thread: the last ones of a run
 
 ModelSpec model_of(const StepBenchModel& bench) {
   ModelSpec model;
@@ -31,23 +31,27 @@ ModelSpec model_of(const StepBenchModel& bench) {
 Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPolicy policy) {
   Config config;
   config.optimizer.overlap = policy;
-  config.optimizer.lanes = bench.lanes;
   // Eager has to do without; for the others it is on, and never bites.
   config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1e30;
   config.storage.paths = {bench.path};
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
+  const std::uint64_t window_units = bench.window_holds_all ? bench.units : kWindowUnits;
+  const Layout layout(model, state_format(config), {});
+  const auto tenth = static_cast<std::uint32_t>(layout.blocks().size() / 10);
+  config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
   config.memory.device_bytes =
-      (kWindowUnits + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
+      (window_units + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
+  config.threads = bench.threads;
   config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
   if (bench.memory_share == 0) return config;
   config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
   if (bench.memory_share == 1) return config;
   // What the engine needs with all on storage, and the share on top of it.
-  const Layout layout(model, state_format(config), {});
   const Placement bare = plan_placement(
       layout, model, {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme},
-      {.device_bytes = *config.memory.device_bytes, .host_bytes = UINT64_MAX});
+      {.device_bytes = *config.memory.device_bytes, .host_bytes = UINT64_MAX},
+      {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
   config.memory.host_bytes =
       bare.host_bytes() +
       static_cast<std::uint64_t>(bench.memory_share * static_cast<double>(layout.state_bytes()));
@@ -96,6 +100,7 @@ StepBench::~StepBench() = default;
 
 std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   std::vector<MeasuredStep> steps;
+  trace_enable(kTraceRecords);
   std::uint64_t begin_ns = steady_now_ns();
   for (unsigned i = 0; i <= warm + measured; ++i) {
     const std::uint64_t now_ns = steady_now_ns();
@@ -104,7 +109,23 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     steps.push_back({.report = step()});
   }
   engine_->drain();
+  cpu_rates_ = {.adam = traced_rate(TraceKind::kAdam), .norm = traced_rate(TraceKind::kNorm)};
+  trace_enable(0);
   return {steps.begin() + warm, steps.end() - 1};
+}
+
+// Parameters over the time that the worker spent on them.
+double StepBench::traced_rate(TraceKind kind) const {
+  const Layout& layout = engine_->layout();
+  std::uint64_t parameters = 0;
+  std::uint64_t busy_ns = 0;
+  for (const TraceRecord& record : trace_take()) {
+    if (record.kind != kind) continue;
+    parameters += kind == TraceKind::kAdam ? layout.block(BlockId{record.block}).element_count
+                                           : layout.unit(UnitId{record.unit}).element_count;
+    busy_ns += record.end_ns - record.begin_ns;
+  }
+  return busy_ns == 0 ? 0 : static_cast<double>(parameters) * 1e9 / static_cast<double>(busy_ns);
 }
 
 StepReport StepBench::step() {
@@ -146,8 +167,7 @@ double ideal_storage_s(const Rates& rates, std::uint64_t parameters) {
   return rates.duplex == Duplex::kHalf ? read_s + write_s : std::max(read_s, write_s);
 }
 
-CpuRates measure_cpu_rates(std::uint64_t parameters) {
-  const unsigned threads = topology().granted_cores;
+CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads) {
   const BenchCase& split = kBenchCases[1];
   const BenchResult update = bench_adam(split, parameters, threads, 3, [](unsigned) {});
   CpuOptimizer optimizer(threads);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "engine/bound.h"
 #include "engine/engine.h"
 #include "gpu/host_device.h"
@@ -22,10 +23,18 @@ namespace sluice {
 struct StepBenchModel {
   std::uint64_t parameters = 0;
   std::uint32_t units = 0;
-  std::string path;  // of the storage
-  std::optional<std::uint32_t> lanes;
+  std::string path;                    // of the storage
+  std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
   // Of the state; 0 = all of it on storage, 1 = all of it in host memory.
   double memory_share = 0;
+  unsigned threads = 0;           // of the optimizer; 0 = the granted cores
+  bool window_holds_all = false;  // else three units
+};
+
+// Adam and gradient norms: parameters a second.
+struct CpuRates {
+  double adam = 0;
+  double norm = 0;
 };
 
 // A step's time, and what the engine says of it.
@@ -45,6 +54,8 @@ class StepBench {
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
+  // What Adam and the norms came to in the steps of the last run(), beside all else.
+  const CpuRates& cpu_rates() const { return cpu_rates_; }
   // What the drive was later than its throttle so far, all requests together.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
@@ -54,11 +65,13 @@ class StepBench {
 
  private:
   StepReport step();
+  double traced_rate(TraceKind kind) const;
   template <class Function>
   StepCost with_shape(const Rates& rates, const Function& function) const;
 
   OverlapPolicy policy_;
   Rates rates_;
+  CpuRates cpu_rates_;
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
   ThrottledQueue* throttle_ = nullptr;  // the engine's
@@ -70,11 +83,8 @@ class StepBench {
 // bytes read and 12 written a parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// Adam and norms over split bf16 state on all granted cores, measured now: parameters a second.
-struct CpuRates {
-  double adam = 0;
-  double norm = 0;
-};
-CpuRates measure_cpu_rates(std::uint64_t parameters);
+// Adam and norms over split bf16 state on `threads` threads, measured now, with nothing else at
+// work.
+CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
 
 }  // namespace sluice

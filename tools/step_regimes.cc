@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/topology.h"
 #include "base/units.h"
 #include "engine/block_store.h"
 #include "tools/interrupt.h"
@@ -25,7 +26,7 @@ constexpr std::uint64_t kBareFileBytes = 256_MiB;
 struct Regime {
   std::string_view name;
   double of_storage_s;  // of the time of the ideal traffic
-  double of_adam_s;     // of the time of one update
+  double of_adam_s;     // of the time of one update; then all state is in memory
 };
 constexpr Regime kRegimes[] = {{"compute-bound", 2, 0},
                                {"drive-bound", 0.1, 0},
@@ -76,14 +77,6 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Cpu
   return rates;
 }
 
-std::uint32_t tenth_of_the_blocks(const StepRegimeOptions& options) {
-  ModelSpec spec;
-  spec.units.push_back(
-      {.name = "all", .tensors = {{.name = "all", .shape = {options.parameters}}}});
-  const Layout layout(spec, {}, {});
-  return static_cast<std::uint32_t>(std::max<std::size_t>(3, layout.blocks().size() / 10));
-}
-
 }  // namespace
 
 Summary summary_of(std::vector<double> values) {
@@ -107,13 +100,18 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   const Regime& regime = *std::ranges::find(kRegimes, name, &Regime::name);
   const std::uint64_t cpu_parameters = std::min<std::uint64_t>(options.parameters, 20'000'000);
   std::vector<double> adam, norm, bare;
-  const CpuRates first = measure_cpu_rates(cpu_parameters);
+  // Half of the cores: the others have the copies to make that a device makes by itself.
+  const bool in_memory = regime.of_adam_s != 0;
+  const unsigned threads = std::max(1u, topology().granted_cores / (in_memory ? 2 : 1));
+  const CpuRates first = measure_cpu_rates(cpu_parameters, threads);
   RegimeResult result{.name = name, .rates = rates_of(options, regime, first)};
   const StepBenchModel model{.parameters = options.parameters,
                              .units = options.units,
                              .path = options.path,
-                             .lanes = options.lanes.value_or(tenth_of_the_blocks(options)),
-                             .memory_share = regime.of_adam_s != 0 ? 1 : options.memory_share};
+                             .lanes = options.lanes,
+                             .memory_share = in_memory ? 1 : options.memory_share,
+                             .threads = threads,
+                             .window_holds_all = in_memory};
   for (const OverlapPolicy policy : kPolicies) {
     const bool is_wanted =
         options.policies.empty() || std::ranges::count(options.policies, name_of(policy)) != 0;
@@ -126,12 +124,14 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     for (PolicyResult& policy : result.policies) {
       if (interrupted()) break;
       bare.push_back(drive.bytes_per_second());
-      const CpuRates cpu = measure_cpu_rates(cpu_parameters);
+      const CpuRates cpu = measure_cpu_rates(cpu_parameters, threads);
       adam.push_back(cpu.adam);
       norm.push_back(cpu.norm);
       const auto steps =
           policy.bench->run(kWarmSteps, std::min(kStepsARound, options.steps - done));
       policy.steps.insert(policy.steps.end(), steps.begin(), steps.end());
+      policy.adam.push_back(policy.bench->cpu_rates().adam);
+      policy.norm.push_back(policy.bench->cpu_rates().norm);
     }
   }
   result.adam = summary_of(adam);
@@ -140,7 +140,11 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   result.rates.norm_parameters_per_second = summary_of(norm).median;
   std::set<std::string> states;
   for (PolicyResult& policy : result.policies) {
-    policy.bound = policy.bench->bound(result.rates);
+    policy.predicted = policy.bench->bound(result.rates);
+    Rates rates = result.rates;
+    rates.adam_parameters_per_second = summary_of(policy.adam).median;
+    rates.norm_parameters_per_second = summary_of(policy.norm).median;
+    policy.bound = policy.bench->bound(rates);
     states.insert(state_sha256(policy.bench->engine()));
   }
   result.least = result.policies.front().bench->minimum(result.rates);

@@ -39,7 +39,9 @@ struct PolicyResult {
   std::unique_ptr<StepBench> bench;  // gone once all is measured
   double late_s = 0;
   std::vector<MeasuredStep> steps{};
-  StepCost bound{};
+  std::vector<double> adam{}, norm{};  // parameters a second in the steps, by turn
+  StepCost bound{};                    // at those rates
+  StepCost predicted{};                // at what was measured beside the steps
 
   Summary over(const auto& value) const {
     std::vector<double> values;
