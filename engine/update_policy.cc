@@ -20,14 +20,4 @@ double UpdatePolicy::clip_factor(double norm) const {
   return config_.clip_norm > 0 && norm > config_.clip_norm ? config_.clip_norm / norm : 1;
 }
 
-StepCoefficients UpdatePolicy::coefficients(std::uint64_t step, double learning_rate,
-                                            double clip_factor, std::uint32_t micro_batches) const {
-  const OptimizerOptions decayed = config_.options();
-  OptimizerOptions plain = decayed;
-  plain.adam.weight_decay = 0;
-  const auto scale = static_cast<float>(clip_factor / micro_batches);
-  return {.decayed = coefficients_of(decayed, learning_rate, step, scale),
-          .plain = coefficients_of(plain, learning_rate, step, scale)};
-}
-
 }  // namespace sluice

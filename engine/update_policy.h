@@ -1,13 +1,11 @@
-// Which policy a step's update follows, and with which numbers: what optimizer.overlap "auto"
-// means, clipping, and the coefficients of a step. A function of the config and of the norms so
-// far, so all ranks decide alike.
+// Which policy a step's update follows: what optimizer.overlap "auto" means, and clipping. A
+// function of the config and of the norms so far, so all ranks decide alike.
 //
 // Thread rule: one thread at a time.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/block_update.h"
 #include "engine/config.h"
 
 namespace sluice {
@@ -22,9 +20,6 @@ class UpdatePolicy {
   OverlapPolicy choose() const;
   // What the gradient is multiplied with so that its norm respects clip_norm.
   double clip_factor(double norm) const;
-  // For update `step`, counted from 1, of the sum of gradients over `micro_batches`.
-  StepCoefficients coefficients(std::uint64_t step, double learning_rate, double clip_factor,
-                                std::uint32_t micro_batches) const;
   // A step has ended; whether its update was other than what speculation assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
 

@@ -53,6 +53,12 @@ def with_values(config, values):
     return config
 
 
+def documented_words():
+    """Everything in backticks on docs/cli.md that may be a key."""
+    with open(os.path.join(SOURCE, "docs", "cli.md"), encoding="utf-8") as file:
+        return set(re.findall(r"`([a-z0-9_]+)`", file.read()))
+
+
 class CliCase(unittest.TestCase):
     """A test in a folder of its own, with text.txt, an empty folder storage/, and that as the
     current directory of every run."""
