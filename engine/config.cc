@@ -39,6 +39,33 @@ Verify verify_from(const std::string& name) {
   return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
+Config::Storage storage_config(const ConfigDocument& document) {
+  Config::Storage storage;
+  storage.paths = document.strings("storage.paths");
+  storage.weights = document.numbers("storage.weights");
+  storage.calibration = document.string("storage.calibration");
+  if (!storage.weights.empty() && storage.weights.size() != storage.paths.size())
+    document.fail(
+        "storage.weights",
+        fmt::format("\"storage.weights\" has {} entries and \"storage.paths\" has {}, but "
+                    "each path needs one weight",
+                    storage.weights.size(), storage.paths.size()));
+  if (!storage.weights.empty() && !storage.calibration.empty())
+    document.fail("storage.calibration",
+                  "\"storage.calibration\" and \"storage.weights\" are both given, but one of them "
+                  "decides; remove the other");
+  storage.block_elements = document.find_integer("storage.block_elements");
+  if (storage.block_elements && *storage.block_elements % 4096 != 0)
+    document.fail("storage.block_elements",
+                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
+                              *storage.block_elements));
+  storage.backend = backend_from(document.string("storage.backend"));
+  storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
+  storage.verify = verify_from(document.string("storage.verify"));
+  storage.timeout_s = document.number("storage.timeout");
+  return storage;
+}
+
 OverlapPolicy overlap_from(const std::string& name) {
   for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
                                      OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
@@ -63,6 +90,28 @@ std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document
 
 void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
+}
+
+void validate_storage(const Config::Storage& storage) {
+  require(!storage.paths.empty(), "storage.paths", "must name at least one folder");
+  require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
+          "storage.weights",
+          fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
+                      storage.paths.size()));
+  for (const double weight : storage.weights)
+    require(weight > 0 && std::isfinite(weight), "storage.weights",
+            fmt::format("{} is not positive and finite", weight));
+  require(storage.weights.empty() || storage.calibration.empty(), "storage.calibration",
+          "cannot be given beside storage.weights");
+  require(storage.queue_depth >= 1 && storage.queue_depth <= 4096, "storage.queue_depth",
+          fmt::format("{} is not in 1..4096", storage.queue_depth));
+  require(storage.timeout_s >= 0 && storage.timeout_s <= 86400, "storage.timeout_s",
+          fmt::format("{} is not in 0..86400", storage.timeout_s));
+  if (storage.block_elements) {
+    const std::uint64_t count = *storage.block_elements;
+    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
+            fmt::format("{} is not a multiple of 4096", count));
+  }
 }
 
 }  // namespace
@@ -102,16 +151,7 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
-  config.storage.paths = document.strings("storage.paths");
-  config.storage.block_elements = document.find_integer("storage.block_elements");
-  if (config.storage.block_elements && *config.storage.block_elements % 4096 != 0)
-    document.fail("storage.block_elements",
-                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
-                              *config.storage.block_elements));
-  config.storage.backend = backend_from(document.string("storage.backend"));
-  config.storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
-  config.storage.verify = verify_from(document.string("storage.verify"));
-  config.storage.timeout_s = document.number("storage.timeout");
+  config.storage = storage_config(document);
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }
@@ -150,16 +190,7 @@ void validate(const Config& config) {
           "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
-  require(!config.storage.paths.empty(), "storage.paths", "must name at least one folder");
-  require(config.storage.queue_depth >= 1 && config.storage.queue_depth <= 4096,
-          "storage.queue_depth", fmt::format("{} is not in 1..4096", config.storage.queue_depth));
-  require(config.storage.timeout_s >= 0 && config.storage.timeout_s <= 86400, "storage.timeout_s",
-          fmt::format("{} is not in 0..86400", config.storage.timeout_s));
-  if (config.storage.block_elements) {
-    const std::uint64_t count = *config.storage.block_elements;
-    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
-            fmt::format("{} is not a multiple of 4096", count));
-  }
+  validate_storage(config.storage);
 }
 
 }  // namespace sluice

@@ -78,6 +78,8 @@ struct Config {
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
+    std::vector<double> weights;  // of the paths: their shares of the bytes; empty = equal, or
+    std::string calibration;      // by this file of `sluice bench io`
     std::optional<std::uint64_t>
         block_elements;  // a multiple of 4096; nothing = by the model's size
     IoBackend backend = IoBackend::kAuto;

@@ -264,6 +264,10 @@ std::vector<std::string> ConfigDocument::strings(std::string_view key) const {
   return content_->get(key).get<std::vector<std::string>>();
 }
 
+std::vector<double> ConfigDocument::numbers(std::string_view key) const {
+  return content_->get(key).get<std::vector<double>>();
+}
+
 std::size_t ConfigDocument::entry_count(std::string_view key) const {
   return content_->get(key).size();
 }

@@ -1,6 +1,7 @@
 #include "engine/window_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 
@@ -82,7 +83,9 @@ class Planner {
       if (overlaps(other)) result.evicted_uses.push_back(other.last_use);
     }
     std::erase_if(residents_, overlaps);
-    residents_.push_back({unit, best.begin_bytes, best.begin_bytes + bytes, use});
+    const auto place = std::ranges::upper_bound(residents_, best.begin_bytes, std::less<>(),
+                                                &Resident::begin_bytes);
+    residents_.insert(place, {unit, best.begin_bytes, best.begin_bytes + bytes, use});
     return result;
   }
 
@@ -116,12 +119,13 @@ class Planner {
                                  std::uint64_t bytes) const {
     if (begin + bytes > window_bytes_) return std::nullopt;
     Candidate candidate{.begin_bytes = begin};
-    for (const Resident& resident : residents_) {
-      if (resident.end_bytes <= begin || begin + bytes <= resident.begin_bytes) continue;
-      if (resident.last_use + concurrent_leases_ > use) return std::nullopt;
+    auto resident =
+        std::ranges::upper_bound(residents_, begin, std::less<>(), &Resident::end_bytes);
+    for (; resident != residents_.end() && resident->begin_bytes < begin + bytes; ++resident) {
+      if (resident->last_use + concurrent_leases_ > use) return std::nullopt;
       candidate.evicts = true;
-      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident.unit, use));
-      candidate.latest_use = std::max(candidate.latest_use, resident.last_use);
+      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident->unit, use));
+      candidate.latest_use = std::max(candidate.latest_use, resident->last_use);
       candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
     }
     return candidate;
@@ -138,7 +142,7 @@ class Planner {
   std::uint64_t window_bytes_;
   std::uint32_t concurrent_leases_;
   std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
-  std::vector<Resident> residents_;
+  std::vector<Resident> residents_;                    // by place; none overlap
 };
 
 }  // namespace

@@ -56,6 +56,7 @@ class ThreadedHostDevice final : public HostDevice {
   void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
   void call_host(StreamId stream, std::function<void()> function) override;
   void launch(StreamId stream, std::function<void()> work) override;
+  void occupy(StreamId stream, std::uint64_t duration_ns) override;
 
  private:
   HostStream& stream_of(StreamId id) const;
@@ -231,6 +232,10 @@ void ThreadedHostDevice::call_host(StreamId stream, std::function<void()> functi
 void ThreadedHostDevice::launch(StreamId stream, std::function<void()> work) {
   SLUICE_CHECK(work != nullptr, "launch has work");
   stream_of(stream).enqueue(LaunchTask{std::move(work)});
+}
+
+void ThreadedHostDevice::occupy(StreamId stream, std::uint64_t duration_ns) {
+  stream_of(stream).enqueue(OccupyTask{duration_ns});
 }
 
 }  // namespace

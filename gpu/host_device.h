@@ -25,6 +25,11 @@ class HostDevice : public Device {
   // memory freely. What it throws is kept and rethrown by the next synchronize(); work queued
   // behind it on any stream is skipped, its events complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
+
+  // Emulated computation: `stream` is busy for `duration_ns` from the moment when this could start
+  // (enqueued, and what it waited for done), and costs no CPU. Durations add up exactly, however
+  // late each sleep wakes.
+  virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 
 std::unique_ptr<HostDevice> make_host_device(const HostDeviceOptions& options);

@@ -55,11 +55,14 @@ struct WaitTask {
 struct LaunchTask {
   std::function<void()> function;  // may be long
 };
+struct OccupyTask {
+  std::uint64_t duration_ns;
+};
 struct CallHostTask {
   std::function<void()> function;  // must not call the device
 };
-using HostTask =
-    std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, CallHostTask>;
+using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, OccupyTask,
+                              CallHostTask>;
 
 // Whether the calling thread is inside a call_host function.
 bool is_in_host_function();
@@ -87,6 +90,7 @@ class HostStream {
   void run_thread();
   void run_one(Queued& queued);
   void run(const CopyTask& task, std::uint64_t enqueued_ns);
+  void occupy(std::uint64_t duration_ns, std::uint64_t enqueued_ns);
   void run_function(const std::function<void()>& function);
 
   // Constant after construction.
@@ -94,10 +98,10 @@ class HostStream {
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
 
-  // Stream thread only. Until when the emulated bus is busy: each copy moves it on by the time the
-  // copy takes at the bus's rate, not by the time that sleeping took, so that the overshoot of many
-  // short sleeps does not add up.
-  std::uint64_t bus_free_ns_ = 0;
+  // Stream thread only. Until when the emulated bus or computation is busy: each task moves it on
+  // by the time that it is to take, not by the time that sleeping took, so that the overshoot of
+  // many short sleeps does not add up.
+  std::uint64_t free_ns_ = 0;
 
   std::mutex mutex_;
   std::condition_variable enqueued_changed_;

@@ -12,9 +12,12 @@
 #include "base/error.h"
 #include "tools/bench_adam_command.h"
 #include "tools/bench_io_command.h"
+#include "tools/bench_step_command.h"
 #include "tools/doctor_command.h"
 #include "tools/exit_codes.h"
 #include "tools/generate_command.h"
+#include "tools/plan_command.h"
+#include "tools/step_regimes.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -112,6 +115,71 @@ void add_bench_io(CLI::App& bench, sluice::BenchIoOptions& options) {
       ->capture_default_str();
 }
 
+void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
+  CLI::App* step = bench.add_subcommand(
+      "step", "Training steps under every overlap policy, against their limits");
+  step->add_option("--regime", options.regimes, "What binds (may be repeated; default: all)")
+      ->check(CLI::IsMember(sluice::step_regimes()))
+      ->allow_extra_args(false);
+  step->add_option("--policy", options.policies,
+                   "As optimizer.overlap (may be repeated; default: all)")
+      ->check(CLI::IsMember({"serial", "deferred", "eager", "speculative"}))
+      ->allow_extra_args(false);
+  step->add_option("--steps", options.steps, "Measured steps of each policy")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--parameters", options.parameters, "Parameters of the model")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  step->add_option("--units", options.units, "Units of the model, all alike")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
+  step->add_option("--rate", options.rate, "What the drive is throttled to, a second")
+      ->capture_default_str();
+  step->add_option("--lanes", options.lanes,
+                   "As optimizer.lanes (default: a tenth of the model's blocks)")
+      ->check(CLI::Range(1, 100000));
+  step->add_option("--memory-share", options.memory_share,
+                   "Share of the state at home in host memory")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  step->add_option("--json", options.json_file, "Write every figure");
+}
+
+void add_plan(CLI::App& app, sluice::PlanOptions& options) {
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Memory, traffic and time of a step before a run, and of other places for the state");
+  plan->add_option("CONFIG", options.config_file, "Config file, as for train")->required();
+  plan->add_option("--set", options.assignments, "Override any key (may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  plan->add_option("--ranks", options.ranks, "Ranks that share the state")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  plan->add_option("--parameters", options.parameters,
+                   "Plan for a model of so many parameters (such as 70e9), not the config's");
+  plan->add_option("--layers", options.layers, "Units of that model, all alike")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  plan->add_option("--tokens", options.tokens,
+                   "Tokens of a step and rank (default: the config's batch)");
+  sluice::PlanRateOptions& rates = options.rates;
+  plan->add_option("--io", rates.io_file, "Calibration written by bench io --json");
+  plan->add_option("--adam", rates.adam_file, "Figures written by bench adam --json");
+  plan->add_option("--read-rate", rates.read, "Storage reads, bytes a second (such as 6GB)");
+  plan->add_option("--write-rate", rates.write, "Storage writes");
+  plan->add_option("--duplex", rates.duplex, "Whether storage reads and writes at once")
+      ->check(CLI::IsMember({"full", "half"}));
+  plan->add_option("--copy-rate", rates.copy, "Copies to and from the device, each way");
+  plan->add_option("--adam-rate", rates.adam,
+                   "Parameters that Adam updates a second (such as 2e9)");
+  plan->add_option("--flops", rates.flops, "Operations a second that computation reaches");
+  plan->add_option("--bytes-written-rating", options.bytes_written_rating,
+                   "What the drives may be written in their life (such as 1200TB)");
+  plan->add_option("--json", options.json_file, "Write the plan");
+}
+
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
@@ -126,14 +194,19 @@ struct Commands {
   sluice::GenerateOptions generate;
   sluice::BenchIoOptions bench_io;
   sluice::BenchAdamOptions bench_adam;
+  sluice::BenchStepOptions bench_step;
   sluice::DoctorOptions doctor;
+  sluice::PlanOptions plan;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) {
-      return app.get_subcommand("bench")->got_subcommand("io") ? sluice::run_bench_io(bench_io)
-                                                               : sluice::run_bench_adam(bench_adam);
+      const CLI::App* bench = app.get_subcommand("bench");
+      if (bench->got_subcommand("io")) return sluice::run_bench_io(bench_io);
+      if (bench->got_subcommand("step")) return sluice::run_bench_step(bench_step);
+      return sluice::run_bench_adam(bench_adam);
     }
+    if (app.got_subcommand("plan")) return sluice::run_plan(plan);
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
   }
@@ -151,10 +224,12 @@ int main(int argc, char** argv) {
   Commands commands;
   add_train(app, commands.train);
   add_generate(app, commands.generate);
+  add_plan(app, commands.plan);
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
+  add_bench_step(*bench, commands.bench_step);
   add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);

@@ -35,7 +35,8 @@ TEST(ConfigDocument, ReadsValuesAndComments) {
   const ConfigDocument document(R"({
     // a comment
     "memory": {"device": "8MiB", "host": "10 MiB"}, /* and another */
-    "storage": {"paths": ["/a", "/b"], "block_elements": 8192}
+    "storage": {"paths": ["/a", "/b"], "block_elements": 8192,
+                "weights": [3, 0.5]}
   })",
                                 "run.json");
   const Config config = engine_config(document);
@@ -43,6 +44,7 @@ TEST(ConfigDocument, ReadsValuesAndComments) {
   EXPECT_EQ(config.memory.host_bytes, 10u << 20);
   EXPECT_EQ(config.storage.paths, (std::vector<std::string>{"/a", "/b"}));
   EXPECT_EQ(config.storage.block_elements, 8192u);
+  EXPECT_EQ(config.storage.weights, (std::vector<double>{3, 0.5}));
 }
 
 TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
@@ -118,6 +120,16 @@ TEST(ConfigDocument, WrongTypeRangeAndChoice) {
             R"(run.json:1:14: "storage.paths" is empty, but must have at least 1 entry)");
   EXPECT_EQ(complaint(R"({"storage": {"block_elements": 5000}})"),
             R"(run.json:1:14: "storage.block_elements" is 5000, but must be a multiple of 4096)");
+  EXPECT_EQ(
+      complaint(R"({"storage": {"paths": ["/a", "/b"], "weights": [1]}})"),
+      R"(run.json:1:37: "storage.weights" has 1 entries and "storage.paths" has 2, but each path needs one weight)");
+  EXPECT_NE(complaint(R"({"storage": {"weights": [0]}})").find("is 0, but must be more than 0"),
+            std::string::npos);
+  EXPECT_NE(complaint(R"({"storage": {"weights": ["fast"]}})").find("must be of type number"),
+            std::string::npos);
+  EXPECT_EQ(
+      complaint(R"({"storage": {"weights": [1], "calibration": "io.json"}})"),
+      R"(run.json:1:30: "storage.calibration" and "storage.weights" are both given, but one of them decides; remove the other)");
   EXPECT_EQ(complaint("[]"), "run.json: the document is array, but must be of type object");
 }
 

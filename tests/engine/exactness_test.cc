@@ -230,6 +230,40 @@ TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
   }
 }
 
+// Vertical order gives what it says in its own order of additions, with the parameter traffic of
+// one micro-batch.
+TEST(ExactnessOfOrders, VerticalMicroBatchesGiveTheOraclesBits) {
+  for (const PolicyCase& policy : kPolicies) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.optimizer.overlap = policy.policy;
+    config.optimizer.clip_norm = clip_norm_of(policy, 4);
+    kCases[4].change(config);
+    config.memory.device_bytes = 400_KiB;
+    const ToyOptions options{.steps = 3, .micro_batches = 4, .order = MicroBatchOrder::kVertical};
+    const ToyResult actual = run_toy(config, options);
+    EXPECT_TRUE(actual.state == toy_oracle(config, options).state) << policy.name;
+    const ToyResult one = run_toy(config, {.steps = 1});
+    EXPECT_EQ(actual.predicted.nvme_read_bytes, one.predicted.nvme_read_bytes) << policy.name;
+  }
+}
+
+// Where backward uses every unit once, both orders add alike.
+TEST(ExactnessOfOrders, WithoutTiedWeightsBothOrdersGiveTheSameBits) {
+  ModelSpec model = toy_model();
+  model.forward_order.pop_back();  // the head
+  StateBytes states[2];
+  for (const MicroBatchOrder order : {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
+    Engine engine(config, model, *device);
+    const ToyOptions options{.steps = 3, .micro_batches = 3, .order = order};
+    states[static_cast<int>(order)] = run_toy(engine, model, *device, config, options).state;
+  }
+  EXPECT_TRUE(states[0] == states[1]);
+}
+
 // The other optimizers keep other records; each has them in memory and on storage.
 TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   for (const OptimizerKind kind :

@@ -183,6 +183,34 @@ TEST(HostDevice, ThrottleBoundsTheRateOfOneStreamsCopies) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(20));
 }
 
+// Lower bounds again. On `second` the time counts from the end of what it waited for.
+TEST(HostDevice, OccupyKeepsAStreamBusy) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream first(*device, "first");
+  const Stream second(*device, "second");
+  const Event begin(*device);
+  const Event middle(*device);
+  const Event end(*device);
+  device->record(begin.id(), first.id());
+  for (int i = 0; i < 10; ++i) device->occupy(first.id(), 1'000'000);
+  device->record(middle.id(), first.id());
+  device->wait(second.id(), middle.id());
+  device->occupy(second.id(), 5'000'000);
+  device->record(end.id(), second.id());
+  EXPECT_FALSE(device->is_complete(end.id()));
+  device->synchronize(end.id());
+  EXPECT_GE(device->elapsed_ns(begin.id(), middle.id()), 9'000'000);
+  EXPECT_GE(device->elapsed_ns(middle.id(), end.id()), 5'000'000);
+}
+
+TEST(HostDevice, OccupyIsSkippedAfterAFailure) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  device->launch(stream.id(), [] { throw Error(ErrorCode::kInternal, "broken"); });
+  device->occupy(stream.id(), 3'600'000'000'000);
+  EXPECT_THROW(device->synchronize(stream.id()), Error);
+}
+
 TEST(HostDevice, RefusesAThrottleThatLooksLikeAHang) {
   EXPECT_THROW(make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 999'999}), Error);
   EXPECT_NO_THROW(make_host_device({.memory_bytes = 1_MiB, .copy_bytes_per_second = 1'000'000}));

@@ -60,6 +60,26 @@ float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
+// Calls `visit(unit, pass, use)` in `order`. A use keeps its number, its place in horizontal order.
+void for_each_use(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order,
+                  const std::function<void(UnitId, Pass, std::uint64_t)>& visit) {
+  const std::size_t forward = model.forward_order.size();
+  const std::size_t backward = model.backward_order.size();
+  const auto visit_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
+    const auto& units = pass == Pass::kForward ? model.forward_order : model.backward_order;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      for (std::uint32_t micro_batch = first; micro_batch < last; ++micro_batch)
+        visit(units[i], pass,
+              micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i));
+    }
+  };
+  const std::uint32_t at_once = order == MicroBatchOrder::kVertical ? micro_batches : 1;
+  for (std::uint32_t first = 0; first < micro_batches; first += at_once) {
+    visit_pass(Pass::kForward, first, first + at_once);
+    visit_pass(Pass::kBackward, first, first + at_once);
+  }
+}
+
 }  // namespace
 
 ModelSpec toy_model() {
@@ -118,27 +138,20 @@ StateBytes read_state(Engine& engine) {
 }
 
 void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
-               const Stream& stream, const Config& config, std::uint32_t micro_batches) {
+               const Stream& stream, const Config& config, std::uint32_t micro_batches,
+               MicroBatchOrder order) {
   const ModelSpec model = validated(given);
-  const std::uint64_t number = step.number();
-  std::uint64_t use = 0;
-  for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-    for (const UnitId unit : model.forward_order) {
-      const Lease lease = step.acquire(unit, Pass::kForward, stream);
-      ++use;
+  for_each_use(model, micro_batches, order, [&](UnitId unit, Pass pass, std::uint64_t use) {
+    const Lease lease = step.acquire(unit, pass, stream);
+    if (pass == Pass::kForward) return;
+    const auto tensors = engine.layout().tensors_of(unit);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      device.launch(stream.id(),
+                    [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
+                     count = tensors[i].element_count, number = step.number(), use,
+                     i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
     }
-    for (const UnitId unit : model.backward_order) {
-      const Lease lease = step.acquire(unit, Pass::kBackward, stream);
-      const auto tensors = engine.layout().tensors_of(unit);
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        device.launch(stream.id(),
-                      [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
-                       count = tensors[i].element_count, number, use,
-                       i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
-      }
-      ++use;
-    }
-  }
+  });
 }
 
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
@@ -147,16 +160,17 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
   for (std::uint32_t i = 0; i < options.steps; ++i) {
-    Step step = engine.begin_step(
-        {.learning_rate = options.learning_rate, .micro_batches = options.micro_batches});
-    walk_step(step, model, engine, device, stream, config, options.micro_batches);
+    Step step = engine.begin_step({.learning_rate = options.learning_rate,
+                                   .micro_batches = options.micro_batches,
+                                   .order = options.order});
+    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order);
     result.reports.push_back(step.finish());
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
     for (const UnitId unit : validated(model).forward_order) (void)inference.acquire(unit, stream);
   }
   engine.drain();
-  result.predicted = engine.predicted_traffic(options.micro_batches);
+  result.predicted = engine.predicted_traffic(options.micro_batches, options.order);
   result.state = read_state(engine);
   return result;
 }
@@ -182,7 +196,7 @@ class Oracle {
   }
 
   StepReport train_step(std::uint64_t step, const ToyOptions& options) {
-    compute_gradients(step, options.micro_batches);
+    compute_gradients(step, options);
     // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
     NormAccumulator norm;
     for_each_tensor([&](Tensor& tensor) {
@@ -258,27 +272,27 @@ class Oracle {
     }
   }
 
-  void compute_gradients(std::uint64_t step, std::uint32_t micro_batches) {
+  void compute_gradients(std::uint64_t step, const ToyOptions& options) {
     std::vector<bool> seen(units_.size(), false);
-    std::uint64_t use = 0;
-    for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-      use += model_.forward_order.size();
-      for (const UnitId id : model_.backward_order) {
-        auto& unit = units_[index_of(id)];
-        for (std::size_t i = 0; i < unit.size(); ++i) {
-          Tensor& tensor = unit[i];
-          const std::size_t count = tensor.master.size();
-          fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use,
-                        i);
-          if (seen[index_of(id)]) {
-            accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
-                                          tensor.fresh.data(), count);
-          } else {
-            tensor.gradients = tensor.fresh;
-          }
-        }
-        seen[index_of(id)] = true;
-        ++use;
+    for_each_use(model_, options.micro_batches, options.order,
+                 [&](UnitId id, Pass pass, std::uint64_t use) {
+                   if (pass == Pass::kForward) return;
+                   add_gradients(units_[index_of(id)], seen[index_of(id)], step, use);
+                   seen[index_of(id)] = true;
+                 });
+  }
+
+  void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
+                     std::uint64_t use) const {
+    for (std::size_t i = 0; i < unit.size(); ++i) {
+      Tensor& tensor = unit[i];
+      const std::size_t count = tensor.master.size();
+      fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use, i);
+      if (has_some) {
+        accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
+                                      tensor.fresh.data(), count);
+      } else {
+        tensor.gradients = tensor.fresh;
       }
     }
   }

@@ -20,7 +20,8 @@ class Help(CliCase):
 
     def options(self):
         text = "".join(self.help_of(*words) for words in (
-            (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"), ("doctor",)))
+            (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"),
+            ("bench", "step"), ("plan",), ("doctor",)))
         return set(re.findall(r"--[a-z][a-z-]*", text))
 
     def test_version(self):

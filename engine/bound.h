@@ -1,0 +1,20 @@
+// What a step costs at least, from rates alone: T_min, the busy time of its scarcest resource, and
+// T_bound, the time of the ideal schedule under a policy, found by simulating it block by block
+// (engine/bound_simulation.h has the rules). The distance from T_bound is the engine's to close;
+// the distance between T_bound and T_min is the policy's. Pure: no I/O, no clock; callable from any
+// thread.
+#pragma once
+
+#include "engine/step_cost.h"
+
+namespace sluice {
+
+// T_bound of `policy` (not kAuto), its lanes those of the placement. Speculative: no step is
+// redone.
+// Requires: rates.units has an entry for each unit.
+StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
+
+// T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
+StepCost minimum_step(const StepShape& shape);
+
+}  // namespace sluice

@@ -1,0 +1,199 @@
+#include "engine/simulated_pass.h"
+
+#include "base/error.h"
+
+namespace sluice {
+
+SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
+                             SimulatedMachine& machine, const ParameterSource& source)
+    : layout_(shape.layout),
+      placement_(shape.placement),
+      policy_(policy),
+      machine_(machine),
+      source_(source),
+      blocks_(shape.layout.blocks().size()),
+      units_(shape.layout.units().size()),
+      lanes_free_(shape.placement.lanes.count),
+      block_at_place_(shape.layout.blocks().size()) {
+  for (const ScheduledUse& use : shape.schedule) {
+    if (use.final_gradient) arrival_order_.push_back(use.unit);
+  }
+}
+
+bool SimulatedPass::has_updated(UnitId unit, std::uint64_t steps) const {
+  return units_[index_of(unit)].updates >= steps * layout_.unit(unit).block_count;
+}
+
+bool SimulatedPass::is_eager(std::uint32_t block) const {
+  if (policy_ == OverlapPolicy::kSpeculative)
+    return parameter_tier(block) == Tier::kNvme && record_tier(block) == Tier::kNvme;
+  return policy_ == OverlapPolicy::kEager;
+}
+
+bool SimulatedPass::pump() {
+  if (granted_ == (pass_ + 1) * blocks_.size()) {
+    ++pass_;
+    next_block_ = 0;
+    next_arrival_ = 0;
+    arrival_block_ = 0;
+  }
+  if (normed_steps_ > pass_ || policy_ == OverlapPolicy::kDeferred) return grant_by_unit();
+  return policy_ != OverlapPolicy::kSerial && grant_by_arrival();
+}
+
+bool SimulatedPass::grant_by_unit() {
+  while (blocks_[next_block_].grants > pass_) ++next_block_;
+  return try_grant(next_block_);
+}
+
+bool SimulatedPass::grant_by_arrival() {
+  for (; next_arrival_ < arrival_order_.size(); ++next_arrival_, arrival_block_ = 0) {
+    const UnitPlace& unit = layout_.unit(arrival_order_[next_arrival_]);
+    for (; arrival_block_ < unit.block_count; ++arrival_block_) {
+      const std::uint32_t block = unit.first_block + arrival_block_;
+      if (blocks_[block].grants == pass_ && is_eager(block)) return try_grant(block);
+    }
+  }
+  return false;  // the rest waits for the norm
+}
+
+bool SimulatedPass::try_grant(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (block.in_pass || (needs_lane(index) && lanes_free_ == 0)) return false;
+  if (needs_lane(index)) --lanes_free_;
+  block.in_pass = true;
+  block.place = granted_++;
+  block_at_place_[block.place % blocks_.size()] = index;
+  ++block.grants;
+  block.pending = 1;  // held until every part has been asked for
+  if (record_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.read({SimulatedTask::kLoad, index, ranked(1, 2 * block.place)},
+                  layout_.record_slot_bytes(BlockId{index}));
+  }
+  load_parameters(index);
+  part_loaded(index);
+  return true;
+}
+
+void SimulatedPass::load_parameters(std::uint32_t index) {
+  Block& block = blocks_[index];
+  const BlockPlace& place = layout_.block(BlockId{index});
+  const Tier tier = parameter_tier(index);
+  if (tier == Tier::kHost) return;
+  ++block.pending;
+  const bool shares = policy_ != OverlapPolicy::kSerial;
+  if (tier == Tier::kNvme && shares && source_.fetch_is_to_come(index, pass_)) {
+    block.awaits_fetch = true;
+  } else if (tier == Tier::kDevice ||
+             (shares && source_.is_in_window(index_of(place.unit), pass_))) {
+    machine_.copy_down({SimulatedTask::kLoad, index, ranked(1, block.place)},
+                       layout_.parameter_bytes(place.id));
+  } else {
+    machine_.read({SimulatedTask::kLoad, index, ranked(1, 2 * block.place + 1)},
+                  layout_.parameter_slot_bytes(place.id));
+  }
+}
+
+void SimulatedPass::fetch_arrived(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (!block.awaits_fetch) return;
+  block.awaits_fetch = false;
+  part_loaded(index);
+}
+
+void SimulatedPass::part_loaded(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (--block.pending != 0) return;
+  block.is_loaded = true;
+  note_if_ready(index);
+}
+
+void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
+  units_[index_of(unit)].drained_steps = step + 1;
+  for (const BlockPlace& block : layout_.blocks_of(unit)) note_if_ready(index_of(block.id));
+}
+
+void SimulatedPass::norm_known(std::uint64_t step) {
+  normed_steps_ = step + 1;
+  for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
+}
+
+void SimulatedPass::note_if_ready(std::uint32_t index) {
+  Block& block = blocks_[index];
+  const UnitId unit = layout_.block(BlockId{index}).unit;
+  const std::uint64_t steps_ready =
+      is_eager(index) ? units_[index_of(unit)].drained_steps : normed_steps_;
+  if (!block.is_loaded || steps_ready < block.grants) return;
+  block.is_loaded = false;
+  ready_places_.insert(block.place);
+  ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);
+}
+
+// In the order of their turns until the norm is known, then in unit order: what is left at the turn
+// from backward to forward is what forward is about to need.
+bool SimulatedPass::pump_adam() {
+  if (ready_places_.empty() || !machine_.cpu_is_free()) return false;
+  const std::uint64_t place = *ready_places_.begin();
+  const bool is_by_unit = place / blocks_.size() < normed_steps_;
+  const auto index = is_by_unit
+                         ? static_cast<std::uint32_t>(*ready_blocks_.begin() % blocks_.size())
+                         : block_at_place_[place % blocks_.size()];
+  const Block& block = blocks_[index];
+  ready_places_.erase(block.place);
+  ready_blocks_.erase((block.grants - 1) * blocks_.size() + index);
+  machine_.adam({SimulatedTask::kAdam, index, ranked(1, 0)},
+                layout_.block(BlockId{index}).element_count);
+  return true;
+}
+
+void SimulatedPass::end(const SimulatedJob& job) {
+  const auto index = static_cast<std::uint32_t>(job.subject);
+  switch (job.task) {
+    case SimulatedTask::kLoad: return part_loaded(index);
+    case SimulatedTask::kAdam: return updated(index);
+    case SimulatedTask::kPublish: publish(index); return part_home(index);
+    default: return part_home(index);
+  }
+}
+
+void SimulatedPass::updated(std::uint32_t index) {
+  Block& block = blocks_[index];
+  const BlockId id{index};
+  block.pending = 1;  // held until every part has been sent
+  if (parameter_tier(index) == Tier::kDevice) {
+    ++block.pending;
+    machine_.copy_up({SimulatedTask::kPublish, index, ranked(1, block.place)},
+                     layout_.parameter_bytes(id));
+  } else {
+    publish(index);
+  }
+  if (record_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.write({SimulatedTask::kWriteBack, index, ranked(2, 2 * block.place)},
+                   layout_.record_slot_bytes(id));
+  }
+  if (parameter_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.write({SimulatedTask::kWriteBack, index, ranked(2, 2 * block.place + 1)},
+                   layout_.parameter_slot_bytes(id));
+  }
+  part_home(index);
+}
+
+void SimulatedPass::publish(std::uint32_t index) {
+  blocks_[index].is_updated = true;
+  ++blocks_[index].updates;
+  ++units_[index_of(layout_.block(BlockId{index}).unit)].updates;
+}
+
+void SimulatedPass::part_home(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (--block.pending != 0) return;
+  block.in_pass = false;
+  block.is_updated = false;
+  if (needs_lane(index)) ++lanes_free_;
+  ++home_;
+}
+
+}  // namespace sluice

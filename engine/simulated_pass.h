@@ -1,0 +1,109 @@
+// The optimizer pass in the bound's simulation: which block has its turn when, its lane, its reads,
+// Adam and writes. The rules are in engine/bound_simulation.h.
+//
+// Thread rule: none; one simulation owns it.
+// Progress: a block in the pass waits for its own jobs, its gradient or the norm, and perhaps a
+// fetch of the same step, none of which waits for a lane of the same or a later pass.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "engine/simulated_machine.h"
+
+namespace sluice {
+
+// Where a block's parameters are to be had without a read of its own, in the step whose number is
+// `pass`.
+class ParameterSource {
+ public:
+  virtual bool fetch_is_to_come(std::uint32_t block, std::uint64_t pass) const = 0;
+  virtual bool is_in_window(std::uint32_t unit, std::uint64_t pass) const = 0;
+
+ protected:
+  ~ParameterSource() = default;
+};
+
+class SimulatedPass {
+ public:
+  // All must outlive the pass.
+  SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
+                const ParameterSource& source);
+
+  // Gives one block its turn, if one may have it.
+  bool pump();
+  // Starts the next Adam, if one may start. To be called when nothing else may.
+  bool pump_adam();
+
+  void fetch_arrived(std::uint32_t block);
+  void gradient_final(UnitId unit, std::uint64_t step);
+  void norm_known(std::uint64_t step);
+  // The end of a job whose subject is a block.
+  void end(const SimulatedJob& job);
+
+  // Updates that fetches of the block may see, and that computation on the device may.
+  std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
+  bool has_updated(UnitId unit, std::uint64_t steps) const;
+  // Its updated parameters are still in its lane.
+  bool is_in_lane(std::uint32_t block) const { return blocks_[block].is_updated; }
+  // Updates of all blocks that are home.
+  std::uint64_t home() const { return home_; }
+
+ private:
+  struct Block {
+    std::uint64_t updates = 0;
+    std::uint64_t grants = 0;   // passes in which the block has had its turn
+    std::uint64_t place = 0;    // of the present one in the order of all passes
+    std::uint32_t pending = 0;  // parts before Adam, or after it
+    bool in_pass = false;
+    bool awaits_fetch = false;
+    bool is_loaded = false;
+    bool is_updated = false;  // and still in the pass
+  };
+  struct Unit {
+    std::uint64_t drained_steps = 0;  // steps whose gradient is final
+    std::uint64_t updates = 0;        // of all blocks
+  };
+
+  Tier parameter_tier(std::uint32_t block) const { return placement_.parameter_tier[block]; }
+  Tier record_tier(std::uint32_t block) const { return placement_.record_tier[block]; }
+  bool needs_lane(std::uint32_t block) const {
+    return parameter_tier(block) != Tier::kHost || record_tier(block) != Tier::kHost;
+  }
+  bool is_eager(std::uint32_t block) const;
+  bool grant_by_unit();
+  bool grant_by_arrival();
+  bool try_grant(std::uint32_t index);
+  void load_parameters(std::uint32_t index);
+  void part_loaded(std::uint32_t index);
+  void note_if_ready(std::uint32_t index);
+  void updated(std::uint32_t index);
+  void publish(std::uint32_t index);
+  void part_home(std::uint32_t index);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const OverlapPolicy policy_;
+  SimulatedMachine& machine_;
+  const ParameterSource& source_;
+  std::vector<Block> blocks_;
+  std::vector<Unit> units_;
+  std::vector<UnitId> arrival_order_;
+
+  std::uint64_t pass_ = 0;  // the step whose blocks have their turn
+  std::uint64_t granted_ = 0;
+  std::uint32_t lanes_free_;
+  std::uint32_t next_block_ = 0;     // by unit
+  std::uint32_t next_arrival_ = 0;   // by arrival: unit
+  std::uint32_t arrival_block_ = 0;  // and its block
+  std::uint64_t normed_steps_ = 0;   // whose norm is known
+
+  // Blocks that wait for the CPU and nothing else: by their place in the pass, and by unit.
+  std::set<std::uint64_t> ready_places_;
+  std::set<std::uint64_t> ready_blocks_;
+  std::vector<std::uint32_t> block_at_place_;  // by place in the pass
+  std::uint64_t home_ = 0;
+};
+
+}  // namespace sluice

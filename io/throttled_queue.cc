@@ -1,0 +1,238 @@
+#include "io/throttled_queue.h"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/trace.h"
+#include "io/request_ledger.h"
+#include "io/transfer_progress.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kRateMin = 1'000'000;  // below, sleeps of minutes look like a hang
+constexpr std::uint64_t kNever = UINT64_MAX;
+
+std::chrono::steady_clock::time_point time_at(std::uint64_t time_ns) {
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(time_ns));
+}
+
+class DeadlineQueue final : public ThrottledQueue {
+ public:
+  DeadlineQueue(std::unique_ptr<IoQueue> drive, const ThrottleOptions& options)
+      : options_(options), drive_(std::move(drive)), thread_([this] { run(); }) {}
+
+  ~DeadlineQueue() override {
+    wait_idle();
+    {
+      const std::scoped_lock lock(mutex_);
+      is_stopping_ = true;
+      changed_.notify_one();
+    }
+    thread_.join();
+  }
+
+  void submit(std::span<IoRequest* const> requests) override;
+
+  void wait_idle() override {
+    check_caller();
+    ledger_.wait_idle();
+  }
+
+  IoCounters counters() const override { return drive_->counters(); }
+  std::string_view name() const override { return drive_->name(); }
+  std::string_view note() const override { return drive_->note(); }
+  std::uint64_t late_ns() const override {
+    const std::scoped_lock lock(mutex_);
+    return late_ns_;
+  }
+
+ private:
+  // A request on its way through both drives.
+  struct Job {
+    DeadlineQueue* queue = nullptr;
+    IoRequest* request = nullptr;  // the caller's
+    IoRequest real;                // what the real queue works on
+    std::uint64_t ticket = 0;
+    std::uint64_t arrived_ns = 0;
+    std::uint64_t deadline_ns = kNever;  // known once the emulated drive has taken it up
+    std::uint64_t moved_ns = 0;          // when the real queue was done with it; 0 = not yet
+  };
+  using Jobs = std::list<Job>;
+
+  // One direction of the emulated drive, or both when it is half duplex.
+  struct Line {
+    std::deque<Jobs::iterator> waiting;
+    std::uint64_t free_ns = 0;
+  };
+
+  void check_caller() const {
+    SLUICE_CHECK(serves_ != this,
+                 "a callback must neither submit to its own queue nor wait for it");
+  }
+  Line& line_of(IoKind kind) {
+    return lines_[options_.duplex == Duplex::kFull && kind == IoKind::kWrite ? 1 : 0];
+  }
+  static void moved(IoRequest& real);
+  void run();
+  std::uint64_t serve(std::uint64_t now_ns);
+  Jobs::iterator next_done(std::uint64_t now_ns, std::uint64_t& wake_ns);
+  std::uint64_t transfer_ns(const IoRequest& request) const;
+  void deliver(Jobs::iterator job, std::unique_lock<std::mutex>& lock);
+
+  inline static thread_local const DeadlineQueue* serves_ = nullptr;  // the calling thread's queue
+
+  // Constant after construction.
+  ThrottleOptions options_;
+
+  RequestLedger ledger_;  // any thread; for wait_idle()
+
+  // Guarded by mutex_.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<Line, 2> lines_;
+  Jobs jobs_;   // in flight
+  Jobs spare_;  // nodes to be used again
+  std::uint64_t late_ns_ = 0;
+  bool is_stopping_ = false;
+
+  std::unique_ptr<IoQueue> drive_;  // its callbacks use all of the above
+  std::thread thread_;              // last: it starts when all else stands
+};
+
+void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
+  check_caller();
+  for (IoRequest* request : requests) begin_transfer(*request);
+  std::uint64_t ticket = ledger_.open(requests.size());
+  const std::uint64_t arrived_ns = steady_now_ns();
+  for (IoRequest* request : requests) {
+    IoRequest* real = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (spare_.empty()) spare_.emplace_back();
+      const Jobs::iterator job = spare_.begin();
+      jobs_.splice(jobs_.end(), spare_, job);
+      *job = {.queue = this,
+              .request = request,
+              .real = *request,
+              .ticket = ticket++,
+              .arrived_ns = arrived_ns};
+      job->real.context = &*job;
+      job->real.on_complete = moved;
+      line_of(request->kind).waiting.push_back(job);
+      real = &job->real;
+      changed_.notify_one();
+    }
+    drive_->submit({&real, 1});
+  }
+}
+
+// On a thread of the real queue.
+void DeadlineQueue::moved(IoRequest& real) {
+  Job& job = *static_cast<Job*>(real.context);
+  const std::scoped_lock lock(job.queue->mutex_);
+  job.moved_ns = steady_now_ns();
+  // Under the lock: once it is gone, so may be the queue.
+  job.queue->changed_.notify_one();
+}
+
+void DeadlineQueue::run() {
+  ::pthread_setname_np(::pthread_self(), "sluice-throttle");
+  ::prctl(PR_SET_TIMERSLACK, 1);  // wakes on time, not up to 50 us later
+  serves_ = this;
+  std::unique_lock lock(mutex_);
+  while (!is_stopping_) {
+    const std::uint64_t now_ns = steady_now_ns();
+    std::uint64_t wake_ns = serve(now_ns);
+    const Jobs::iterator done = next_done(now_ns, wake_ns);
+    if (done != jobs_.end()) {
+      deliver(done, lock);
+    } else if (wake_ns != kNever) {
+      changed_.wait_until(lock, time_at(wake_ns));
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+// Lets the emulated drive take up what it has come to by now. Returns when it takes up the next.
+std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
+  std::uint64_t wake_ns = kNever;
+  for (Line& line : lines_) {
+    while (!line.waiting.empty() && line.free_ns <= now_ns) {
+      const Jobs::iterator job = line.waiting.front();
+      line.waiting.pop_front();
+      line.free_ns = std::max(line.free_ns, job->arrived_ns) + transfer_ns(*job->request);
+      job->deadline_ns = line.free_ns + options_.latency_ns;
+    }
+    if (!line.waiting.empty()) wake_ns = std::min(wake_ns, line.free_ns);
+  }
+  return wake_ns;
+}
+
+// The request that both drives are done with, the longest overdue first; else jobs_.end(), with
+// `wake_ns` lowered to the next deadline.
+DeadlineQueue::Jobs::iterator DeadlineQueue::next_done(std::uint64_t now_ns,
+                                                       std::uint64_t& wake_ns) {
+  Jobs::iterator first = jobs_.end();
+  for (Jobs::iterator job = jobs_.begin(); job != jobs_.end(); ++job) {
+    if (job->moved_ns == 0 || job->deadline_ns == kNever) continue;
+    if (first == jobs_.end() || job->deadline_ns < first->deadline_ns) first = job;
+  }
+  if (first == jobs_.end() || first->deadline_ns <= now_ns) return first;
+  wake_ns = std::min(wake_ns, first->deadline_ns);
+  return jobs_.end();
+}
+
+std::uint64_t DeadlineQueue::transfer_ns(const IoRequest& request) const {
+  const std::uint64_t rate = request.kind == IoKind::kRead ? options_.read_bytes_per_second
+                                                           : options_.write_bytes_per_second;
+  if (rate == 0) return 0;
+  return static_cast<std::uint64_t>(static_cast<double>(request.length_bytes) * 1e9 /
+                                    static_cast<double>(rate));
+}
+
+void DeadlineQueue::deliver(Jobs::iterator job, std::unique_lock<std::mutex>& lock) {
+  if (job->moved_ns > job->deadline_ns) late_ns_ += job->moved_ns - job->deadline_ns;
+  IoRequest& request = *job->request;
+  request.error = job->real.error;
+  request.transferred_bytes = job->real.transferred_bytes;
+  const std::uint64_t ticket = job->ticket;
+  spare_.splice(spare_.end(), jobs_, job);
+  lock.unlock();
+  request.on_complete(request);  // from here on the request may be gone
+  ledger_.close(ticket);
+  lock.lock();
+}
+
+void check_rate(std::uint64_t rate, const char* direction) {
+  if (rate == 0 || rate >= kRateMin) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("a throttled queue that {} {} bytes a second; give it 0 (no limit) or at "
+                          "least {}",
+                          direction, rate, kRateMin));
+}
+
+}  // namespace
+
+std::unique_ptr<ThrottledQueue> make_throttled_queue(std::unique_ptr<IoQueue> drive,
+                                                     const ThrottleOptions& options) {
+  check_rate(options.read_bytes_per_second, "reads");
+  check_rate(options.write_bytes_per_second, "writes");
+  return std::make_unique<DeadlineQueue>(std::move(drive), options);
+}
+
+}  // namespace sluice

@@ -1,0 +1,41 @@
+// A drive with stated limits: an IoQueue that passes every request on to a real queue, and
+// completes it no sooner than a drive of the given bandwidth and latency would have. For benchmarks
+// and tests, whose real drives drift; set well below what the real drive gives, the limits are
+// exact. The emulated drive serves one request at a time in each direction (half duplex: one in
+// all), in order of arrival, at the stated rate, and answers `latency` later. Every time is
+// computed from the arrivals and not from when a thread woke up, so that no overshoot adds up;
+// waiting costs no CPU.
+//
+// Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
+// Invariants: as IoQueue; whatever the real queue makes of a request (bytes, errno) is what its
+// owner sees.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "io/duplex.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+struct ThrottleOptions {
+  // Bytes per second; 0 = no limit. Bounds: 0, or at least 1 MB/s.
+  std::uint64_t read_bytes_per_second = 0;
+  std::uint64_t write_bytes_per_second = 0;
+  Duplex duplex = Duplex::kFull;
+  std::uint64_t latency_ns = 0;  // of each request, beside its transfer time; overlaps with others
+};
+
+class ThrottledQueue : public IoQueue {
+ public:
+  // How much later than the emulated drive the real one was, summed over all requests: how far the
+  // limits were not the only ones.
+  virtual std::uint64_t late_ns() const = 0;
+};
+
+// Fails with: kInvalidArgument when a rate is out of bounds.
+std::unique_ptr<ThrottledQueue> make_throttled_queue(std::unique_ptr<IoQueue> drive,
+                                                     const ThrottleOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,292 @@
+#include "engine/bound.h"
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/schedule_oracle.h"
+#include "tests/support/campaign.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kBlockElements = 4096;
+constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
+constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
+
+// A bf16 model of blocks that are all alike, and what the bounds want to know of it. The fields
+// stay where they are: StepShape refers to them.
+struct Model {
+  explicit Model(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0)
+      : spec(validated(spec_of(unit_blocks))),
+        layout(spec, {}, kBlockElements),
+        schedule(training_schedule(spec, 1)) {
+    const auto count = static_cast<std::uint64_t>(layout.blocks().size());
+    placement.parameter_tier.assign(count, Tier::kNvme);
+    placement.record_tier.assign(count, Tier::kNvme);
+    placement.lanes.count = 3;
+    set_prefetch_slots(8);
+    placement.gradient_slots.count = 2;
+    placement.nvme_parameter_bytes = count * kParameterBytes;
+    placement.nvme_record_bytes = count * kRecordBytes;
+    rates.units.assign(unit_blocks.size(), {});
+    const auto largest = static_cast<std::uint64_t>(std::ranges::max(unit_blocks));
+    placement.window_bytes = std::max<std::uint64_t>(window_units, 2) * largest * kParameterBytes;
+    window = plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
+  }
+  Model(const Model&) = delete;
+
+  static ModelSpec spec_of(const std::vector<int>& unit_blocks) {
+    ModelSpec spec;
+    for (std::size_t i = 0; i < unit_blocks.size(); ++i)
+      spec.units.push_back(
+          {.name = fmt::format("u{}", i),
+           .tensors = {{.name = fmt::format("t{}", i),
+                        .shape = {static_cast<std::uint64_t>(unit_blocks[i]) * kBlockElements}}}});
+    return spec;
+  }
+
+  void set_compute(double forward_s, double backward_s) {
+    rates.units.assign(layout.units().size(), {.forward_s = forward_s, .backward_s = backward_s});
+  }
+  void set_tiers(Tier parameters, Tier records) {
+    std::ranges::fill(placement.parameter_tier, parameters);
+    std::ranges::fill(placement.record_tier, records);
+  }
+  void set_prefetch_slots(std::uint32_t count) {
+    placement.parameter_slots.count = count + placement.lanes.count;
+  }
+  StepShape shape() const { return {layout, placement, schedule, window, rates}; }
+  double step_s(OverlapPolicy policy) const { return bound_step(shape(), policy).step_s; }
+
+  ModelSpec spec;
+  Layout layout;
+  Schedule schedule;
+  Placement placement;
+  WindowPlan window;
+  Rates rates;
+};
+
+Traffic predict(const Model& model) {
+  return predict_step_traffic(model.layout, model.placement, model.schedule, model.window);
+}
+
+constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+// --- Against the independent model ---
+
+double seconds(long ticks) {
+  return 1e-6 * static_cast<double>(ticks);
+}
+
+test::OracleCase random_case(std::mt19937_64& random, Model& model) {
+  const auto below = [&](long count) {
+    return static_cast<long>(random() % static_cast<std::uint64_t>(count));
+  };
+  test::OracleCase given;
+  for (const UnitPlace& unit : model.layout.units()) {
+    given.unit_blocks.push_back(static_cast<int>(unit.block_count));
+    given.forward.push_back(1 + below(60));
+    given.backward.push_back(1 + below(120));
+    model.rates.units[index_of(unit.id)] = {.forward_s = seconds(given.forward.back()),
+                                            .backward_s = seconds(given.backward.back())};
+  }
+  Placement& placement = model.placement;
+  const long ram_share = below(3);
+  for (std::size_t block = 0; block < model.layout.blocks().size(); ++block) {
+    given.parameters_in_ram.push_back(below(4) < ram_share);
+    given.record_in_ram.push_back(below(4) < ram_share);
+    placement.parameter_tier[block] = given.parameters_in_ram[block] ? Tier::kHost : Tier::kNvme;
+    placement.record_tier[block] = given.record_in_ram[block] ? Tier::kHost : Tier::kNvme;
+  }
+  for (std::size_t use = 0; use < model.schedule.size(); ++use) {
+    const WindowUse& place = model.window.uses[use];
+    given.uses.push_back({.unit = static_cast<int>(index_of(model.schedule[use].unit)),
+                          .is_backward = model.schedule[use].pass == Pass::kBackward,
+                          .fetches = place.fetch,
+                          .evicted_uses = {place.evicted_uses.begin(), place.evicted_uses.end()}});
+  }
+  Rates& rates = model.rates;
+  const auto per_tick = [](double amount, long ticks) {
+    return ticks == 0 ? 0 : amount * 1e6 / static_cast<double>(ticks);
+  };
+  given.read_parameters = 1 + below(12);
+  given.write_parameters = 1 + below(12);
+  given.read_record = 5 * given.read_parameters;
+  given.write_record = 5 * given.write_parameters;
+  rates.read_bytes_per_second = per_tick(kParameterBytes, given.read_parameters);
+  rates.write_bytes_per_second = per_tick(kParameterBytes, given.write_parameters);
+  given.half_duplex = below(2) == 0;
+  rates.duplex = given.half_duplex ? Duplex::kHalf : Duplex::kFull;
+  given.latency = below(2) * below(30);
+  rates.latency_s = seconds(given.latency);
+  given.copy_up = below(2) * below(8);
+  given.copy_down = below(2) * below(8);
+  rates.up_bytes_per_second = per_tick(kParameterBytes, given.copy_up);
+  rates.down_bytes_per_second = per_tick(kParameterBytes, given.copy_down);
+  given.adam = 1 + below(40);
+  given.norm = below(2) * below(60);
+  rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
+  rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
+  placement.lanes.count =
+      static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
+  model.set_prefetch_slots(
+      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5))));
+  placement.gradient_slots.count =
+      static_cast<std::uint32_t>(given.gradient_slots = 1 + static_cast<int>(below(3)));
+  return given;
+}
+
+// To the tick: rates are made so that every time is a whole number of microseconds.
+TEST(Bound, EqualsTheIndependentModel) {
+  const test::Campaign campaign = test::campaign(60);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<int> unit_blocks(2 + random() % 4);
+    for (int& count : unit_blocks) count = 1 + static_cast<int>(random() % 3);
+    Model model(unit_blocks, 2 + random() % 4);
+    test::OracleCase given = random_case(random, model);
+    for (const OverlapPolicy policy : kPolicies) {
+      given.policy = policy;
+      const std::vector<long> begins = test::step_begins(given, 9);
+      const double expected_s = seconds(begins[7] - begins[3]) / 4;
+      ASSERT_NEAR(model.step_s(policy), expected_s, 1e-12)
+          << name_of(policy) << ", SLUICE_TEST_SEED=" << seed;
+    }
+  }
+}
+
+// --- Against arithmetic ---
+
+constexpr double kTiny = 1e-9;  // times are rounded to nanoseconds
+
+TEST(Bound, CostsComputationWhenAllElseIsFree) {
+  Model model({2, 3, 1, 2});
+  model.set_compute(0.010, 0.020);
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost cost = bound_step(model.shape(), policy);
+    EXPECT_NEAR(cost.step_s, 4 * 0.030, kTiny) << name_of(policy);
+    EXPECT_EQ(cost.scarcest(), Resource::kCompute);
+  }
+  model.schedule = training_schedule(model.spec, 3);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, model.placement),
+                             model.placement.window_bytes, 1);
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 3 * 4 * 0.030, kTiny);
+}
+
+// One drive that does nothing but move bytes, in all policies; `serial` moves every parameter once
+// more than the others.
+TEST(Bound, CostsTheDriveWhenAllElseIsFree) {
+  Model model(std::vector<int>(20, 2));
+  model.rates.read_bytes_per_second = 1e9;
+  model.rates.write_bytes_per_second = 2e9;
+  model.rates.duplex = Duplex::kHalf;
+  constexpr double kCount = 40 * kBlockElements;
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost cost = bound_step(model.shape(), policy);
+    const auto read = static_cast<double>(cost.traffic.nvme_read_bytes);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, 12 * kCount) << name_of(policy);
+    EXPECT_NEAR(cost.step_s, read / 1e9 + 12 * kCount / 2e9, 1e-7) << name_of(policy);
+    EXPECT_EQ(cost.scarcest(), Resource::kStorage);
+    // The window keeps one or two units over the turn, and lanes carry some parameters.
+    if (policy == OverlapPolicy::kSerial) {
+      EXPECT_EQ(read, predict(model).nvme_read_bytes);
+      EXPECT_GE(read, 15.7 * kCount);
+    } else {
+      EXPECT_GE(read, 13.0 * kCount) << name_of(policy);
+      EXPECT_LE(read, 14.0 * kCount) << name_of(policy);
+    }
+  }
+  model.rates.duplex = Duplex::kFull;
+  const StepCost least = minimum_step(model.shape());
+  EXPECT_EQ(least.scarcest(), Resource::kStorageRead);
+  EXPECT_NEAR(least.step_s, static_cast<double>(least.traffic.nvme_read_bytes) / 1e9, 1e-7);
+  EXPECT_NEAR(least.busy(Resource::kStorageWrite), 12 * kCount / 2e9, 1e-7);
+}
+
+// All in memory, 2 ms of Adam a block. `deferred`: the pass takes 40 ms, computation follows it
+// unit by unit, and after the last one come its forward and all of backward.
+TEST(Bound, CostsAdamWhenStateIsInMemory) {
+  Model model(std::vector<int>(10, 2));
+  model.set_tiers(Tier::kHost, Tier::kHost);
+  model.set_compute(0.001, 0.002);
+  model.rates.adam_parameters_per_second = kBlockElements / 0.002;
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), 0.040 + 10 * 0.003, kTiny);
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.040 + 0.001 + 10 * 0.002, kTiny);
+  // Of 20 blocks 9 are updated while gradients come, from the last unit down. The other 11 take
+  // 22 ms in unit order, with forward close behind; its last unit of them and four more follow.
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kEager), 0.022 + 5 * 0.001 + 10 * 0.002, kTiny);
+  EXPECT_EQ(bound_step(model.shape(), OverlapPolicy::kEager).traffic.nvme_read_bytes, 0u);
+  // At home in memory, nothing is speculated.
+  EXPECT_EQ(model.step_s(OverlapPolicy::kSpeculative), model.step_s(OverlapPolicy::kDeferred));
+}
+
+// `serial` with one lane: nothing of the pass overlaps.
+TEST(Bound, OneLaneReadsUpdatesAndWritesInTurn) {
+  Model model(std::vector<int>(8, 1));
+  model.placement.lanes.count = 1;
+  model.set_prefetch_slots(8);
+  model.rates.read_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.write_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.adam_parameters_per_second = kBlockElements / 0.004;
+  const double fetched = static_cast<double>(predict(model).nvme_read_bytes) / kParameterBytes - 48;
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * (0.006 + 0.004 + 0.006),
+              kTiny);
+  model.placement.lanes.count = 8;
+  model.set_prefetch_slots(8);  // reads one after the other; then Adam and the writes behind
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * 0.006 + 0.004 + 0.006,
+              kTiny);
+}
+
+// 1 ms a parameter block: each block goes down for its update and up again after it.
+TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
+  Model model(std::vector<int>(4, 1));
+  model.set_tiers(Tier::kDevice, Tier::kHost);
+  model.window =
+      plan_window(model.schedule, window_unit_bytes(model.layout, model.placement), 0, 1);
+  model.rates.up_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.down_bytes_per_second = kParameterBytes / 0.001;
+  const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(cost.busy(Resource::kCopyUp), 0.004, kTiny);
+  EXPECT_NEAR(cost.busy(Resource::kCopyDown), 0.008, kTiny);  // gradients, then parameters
+  EXPECT_NEAR(cost.step_s, 0.008 + 0.001, kTiny);
+  // Forward follows the updates of 4 ms, and the gradients of 4 ms follow forward; meanwhile three
+  // lanes are filled again.
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
+}
+
+TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
+  Model model(std::vector<int>(4, 1));
+  model.set_compute(0.010, 0.010);
+  model.rates.norm_parameters_per_second = kBlockElements / 0.001;
+  EXPECT_NEAR(bound_step(model.shape(), OverlapPolicy::kSerial).busy(Resource::kCpu), 0.004, kTiny);
+  model.schedule = training_schedule(model.spec, 3);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, model.placement),
+                             model.placement.window_bytes, 1);
+  const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(cost.busy(Resource::kCpu), 3 * 0.004, kTiny);
+  EXPECT_NEAR(cost.step_s, 3 * 8 * 0.010 + 2 * 0.001, kTiny);
+}
+
+TEST(Bound, NoScheduleBeatsTheScarcestResource) {
+  const test::Campaign campaign = test::campaign(100);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    std::mt19937_64 random(seed);
+    Model model(std::vector<int>(8 + random() % 8, 1 + static_cast<int>(random() % 3)));
+    random_case(random, model);
+    const double least_s = minimum_step(model.shape()).step_s;
+    for (const OverlapPolicy policy : kPolicies) {
+      const StepCost cost = bound_step(model.shape(), policy);
+      EXPECT_GE(cost.step_s, cost.busy(cost.scarcest()) * 0.98) << "SLUICE_TEST_SEED=" << seed;
+      EXPECT_GE(cost.step_s, least_s * 0.98) << name_of(policy) << ", SLUICE_TEST_SEED=" << seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice

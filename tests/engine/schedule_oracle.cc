@@ -1,0 +1,359 @@
+#include "tests/engine/schedule_oracle.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace sluice::test {
+namespace {
+
+enum Line { kNone, kRead, kWrite, kUp, kDown, kCpu, kComputation, kLineCount };
+using Rank = std::array<long, 3>;
+
+struct Job {
+  Line line = kNone;
+  long duration = 0;
+  long latency = 0;
+  std::function<bool()> may_start = {};
+  Rank rank{};
+  std::function<void()> on_start = {};
+  std::function<void()> set_rank = {};
+  long start = -1;
+  long end = -1;
+};
+
+class Oracle {
+ public:
+  Oracle(const OracleCase& given, int steps) : c_(given), steps_(steps) {
+    for (std::size_t unit = 0; unit < c_.unit_blocks.size(); ++unit) {
+      first_block_.push_back(static_cast<int>(unit_of_.size()));
+      unit_of_.insert(unit_of_.end(), static_cast<std::size_t>(c_.unit_blocks[unit]),
+                      static_cast<int>(unit));
+    }
+    blocks_ = static_cast<int>(unit_of_.size());
+    uses_ = static_cast<int>(c_.uses.size());
+    list_fetches();
+    list_computation();
+    list_pass();
+  }
+
+  std::vector<long> run() {
+    std::vector<long> begins{0};
+    while (static_cast<int>(begins.size()) < steps_) {
+      start_what_may();
+      if (is_open(static_cast<int>(begins.size()))) {
+        begins.push_back(now_);
+        continue;
+      }
+      long next = -1;
+      for (const Job& job : jobs_) {
+        for (const long time : {job.start + job.duration, job.end}) {
+          if (job.start >= 0 && time > now_ && (next < 0 || time < next)) next = time;
+        }
+      }
+      SLUICE_CHECK(next > 0, "the oracle's schedule goes on");
+      now_ = next;
+    }
+    return begins;
+  }
+
+ private:
+  using Id = int;  // of a job
+  Id add(Job job) {
+    jobs_.push_back(std::move(job));
+    return static_cast<Id>(jobs_.size()) - 1;
+  }
+  bool started(Id job) const { return jobs_[job].start >= 0; }
+  bool done(Id job) const { return job < 0 || (started(job) && jobs_[job].end <= now_); }
+  void start(Job& job) {
+    job.start = now_;
+    if (job.on_start) job.on_start();
+    job.end = now_ + job.duration + (job.line == kRead || job.line == kWrite ? job.latency : 0);
+  }
+  Line storage(Line line) const { return c_.half_duplex && line == kWrite ? kRead : line; }
+
+  void start_what_may() {
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (Job& job : jobs_) {  // what takes no time first, in the order listed
+        if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
+        if (!job.may_start()) continue;
+        start(job);
+        changed = true;
+        break;
+      }
+    }
+    for (int line = kRead; line < kLineCount; ++line) {
+      Job* best = nullptr;
+      bool is_free = true;
+      for (Job& job : jobs_) {
+        if (job.line != line) continue;
+        if (job.start >= 0 && now_ < job.start + job.duration) is_free = false;
+        if (job.start >= 0 || !job.may_start()) continue;
+        if (job.set_rank) job.set_rank();
+        if (best == nullptr || job.rank < best->rank) best = &job;
+      }
+      if (is_free && best != nullptr) start(*best);
+    }
+  }
+
+  // --- Steps, in terms of norms and homes ---
+  bool norm_known(int step) const {
+    if (step < 0) return true;
+    return std::ranges::all_of(norms_[step], [&](Id id) { return done(id); });
+  }
+  bool is_open(int step) const {
+    if (step == 0) return true;
+    if (c_.policy != OverlapPolicy::kSerial) return norm_known(step - 1);
+    return std::ranges::all_of(pass_[step - 1], [&](const Turn& turn) { return is_home(turn); });
+  }
+
+  void list_fetches() {
+    for (int step = 0; step < steps_; ++step) {
+      copies_.emplace_back(uses_);
+      for (int use = 0; use < uses_; ++use) {
+        if (!c_.uses[use].fetches) continue;
+        const int unit = c_.uses[use].unit;
+        for (int i = 0; i < c_.unit_blocks[unit]; ++i)
+          list_fetch(step, use, first_block_[unit] + i);
+      }
+    }
+  }
+  void list_fetch(int step, int use, int block) {
+    const long number = static_cast<long>(fetches_.size());
+    const bool in_ram = c_.parameters_in_ram[block];
+    fetches_.push_back({.step = step, .use = use, .block = block});
+    Fetch& fetch = fetches_.back();
+    fetch.issue = add({.may_start = [=, this] {
+      const auto staged = std::ranges::count_if(fetches_, [&](const Fetch& f) {
+        return !c_.parameters_in_ram[f.block] && started(f.issue) && !done(f.copy);
+      });
+      return (number == 0 || started(fetches_[number - 1].issue)) && is_open(step) &&
+             (step == 0 || done(pass_[step - 1][block].adam)) && (in_ram || staged < c_.staging);
+    }});
+    fetch.read = add({.line = kRead,
+                      .duration = c_.read_parameters,
+                      .latency = c_.latency,
+                      .may_start = [=, this] { return started(fetches_[number].issue); },
+                      .rank = {0, number, 0}});
+    jobs_[fetch.issue].on_start = [=, this] {
+      if (!in_ram && (step == 0 || is_home(pass_[step - 1][block]))) return;
+      jobs_[fetches_[number].read].duration = jobs_[fetches_[number].read].latency = 0;
+    };
+    fetch.copy = add({.line = kUp,
+                      .duration = c_.copy_up,
+                      .may_start =
+                          [=, this] {
+                            const auto& evicted = c_.uses[use].evicted_uses;
+                            return (number == 0 || started(fetches_[number - 1].copy)) &&
+                                   done(fetches_[number].read) &&
+                                   std::ranges::all_of(
+                                       evicted, [&](int e) { return done(computed_[step][e]); });
+                          },
+                      .rank = {0, number, 0}});
+    copies_[step][use].push_back(fetch.copy);
+  }
+
+  void list_computation() {
+    for (int step = 0; step < steps_; ++step) {
+      computed_.emplace_back();
+      drained_.emplace_back(c_.unit_blocks.size(), -1);
+      norms_.emplace_back();
+      std::vector<Id> drains;
+      for (int use = 0; use < uses_; ++use) {
+        const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
+        const Id before = use == 0 ? -1 : computed_[step][use - 1];
+        const int slots = c_.gradient_slots;
+        const Id drain_before = is_backward && static_cast<int>(drains.size()) >= slots
+                                    ? drains[drains.size() - slots]
+                                    : -1;
+        const Id computed = add({.line = kComputation,
+                                 .duration = (is_backward ? c_.backward : c_.forward)[unit],
+                                 .may_start =
+                                     [=, this] {
+                                       return is_open(step) && done(before) && done(drain_before) &&
+                                              std::ranges::all_of(copies_[step][use],
+                                                                  [&](Id id) { return done(id); });
+                                     },
+                                 .rank = {step, use, 0}});
+        computed_[step].push_back(computed);
+        if (!is_backward) continue;
+        const long count = c_.unit_blocks[unit];
+        drains.push_back(add({.line = kDown,
+                              .duration = count * c_.copy_down,
+                              .may_start = [=, this] { return done(computed); },
+                              .rank = {0, step, use}}));
+        drained_[step][unit] = drains.back();
+        norms_[step].push_back(
+            add({.line = kCpu,
+                 .duration = count * c_.norm,
+                 .may_start = [=, this, drain = drains.back()] { return done(drain); },
+                 .rank = {0, step, use}}));
+      }
+    }
+  }
+
+  // --- The pass ---
+  struct Turn {
+    Id grant = -1, record = -1, parameters = -1, adam = -1, write_record = -1,
+       write_parameters = -1;
+    long waits_for_fetch = -1;
+  };
+  bool needs_lane(int block) const {
+    return !c_.parameters_in_ram[block] || !c_.record_in_ram[block];
+  }
+  bool is_home(const Turn& turn) const {
+    return done(turn.write_record) && done(turn.write_parameters) && done(turn.adam);
+  }
+  bool is_eager(int block) const {
+    return c_.policy == OverlapPolicy::kEager ||
+           (c_.policy == OverlapPolicy::kSpeculative && !c_.parameters_in_ram[block] &&
+            !c_.record_in_ram[block]);
+  }
+
+  // The block whose turn it is, or -1.
+  int next_turn(int step) const {
+    const bool known = norm_known(step);
+    if (c_.policy == OverlapPolicy::kSerial && !known) return -1;
+    if (known || c_.policy == OverlapPolicy::kDeferred) {
+      for (int block = 0; block < blocks_; ++block) {
+        if (!started(pass_[step][block].grant)) return block;
+      }
+      return -1;
+    }
+    for (const OracleUse& use : c_.uses) {
+      if (!use.is_backward) continue;
+      for (int i = 0; i < c_.unit_blocks[use.unit]; ++i) {
+        const int block = first_block_[use.unit] + i;
+        if (is_eager(block) && !started(pass_[step][block].grant)) return block;
+      }
+    }
+    return -1;
+  }
+  bool may_be_granted(int step, int block) const {
+    int lanes_taken = 0;
+    for (int s = 0; s <= step; ++s) {
+      for (int b = 0; b < blocks_; ++b) {
+        const bool is_granted = started(pass_[s][b].grant);
+        if (s < step && !is_granted) return false;  // the pass before comes first
+        if (needs_lane(b) && is_granted && !is_home(pass_[s][b])) ++lanes_taken;
+      }
+    }
+    return next_turn(step) == block && (!needs_lane(block) || lanes_taken < c_.lanes) &&
+           (step == 0 || is_home(pass_[step - 1][block]));
+  }
+
+  void list_pass() {
+    pass_.assign(steps_, std::vector<Turn>(blocks_));
+    for (int step = 0; step < steps_; ++step) {
+      for (int block = 0; block < blocks_; ++block) list_turn(step, block);
+    }
+  }
+  void list_turn(int step, int block) {
+    Turn& turn = pass_[step][block];
+    const bool parameters_in_ram = c_.parameters_in_ram[block];
+    const bool record_in_ram = c_.record_in_ram[block];
+    const auto is_granted = [this, grant = &turn.grant] { return started(*grant); };
+    turn.record = add({.line = kRead,
+                       .duration = record_in_ram ? 0 : c_.read_record,
+                       .latency = record_in_ram ? 0 : c_.latency,
+                       .may_start = is_granted});
+    turn.parameters = add({.line = kNone, .may_start = [=, this] {
+                             const long fetch = pass_[step][block].waits_for_fetch;
+                             return is_granted() && (fetch < 0 || done(fetches_[fetch].read));
+                           }});
+    turn.adam =
+        add({.line = kCpu, .duration = c_.adam, .may_start = [=, this] {
+               const Turn& t = pass_[step][block];
+               return done(t.record) && done(t.parameters) &&
+                      (is_eager(block) ? done(drained_[step][unit_of_[block]]) : norm_known(step));
+             }});
+    const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
+    turn.write_record = add({.line = storage(kWrite),
+                             .duration = record_in_ram ? 0 : c_.write_record,
+                             .latency = record_in_ram ? 0 : c_.latency,
+                             .may_start = is_updated});
+    turn.write_parameters = add({.line = storage(kWrite),
+                                 .duration = parameters_in_ram ? 0 : c_.write_parameters,
+                                 .latency = parameters_in_ram ? 0 : c_.latency,
+                                 .may_start = is_updated});
+    turn.grant = add({.may_start = [=, this] { return may_be_granted(step, block); },
+                      .on_start = [=, this] { grant(step, block); }});
+  }
+  void grant(int step, int block) {
+    Turn& turn = pass_[step][block];
+    const long place = granted_++;
+    jobs_[turn.record].rank = {1, place, 0};
+    jobs_[turn.adam].set_rank = [=, this, &job = jobs_[turn.adam]] {
+      job.rank = {1, norm_known(step) ? static_cast<long>(step) * blocks_ + block : place, 0};
+    };
+    jobs_[turn.write_record].rank = {2, place, 0};
+    jobs_[turn.write_parameters].rank = {2, place, 1};
+    if (c_.parameters_in_ram[block]) return;
+    Job& load = jobs_[turn.parameters];
+    if (c_.policy != OverlapPolicy::kSerial) {
+      long first = -1, last = -1;  // fetches of the block in this step
+      for (long f = 0; f < static_cast<long>(fetches_.size()); ++f) {
+        if (fetches_[f].step != step || fetches_[f].block != block) continue;
+        if (first < 0 && !done(fetches_[f].read)) first = f;
+        last = f;
+      }
+      if (last >= 0 && !done(fetches_[last].read)) {
+        turn.waits_for_fetch = first;
+        return;
+      }
+      if (!is_open(step + 1) && in_window(step, unit_of_[block])) {
+        load = {.line = kDown,
+                .duration = c_.copy_down,
+                .may_start = [] { return true; },
+                .rank = {1, place, 0}};
+        return;
+      }
+    }
+    load = {.line = kRead,
+            .duration = c_.read_parameters,
+            .latency = c_.latency,
+            .may_start = [] { return true; },
+            .rank = {1, place, 1}};
+  }
+  bool in_window(int step, int unit) const {
+    bool present = false;
+    for (int use = 0; use < uses_; ++use) {
+      const auto& copies = copies_[step][use];
+      if (!c_.uses[use].fetches || !started(copies.front())) continue;
+      for (const int evicted : c_.uses[use].evicted_uses)
+        if (c_.uses[evicted].unit == unit) present = false;
+      if (c_.uses[use].unit == unit) present = done(copies.back());
+    }
+    return present;
+  }
+
+  struct Fetch {
+    int step = 0, use = 0, block = 0;
+    Id issue = -1, read = -1, copy = -1;
+  };
+
+  const OracleCase& c_;
+  int steps_;
+  int blocks_ = 0;
+  int uses_ = 0;
+  std::vector<int> unit_of_, first_block_;
+  std::vector<Job> jobs_;
+  std::vector<Fetch> fetches_;
+  std::vector<std::vector<std::vector<Id>>> copies_;  // by step, use
+  std::vector<std::vector<Id>> computed_, drained_, norms_;
+  std::vector<std::vector<Turn>> pass_;  // by step, block
+  long granted_ = 0;
+  long now_ = 0;
+};
+
+}  // namespace
+
+std::vector<long> step_begins(const OracleCase& given, int count) {
+  return Oracle(given, count).run();
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,148 @@
+#include "io/throttled_queue.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "tests/contract/io_queue_contract.h"
+
+namespace sluice::test {
+namespace {
+
+std::unique_ptr<IoQueue> make_unlimited(const IoQueueOptions& options) {
+  return make_throttled_queue(make_thread_queue(options), {});
+}
+
+std::unique_ptr<IoQueue> make_limited(const IoQueueOptions& options) {
+  return make_throttled_queue(make_sync_queue(options), {.read_bytes_per_second = 2'000'000'000,
+                                                         .write_bytes_per_second = 4'000'000'000,
+                                                         .duplex = Duplex::kHalf,
+                                                         .latency_ns = 20'000});
+}
+
+INSTANTIATE_TEST_SUITE_P(Throttled, IoQueueContract,
+                         ::testing::Values(IoQueueFactory{"unlimited", make_unlimited},
+                                           IoQueueFactory{"limited", make_limited}));
+
+// The names of requests in the order in which they completed. Times are computed, so that this
+// order does not depend on when a thread wakes up.
+class ThrottledQueueOrder : public ::testing::Test {
+ protected:
+  struct Named {
+    IoRequest request;
+    ThrottledQueueOrder* test = nullptr;
+    char name = 0;
+  };
+
+  // One submission: 'R' and 'W' for a read or a write of 10 KB.
+  std::string completions(const std::string& requests, const ThrottleOptions& options) {
+    const auto queue = make_throttled_queue(make_sync_queue({}), options);
+    std::vector<Named> all(requests.size());
+    std::vector<IoRequest*> pointers;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Named& named = all[i];
+      named.test = this;
+      named.name = static_cast<char>((requests[i] == 'R' ? 'a' : 'A') + counts_[requests[i]]++);
+      named.request = {.kind = requests[i] == 'R' ? IoKind::kRead : IoKind::kWrite,
+                       .descriptor = file_.get(),
+                       .offset_bytes = i * kBytes,
+                       .data = data_.data() + i * kBytes,
+                       .length_bytes = kBytes,
+                       .on_complete =
+                           [](IoRequest& done) {
+                             auto* ended = static_cast<Named*>(done.context);
+                             EXPECT_EQ(done.error, 0);
+                             ended->test->order_ += ended->name;
+                             ended->test->ended_ns_.push_back(steady_now_ns());
+                           },
+                       .context = &named};
+      pointers.push_back(&named.request);
+    }
+    begin_ns_ = steady_now_ns();
+    queue->submit(pointers);
+    queue->wait_idle();
+    return order_;
+  }
+
+  static constexpr std::uint64_t kBytes = 10'000;  // 10 ms at 1 MB/s
+
+  TempDirectory directory_;
+  UniqueFd file_{::open(directory_.file("plain").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
+  std::vector<std::byte> data_ = std::vector<std::byte>(32 * kBytes);
+  std::map<char, int> counts_;
+  std::string order_;
+  std::uint64_t begin_ns_ = 0;
+  std::vector<std::uint64_t> ended_ns_;
+
+  void SetUp() override {
+    ASSERT_EQ(::ftruncate(file_.get(), static_cast<off_t>(data_.size())), 0);
+  }
+};
+
+// Reads end at 10, 20 and 30 ms, writes at 4, 8 ... 28 ms.
+TEST_F(ThrottledQueueOrder, DirectionsHaveRatesOfTheirOwn) {
+  EXPECT_EQ(completions("RRRWWWWWWW",
+                        {.read_bytes_per_second = 1'000'000, .write_bytes_per_second = 2'500'000}),
+            "ABaCDbEFGc" /* 4 8 10 12 16 20 20 24 28 30 */);
+}
+
+TEST_F(ThrottledQueueOrder, HalfDuplexServesInOrderOfArrival) {
+  EXPECT_EQ(completions("RWWRWR", {.read_bytes_per_second = 1'000'000,
+                                   .write_bytes_per_second = 4'000'000,
+                                   .duplex = Duplex::kHalf}),
+            "aABbCc");
+}
+
+// Both reads are due at 10 ms, the writes at 15 and 20; were latencies to add up, the second read
+// would come after the first write.
+TEST_F(ThrottledQueueOrder, LatencyOverlaps) {
+  EXPECT_EQ(completions("RRWW", {.write_bytes_per_second = 2'000'000, .latency_ns = 10'000'000}),
+            "abAB");
+}
+
+TEST_F(ThrottledQueueOrder, NothingEndsBeforeItsTime) {
+  completions("RRWR", {.read_bytes_per_second = 1'000'000,
+                       .write_bytes_per_second = 2'000'000,
+                       .duplex = Duplex::kHalf,
+                       .latency_ns = 1'000'000});
+  const std::uint64_t due_ms[] = {11, 21, 26, 36};
+  ASSERT_EQ(ended_ns_.size(), 4u);
+  for (int i = 0; i < 4; ++i) EXPECT_GE(ended_ns_[i], begin_ns_ + due_ms[i] * 1'000'000);
+}
+
+TEST(ThrottledQueue, PassesOnWhatTheDriveSays) {
+  const auto queue = make_throttled_queue(make_sync_queue({}), {.latency_ns = 1});
+  EXPECT_EQ(queue->name(), "sync");
+  EXPECT_EQ(queue->late_ns(), 0u);
+  std::byte data{};
+  RequestBatch batch(1);
+  batch.set(0, IoKind::kWrite, -1, 0, {&data, 1});
+  batch.submit_and_wait(*queue);
+  EXPECT_EQ(batch[0].error, EBADF);
+  EXPECT_EQ(queue->counters().failed, 1u);
+}
+
+// The real drive takes its time, whatever the emulated one would do.
+TEST(ThrottledQueue, CountsHowLateTheDriveIs) {
+  const auto queue = make_throttled_queue(
+      make_throttled_queue(make_sync_queue({}), {.latency_ns = 5'000'000}), {.latency_ns = 1});
+  std::byte data{};
+  RequestBatch batch(1);
+  batch.set(0, IoKind::kRead, -1, 0, {&data, 1});
+  batch.submit_and_wait(*queue);
+  EXPECT_GE(queue->late_ns(), 4'000'000u);
+}
+
+TEST(ThrottledQueue, RefusesRatesThatLookLikeAHang) {
+  for (const ThrottleOptions options : {ThrottleOptions{.read_bytes_per_second = 999'999},
+                                        ThrottleOptions{.write_bytes_per_second = 999'999}}) {
+    const std::string message = expect_error(ErrorCode::kInvalidArgument, [&] {
+      (void)make_throttled_queue(make_sync_queue({}), options);
+    });
+    EXPECT_NE(message.find("999999"), std::string::npos) << message;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

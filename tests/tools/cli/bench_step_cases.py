@@ -1,0 +1,57 @@
+"""sluice bench step: its JSON file, its table, and what it refuses. No speed is asserted."""
+
+from cli_support import CliCase, documented_words
+
+
+class BenchStep(CliCase):
+    def bench(self, *arguments, **options):
+        return self.run_sluice("bench", "step", "--path", "storage", *arguments, **options)
+
+    def test_all_policies(self):
+        done = self.bench("--parameters", 300000, "--units", 5, "--steps", 5, "--json", "step.json",
+                          "--regime", "balanced", "--regime", "adam-bound")
+        self.assertEqual(done.stderr, "")
+        document = self.read_json("step.json")
+        self.assertEqual([regime["regime"] for regime in document["regimes"]],
+                         ["balanced", "adam-bound"])
+        for regime in document["regimes"]:
+            self.assertTrue(regime["states_equal"])
+            self.assertIn(f"\n{regime['regime']}: ", done.stdout)
+            self.assertEqual([policy["policy"] for policy in regime["policies"]],
+                             ["serial", "deferred", "eager", "speculative"])
+            for policy in regime["policies"]:
+                self.assertEqual(len(policy["steps_s"]), 5)
+                # The bound of the whole is never below that of a part.
+                self.assertGreaterEqual(policy["t_bound_s"], regime["t_min_s"] * 0.98)
+                # Nothing is faster than the emulated computation.
+                self.assertGreaterEqual(policy["step_s"]["min"], regime["compute_s"])
+                written = policy["nvme_write_bytes"]
+                self.assertEqual(written, policy["ideal_write_bytes"])
+                self.assertEqual(written == 0, regime["regime"] == "adam-bound")
+            self.assertEqual(regime["policies"][0]["times_serial"], 1)
+            serial = regime["policies"][0]
+            self.assertEqual(serial["nvme_read_bytes"], serial["ideal_read_bytes"])
+        regime = document["regimes"][0]
+        keys = set(document) | set(regime) | set(regime["policies"][0])
+        self.assertEqual(keys - documented_words(), set())
+
+    def test_half_of_the_state_in_memory(self):
+        written = {}
+        for share in (0, 0.5):
+            self.bench("--parameters", 300000, "--units", 5, "--steps", 1, "--json", "step.json",
+                       "--regime", "drive-bound", "--policy", "serial", "--memory-share", share)
+            policy, = self.read_json("step.json")["regimes"][0]["policies"]
+            written[share] = policy["nvme_write_bytes"]
+        self.assertLess(written[0.5], 0.55 * written[0])
+        self.assertGreater(written[0.5], 0.35 * written[0])
+
+    def test_refusals(self):
+        for arguments, code, words in (
+                (("--rate", "999KB"), 2, "--rate"),
+                (("--units", 7, "--parameters", 6), 2, "7 units"),
+                (("--regime", "lucky"), 2, "lucky"),
+                (("--policy", "auto"), 2, "auto"),
+                (("--json", "no/such/folder.json"), 2, "no/such/folder.json")):
+            with self.subTest(arguments):
+                done = self.bench(*arguments, expect=code)
+                self.assertIn(words, done.stderr + done.stdout)

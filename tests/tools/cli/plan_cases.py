@@ -1,0 +1,143 @@
+"""sluice plan: that it agrees with a run, with arithmetic, and what it refuses."""
+
+import json
+
+from cli_support import ON_NVME, CliCase, documented_words
+
+SERIAL = {"optimizer.overlap": "serial"}
+BUDGETS = {"memory.device": "1GiB", "memory.host": "1GiB"}
+
+
+class Plan(CliCase):
+    LABEL = "cpu"
+
+    def plan(self, *arguments, values=None, expect=0):
+        self.done = self.run_sluice("plan", self.write_config({**BUDGETS, **(values or {})}),
+                                    "--json", "plan.json", *arguments, expect=expect)
+        return self.read_json("plan.json")
+
+    def uniform(self, *arguments, values=None, **options):
+        return self.plan("--parameters", 2**25, "--layers", 32, *arguments,
+                         values={"storage.block_elements": 65536, "batch.micro_batches": 1,
+                                 **(values or {})}, **options)
+
+    @staticmethod
+    def row(document, name):
+        return next(row for row in document["placements"] if row["name"] == name)
+
+    def test_agrees_with_a_run(self):
+        values = {**ON_NVME, **SERIAL}
+        run = self.train({**BUDGETS, **values})
+        own = self.row(self.plan(values=values), "config")
+        self.assertEqual(own["step"]["nvme_read_bytes"], run["predicted_nvme_read_bytes"])
+        self.assertEqual(own["step"]["nvme_write_bytes"], run["predicted_nvme_write_bytes"])
+        self.assertEqual(own["host_bytes"], run["host_pool_bytes"])
+        self.assertEqual(own["device_bytes"], run["device_pool_bytes"])
+        for tier in ("device", "host", "nvme"):
+            pools = sum(pool["size_bytes"] for pool in own["pools"] if pool["tier"] == tier)
+            self.assertEqual(pools, own[tier + "_bytes"])
+
+    def test_agrees_with_arithmetic(self):
+        # 6 operations a parameter and token; 12 bytes written, and read again by the pass.
+        document = self.uniform("--tokens", 1000, "--flops", 6e3 * 2**25, "--read-rate", "1GB",
+                                "--write-rate", "1GB", "--duplex", "half",
+                                values={**ON_NVME, **SERIAL})
+        own = self.row(document, "config")
+        self.assertAlmostEqual(own["compute_s"], 1, places=6)
+        self.assertEqual(own["step"]["nvme_write_bytes"], 12 * 2**25)
+        self.assertAlmostEqual(own["step"]["busy_s"]["compute"], 1, places=6)
+        storage_s = own["step"]["busy_s"]["storage"]
+        moved = own["step"]["nvme_read_bytes"] + own["step"]["nvme_write_bytes"]
+        self.assertAlmostEqual(storage_s, moved / 1e9, places=3)
+        self.assertGreater(own["step"]["step_s"], 1)
+        for policy in ("serial", "deferred", "eager", "speculative"):
+            self.assertGreaterEqual(own["policies"][policy]["step_s"], own["t_min_s"] * 0.98)
+        self.assertLess(own["policies"]["deferred"]["step_s"], own["policies"]["serial"]["step_s"])
+
+    def test_tokens_from_which_offload_is_free(self):
+        arguments = ("--flops", 1e12, "--read-rate", "1GB", "--write-rate", "1GB")
+        values = {**ON_NVME, "optimizer.overlap": "deferred"}
+        free = self.uniform("--tokens", 1, *arguments, values=values)["free_from_tokens"]
+        for tokens, is_free in ((free * 1.02, True), (free * 0.9, False)):
+            own = self.row(self.uniform("--tokens", tokens, *arguments, values=values), "config")
+            self.assertEqual(own["step"]["step_s"] <= 1.05 * own["compute_s"], is_free)
+
+    def test_ranks_share_the_state(self):
+        one = self.row(self.uniform(values=ON_NVME), "nvme")
+        four = self.row(self.uniform("--ranks", 4, values=ON_NVME), "nvme")
+        self.assertEqual(4 * four["nvme_bytes"], one["nvme_bytes"])
+        self.assertAlmostEqual(four["compute_s"], one["compute_s"])
+        self.assertIn("collectives take no time", self.done.stdout)
+
+    def test_alternatives_and_budgets(self):
+        document = self.uniform(values={"memory.host": "200MiB", **ON_NVME})
+        self.assertEqual([row["name"] for row in document["placements"]],
+                         ["config", "device", "host", "nvme", "mixed"])
+        host = self.row(document, "host")
+        self.assertFalse(host["fits"])
+        self.assertIn("memory.host", host["obstacle"])
+        mixed, nvme = self.row(document, "mixed"), self.row(document, "nvme")
+        self.assertLess(mixed["step"]["step_s"], nvme["step"]["step_s"])
+        self.assertLessEqual(mixed["host_bytes"], 200 << 20)
+        self.assertIsNone(document["steps_of_drive_life"])
+        keys = set(document).union(*document["placements"])
+        keys |= set(nvme["step"]) | set(nvme["pools"][0])
+        self.assertEqual(keys - documented_words(), set())
+
+    def test_does_not_fit(self):
+        document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)
+        self.assertIn("this config does not fit", self.done.stdout)
+        self.assertFalse(self.row(document, "config")["fits"])
+        self.assertIsNone(document["free_from_tokens"])
+
+    def test_life_of_the_drive(self):
+        document = self.uniform("--bytes-written-rating", "12TB", values=ON_NVME)
+        self.assertAlmostEqual(document["steps_of_drive_life"], 12e12 / (12 * 2**25))
+        self.assertIn("12TB written last for", self.done.stdout)
+
+    def calibrate(self, interference):
+        with open(self.path("io.json"), "w", encoding="utf-8") as file:
+            json.dump({"best": {"read": {"bytes_per_second": 2e9},
+                                "write": {"bytes_per_second": 1e9}},
+                       "interference": interference}, file)
+        rows = [{"state": state, "threads": threads, "parameters_per_s": {"median": rate}}
+                for state, threads, rate in (("split_bf16", 1, 1e8), ("split_bf16", 2, 2e8),
+                                             ("fp32", 2, 4e8))]
+        with open(self.path("adam.json"), "w", encoding="utf-8") as file:
+            json.dump({"results": rows}, file)
+
+    def test_calibration_files(self):
+        for interference, duplex, read, write in ((1.0, "half", 2.0, 1.0), (0.8, "half", 2.5, 1.25),
+                                                  (0.5, "full", 2.0, 1.0),
+                                                  (0.625, "full", 1.6, 0.8)):
+            with self.subTest(interference):
+                self.calibrate(interference)
+                own = self.row(self.uniform("--io", "io.json", "--adam", "adam.json",
+                                            values=ON_NVME), "config")
+                self.assertRegex(self.done.stdout, rf"reads +{read:.2f} GB/s  calibration")
+                self.assertRegex(self.done.stdout,
+                                 rf"writes +{write:.2f} GB/s  calibration, {duplex}")
+                self.assertRegex(self.done.stdout, r"Adam +0.20 Gparam/s  calibration")
+                busy = own["step"]["busy_s"]
+                adam = 2**25 / 2e8
+                self.assertAlmostEqual(busy["optimizer"], adam * (1 + 2 / 26), places=5)
+        self.uniform("--adam", "adam.json", "--adam-rate", 3e8, values=ON_NVME)
+        self.assertRegex(self.done.stdout, r"Adam +0.30 Gparam/s  stated")
+        self.uniform("--adam", "adam.json", values={**ON_NVME, "precision.parameters": "fp32"})
+        self.assertRegex(self.done.stdout, r"Adam +0.40 Gparam/s")
+
+    def test_refusals(self):
+        self.calibrate(None)
+        for arguments, words in ((("--io", "none.json"), "none.json"),
+                                 (("--io", "io.json"), "sluice bench io --json"),
+                                 (("--adam", "io.json"), "sluice bench adam --json"),
+                                 (("--io", "text.txt"), "no JSON"),
+                                 (("--read-rate", "1KB"), "--read-rate"),
+                                 (("--adam-rate", -1), "--adam-rate"),
+                                 (("--flops", 0), "--flops"),
+                                 (("--tokens", 0), "--tokens"),
+                                 (("--parameters", 5, "--layers", 6), "6 layers"),
+                                 (("--duplex", "both"), "both")):
+            with self.subTest(arguments):
+                done = self.run_sluice("plan", self.write_config(), *arguments, expect=2)
+                self.assertIn(words, done.stderr + done.stdout)

@@ -1,0 +1,29 @@
+// `sluice bench step`: the time of a training step under every overlap policy, against the limits
+// that emulated computation and a throttled drive set.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct BenchStepOptions {
+  std::vector<std::string> regimes;   // empty = all
+  std::vector<std::string> policies;  // empty = all
+  std::uint64_t parameters = 100'000'000;
+  std::uint32_t units = 16;
+  unsigned steps = 12;  // measured of each policy and regime
+  std::string path = "/var/tmp";
+  std::string rate = "1GB";            // of the throttled drive, a second
+  std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
+  double memory_share = 0;             // of the state in host memory
+  std::string json_file;
+};
+
+// Prints a table for each regime. Returns the exit code.
+// Fails with: kConfig (an option), as Engine, kInput (the JSON file).
+int run_bench_step(const BenchStepOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,33 @@
+// The rates that a plan reckons with: assumed ones, over which calibration files of `sluice bench
+// io` and `sluice bench adam` go, over which stated ones go; each with where it is from.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/layout.h"
+#include "engine/step_cost.h"
+
+namespace sluice {
+
+struct PlanRateOptions {
+  std::string io_file;    // empty = none
+  std::string adam_file;  // empty = none
+  // As on the command line: sizes a second, and numbers such as "2e9".
+  std::string read, write, copy;  // empty = not stated
+  std::string duplex;             // "full", "half"
+  std::optional<double> adam;     // parameters a second
+  std::optional<double> flops;    // of the device, as reached
+};
+
+struct PlanRates {
+  Rates rates;                       // without unit times
+  double flops = 0;                  // a second
+  std::vector<std::string> sources;  // a line each
+};
+
+// Fails with: kConfig (an option), kInput (a calibration file that cannot be read or is none).
+PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
+
+}  // namespace sluice

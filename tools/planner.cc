@@ -1,0 +1,125 @@
+#include "tools/planner.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kHidden = 1.05;
+
+OverlapPolicy policy_of(const Config::Optimizer& optimizer) {
+  if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
+  return optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop
+             ? OverlapPolicy::kEager
+             : OverlapPolicy::kDeferred;
+}
+
+class Planning {
+ public:
+  explicit Planning(const PlanRequest& request)
+      : request_(request),
+        model_(validated(request.model)),
+        layout_(model_, state_format(request.config), request.config.storage.block_elements),
+        schedule_(training_schedule(model_, request.micro_batches)),
+        rates_(request.rates) {
+    set_compute_factor(1);
+  }
+
+  void set_compute_factor(double factor) {
+    rates_.units.clear();
+    for (const double flops : request_.forward_flops)
+      rates_.units.push_back({.forward_s = factor * flops / request_.flops,
+                              .backward_s = factor * 2 * flops / request_.flops});
+  }
+
+  double compute_s() const {
+    double sum_s = 0;
+    for (const ScheduledUse& use : schedule_) {
+      const UnitTime& time = rates_.units[index_of(use.unit)];
+      sum_s += use.pass == Pass::kForward ? time.forward_s : time.backward_s;
+    }
+    return sum_s;
+  }
+
+  // With the policy's step, or why not.
+  PlannedPlacement place(const std::string& name, const Config::Placement& choices) const {
+    PlannedPlacement planned;
+    planned.name = name;
+    planned.policy = policy_of(request_.config.optimizer);
+    const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
+                          .lanes = request_.config.optimizer.lanes};
+    const Budgets budgets{.device_bytes = *request_.config.memory.device_bytes,
+                          .host_bytes = *request_.config.memory.host_bytes};
+    try {
+      planned.placement = plan_placement(layout_, model_, choices, budgets, needs);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      planned.obstacle = error.what();
+      return planned;
+    }
+    if (planned.policy == OverlapPolicy::kSpeculative) planned.placement.storage_copies = 2;
+    planned.compute_s = compute_s();
+    planned.step = with_shape(planned.placement, [&](const StepShape& shape) {
+      return bound_step(shape, planned.policy);
+    });
+    return planned;
+  }
+
+  void compare_policies(PlannedPlacement& planned) const {
+    for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+      planned.policies.emplace_back(
+          policy, with_shape(planned.placement,
+                             [&](const StepShape& shape) { return bound_step(shape, policy); }));
+    }
+    planned.least = with_shape(planned.placement, minimum_step);
+  }
+
+ private:
+  StepCost with_shape(const Placement& placement, const auto& function) const {
+    const WindowPlan window = plan_window(schedule_, window_unit_bytes(layout_, placement),
+                                          placement.window_bytes, model_.concurrent_leases);
+    return function(StepShape{layout_, placement, schedule_, window, rates_});
+  }
+
+  const PlanRequest& request_;
+  ModelSpec model_;
+  Layout layout_;
+  Schedule schedule_;
+  Rates rates_;
+};
+
+}  // namespace
+
+std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
+  const Planning planning(request);
+  std::vector<PlannedPlacement> all = {
+      planning.place("config", request.config.placement),
+      planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
+      planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
+      planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),
+      planning.place("mixed", {})};
+  if (all.front().obstacle.empty()) planning.compare_policies(all.front());
+  return all;
+}
+
+std::optional<double> compute_factor_that_hides(const PlanRequest& request) {
+  Planning planning(request);
+  const auto hides = [&](double log_factor) {
+    planning.set_compute_factor(std::exp2(log_factor));
+    const PlannedPlacement planned = planning.place("config", request.config.placement);
+    return planned.obstacle.empty() && planned.step.step_s <= kHidden * planned.compute_s;
+  };
+  double low = -20;
+  double high = 20;
+  if (!hides(high)) return std::nullopt;
+  for (int i = 0; i < 12; ++i) {  // to 1 %
+    const double middle = (low + high) / 2;
+    (hides(middle) ? high : low) = middle;
+  }
+  return std::exp2(high);
+}
+
+}  // namespace sluice

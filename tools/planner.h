@@ -1,0 +1,44 @@
+// Answers, before a run, what it will need and cost: memory by pool, bytes a step, the step's time
+// by resource and policy, and the same for other places of the state. Pure: asks no machine.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/bound.h"
+
+namespace sluice {
+
+struct PlanRequest {
+  Config config;    // memory budgets given
+  ModelSpec model;  // of one rank: its shard of each unit
+  // Floating-point operations of a unit's forward use, by unit; backward takes twice as many.
+  std::vector<double> forward_flops;
+  std::uint32_t micro_batches = 1;
+  Rates rates;  // without unit times
+  double flops = 0;
+};
+
+// One way to place the state.
+struct PlannedPlacement {
+  std::string name;
+  std::string obstacle;  // why it cannot be; then nothing below holds
+  Placement placement;
+  OverlapPolicy policy{};  // what the config comes to
+  StepCost step;           // under it
+  double compute_s = 0;
+  // Of the config's own placement alone:
+  std::vector<std::pair<OverlapPolicy, StepCost>> policies;
+  StepCost least;  // T_min
+};
+
+// The config's own placement, then: device (parameters there, optimizer in host memory), host,
+// nvme, mixed (as budgets allow).
+std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
+
+// How many times the computation of `request` a step needs so that its time is computation's to
+// 5 %, under the config's placement; nothing when a million times is not enough.
+std::optional<double> compute_factor_that_hides(const PlanRequest& request);
+
+}  // namespace sluice
