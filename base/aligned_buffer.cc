@@ -5,14 +5,43 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/numa.h"
 #include "base/units.h"
 
 namespace sluice {
+namespace {
+
+void touch(std::byte* data, std::uint64_t size_bytes) {
+  for (std::uint64_t offset = 0; offset < size_bytes; offset += kPageBytes)
+    *const_cast<volatile std::byte*>(data + offset) = std::byte{0};
+}
+
+// A large buffer's huge pages go to the NUMA nodes in turn, each from a thread of its node: whoever
+// works on the buffer later has the bandwidth of all.
+void touch_all(std::byte* data, std::uint64_t size_bytes) {
+  const NumaNodes& nodes = NumaNodes::of_machine();
+  if (nodes.count() == 1 || size_bytes < nodes.count() * kHugePageBytes)
+    return touch(data, size_bytes);
+  std::vector<std::thread> threads;
+  for (unsigned node = 0; node < nodes.count(); ++node) {
+    threads.emplace_back([&nodes, node, data, size_bytes] {
+      nodes.bind_this_thread(node);
+      const std::uint64_t stride = nodes.count() * kHugePageBytes;
+      for (std::uint64_t begin = node * kHugePageBytes; begin < size_bytes; begin += stride)
+        touch(data + begin, std::min(kHugePageBytes, size_bytes - begin));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
 
 AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose) {
   if (size_bytes == 0) return;
@@ -40,9 +69,7 @@ AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose)
   // advised range ends at the last whole huge page, so that the resident size stays the size asked
   // for.
   if (huge) (void)::madvise(data_, size_bytes_ / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
-  for (std::uint64_t offset = 0; offset < size_bytes_; offset += kPageBytes) {
-    *const_cast<volatile std::byte*>(data_ + offset) = std::byte{0};
-  }
+  touch_all(data_, size_bytes_);
 }
 
 AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept

@@ -1,7 +1,8 @@
 // Host memory that O_DIRECT and DMA can use: page-aligned, on 2 MiB pages where the kernel grants
 // them, zero-filled and touched once on construction. A physically contiguous buffer doubles a
 // drive's rate, and first touch is 10 to 50 times slower than any later one, so arenas are made
-// once and cut into slots. Movable, one owner; not thread-safe itself.
+// once and cut into slots. With several NUMA nodes its huge pages go to them in turn. Movable, one
+// owner; not thread-safe itself.
 #pragma once
 
 #include <cstddef>

@@ -143,6 +143,11 @@ Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup
   return found;
 }
 
+unsigned granted_threads(unsigned asked) {
+  const unsigned granted = topology().granted_cores;
+  return asked == 0 ? granted : std::min(asked, granted);
+}
+
 const Topology& topology() {
   static const Topology found = read_topology("/proc/self/cgroup", "/sys/fs/cgroup");
   return found;

@@ -17,6 +17,10 @@ struct Topology {
 
 const Topology& topology();
 
+// As many threads as asked for, but no more than cores are granted: further ones would only stop
+// each other. 0 asks for all.
+unsigned granted_threads(unsigned asked);
+
 // As topology(), with the cgroup's limits from other files, for tests: `proc_cgroup` in the form of
 // /proc/self/cgroup, `cgroup_root` in that of /sys/fs/cgroup (v2, or v1 with a folder a
 // controller). A file that is missing limits nothing.

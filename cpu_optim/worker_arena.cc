@@ -6,10 +6,40 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_scheduler_observer.h>
 
 #include <optional>
 
+#include "base/numa.h"
+
 namespace sluice {
+namespace {
+
+// Spreads an arena's own threads over the NUMA nodes while they work for it. Calling threads stay
+// where they are.
+class NodeBinder : public tbb::task_scheduler_observer {
+ public:
+  NodeBinder(tbb::task_arena& arena, unsigned threads)
+      : tbb::task_scheduler_observer(arena), threads_(threads) {
+    if (nodes_.count() > 1) observe(true);
+  }
+  ~NodeBinder() override { observe(false); }
+
+  void on_scheduler_entry(bool is_worker) override {
+    if (!is_worker) return;
+    const auto worker = static_cast<unsigned>(tbb::this_task_arena::current_thread_index());
+    nodes_.bind_this_thread(nodes_.node_of(worker, threads_));
+  }
+  void on_scheduler_exit(bool is_worker) override {
+    if (is_worker) nodes_.unbind_this_thread();
+  }
+
+ private:
+  const NumaNodes& nodes_ = NumaNodes::of_machine();
+  unsigned threads_;
+};
+
+}  // namespace
 
 struct WorkerArena::Tbb {
   explicit Tbb(unsigned threads) {
@@ -17,10 +47,12 @@ struct WorkerArena::Tbb {
     if (threads > static_cast<unsigned>(tbb::info::default_concurrency()))
       more_workers.emplace(tbb::global_control::max_allowed_parallelism, threads);
     arena.initialize(static_cast<int>(threads));
+    binder.emplace(arena, threads);
   }
 
   std::optional<tbb::global_control> more_workers;
   tbb::task_arena arena;
+  std::optional<NodeBinder> binder;
 };
 
 WorkerArena::WorkerArena(unsigned threads)

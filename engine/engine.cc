@@ -14,7 +14,7 @@ namespace {
 
 Config checked(Config config) {
   validate(config);
-  if (config.threads == 0) config.threads = topology().granted_cores;
+  config.threads = granted_threads(config.threads);
   return config;
 }
 

@@ -73,7 +73,7 @@ int run_generate(const GenerateOptions& options) {
         fmt::format("\"{}\" has a vocabulary of {} tokens; generate understands byte models (256)",
                     options.model_file, config.vocabulary));
   const ModelSpec model = validated(gpt::gpt_model_spec(config));
-  const unsigned threads = options.threads != 0 ? options.threads : topology().granted_cores;
+  const unsigned threads = granted_threads(options.threads);
   gpt::GptCompute compute(config, {.batch = 1, .sequence = config.context}, {.threads = threads});
   UnitReader reader(file, model);
   std::vector<std::uint32_t> tokens;

@@ -1,10 +1,9 @@
 // The sluice command: parses the command line, runs a subcommand, turns errors into messages and
 // exit codes.
-#include <map>
-
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <new>
 
 #include <fmt/format.h>

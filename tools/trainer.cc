@@ -7,7 +7,7 @@ namespace sluice {
 namespace {
 
 gpt::GptComputeOptions compute_options(const TrainConfig& config) {
-  return {.threads = config.engine.threads != 0 ? config.engine.threads : topology().granted_cores,
+  return {.threads = granted_threads(config.engine.threads),
           .precision = {.parameters = config.engine.precision.parameters,
                         .gradients = config.engine.precision.gradients}};
 }

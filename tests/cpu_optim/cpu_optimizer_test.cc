@@ -1,11 +1,18 @@
 // The parallel driver: thread counts and cuts change no bit, and several callers get along.
+#include <sched.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "cpu_optim/cpu_optimizer.h"
+#include "cpu_optim/worker_arena.h"
 #include "tests/cpu_optim/optimizer_data.h"
 
 namespace sluice {
@@ -99,6 +106,45 @@ TEST_F(CpuOptimizerTest, OneMasterInOneChunkIsNoticed) {
   data.set_master(3 * 32768 + 5, HUGE_VALF);
   EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), Masters::kNonFinite);
   EXPECT_EQ(find_non_finite_master(data.arrays()), 3 * 32768 + 5);
+}
+
+// A description of two nodes that hwloc takes for this machine: the arena's own thread works on the
+// second one, and the calling thread stays where it was.
+[[noreturn]] void run_on_two_nodes() {
+  setenv("HWLOC_SYNTHETIC", "node:2 core:1 pu:1", 1);
+  setenv("HWLOC_THISSYSTEM", "1", 1);
+  const auto processors = [] {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0) std::_Exit(10);
+    return mask;
+  };
+  const cpu_set_t all = processors();
+  if (!CPU_ISSET(0, &all) || !CPU_ISSET(1, &all)) std::_Exit(77);
+  AlignedBuffer buffer(5 * kHugePageBytes + 1, "touched by both nodes");
+  for (std::uint64_t i = 0; i < buffer.size_bytes(); i += kPageBytes) {
+    if (buffer.data()[i] != std::byte{0}) std::_Exit(11);
+  }
+  WorkerArena arena(2);
+  std::atomic<int> arrived = 0;
+  std::atomic<int> wrong = 0;
+  arena.for_each(2, [&](std::uint64_t, unsigned worker) {
+    for (++arrived; arrived < 2;) std::this_thread::yield();  // one iteration for each thread
+    const cpu_set_t mask = processors();
+    if (worker == 0) wrong += CPU_COUNT(&mask) < 2;
+    if (worker == 1) wrong += CPU_COUNT(&mask) != 1 || !CPU_ISSET(1, &mask);
+  });
+  std::_Exit(wrong);
+}
+
+TEST(WorkerArenaDeathTest, ThreadsGoToTheirNodes) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      run_on_two_nodes(),
+      [](int status) {
+        return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77);
+      },
+      "");
 }
 
 TEST_F(CpuOptimizerTest, RefusesZeroThreads) {

@@ -3,7 +3,8 @@
 
     python tests/bench/peers/adam.py --sluice build/release/tools/sluice [--parameters N] [--rounds N] [--threads N]
 
-Needs an environment of its own with torch, and deepspeed if it is to be measured; what cannot be imported is left out
+Needs an environment of its own with torch, and deepspeed and ninja if that is to be measured (DS_ACCELERATOR=cpu where
+the CUDA toolkit is not the one that torch was built with; it compiles for two minutes); what cannot be imported is left out
 aloud. Run by hand, on an idle machine; prints medians and quartiles in parameters a second.
 
 fp32: parameter, gradient and both moments in fp32 for all. bf16: bf16 gradient to new bf16 parameter with an exact fp32

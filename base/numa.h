@@ -1,0 +1,40 @@
+// The NUMA nodes that this process may compute on, and the calling thread's place on them. Memory
+// belongs to the node whose thread touched it first, and a drive through another node's memory
+// controller is slow: large buffers are therefore touched from all nodes in turn, and the threads
+// of an arena spread over the nodes. With one node nothing of this happens.
+// Thread rule: constant after construction; binding concerns the calling thread alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace sluice {
+
+class NumaNodes {
+ public:
+  // This machine's, within the process's affinity; read at the first call.
+  static const NumaNodes& of_machine();
+  // As hwloc describes them ("node:2 core:4 pu:1"), for tests; threads are not bound then.
+  explicit NumaNodes(const std::string& synthetic);
+  ~NumaNodes();
+
+  // Nodes with processing units that the process may use; at least 1.
+  unsigned count() const;
+  // Where the `index`-th of `total` equal shares of work belongs: consecutive shares to a node, as
+  // many as its part of the processing units.
+  // Requires: index < total.
+  unsigned node_of(std::uint64_t index, std::uint64_t total) const;
+
+  // What the kernel refuses is left as it is: it costs speed and nothing else.
+  void bind_this_thread(unsigned node) const noexcept;
+  void unbind_this_thread() const noexcept;
+
+ private:
+  struct Content;
+  NumaNodes();
+
+  std::unique_ptr<Content> content_;
+};
+
+}  // namespace sluice
