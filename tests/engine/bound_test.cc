@@ -123,18 +123,21 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   rates.duplex = given.half_duplex ? Duplex::kHalf : Duplex::kFull;
   given.latency = below(2) * below(30);
   rates.latency_s = seconds(given.latency);
-  given.copy_up = below(2) * below(8);
+  given.copy_up = 1 + below(8);
   given.copy_down = below(2) * below(8);
   rates.up_bytes_per_second = per_tick(kParameterBytes, given.copy_up);
   rates.down_bytes_per_second = per_tick(kParameterBytes, given.copy_down);
   given.adam = 1 + below(40);
-  given.norm = below(2) * below(60);
+  given.norm = 1 + below(2) * below(60);
   rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
   rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
   placement.lanes.count =
       static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
-  model.set_prefetch_slots(
-      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5))));
+  const long prefetch_slots = 1 + below(8);
+  given.slots = given.lanes + static_cast<int>(prefetch_slots);
+  given.kept_slots = static_cast<int>(below(prefetch_slots));
+  placement.parameter_slots.count = static_cast<std::uint32_t>(given.slots);
+  placement.kept_slots = static_cast<std::uint32_t>(given.kept_slots);
   placement.gradient_slots.count =
       static_cast<std::uint32_t>(given.gradient_slots = 1 + static_cast<int>(below(3)));
   return given;
