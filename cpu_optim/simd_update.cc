@@ -18,207 +18,9 @@ namespace HWY_NAMESPACE {
 namespace {
 
 #include "cpu_optim/simd_vectors.inc"
-
-using SignedBits = hn::RebindToSigned<Floats>;
-using SignedHalves = hn::Rebind<std::int16_t, Floats>;
-using SignedBitsVector = hn::Vec<SignedBits>;
-constexpr SignedBits kSignedBits;
-constexpr SignedHalves kSignedHalves;
-constexpr std::size_t kLanes = hn::MaxLanes(kFloats);
-
-struct Group {
-  FloatVector master, exp_avg, exp_avg_sq;
-};
-
-// The optimizers: the element functions of base/optimizer_math.h on a group. Mul and Add stay
-// apart: MulAdd would round once where the definition rounds twice.
-struct AdamRule {
-  static constexpr bool kKeepsExpAvg = true, kKeepsExpAvgSq = true;
-
-  explicit AdamRule(const AdamCoefficients& c)
-      : gradient_scale(hn::Set(kFloats, c.gradient_scale)),
-        beta1(hn::Set(kFloats, c.beta1)),
-        one_minus_beta1(hn::Set(kFloats, c.one_minus_beta1)),
-        beta2(hn::Set(kFloats, c.beta2)),
-        one_minus_beta2(hn::Set(kFloats, c.one_minus_beta2)),
-        inverse_correction(hn::Set(kFloats, c.inverse_sqrt_correction2)),
-        epsilon(hn::Set(kFloats, c.epsilon)),
-        decay_factor(hn::Set(kFloats, c.decay_factor)),
-        step_size(hn::Set(kFloats, c.step_size)) {}
-
-  HWY_INLINE Group with_scaled_gradient(Group s, FloatVector g) const {
-    const FloatVector m = hn::Add(hn::Mul(beta1, s.exp_avg), hn::Mul(one_minus_beta1, g));
-    const FloatVector v =
-        hn::Add(hn::Mul(beta2, s.exp_avg_sq), hn::Mul(hn::Mul(one_minus_beta2, g), g));
-    const FloatVector denominator = hn::Add(hn::Mul(hn::Sqrt(v), inverse_correction), epsilon);
-    const FloatVector p =
-        hn::Sub(hn::Mul(s.master, decay_factor), hn::Mul(step_size, hn::Div(m, denominator)));
-    return {p, m, v};
-  }
-  HWY_INLINE Group operator()(Group s, FloatVector gradient) const {
-    return with_scaled_gradient(s, hn::Mul(gradient, gradient_scale));
-  }
-
-  FloatVector gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, inverse_correction,
-      epsilon, decay_factor, step_size;
-};
-
-struct AdamL2Rule {
-  static constexpr bool kKeepsExpAvg = true, kKeepsExpAvgSq = true;
-
-  explicit AdamL2Rule(const AdamL2Coefficients& c) : adam(c.adam), l2(hn::Set(kFloats, c.l2)) {}
-  HWY_INLINE Group operator()(Group s, FloatVector gradient) const {
-    return adam.with_scaled_gradient(
-        s, hn::Add(hn::Mul(gradient, adam.gradient_scale), hn::Mul(l2, s.master)));
-  }
-
-  AdamRule adam;
-  FloatVector l2;
-};
-
-struct LionRule {
-  static constexpr bool kKeepsExpAvg = true, kKeepsExpAvgSq = false;
-
-  explicit LionRule(const LionCoefficients& c)
-      : gradient_scale(hn::Set(kFloats, c.gradient_scale)),
-        beta1(hn::Set(kFloats, c.beta1)),
-        one_minus_beta1(hn::Set(kFloats, c.one_minus_beta1)),
-        beta2(hn::Set(kFloats, c.beta2)),
-        one_minus_beta2(hn::Set(kFloats, c.one_minus_beta2)),
-        decay_factor(hn::Set(kFloats, c.decay_factor)),
-        learning_rate(hn::Set(kFloats, c.learning_rate)) {}
-  HWY_INLINE Group operator()(Group s, FloatVector gradient) const {
-    const FloatVector g = hn::Mul(gradient, gradient_scale);
-    const FloatVector direction = hn::Add(hn::Mul(beta1, s.exp_avg), hn::Mul(one_minus_beta1, g));
-    const FloatVector m = hn::Add(hn::Mul(beta2, s.exp_avg), hn::Mul(one_minus_beta2, g));
-    const FloatVector zero = hn::Zero(kFloats);
-    const FloatVector down =
-        hn::IfThenElse(hn::Lt(direction, zero), hn::Neg(learning_rate), direction);
-    const FloatVector move = hn::IfThenElse(hn::Gt(direction, zero), learning_rate, down);
-    return {hn::Sub(hn::Mul(s.master, decay_factor), move), m, s.exp_avg_sq};
-  }
-
-  FloatVector gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay_factor,
-      learning_rate;
-};
-
-struct AdagradRule {
-  static constexpr bool kKeepsExpAvg = false, kKeepsExpAvgSq = true;
-
-  explicit AdagradRule(const AdagradCoefficients& c)
-      : gradient_scale(hn::Set(kFloats, c.gradient_scale)),
-        l2(hn::Set(kFloats, c.l2)),
-        epsilon(hn::Set(kFloats, c.epsilon)),
-        learning_rate(hn::Set(kFloats, c.learning_rate)) {}
-  HWY_INLINE Group operator()(Group s, FloatVector gradient) const {
-    const FloatVector g = hn::Add(hn::Mul(gradient, gradient_scale), hn::Mul(l2, s.master));
-    const FloatVector sum = hn::Add(s.exp_avg_sq, hn::Mul(g, g));
-    const FloatVector ratio = hn::Div(g, hn::Add(hn::Sqrt(sum), epsilon));
-    return {hn::Sub(s.master, hn::Mul(learning_rate, ratio)), s.exp_avg, sum};
-  }
-
-  FloatVector gradient_scale, l2, epsilon, learning_rate;
-};
-
-struct SgdRule {
-  static constexpr bool kKeepsExpAvg = true, kKeepsExpAvgSq = false;
-
-  explicit SgdRule(const SgdCoefficients& c)
-      : gradient_scale(hn::Set(kFloats, c.gradient_scale)),
-        l2(hn::Set(kFloats, c.l2)),
-        momentum(hn::Set(kFloats, c.momentum)),
-        learning_rate(hn::Set(kFloats, c.learning_rate)) {}
-  HWY_INLINE Group operator()(Group s, FloatVector gradient) const {
-    const FloatVector g = hn::Add(hn::Mul(gradient, gradient_scale), hn::Mul(l2, s.master));
-    const FloatVector m = hn::Add(hn::Mul(momentum, s.exp_avg), g);
-    return {hn::Sub(s.master, hn::Mul(learning_rate, m)), m, s.exp_avg_sq};
-  }
-
-  FloatVector gradient_scale, l2, momentum, learning_rate;
-};
-
-// The master layouts: a group of masters from memory, and two groups back.
-struct Fp32Master {
-  static constexpr MasterLayout kLayout = MasterLayout::kFp32;
-
-  explicit Fp32Master(const UpdateArrays& arrays) : master(static_cast<float*>(arrays.parameter)) {}
-  HWY_INLINE FloatVector load(std::size_t i) const { return hn::LoadU(kFloats, master + i); }
-  HWY_INLINE void store(FloatVector first, FloatVector second, std::size_t i) const {
-    hn::StoreU(first, kFloats, master + i);
-    hn::StoreU(second, kFloats, master + i + kLanes);
-  }
-
-  float* HWY_RESTRICT master;
-};
-
-struct Fp16Master {
-  static constexpr MasterLayout kLayout = MasterLayout::kFp16;
-
-  explicit Fp16Master(const UpdateArrays& arrays)
-      : master(arrays.master), parameter(static_cast<Fp16*>(arrays.parameter)) {}
-  HWY_INLINE FloatVector load(std::size_t i) const { return hn::LoadU(kFloats, master + i); }
-  HWY_INLINE void store(FloatVector first, FloatVector second, std::size_t i) const {
-    hn::StoreU(first, kFloats, master + i);
-    hn::StoreU(second, kFloats, master + i + kLanes);
-    store_rounded(first, parameter + i);
-    store_rounded(second, parameter + i + kLanes);
-  }
-
-  float* HWY_RESTRICT master;
-  Fp16* HWY_RESTRICT parameter;
-};
-
-struct SplitMasterHalves {
-  static constexpr MasterLayout kLayout = MasterLayout::kSplitBf16;
-
-  explicit SplitMasterHalves(const UpdateArrays& arrays)
-      : high(static_cast<std::uint16_t*>(arrays.parameter)), low(arrays.low) {}
-
-  // join_master(). A NaN needs no case of its own: its `high` is at least 0x7f81 in magnitude, and
-  // 0x7f81'0000 - 0x8000 still lies above infinity. Only the payload differs.
-  HWY_INLINE FloatVector load(std::size_t i) const {
-    const BitsVector rounded =
-        hn::BitCast(kBits, load_as_float(kFloats, reinterpret_cast<const Bf16*>(high) + i));
-    const auto remainder = hn::PromoteTo(kSignedBits, hn::LoadU(kSignedHalves, low + i));
-    return hn::BitCast(kFloats, hn::Add(rounded, hn::BitCast(kBits, remainder)));
-  }
-
-  // split_master(): half away from zero in magnitude, so adding 0x8000 carries into `high`. In a
-  // NaN it could carry into the sign; here it is always a quiet one, being a result of arithmetic.
-  static HWY_INLINE BitsVector rounded(FloatVector value) {
-    const BitsVector bits = hn::BitCast(kBits, value);
-    const auto is_nan = hn::RebindMask(kBits, hn::IsNaN(value));
-    return hn::IfThenElse(is_nan, bits, hn::Add(bits, hn::Set(kBits, 0x8000)));
-  }
-
-  // Two groups at once fill a whole vector of halves: a vector's upper halves are its odd 16-bit
-  // lanes, the lower ones its even lanes.
-  HWY_INLINE void store(FloatVector first, FloatVector second, std::size_t i) const {
-#if HWY_TARGET == HWY_SCALAR
-    store_one(first, i);
-    store_one(second, i + kLanes);
-#else
-    constexpr hn::Repartition<std::uint16_t, Floats> kWhole;
-    const auto top = hn::ConcatOdd(kWhole, hn::BitCast(kWhole, rounded(second)),
-                                   hn::BitCast(kWhole, rounded(first)));
-    const auto rest =
-        hn::ConcatEven(kWhole, hn::BitCast(kWhole, second), hn::BitCast(kWhole, first));
-    hn::StoreU(top, kWhole, high + i);
-    hn::StoreU(rest, kWhole, reinterpret_cast<std::uint16_t*>(low) + i);
-#endif
-  }
-
-#if HWY_TARGET == HWY_SCALAR
-  HWY_INLINE void store_one(FloatVector value, std::size_t i) const {
-    const BitsVector bits = hn::BitCast(kBits, value);
-    hn::StoreU(hn::TruncateTo(kHalves, hn::ShiftRight<16>(rounded(value))), kHalves, high + i);
-    hn::StoreU(hn::BitCast(kSignedHalves, hn::TruncateTo(kHalves, bits)), kSignedHalves, low + i);
-  }
-#endif
-
-  std::uint16_t* HWY_RESTRICT high;
-  std::int16_t* HWY_RESTRICT low;
-};
+// behind the one that they use
+#include "cpu_optim/simd_masters.inc"
+#include "cpu_optim/simd_rules.inc"
 
 // A moment's array, or nothing where the optimizer keeps none.
 template <bool kIsKept>
@@ -234,38 +36,42 @@ struct Moment {
   float* HWY_RESTRICT values;
 };
 
-HWY_INLINE SignedBitsVector magnitude(FloatVector value) {
-  return hn::BitCast(kSignedBits, hn::Abs(value));
-}
-
 // Whole pairs of groups; the rest is the caller's. Plain stores in place beat streaming ones,
 // because the lines have just been read.
 template <class Rule, class Master, class Gradient, class Coefficients>
 VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays) {
   const Rule rule(coefficients);
-  const Master master(arrays);
+  Master master(arrays);
   const Moment<Rule::kKeepsExpAvg> exp_avg{arrays.exp_avg};
   const Moment<Rule::kKeepsExpAvgSq> exp_avg_sq{arrays.exp_avg_sq};
   const auto* HWY_RESTRICT gradient = static_cast<const Gradient*>(arrays.gradient);
-  const std::uint64_t element_count = arrays.element_count;  // stores cannot change a local
-  SignedBitsVector largest = hn::Zero(kSignedBits);
-  std::uint64_t i = 0;
-  for (; i + 2 * kLanes <= element_count; i += 2 * kLanes) {
-    const std::uint64_t j = i + kLanes;
-    const Group first = rule({master.load(i), exp_avg.load(i), exp_avg_sq.load(i)},
-                             load_as_float(kFloats, gradient + i));
-    const Group second = rule({master.load(j), exp_avg.load(j), exp_avg_sq.load(j)},
-                              load_as_float(kFloats, gradient + j));
-    exp_avg.store(first.exp_avg, i);
-    exp_avg.store(second.exp_avg, j);
-    exp_avg_sq.store(first.exp_avg_sq, i);
-    exp_avg_sq.store(second.exp_avg_sq, j);
-    master.store(first.master, second.master, i);
-    largest = hn::Max(largest, hn::Max(magnitude(first.master), magnitude(second.master)));
+  alignas(64) float strip[kStripElements];
+  const std::uint64_t count = arrays.element_count - arrays.element_count % (2 * kLanes);
+  for (std::uint64_t begin = 0, end = 0; begin < count; begin = end) {
+    end = count - begin < kStripElements ? count : begin + kStripElements;
+    float* const fresh = master.fresh_masters(begin, strip);
+    for (std::uint64_t i = begin; i < end; i += 2 * kLanes) {
+      const std::uint64_t j = i + kLanes;
+      const Pair masters = master.load(i);
+      const Pair gradients = load_pair(gradient + i);
+      const Group first =
+          rule({masters.first, exp_avg.load(i), exp_avg_sq.load(i)}, gradients.first);
+      const Group second =
+          rule({masters.second, exp_avg.load(j), exp_avg_sq.load(j)}, gradients.second);
+      exp_avg.store(first.exp_avg, i);
+      exp_avg.store(second.exp_avg, j);
+      exp_avg_sq.store(first.exp_avg_sq, i);
+      exp_avg_sq.store(second.exp_avg_sq, j);
+      hn::StoreU(first.master, kFloats, fresh + (i - begin));
+      hn::StoreU(second.master, kFloats, fresh + (j - begin));
+      if constexpr (!Master::kHasHalves) master.note({first.master, second.master});
+    }
+    if constexpr (Master::kHasHalves) {
+      for (std::uint64_t i = begin; i < end; i += 2 * kLanes)
+        master.finish(load_pair(fresh + (i - begin)), i);
+    }
   }
-  const auto limit = static_cast<std::int32_t>(non_finite_magnitude(Master::kLayout)) - 1;
-  const bool is_finite = hn::AllFalse(kSignedBits, hn::Gt(largest, hn::Set(kSignedBits, limit)));
-  return {kTargetName, i, is_finite ? Masters::kFinite : Masters::kNonFinite};
+  return {kTargetName, count, master.is_finite() ? Masters::kFinite : Masters::kNonFinite};
 }
 
 template <class Rule, class Master, class Coefficients>

@@ -33,24 +33,6 @@ struct BlockStore::Blocking {
   bool is_abandoned = false;
 };
 
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
-                                       std::string& explanation) {
-  const IoQueueOptions options{.depth = storage.queue_depth,
-                               .backlog = std::max(storage.queue_depth, pool.transfers_max),
-                               .memory = pool.memory};
-  if (storage.backend == IoBackend::kSync) return make_sync_queue(options);
-  if (storage.backend == IoBackend::kThreads) return make_thread_queue(options);
-  try {
-    auto queue = make_uring_queue(options);
-    explanation = queue->note();
-    return queue;
-  } catch (const Error& error) {
-    if (storage.backend == IoBackend::kUring || error.code() != ErrorCode::kUnsupported) throw;
-    explanation = fmt::format("storage: by threads instead of io_uring, since {}", error.what());
-    return make_thread_queue(options);
-  }
-}
-
 BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
                        IoQueue& queue, Scheduler& scheduler)
     : layout_(layout),
@@ -118,6 +100,8 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
   transfer.begin_ns = steady_now_ns();
   transfer.is_reread = false;
   transfer.request = {.kind = kind,
+                      .priority = kind == IoKind::kRead ? transfer.read_priority : IoPriority::kLow,
+                      .drive = extent.file,
                       .descriptor = tiers_.file(extent.file).descriptor(),
                       .offset_bytes = extent.offset_bytes,
                       .data = data,

@@ -44,6 +44,8 @@ struct Transfer {
   // Set once by the owner: runs on the scheduler's thread when the transfer has ended, well or not.
   // After a failure the scheduler has failed() and the bytes mean nothing.
   std::function<void()> done;
+  // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
+  IoPriority read_priority = IoPriority::kNormal;
 
   // The store's own.
   IoRequest request;
@@ -56,17 +58,6 @@ struct Transfer {
   std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
   bool is_reread = false;
 };
-
-struct TransferPool {
-  std::uint32_t transfers_max = 0;   // at once
-  std::span<std::byte> memory = {};  // that they are about; must outlive the queue
-};
-
-// The queue that `storage` asks for; its submit() does not block for the transfers of `pool`. With
-// "auto" and no io_uring it works with threads. `explanation` says in a line what it has to do
-// without, and why.
-std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
-                                       std::string& explanation);
 
 class BlockStore {
  public:

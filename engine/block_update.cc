@@ -23,6 +23,8 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
   };
   if (format.master == MasterLayout::kSplitBf16)
     arrays.low = reinterpret_cast<std::int16_t*>(planes.record) + begin_element;
+  if (format.master == MasterLayout::kFp16)
+    arrays.master = reinterpret_cast<float*>(planes.record) + begin_element;
   if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
   if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
   arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
@@ -58,21 +60,20 @@ void update_block(const Layout& layout, const BlockPlace& block, const BlockPlan
     return place.offset_elements + place.element_count > begin;
   });
   // A block may begin in the padding behind the last tensor that touches it.
-  WeightDecay decay = tensor == tensors.end() ? tensors.back().weight_decay : tensor->weight_decay;
+  std::uint32_t set =
+      tensor == tensors.end() ? tensors.back().hyperparameter_set : tensor->hyperparameter_set;
   while (begin < block_end) {
-    while (tensor != tensors.end() && tensor->weight_decay == decay) ++tensor;
+    while (tensor != tensors.end() && tensor->hyperparameter_set == set) ++tensor;
     const std::uint64_t end =
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
     if (end > begin) {
       const UpdateArrays arrays =
           arrays_of(layout.format(), block, planes, begin - block.offset_elements, end - begin);
-      const UpdateCoefficients& chosen =
-          decay == WeightDecay::kApply ? coefficients.decayed : coefficients.plain;
-      if (optimizer.update(chosen, arrays) == Masters::kNonFinite)
+      if (optimizer.update(coefficients.of_set[set], arrays) == Masters::kNonFinite)
         fail_non_finite(layout, block, begin + find_non_finite_master(arrays), step);
       begin = end;
     }
-    if (tensor != tensors.end()) decay = tensor->weight_decay;
+    if (tensor != tensors.end()) set = tensor->hyperparameter_set;
   }
 }
 

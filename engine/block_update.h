@@ -8,15 +8,9 @@
 
 #include "cpu_optim/cpu_optimizer.h"
 #include "engine/layout.h"
+#include "engine/parameter_groups.h"
 
 namespace sluice {
-
-// What the update of one step multiplies and adds. `decayed` applies to tensors with weight decay,
-// `plain` to the rest.
-struct StepCoefficients {
-  UpdateCoefficients decayed{};
-  UpdateCoefficients plain{};
-};
 
 // The planes of one block in host memory; parameters and record are updated in place.
 struct BlockPlanes {

@@ -1,5 +1,7 @@
 #include "engine/config.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -8,7 +10,8 @@ namespace sluice {
 namespace {
 
 DType dtype_from(const std::string& name) {
-  return name == "bf16" ? DType::kBf16 : DType::kFp32;
+  if (name == "bf16") return DType::kBf16;
+  return name == "fp16" ? DType::kFp16 : DType::kFp32;
 }
 
 TierChoice tier_from(const std::string& name) {
@@ -36,6 +39,33 @@ Verify verify_from(const std::string& name) {
   return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
+Config::Storage storage_config(const ConfigDocument& document) {
+  Config::Storage storage;
+  storage.paths = document.strings("storage.paths");
+  storage.weights = document.numbers("storage.weights");
+  storage.calibration = document.string("storage.calibration");
+  if (!storage.weights.empty() && storage.weights.size() != storage.paths.size())
+    document.fail(
+        "storage.weights",
+        fmt::format("\"storage.weights\" has {} entries and \"storage.paths\" has {}, but "
+                    "each path needs one weight",
+                    storage.weights.size(), storage.paths.size()));
+  if (!storage.weights.empty() && !storage.calibration.empty())
+    document.fail("storage.calibration",
+                  "\"storage.calibration\" and \"storage.weights\" are both given, but one of them "
+                  "decides; remove the other");
+  storage.block_elements = document.find_integer("storage.block_elements");
+  if (storage.block_elements && *storage.block_elements % 4096 != 0)
+    document.fail("storage.block_elements",
+                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
+                              *storage.block_elements));
+  storage.backend = backend_from(document.string("storage.backend"));
+  storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
+  storage.verify = verify_from(document.string("storage.verify"));
+  storage.timeout_s = document.number("storage.timeout");
+  return storage;
+}
+
 OverlapPolicy overlap_from(const std::string& name) {
   for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
                                      OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
@@ -44,8 +74,44 @@ OverlapPolicy overlap_from(const std::string& name) {
   return OverlapPolicy::kAuto;
 }
 
+std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document) {
+  std::vector<Config::Optimizer::Group> groups;
+  for (std::size_t i = 0; i < document.entry_count("optimizer.groups"); ++i) {
+    const std::string key = fmt::format("optimizer.groups.{}", i);
+    groups.push_back({.tensors = document.strings(key + ".tensors"),
+                      .learning_rate_factor = document.number(key + ".learning_rate_factor"),
+                      .weight_decay = document.find_number(key + ".weight_decay")});
+    if (groups.back().tensors.empty())
+      document.fail("optimizer.groups",
+                    fmt::format("group {} lacks \"tensors\", the list of names that it is for", i));
+  }
+  return groups;
+}
+
 void require(bool condition, const char* member, const std::string& rule) {
   if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
+}
+
+void validate_storage(const Config::Storage& storage) {
+  require(!storage.paths.empty(), "storage.paths", "must name at least one folder");
+  require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
+          "storage.weights",
+          fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
+                      storage.paths.size()));
+  for (const double weight : storage.weights)
+    require(weight > 0 && std::isfinite(weight), "storage.weights",
+            fmt::format("{} is not positive and finite", weight));
+  require(storage.weights.empty() || storage.calibration.empty(), "storage.calibration",
+          "cannot be given beside storage.weights");
+  require(storage.queue_depth >= 1 && storage.queue_depth <= 4096, "storage.queue_depth",
+          fmt::format("{} is not in 1..4096", storage.queue_depth));
+  require(storage.timeout_s >= 0 && storage.timeout_s <= 86400, "storage.timeout_s",
+          fmt::format("{} is not in 0..86400", storage.timeout_s));
+  if (storage.block_elements) {
+    const std::uint64_t count = *storage.block_elements;
+    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
+            fmt::format("{} is not a multiple of 4096", count));
+  }
 }
 
 }  // namespace
@@ -73,6 +139,7 @@ Config engine_config(const ConfigDocument& document) {
                            .beta2 = document.number("optimizer.beta2"),
                            .epsilon = document.number("optimizer.epsilon"),
                            .weight_decay = document.number("optimizer.weight_decay")};
+  config.optimizer.groups = groups_from(document);
   config.optimizer.clip_norm = document.number("optimizer.clip_norm");
   config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
                                     ? NonFinitePolicy::kSkip
@@ -84,27 +151,12 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
-  config.storage.paths = document.strings("storage.paths");
-  config.storage.block_elements = document.find_integer("storage.block_elements");
-  if (config.storage.block_elements && *config.storage.block_elements % 4096 != 0)
-    document.fail("storage.block_elements",
-                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
-                              *config.storage.block_elements));
-  config.storage.backend = backend_from(document.string("storage.backend"));
-  config.storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
-  config.storage.verify = verify_from(document.string("storage.verify"));
-  config.storage.timeout_s = document.number("storage.timeout");
+  config.storage = storage_config(document);
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }
 
 void validate(const Config& config) {
-  const auto is_supported = [](DType dtype) {
-    return dtype == DType::kFp32 || dtype == DType::kBf16;
-  };
-  require(is_supported(config.precision.parameters), "precision.parameters",
-          "must be fp32 or bf16");
-  require(is_supported(config.precision.gradients), "precision.gradients", "must be fp32 or bf16");
   const AdamOptions& adam = config.optimizer.adam;
   require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
           fmt::format("{} is not in [0, 1)", adam.beta1));
@@ -116,6 +168,16 @@ void validate(const Config& config) {
           fmt::format("{} is negative", adam.weight_decay));
   require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
           fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
+  for (const Config::Optimizer::Group& group : config.optimizer.groups) {
+    require(!group.tensors.empty(), "optimizer.groups", "a group names no tensors");
+    require(group.learning_rate_factor >= 0 && std::isfinite(group.learning_rate_factor),
+            "optimizer.groups",
+            fmt::format("learning_rate_factor {} is not finite and at least 0",
+                        group.learning_rate_factor));
+    const double decay = group.weight_decay.value_or(0);
+    require(decay >= 0 && std::isfinite(decay), "optimizer.groups",
+            fmt::format("weight_decay {} is not finite and at least 0", decay));
+  }
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
   require(config.optimizer.overlap != OverlapPolicy::kEager ||
@@ -128,16 +190,7 @@ void validate(const Config& config) {
           "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
-  require(!config.storage.paths.empty(), "storage.paths", "must name at least one folder");
-  require(config.storage.queue_depth >= 1 && config.storage.queue_depth <= 4096,
-          "storage.queue_depth", fmt::format("{} is not in 1..4096", config.storage.queue_depth));
-  require(config.storage.timeout_s >= 0 && config.storage.timeout_s <= 86400, "storage.timeout_s",
-          fmt::format("{} is not in 0..86400", config.storage.timeout_s));
-  if (config.storage.block_elements) {
-    const std::uint64_t count = *config.storage.block_elements;
-    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
-            fmt::format("{} is not a multiple of 4096", count));
-  }
+  validate_storage(config.storage);
 }
 
 }  // namespace sluice

@@ -38,8 +38,8 @@ std::string_view name_of(OverlapPolicy policy);
 
 struct Config {
   struct Precision {
-    DType parameters = DType::kBf16;  // kFp32 or kBf16
-    DType gradients = DType::kBf16;   // kFp32 or kBf16
+    DType parameters = DType::kBf16;
+    DType gradients = DType::kBf16;
   } precision;
 
   struct Optimizer {
@@ -51,6 +51,15 @@ struct Config {
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
         lanes;  // blocks in the pass at once; nothing = the planner's choice
+
+    // Tensors with hyperparameters of their own; the first group that names a tensor counts.
+    struct Group {
+      std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
+      double learning_rate_factor = 1;   // times the step's learning rate
+      // Nothing = the optimizer's, or none, as the tensor says.
+      std::optional<double> weight_decay = {};
+    };
+    std::vector<Group> groups;
 
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
@@ -69,6 +78,8 @@ struct Config {
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
+    std::vector<double> weights;  // of the paths: their shares of the bytes; empty = equal, or
+    std::string calibration;      // by this file of `sluice bench io`
     std::optional<std::uint64_t>
         block_elements;  // a multiple of 4096; nothing = by the model's size
     IoBackend backend = IoBackend::kAuto;

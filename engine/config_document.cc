@@ -123,6 +123,8 @@ class DocumentBuilder : public json::json_sax_t {
 
   bool open(json value) {
     std::string key = open_.empty() ? "" : key_;
+    if (!open_.empty() && open_.back().first->is_array())
+      key = std::to_string(open_.back().first->size());
     open_.emplace_back(place(std::move(value)), std::move(key));
     return true;
   }
@@ -260,6 +262,20 @@ std::string ConfigDocument::string(std::string_view key) const {
 }
 std::vector<std::string> ConfigDocument::strings(std::string_view key) const {
   return content_->get(key).get<std::vector<std::string>>();
+}
+
+std::vector<double> ConfigDocument::numbers(std::string_view key) const {
+  return content_->get(key).get<std::vector<double>>();
+}
+
+std::size_t ConfigDocument::entry_count(std::string_view key) const {
+  return content_->get(key).size();
+}
+
+std::optional<double> ConfigDocument::find_number(std::string_view key) const {
+  const json* value = content_->find(key);
+  if (value == nullptr) return std::nullopt;
+  return value->get<double>();
 }
 
 std::optional<std::uint64_t> ConfigDocument::find_integer(std::string_view key) const {

@@ -37,7 +37,11 @@ class ConfigDocument {
   bool boolean(std::string_view key) const;
   std::string string(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;
+  std::vector<double> numbers(std::string_view key) const;
+  // Entries of a list; keys inside of entry i of "a.b" are "a.b.i.KEY".
+  std::size_t entry_count(std::string_view key) const;
   // Nothing where neither file nor schema gives a value.
+  std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
   // A size, or nothing for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;

@@ -93,7 +93,10 @@ void check_object(const json& value, const json& schema, const std::string& key,
 // Every key of the schema in dotted form.
 void collect_keys(const json& schema, const std::string& parent, std::vector<std::string>& keys) {
   const auto properties = schema.find("properties");
-  if (properties == schema.end()) return;
+  if (properties == schema.end()) {
+    if (schema.contains("items")) collect_keys(schema["items"], parent, keys);
+    return;
+  }
   for (const auto& [name, member] : properties->items()) {
     const std::string key = join_key(parent, name);
     keys.push_back(key);
@@ -113,6 +116,11 @@ const json* find_key_schema(const std::string& key) {
   std::size_t begin = 0;
   while (begin <= key.size()) {
     const std::size_t end = std::min(key.find('.', begin), key.size());
+    if (schema->at("type") == "array") {  // the entry's number
+      schema = &schema->at("items");
+      begin = end + 1;
+      continue;
+    }
     const auto properties = schema->find("properties");
     if (properties == schema->end()) return nullptr;
     const auto member = properties->find(key.substr(begin, end - begin));
@@ -138,7 +146,10 @@ void check_against_schema(const json& value, const json& schema, const std::stri
     if (value.size() < schema.value("minItems", std::size_t{0}))
       complain(key, fmt::format("\"{}\" is empty, but must have at least {} entry", key,
                                 schema["minItems"].dump()));
-    for (const json& item : value) check_against_schema(item, schema.at("items"), key, complain);
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const std::string entry = value[i].is_object() ? join_key(key, std::to_string(i)) : key;
+      check_against_schema(value[i], schema.at("items"), entry, complain);
+    }
   }
 }
 

@@ -15,7 +15,8 @@ extern const char* const kConfigSchemaText;
 
 const nlohmann::json& config_schema();
 
-// The schema of a key such as "optimizer.beta1"; null when there is none.
+// The schema of a key such as "optimizer.beta1" or "optimizer.groups.0.tensors"; null when there is
+// none.
 const nlohmann::json* find_key_schema(const std::string& key);
 
 // Called with the key ("optimizer.beta1") and what is wrong with it; must throw.

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "engine/storage_queue.h"
 
 namespace sluice {
 namespace {
@@ -29,9 +30,10 @@ struct Engine::Parts {
         const QueueDecorator& decorate)
       : config(checked(given_config)),
         model(validated(given_model)),
-        layout(model, state_format(config), config.storage.block_elements),
+        layout(model, state_format(config), config.storage.block_elements,
+               ParameterGroups(config.optimizer, model).set_of_tensors()),
         placement(placement_of(config, model, layout, device)),
-        tiers(layout, placement, config.storage.paths, device),
+        tiers(layout, placement, config.storage, device),
         queue(open_queue(config, placement, tiers, decorate, notes)),
         store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
@@ -52,9 +54,12 @@ struct Engine::Parts {
                                              const Tiers& tiers, const QueueDecorator& decorate,
                                              std::vector<std::string>& notes) {
     std::string explanation;
+    std::vector<int> files;
+    for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
         .transfers_max = placement.parameter_slots.count + placement.lanes.count,
-        .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory()};
+        .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
+        .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);
     if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
     return decorate ? decorate(std::move(queue)) : std::move(queue);
@@ -138,8 +143,11 @@ const Layout& Engine::layout() const {
 const Placement& Engine::placement() const {
   return parts_->placement;
 }
-Traffic Engine::predicted_traffic(std::uint32_t micro_batches) {
-  return parts_->loop.predict_traffic(micro_batches);
+Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+  return parts_->loop.predict_traffic(micro_batches, order);
+}
+std::span<const DirectFile> Engine::storage_files() const {
+  return parts_->tiers.files();
 }
 const std::vector<std::string>& Engine::notes() const {
   return parts_->notes;

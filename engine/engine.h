@@ -21,6 +21,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "engine/model_spec.h"
 #include "engine/state_access.h"
 #include "engine/step.h"
+#include "io/direct_file.h"
 
 namespace sluice {
 
@@ -69,8 +71,12 @@ class Engine {
 
   const Layout& layout() const;
   const Placement& placement() const;
-  // What one step with `micro_batches` moves to and from storage: exact.
-  Traffic predicted_traffic(std::uint32_t micro_batches);
+  // What one step with `micro_batches` moves to and from storage: exact under the serial policy,
+  // else within the bounds that it gives.
+  Traffic predicted_traffic(std::uint32_t micro_batches,
+                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
+  // The scratch files, one for each of storage.paths; none where nothing is on storage.
+  std::span<const DirectFile> storage_files() const;
   // Lines for the user about choices that this machine forced, such as no io_uring.
   const std::vector<std::string>& notes() const;
 

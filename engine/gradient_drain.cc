@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/trace.h"
 
@@ -159,6 +161,18 @@ void GradientDrain::take_norm(UnitId unit) {
                   .unit = index_of(unit),
                   .kind = TraceKind::kNorm});
   }
+}
+
+std::string GradientDrain::describe_non_finite() const {
+  for (const TensorPlace& tensor : layout_.tensors()) {
+    const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
+                                tensor.offset_elements * layout_.format().gradient_bytes();
+    const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);
+    if (index)
+      return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
+                         tensor.name, layout_.unit(tensor.unit).name, *index);
+  }
+  return "a gradient outside every tensor is not finite";
 }
 
 }  // namespace sluice

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/norm_accumulator.h"
@@ -49,6 +50,8 @@ class GradientDrain {
   bool is_complete() const { return final_units_ == layout_.units().size(); }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
   const NormAccumulator& norm() const { return norm_; }
+  // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
+  std::string describe_non_finite() const;
 
  private:
   // One unit's gradient on its way to the set.

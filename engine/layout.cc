@@ -18,22 +18,33 @@ std::uint64_t default_block_elements(std::uint64_t element_count) {
   return block;
 }
 
+MasterLayout master_layout_of(DType parameter) {
+  switch (parameter) {
+    case DType::kFp32: return MasterLayout::kFp32;
+    case DType::kBf16: return MasterLayout::kSplitBf16;
+    case DType::kFp16: break;
+  }
+  return MasterLayout::kFp16;
+}
+
 }  // namespace
 
 StateFormat state_format(const Config& config) {
-  const DType parameter = config.precision.parameters;
-  return {.parameter = parameter,
+  return {.parameter = config.precision.parameters,
           .gradient = config.precision.gradients,
-          .master = parameter == DType::kBf16 ? MasterLayout::kSplitBf16 : MasterLayout::kFp32,
+          .master = master_layout_of(config.precision.parameters),
           .keeps_exp_avg = keeps_exp_avg(config.optimizer.kind),
           .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind)};
 }
 
 Layout::Layout(const ModelSpec& model, StateFormat format,
-               std::optional<std::uint64_t> block_elements)
+               std::optional<std::uint64_t> block_elements,
+               std::span<const std::uint32_t> hyperparameter_sets)
     : format_(format),
       block_elements_(block_elements.value_or(default_block_elements(model.element_count()))) {
   for (const UnitSpec& unit : model.units) add_unit(unit);
+  for (std::size_t i = 0; i < hyperparameter_sets.size(); ++i)
+    tensors_.at(i).hyperparameter_set = hyperparameter_sets[i];
 }
 
 void Layout::add_unit(const UnitSpec& spec) {
@@ -49,8 +60,7 @@ void Layout::add_unit(const UnitSpec& spec) {
                         .unit = unit.id,
                         .name = tensor.name,
                         .offset_elements = unit.element_count,
-                        .element_count = tensor.element_count(),
-                        .weight_decay = tensor.weight_decay});
+                        .element_count = tensor.element_count()});
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
     parameter_count_ += tensor.element_count();
   }

@@ -36,9 +36,14 @@ struct StateFormat {
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer record: [low half of the master, if split | exp_avg | exp_avg_sq], without the
-  // moment that the optimizer does not keep. Each begins so many bytes an element into the record:
-  std::uint64_t exp_avg_begin_bytes() const { return master == MasterLayout::kSplitBf16 ? 2 : 0; }
+  // The optimizer record: [what the parameters lack of the master | exp_avg | exp_avg_sq], without
+  // the moment that the optimizer does not keep. The first is the low half of a split master, the
+  // whole fp32 master beside fp16 parameters, nothing with fp32. Each begins so many bytes an
+  // element into the record:
+  std::uint64_t exp_avg_begin_bytes() const {
+    if (master == MasterLayout::kFp32) return 0;
+    return master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float);
+  }
   std::uint64_t exp_avg_sq_begin_bytes() const {
     return exp_avg_begin_bytes() + (keeps_exp_avg ? sizeof(float) : 0);
   }
@@ -51,9 +56,9 @@ struct TensorPlace {
   TensorId id{};
   UnitId unit{};
   std::string name;
-  std::uint64_t offset_elements = 0;  // in the unit
-  std::uint64_t element_count = 0;    // without padding
-  WeightDecay weight_decay = WeightDecay::kApply;
+  std::uint64_t offset_elements = 0;     // in the unit
+  std::uint64_t element_count = 0;       // without padding
+  std::uint32_t hyperparameter_set = 0;  // of engine/parameter_groups.h
 };
 
 struct BlockPlace {
@@ -76,8 +81,9 @@ struct UnitPlace {
 class Layout {
  public:
   // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
-  // model's size.
-  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements);
+  // model's size. `hyperparameter_sets`: one for each tensor of the model, or none.
+  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
+         std::span<const std::uint32_t> hyperparameter_sets = {});
 
   const StateFormat& format() const { return format_; }
   std::span<const UnitPlace> units() const { return units_; }

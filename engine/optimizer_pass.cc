@@ -29,29 +29,14 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       scheduler_(scheduler),
       worker_(worker),
       on_change_(std::move(on_change)),
-      forward_rank_(layout.blocks().size()),
+      order_(layout, placement, forward_order),
       lanes_(placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(placement.lanes.count),
       in_lane_(layout.blocks().size(), false),
-      blocks_(layout.blocks().size(), BlockPhase::kUpdated),
-      unit_blocks_left_(layout.units().size(), 0),
-      gradient_final_(layout.units().size(), false),
       down_stream_(device, "optimizer down"),
       up_stream_(device, "optimizer up") {
-  std::vector<bool> is_ordered(layout.units().size(), false);
-  const auto add = [&](UnitId unit) {
-    if (is_ordered[index_of(unit)]) return;
-    is_ordered[index_of(unit)] = true;
-    for (const BlockPlace& block : layout.blocks_of(unit)) {
-      forward_rank_[index_of(block.id)] = static_cast<std::uint32_t>(forward_blocks_.size());
-      forward_blocks_.push_back(block.id);
-    }
-  };
-  for (const UnitId unit : forward_order) add(unit);
-  for (const UnitPlace& unit : layout.units()) {
-    add(unit.id);
+  for (std::size_t unit = 0; unit < layout.units().size(); ++unit)
     resident_events_.emplace_back(device);
-  }
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].record_transfer.done = [this, lane] {
       --lanes_[lane].pending;
@@ -60,88 +45,34 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
   }
 }
 
-void OptimizerPass::announce(OverlapPolicy policy, std::uint64_t version,
-                             const StepCoefficients& assumed) {
-  SLUICE_CHECK(phase_ != Phase::kAhead && !next_,
-               "an update is announced when the one before has been applied or cancelled");
-  next_ = Announced{.policy = policy, .version = version, .assumed = assumed};
-  fetched_units_.clear();
-  gradient_final_.assign(gradient_final_.size(), false);
+void OptimizerPass::announce(const Update& update) {
+  order_.announce(update);
   on_change_();
-}
-
-void OptimizerPass::begin_announced() {
-  current_ = *std::exchange(next_, std::nullopt);
-  coefficients_ = current_.assumed;
-  phase_ = Phase::kAhead;
-  blocks_.assign(blocks_.size(), BlockPhase::kWaiting);
-  blocks_updated_ = 0;
-  for (const UnitPlace& unit : layout_.units())
-    unit_blocks_left_[index_of(unit.id)] = unit.block_count;
-  buffered_queue_.clear();
-  in_place_queue_.clear();
-  next_buffered_ = next_in_place_ = 0;
-  if (current_.policy == OverlapPolicy::kDeferred) queue_rest();
-  for (const UnitId unit : fetched_units_) append(unit);
-}
-
-bool OptimizerPass::updates_early() const {
-  return current_.policy == OverlapPolicy::kEager || current_.policy == OverlapPolicy::kSpeculative;
-}
-
-bool OptimizerPass::may_be_tentative(BlockId block) const {
-  return placement_.storage_copies == 2 &&
-         placement_.parameter_tier[index_of(block)] == Tier::kNvme &&
-         placement_.record_tier[index_of(block)] == Tier::kNvme;
-}
-
-bool OptimizerPass::needs_buffer(BlockId block) const {
-  return placement_.record_tier[index_of(block)] == Tier::kNvme ||
-         placement_.parameter_tier[index_of(block)] != Tier::kHost;
-}
-
-bool OptimizerPass::may_update(BlockId block) const {
-  if (phase_ != Phase::kAhead) return phase_ == Phase::kApplying;
-  return updates_early() && gradient_final_[index_of(layout_.block(block).unit)];
 }
 
 void OptimizerPass::fetched(UnitId unit) {
-  fetched_units_.push_back(unit);
-  if (is_begun()) append(unit);
+  order_.fetched(unit);
   on_change_();
 }
 
-// Early updates come in the order in which backward ends with units.
-void OptimizerPass::append(UnitId unit) {
-  if (!updates_early()) return;
-  for (const BlockPlace& block : layout_.blocks_of(unit)) {
-    if (current_.policy == OverlapPolicy::kSpeculative && !may_be_tentative(block.id)) continue;
-    (needs_buffer(block.id) ? buffered_queue_ : in_place_queue_).push_back(block.id);
-  }
-}
-
 void OptimizerPass::gradient_is_final(UnitId unit) {
-  gradient_final_[index_of(unit)] = true;
+  order_.gradient_is_final(unit);
   on_change_();
 }
 
 void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed) {
-  SLUICE_CHECK(is_begun(), "what is applied has been announced");
-  SLUICE_CHECK(as_assumed || current_.policy != OverlapPolicy::kEager,
-               "eager updates cannot be done again");
-  coefficients_ = coefficients;
-  phase_ = Phase::kApplying;
-  if (current_.policy == OverlapPolicy::kSpeculative) settle_tentative(as_assumed);
-  queue_rest();
+  const OverlapPolicy policy = order_.current().policy;
+  SLUICE_CHECK(as_assumed || policy != OverlapPolicy::kEager, "eager updates cannot be made again");
+  if (policy == OverlapPolicy::kSpeculative) settle_tentative(as_assumed);
+  order_.apply(coefficients);
   on_change_();
 }
 
 // Blocks in shadows become home, or wait to be updated again.
 void OptimizerPass::settle_tentative(bool adopt) {
   for (const BlockPlace& block : layout_.blocks()) {
-    BlockPhase& phase = blocks_[index_of(block.id)];
-    if (phase != BlockPhase::kTentative) continue;
-    phase = BlockPhase::kWaiting;
+    if (!order_.is_tentative(block.id)) continue;
+    order_.set_waiting(block.id);
     if (!adopt) continue;
     store_.adopt(block.id, Plane::kParameter);
     store_.adopt(block.id, Plane::kRecord);
@@ -163,32 +94,16 @@ void OptimizerPass::settle_tentative(bool adopt) {
   }
 }
 
-// From here on in the order in which the next forward will ask.
-void OptimizerPass::queue_rest() {
-  buffered_queue_.clear();
-  in_place_queue_.clear();
-  next_buffered_ = next_in_place_ = 0;
-  for (const BlockId block : forward_blocks_) {
-    if (blocks_[index_of(block)] != BlockPhase::kWaiting) continue;
-    (needs_buffer(block) ? buffered_queue_ : in_place_queue_).push_back(block);
-  }
-}
-
 void OptimizerPass::cancel() {
-  if (next_) {
-    next_.reset();
-    return;
-  }
-  if (phase_ != Phase::kAhead) return;
+  if (!order_.cancel()) return;
   for (Lane& lane : lanes_) {
     if (lane.phase == LanePhase::kReading || lane.phase == LanePhase::kLoaded) lane.is_void = true;
-    if (current_.policy != OverlapPolicy::kSpeculative) continue;
+    if (order_.current().policy != OverlapPolicy::kSpeculative) continue;
     if (lane.phase == LanePhase::kUpdating || lane.is_tentative) {
       lane.is_void = true;
       slots_.invalidate(lane.slot);
     }
   }
-  phase_ = Phase::kIdle;
   on_change_();
 }
 
@@ -204,19 +119,19 @@ bool OptimizerPass::is_home() const {
 }
 
 bool OptimizerPass::is_partial() const {
-  if (is_damaged_ || phase_ == Phase::kApplying) return true;
-  if (phase_ != Phase::kAhead || current_.policy != OverlapPolicy::kEager) return false;
-  return blocks_updated_ != 0 || std::ranges::any_of(lanes_, [](const Lane& lane) {
+  if (is_damaged_ || !is_applied()) return true;
+  if (!is_begun() || order_.current().policy != OverlapPolicy::kEager) return false;
+  return order_.updated_count() != 0 || std::ranges::any_of(lanes_, [](const Lane& lane) {
            return lane.phase == LanePhase::kUpdating;
          });
 }
 
 void OptimizerPass::pump() {
   advance_lanes();
-  if (phase_ == Phase::kApplying && blocks_updated_ == blocks_.size()) phase_ = Phase::kIdle;
   if (is_stopped_ || scheduler_.failed()) return;
-  if (phase_ == Phase::kIdle && next_) begin_announced();
-  start_lanes();
+  if (order_.may_begin()) order_.begin_announced();
+  start_lanes(/*buffered=*/true);
+  start_lanes(/*buffered=*/false);
   post_updates();
 }
 
@@ -263,7 +178,7 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
   if (lane.is_void) return release(index, /*keep_parameters=*/false);
   if (lane.must_redo) return load(index);
   if (lane.is_tentative) {
-    blocks_[index_of(lane.block)] = BlockPhase::kTentative;
+    order_.set_tentative(lane.block);
     return release(index, /*keep_parameters=*/false);
   }
   if (lane.must_adopt) {
@@ -271,24 +186,20 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
     store_.adopt(lane.block, Plane::kRecord);
   }
   // The next forward asks for what is updated after the turn; before it, for something else first.
-  const bool is_wanted = placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme &&
-                         (phase_ != Phase::kAhead || lane.version != current_.version);
+  const bool is_early = order_.phase() == UpdateOrder::Phase::kAhead && lane.version == version();
+  const bool is_wanted =
+      placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme && !is_early;
   release(index, is_wanted);
 }
 
-void OptimizerPass::start_lanes() {
-  if (phase_ == Phase::kIdle) return;
-  start_from(buffered_queue_, next_buffered_, 0, buffered_lanes_);
-  start_from(in_place_queue_, next_in_place_, buffered_lanes_,
-             static_cast<std::uint32_t>(lanes_.size()));
-}
-
-void OptimizerPass::start_from(const std::vector<BlockId>& queue, std::size_t& next,
-                               std::uint32_t first_lane, std::uint32_t lanes_end) {
-  for (std::uint32_t lane = first_lane; lane < lanes_end && next < queue.size(); ++lane) {
+void OptimizerPass::start_lanes(bool buffered) {
+  const std::uint32_t first = buffered ? 0 : buffered_lanes_;
+  const std::size_t end = buffered ? buffered_lanes_ : lanes_.size();
+  for (std::uint32_t lane = first; lane < end; ++lane) {
     if (lanes_[lane].phase != LanePhase::kFree) continue;
-    if (!start(lane, queue[next])) return;
-    ++next;
+    const auto block = order_.next(buffered);
+    if (!block || !start(lane, *block)) return;
+    order_.take_next(buffered);
   }
 }
 
@@ -296,8 +207,6 @@ void OptimizerPass::start_from(const std::vector<BlockId>& queue, std::size_t& n
 bool OptimizerPass::start(std::uint32_t index, BlockId block) {
   if (in_lane_[index_of(block)]) return false;  // still being written by the update before
   Lane& lane = lanes_[index];
-  const bool is_in_place = !needs_buffer(block);
-  if (is_in_place && !may_update(block)) return false;  // there is nothing to read ahead
   std::uint32_t slot = kNone;
   if (placement_.parameter_tier[index_of(block)] != Tier::kHost) {
     if (const auto bound = slots_.find(block)) {
@@ -310,14 +219,13 @@ bool OptimizerPass::start(std::uint32_t index, BlockId block) {
     }
   }
   in_lane_[index_of(block)] = true;
-  blocks_[index_of(block)] = BlockPhase::kInLane;
   ++lanes_busy_;
   lane.block = block;
   lane.slot = slot;
   lane.parameters = slot == kNone ? tiers_.host_parameters(block) : slots_.data(slot);
   lane.record = placement_.record_tier[index_of(block)] == Tier::kHost ? tiers_.host_record(block)
                                                                        : tiers_.lane(index);
-  lane.version = current_.version;
+  lane.version = version();
   lane.sequence = starts_++;
   lane.is_void = false;
   load(index);
@@ -358,8 +266,7 @@ void OptimizerPass::add_pending_copy(std::uint32_t lane, StreamId stream) {
 
 // Whether `lane` goes to the worker before `than`.
 bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
-  if (phase_ == Phase::kApplying)
-    return forward_rank_[index_of(lane.block)] < forward_rank_[index_of(than.block)];
+  if (!is_applied()) return order_.rank(lane.block) < order_.rank(than.block);
   return lane.sequence < than.sequence;
 }
 
@@ -368,13 +275,14 @@ void OptimizerPass::post_updates() {
     std::uint32_t best = kNone;
     for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
       const Lane& lane = lanes_[i];
-      if (lane.phase != LanePhase::kLoaded || lane.is_void || !may_update(lane.block)) continue;
+      if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
+        continue;
       if (best == kNone || is_next(lane, lanes_[best])) best = i;
     }
     if (best == kNone) return;
     Lane& lane = lanes_[best];
     lane.phase = LanePhase::kUpdating;
-    lane.coefficients = coefficients_;
+    lane.coefficients = order_.current().coefficients;
     if (lane.slot != kNone) slots_.invalidate(lane.slot);
     ++updates_posted_;
     worker_.post([this, best] { update(best); }, [this, best] { updated(best); });
@@ -409,8 +317,7 @@ void OptimizerPass::updated(std::uint32_t index) {
   --updates_posted_;
   Lane& lane = lanes_[index];
   if (scheduler_.failed()) {
-    is_damaged_ =
-        is_damaged_ || phase_ == Phase::kApplying || current_.policy != OverlapPolicy::kSpeculative;
+    is_damaged_ = is_damaged_ || !order_.updates_are_tentative();
     release(index, /*keep_parameters=*/false);
   } else if (lane.is_void) {
     release(index, /*keep_parameters=*/false);
@@ -427,7 +334,7 @@ void OptimizerPass::write(std::uint32_t index) {
   const BlockPlace& block = layout_.block(lane.block);
   const std::uint64_t version = lane.version + 1;
   lane.phase = LanePhase::kWriting;
-  lane.is_tentative = phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
+  lane.is_tentative = order_.updates_are_tentative();
   const StoreTarget target = lane.is_tentative ? StoreTarget::kShadow : StoreTarget::kHome;
   if (placement_.record_tier[index_of(block.id)] == Tier::kHost) {
     store_.advance(block.id, Plane::kRecord, version);
@@ -451,11 +358,8 @@ void OptimizerPass::write(std::uint32_t index) {
 }
 
 void OptimizerPass::count_updated(const BlockPlace& block) {
-  blocks_[index_of(block.id)] = BlockPhase::kUpdated;
-  ++blocks_updated_;
-  const std::uint32_t unit = index_of(block.unit);
-  if (--unit_blocks_left_[unit] == 0 && placement_.unit_is_on_device(layout_.unit(block.unit)))
-    device_.record(resident_events_[unit].id(), up_stream_.id());
+  if (order_.count_updated(block) && placement_.unit_is_on_device(layout_.unit(block.unit)))
+    device_.record(resident_event(block.unit), up_stream_.id());
 }
 
 void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {

@@ -1,12 +1,8 @@
 // The update of every block once a step: read what is not in memory, Adam, write back, with several
 // blocks in flight so that the three overlap. A lane holds one block between the start of its reads
-// and the end of its writes. Lanes read ahead while the coefficients are still unknown; when a
-// block may be updated is the policy's business (docs/architecture.md, "When the optimizer runs"):
-//   serial       begin() reads nothing; apply() lets everything run
-//   deferred     begin() reads ahead in forward order; apply() lets the updates run
-//   eager        a block is updated when its unit's gradient is final; apply() brings the rest
-//   speculative  as eager, into shadow copies on storage; apply() adopts them, or has all of it
-//                done again from the old state
+// and the end of its writes. Which block comes next, and when it may be updated, is the business of
+// engine/update_order.h. Speculative updates are written to shadow copies on storage; apply()
+// adopts them, or has them made again from the old state.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
@@ -17,36 +13,35 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "engine/block_update.h"
 #include "engine/parameter_slots.h"
+#include "engine/update_order.h"
 #include "engine/worker.h"
 
 namespace sluice {
 
 class OptimizerPass {
  public:
-  // All must outlive the pass. `forward_order`: the order in which the next step will need units;
-  // units that it does not name come last. `on_change` runs when something here has moved.
+  // All must outlive the pass. `forward_order`: the order in which the next step will need units.
+  // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
                 Worker& worker, std::span<const UnitId> forward_order,
                 std::function<void()> on_change);
 
-  // An update from version `version` to the next one is coming; it starts when the one before has
-  // been applied. `assumed`: the coefficients that eager and speculative updates begin with.
-  // `policy` is not kAuto.
-  // Requires: the update announced before has been applied or cancelled.
-  void announce(OverlapPolicy policy, std::uint64_t version, const StepCoefficients& assumed);
+  // The step's update, with the coefficients that eager and speculative updates assume. It begins
+  // when the one before has been applied.
+  // Requires: the update announced before has been given to apply(), or cancelled.
+  void announce(const Update& update);
   // The unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
   // The unit's gradient of the step is complete, in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and these are the coefficients. `as_assumed`: they are those that
-  // announce() was given.
+  // Every gradient is final, and these are the coefficients. `as_assumed`: they are those that the
+  // update was announced with.
+  // Requires: is_begun().
   void apply(const StepCoefficients& coefficients, bool as_assumed);
   // There will be no apply() for what was announced. Lanes that read ahead let go.
   void cancel();
@@ -58,14 +53,14 @@ class OptimizerPass {
 
   // Every block of the last update that apply() was called for is updated; writes may still be
   // under way.
-  bool is_applied() const { return phase_ != Phase::kApplying; }
+  bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
   // What was announced is under way: apply() may be called.
-  bool is_begun() const { return phase_ == Phase::kAhead && !next_; }
+  bool is_begun() const { return order_.is_begun(); }
   // Blocks have been updated for good, and others have not, or a failure has kept one from its
   // home: the state is between two steps.
   bool is_partial() const;
   // The version that the last update started from.
-  std::uint64_t version() const { return current_.version; }
+  std::uint64_t version() const { return order_.current().version; }
   // Likewise, and every write has ended. Lanes may hold what they have read ahead.
   bool is_home() const;
   // No lane holds anything.
@@ -76,24 +71,8 @@ class OptimizerPass {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  enum class Phase : std::uint8_t {
-    kIdle,
-    kAhead,     // announced: gradients or coefficients are still to come
-    kApplying,  // coefficients known, blocks left
-  };
   enum class LanePhase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kWriting };
-  enum class BlockPhase : std::uint8_t {
-    kWaiting,
-    kInLane,
-    kTentative,  // updated in the shadow, which is at rest
-    kUpdated,
-  };
 
-  struct Announced {
-    OverlapPolicy policy = OverlapPolicy::kSerial;
-    std::uint64_t version = 0;
-    StepCoefficients assumed;
-  };
   struct Lane {
     Transfer record_transfer;
     BlockId block{};
@@ -111,23 +90,15 @@ class OptimizerPass {
     bool must_redo = false;     // what it updated was assumed wrongly
   };
 
-  void begin_announced();
-  void queue_rest();
   void settle_tentative(bool adopt);
-  bool updates_early() const;
-  bool may_be_tentative(BlockId block) const;
-  bool may_update(BlockId block) const;
-  bool needs_buffer(BlockId block) const;
   bool is_next(const Lane& lane, const Lane& than) const;
-  void append(UnitId unit);
   void advance_lanes();
   void advance(std::uint32_t lane);
   bool is_read(const Lane& lane) const;
   bool is_written(const Lane& lane) const;
   void finish_writing(std::uint32_t lane);
   void start_lanes();
-  void start_from(const std::vector<BlockId>& queue, std::size_t& next, std::uint32_t first_lane,
-                  std::uint32_t lanes_end);
+  void start_lanes(bool buffered);
   bool start(std::uint32_t lane, BlockId block);
   void load(std::uint32_t lane);
   void post_updates();
@@ -148,8 +119,7 @@ class OptimizerPass {
   Scheduler& scheduler_;
   Worker& worker_;
   std::function<void()> on_change_;
-  std::vector<BlockId> forward_blocks_;      // every block, in forward order
-  std::vector<std::uint32_t> forward_rank_;  // by block, its place in there
+  UpdateOrder order_;
 
   std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
   std::uint32_t buffered_lanes_;  // how many have buffers
@@ -158,22 +128,6 @@ class OptimizerPass {
   std::uint64_t starts_ = 0;
   std::vector<bool> in_lane_;  // by block; also while the update before is still being written
 
-  // The update under way, and the one announced behind it.
-  Phase phase_ = Phase::kIdle;
-  Announced current_;
-  std::optional<Announced> next_;
-  StepCoefficients coefficients_;  // assumed ones while kAhead
-  std::vector<BlockPhase> blocks_;
-  std::uint64_t blocks_updated_ = 0;
-  std::vector<std::uint32_t> unit_blocks_left_;  // by unit, until resident_event is recorded
-  // To be started, in order: blocks that need a lane's buffers, and blocks updated in place.
-  std::vector<BlockId> buffered_queue_;
-  std::vector<BlockId> in_place_queue_;
-  std::size_t next_buffered_ = 0;
-  std::size_t next_in_place_ = 0;
-  // Of the step whose gradients are arriving.
-  std::vector<UnitId> fetched_units_;
-  std::vector<bool> gradient_final_;  // by unit
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions
 

@@ -95,6 +95,8 @@ void ParameterSlots::fetch(std::uint32_t index, std::uint64_t version) {
   slot.version.reset();
   slot.version_read = version;
   slot.is_transferring = true;
+  // Computation waits for what is prefetched.
+  slot.transfer.read_priority = slot.prefetch_users != 0 ? IoPriority::kHigh : IoPriority::kNormal;
   store_.fetch(slot.transfer, slot.block, Plane::kParameter, data(index), version);
 }
 

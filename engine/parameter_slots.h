@@ -46,6 +46,7 @@ class ParameterSlots {
   // Starts writing the slot's bytes, as StoreTarget says. The bytes stay valid.
   // Requires: holds(slot, version).
   void store(std::uint32_t slot, std::uint64_t version, StoreTarget target);
+  bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
   bool is_transferring(std::uint32_t slot) const { return slots_[slot].is_transferring; }
 
   // Whether the slot's bytes are the block's parameters at `version`.

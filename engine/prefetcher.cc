@@ -118,6 +118,9 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
   Item item{.use = use, .block = index_of(block.id), .is_first = is_first, .is_last = is_last};
   if (placement_.parameter_tier[index_of(block.id)] == Tier::kNvme) {
     if (const auto bound = slots_.find(block.id)) {
+      // Without keeping, as under the serial policy, traffic is what was predicted, to the byte:
+      // the block's earlier fetch ends first.
+      if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return false;
       item.slot = *bound;
       slots_.join(*bound, SlotUser::kPrefetch);
     } else {

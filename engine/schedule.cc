@@ -11,14 +11,18 @@ std::string_view name_of(Pass pass) {
   return "unknown";
 }
 
-Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches) {
+Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
+                           MicroBatchOrder order) {
   Schedule schedule;
   schedule.reserve(micro_batches * (model.forward_order.size() + model.backward_order.size()));
-  for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-    for (const UnitId unit : model.forward_order)
-      schedule.push_back({.unit = unit, .pass = Pass::kForward});
-    for (const UnitId unit : model.backward_order)
-      schedule.push_back({.unit = unit, .pass = Pass::kBackward});
+  const auto add = [&](const std::vector<UnitId>& units, Pass pass, std::uint32_t repeats) {
+    for (const UnitId unit : units)
+      schedule.insert(schedule.end(), repeats, {.unit = unit, .pass = pass});
+  };
+  const bool is_vertical = order == MicroBatchOrder::kVertical;
+  for (std::uint32_t round = 0; round < (is_vertical ? 1 : micro_batches); ++round) {
+    add(model.forward_order, Pass::kForward, is_vertical ? micro_batches : 1);
+    add(model.backward_order, Pass::kBackward, is_vertical ? micro_batches : 1);
   }
   std::vector<bool> seen(model.units.size(), false);
   for (ScheduledUse& use : schedule) {

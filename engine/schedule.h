@@ -26,9 +26,17 @@ struct ScheduledUse {
 
 using Schedule = std::vector<ScheduledUse>;
 
-// Forward and backward of each micro-batch in turn. `model` must be validated(); micro_batches
-// >= 1.
-Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches);
+// How the micro-batches of a step go through the units. Horizontal: forward and backward of each in
+// turn, so that activations of one are alive, and parameters are fetched for every one. Vertical:
+// all of them through a unit before the next unit, so that parameters are fetched as for one, and
+// activations at the units' boundaries are alive for all. Gradients are added in order of use; that
+// is the same order, and so the same bits, unless backward uses a unit more than once (tied
+// weights).
+enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
+
+// `model` must be validated(); micro_batches >= 1.
+Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
+                           MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 
 // One forward pass without gradients.
 Schedule inference_schedule(const ModelSpec& model);

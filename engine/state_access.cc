@@ -87,19 +87,31 @@ void StateAccess::fill(const View& view, const BlockPlace& block, const InitialV
     for (std::uint64_t at = begin; at < end; at += kFillElements) {
       const std::uint64_t count = std::min(kFillElements, end - at);
       values(tensor, at - tensor.offset_elements, std::span(run).first(count));
-      const std::uint64_t first = at - block.offset_elements;
-      if (layout_.format().master == MasterLayout::kFp32) {
-        std::memcpy(reinterpret_cast<float*>(view.parameters) + first, run.data(),
-                    count * sizeof(float));
-        continue;
-      }
-      for (std::uint64_t i = 0; i < count; ++i) {
-        const SplitMaster split = split_master(run[i]);
-        reinterpret_cast<std::uint16_t*>(view.parameters)[first + i] = split.high;
-        reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
-      }
+      set_masters(view, at - block.offset_elements, std::span(run).first(count));
     }
   }
+}
+
+// Elements [first, first + values.size()) of the block.
+void StateAccess::set_masters(const View& view, std::uint64_t first,
+                              std::span<const float> values) const {
+  auto* const halves = reinterpret_cast<std::uint16_t*>(view.parameters) + first;
+  switch (layout_.format().master) {
+    case MasterLayout::kFp32:
+      std::memcpy(reinterpret_cast<float*>(view.parameters) + first, values.data(),
+                  values.size_bytes());
+      return;
+    case MasterLayout::kSplitBf16:
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const SplitMaster split = split_master(values[i]);
+        halves[i] = split.high;
+        reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
+      }
+      return;
+    case MasterLayout::kFp16: break;
+  }
+  std::memcpy(reinterpret_cast<float*>(view.record) + first, values.data(), values.size_bytes());
+  for (std::size_t i = 0; i < values.size(); ++i) halves[i] = fp16_from_float(values[i]);
 }
 
 void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
@@ -124,7 +136,6 @@ void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t beg
                              std::span<std::byte> target) const {
   const std::uint64_t block_count = layout_.block(view.block).element_count;
   const StateFormat& format = layout_.format();
-  const bool is_split = format.master == MasterLayout::kSplitBf16;
   // A moment that the optimizer does not keep reads as zeros.
   const auto read_moment = [&](bool is_kept, std::uint64_t begin_bytes) {
     if (is_kept) {
@@ -147,9 +158,9 @@ void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t beg
       return;
     case StateKind::kMaster: break;
   }
-  if (!is_split) {
-    std::memcpy(target.data(), reinterpret_cast<const float*>(view.parameters) + begin,
-                target.size());
+  if (format.master != MasterLayout::kSplitBf16) {
+    const std::byte* masters = format.master == MasterLayout::kFp32 ? view.parameters : view.record;
+    std::memcpy(target.data(), masters + begin * sizeof(float), target.size());
     return;
   }
   const auto* high = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;

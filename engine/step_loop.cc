@@ -18,6 +18,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
                    IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker)
     : config_(config),
       model_(model),
+      groups_(config.optimizer, model),
       layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -25,7 +26,9 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       queue_(queue),
       device_(device),
       scheduler_(scheduler),
-      window_unit_bytes_(window_unit_bytes(layout, placement)),
+      update_policy_(config.optimizer, placement.storage_copies == 2),
+      traffic_(queue),
+      plans_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
                   {.on_change = [this] { pump(); },
@@ -33,27 +36,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       drain_(layout, placement, tiers, device, scheduler, worker,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {
-  // Planned now, so that a window that cannot hold the leases is an error before the first step.
-  plan_for(0);
-  plan_for(1);
-}
-
-const StepLoop::Plan& StepLoop::plan_for(std::uint32_t micro_batches) {
-  const auto known = plans_.find(micro_batches);
-  if (known != plans_.end()) return known->second;
-  Plan plan;
-  plan.schedule =
-      micro_batches == 0 ? inference_schedule(model_) : training_schedule(model_, micro_batches);
-  plan.window = plan_window(plan.schedule, window_unit_bytes_, placement_.window_bytes,
-                            model_.concurrent_leases);
-  return plans_.emplace(micro_batches, std::move(plan)).first->second;
-}
-
-Traffic StepLoop::predict_traffic(std::uint32_t micro_batches) {
-  const Plan& plan = plan_for(micro_batches);
-  return predict_step_traffic(layout_, placement_, plan.schedule, plan.window);
-}
+            [this] { pump(); }) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -120,16 +103,17 @@ void StepLoop::begin_step(const StepOptions& options) {
                 "begin_step: micro_batches is 0; a step has at least one");
   throw_if_unusable();
   options_ = options;
-  policy_ = choose_policy();
-  const StepCoefficients assumed = coefficients(1.0);
-  begin(plan_for(options.micro_batches));
-  scheduler_.run([&] { pass_.announce(policy_, step_, assumed); });
+  policy_ = update_policy_.choose();
+  const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
+  begin(plans_.training(options.micro_batches, options.order));
+  scheduler_.run(
+      [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
 }
 
 void StepLoop::begin_inference() {
   drain();
-  suspend_counting();
-  begin(plan_for(0));
+  traffic_.pause();
+  begin(plans_.inference());
 }
 
 void StepLoop::drain() {
@@ -144,40 +128,17 @@ std::uint64_t StepLoop::applied_step() const {
   return is_applied ? step_ : step_ - 1;
 }
 
-// Speculation pays while clipping is rare: a step done again costs the whole update once more.
-OverlapPolicy StepLoop::choose_policy() const {
-  constexpr int kClipsMax = 1;  // among the last 32 steps
-  const OverlapPolicy wanted = config_.optimizer.overlap;
-  if (wanted != OverlapPolicy::kAuto) return wanted;
-  if (config_.optimizer.clip_norm == 0 && config_.optimizer.non_finite == NonFinitePolicy::kStop)
-    return OverlapPolicy::kEager;
-  return placement_.storage_copies == 2 && std::popcount(recent_clips_) <= kClipsMax
-             ? OverlapPolicy::kSpeculative
-             : OverlapPolicy::kDeferred;
-}
-
 void StepLoop::lend_buffers() {
   drain();
-  suspend_counting();
+  traffic_.pause();
   scheduler_.run([this] { slots_.drop_kept(); });
 }
 
 void StepLoop::return_buffers() {
-  resume_counting();
+  traffic_.resume();
 }
 
-// What is transferred between the two belongs to no step.
-void StepLoop::suspend_counting() {
-  const IoCounters now = queue_.counters();
-  counted_.read_bytes += now.read_bytes - counters_at_resume_.read_bytes;
-  counted_.write_bytes += now.write_bytes - counters_at_resume_.write_bytes;
-}
-
-void StepLoop::resume_counting() {
-  counters_at_resume_ = queue_.counters();
-}
-
-void StepLoop::begin(const Plan& plan) {
+void StepLoop::begin(const StepPlan& plan) {
   throw_if_unusable();
   if (is_active())
     throw Error(ErrorCode::kInvalidArgument,
@@ -248,7 +209,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                            : prefetcher_.ready_event(unit));
   device_.record(resumed_events_[use].id(), stream);
   LeasedUse lease{.use = use, .unit = unit};
-  lease.parameters = window_unit_bytes_[index_of(unit)] == 0
+  lease.parameters = plans_.window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
                          : tiers_.window() + plan_->window.uses[use].offset_bytes;
   if (state.gradient_slot) {
@@ -308,16 +269,14 @@ StepReport StepLoop::finish_step() {
   } else {
     fail_non_finite();
   }
-  recent_clips_ = recent_clips_ << 1 | (report.skipped || report.clip_factor < 1 ? 1 : 0);
+  update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   const std::uint64_t end_ns = steady_now_ns();
   report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
   count_stalls(report);
-  suspend_counting();
-  resume_counting();
-  const IoCounters counted = std::exchange(counted_, {});
-  report.nvme_read_bytes = counted.read_bytes;
-  report.nvme_write_bytes = counted.write_bytes;
+  const Traffic moved = traffic_.take();
+  report.nvme_read_bytes = moved.nvme_read_bytes;
+  report.nvme_write_bytes = moved.nvme_write_bytes;
   scheduler_.run([&] { report.notes = store_.take_notes(); });
   plan_ = nullptr;
   if (trace_enabled())
@@ -343,19 +302,14 @@ double StepLoop::mean_gradient_norm() const {
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {
-  const OptimizerOptions decayed = config_.optimizer.options();
-  OptimizerOptions plain = decayed;
-  plain.adam.weight_decay = 0;
   const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
-  return {.decayed = coefficients_of(decayed, options_.learning_rate, step_ + 1, scale),
-          .plain = coefficients_of(plain, options_.learning_rate, step_ + 1, scale)};
+  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
 }
 
 // The norm is known: lets the update run, or what is left of it.
 void StepLoop::apply(StepReport& report) {
   report.gradient_norm = mean_gradient_norm();
-  const double clip = config_.optimizer.clip_norm;
-  if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
+  report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
   const bool as_assumed = report.clip_factor == 1;
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const StepCoefficients known = coefficients(report.clip_factor);
@@ -372,20 +326,10 @@ void StepLoop::fail_non_finite() {
   const std::string outcome =
       is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
                  : "nothing was updated";
-  std::string message = fmt::format("a gradient outside every tensor is not finite in step {}; {}",
-                                    step_ + 1, outcome);
-  for (const TensorPlace& tensor : layout_.tensors()) {
-    const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
-                                tensor.offset_elements * layout_.format().gradient_bytes();
-    const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);
-    if (!index) continue;
-    message = fmt::format(
-        "the gradient of \"{}\" (unit \"{}\") is not finite at element {} in step {}; {}. Lower "
-        "the learning rate, or set optimizer.non_finite to \"skip\"",
-        tensor.name, layout_.unit(tensor.unit).name, *index, step_ + 1, outcome);
-    break;
-  }
-  throw Error(ErrorCode::kNonFinite, message);
+  throw Error(ErrorCode::kNonFinite,
+              fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
+                          "to \"skip\"",
+                          drain_.describe_non_finite(), step_ + 1, outcome));
 }
 
 void StepLoop::count_stalls(StepReport& report) const {
@@ -436,7 +380,7 @@ void StepLoop::abandon() noexcept {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
   }
-  if (plan_ == &plans_.at(0)) resume_counting();
+  if (plan_ == &plans_.inference()) traffic_.resume();
   plan_ = nullptr;
 }
 

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,13 +15,16 @@
 #include "engine/gradient_drain.h"
 #include "engine/optimizer_pass.h"
 #include "engine/prefetcher.h"
-#include "engine/traffic.h"
+#include "engine/step_plans.h"
+#include "engine/update_policy.h"
 
 namespace sluice {
 
 struct StepOptions {
   double learning_rate = 0;
   std::uint32_t micro_batches = 1;
+  // In which the application goes through units and micro-batches.
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
 };
 
 struct StepReport {
@@ -76,7 +78,9 @@ class StepLoop {
   // Updates applied to every block, and those plus the one that may be under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
-  Traffic predict_traffic(std::uint32_t micro_batches);
+  Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+    return plans_.predict_traffic(micro_batches, order);
+  }
   // Throws what keeps the engine from going on, if anything does.
   void throw_if_unusable();
   // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
@@ -85,10 +89,6 @@ class StepLoop {
   void return_buffers();
 
  private:
-  struct Plan {
-    Schedule schedule;
-    WindowPlan window;
-  };
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
@@ -96,13 +96,9 @@ class StepLoop {
     bool is_released = false;
   };
 
-  const Plan& plan_for(std::uint32_t micro_batches);
-  void begin(const Plan& plan);
-  void suspend_counting();
-  void resume_counting();
+  void begin(const StepPlan& plan);
   void pump();
   void await(const std::function<bool()>& ready);
-  OverlapPolicy choose_policy() const;
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   std::string describe_use(std::size_t use) const;
@@ -116,6 +112,7 @@ class StepLoop {
 
   const Config& config_;
   const ModelSpec& model_;
+  const ParameterGroups groups_;
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
@@ -123,17 +120,18 @@ class StepLoop {
   IoQueue& queue_;
   Device& device_;
   Scheduler& scheduler_;
-  std::vector<std::uint64_t> window_unit_bytes_;
+  UpdatePolicy update_policy_;
+  TrafficMeter traffic_;
+  StepPlans plans_;
   bool is_pumping_ = false;  // scheduler's thread only, as is the next
   bool must_pump_again_ = false;
   ParameterSlots slots_;
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;
-  std::map<std::uint32_t, Plan> plans_;  // by micro-batches; 0 = inference
 
   // The step under way.
-  const Plan* plan_ = nullptr;
+  const StepPlan* plan_ = nullptr;
   StepOptions options_;
   std::uint32_t next_use_ = 0;
   std::uint32_t leases_held_ = 0;
@@ -141,10 +139,6 @@ class StepLoop {
   std::vector<Event> arrived_events_;  // by use: computation is ready for the unit
   std::vector<Event> resumed_events_;  // by use: and goes on with it
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
-  std::uint32_t recent_clips_ = 0;  // a bit for each of the last steps, 1 = clipped or skipped
-
-  IoCounters counted_;  // of steps, since the last report
-  IoCounters counters_at_resume_;
 
   std::uint64_t step_ = 0;             // updates scheduled
   bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed

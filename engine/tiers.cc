@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/striping.h"
 
 namespace sluice {
 namespace {
@@ -10,8 +11,8 @@ constexpr std::uint64_t kPoolAlignBytes = 4096;
 
 }  // namespace
 
-Tiers::Tiers(const Layout& layout, const Placement& placement,
-             const std::vector<std::string>& storage_paths, Device& device)
+Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
+             Device& device)
     : layout_(layout),
       placement_(placement),
       device_(device),
@@ -21,7 +22,7 @@ Tiers::Tiers(const Layout& layout, const Placement& placement,
       host_records_(layout.blocks().size()),
       parameter_extents_(placement.storage_copies * layout.blocks().size()),
       record_extents_(placement.storage_copies * layout.blocks().size()) {
-  create_files(storage_paths);  // first: too little space is found before memory is touched
+  create_files(storage);  // first: too little space is found before memory is touched
   device_memory_ = DeviceBuffer(device, placement.device_bytes(), "parameters and gradients");
   host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
   device.register_host_memory(host_memory_.span());
@@ -71,13 +72,14 @@ void Tiers::cut_host_memory() {
                "the pools must add up to the arena");
 }
 
-// Deals the blocks to the paths in turn; a block's parameters and record lie side by side.
-void Tiers::create_files(const std::vector<std::string>& paths) {
+// A block's parameters and record lie side by side on one drive.
+void Tiers::create_files(const Config::Storage& storage) {
   if (placement_.nvme_bytes() == 0) return;
-  std::vector<std::uint64_t> file_bytes(paths.size(), 0);
+  const Striping striping = plan_striping(layout_, placement_, storage_weights(storage));
+  std::vector<std::uint64_t> file_bytes(storage.paths.size(), 0);
   for (const BlockPlace& block : layout_.blocks()) {
     const std::uint32_t i = index_of(block.id);
-    const auto file = static_cast<std::uint32_t>(i % paths.size());
+    const std::uint32_t file = striping.drive[i];
     const auto extend = [&](std::uint64_t length_bytes) {
       const Extent extent{
           .file = file, .offset_bytes = file_bytes[file], .length_bytes = length_bytes};
@@ -92,8 +94,8 @@ void Tiers::create_files(const std::vector<std::string>& paths) {
         record_extents_[at] = extend(layout_.record_slot_bytes(block.id));
     }
   }
-  for (std::size_t file = 0; file < paths.size(); ++file) {
-    files_.push_back(DirectFile::create_scratch(paths[file], file_bytes[file]));
+  for (std::size_t file = 0; file < storage.paths.size(); ++file) {
+    files_.push_back(DirectFile::create_scratch(storage.paths[file], file_bytes[file]));
     if (!is_aligned(kStorageAlignBytes, files_.back().alignment_bytes()))
       throw Error(ErrorCode::kUnsupported,
                   files_.back().name() + ": its file system asks for an alignment of " +

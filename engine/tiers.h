@@ -28,8 +28,8 @@ class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers.
   // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
-  Tiers(const Layout& layout, const Placement& placement,
-        const std::vector<std::string>& storage_paths, Device& device);
+  Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
+        Device& device);
   ~Tiers();
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
@@ -54,6 +54,7 @@ class Tiers {
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
+  std::span<const DirectFile> files() const { return files_; }  // by path; none, none needed
   // Each block on storage has that many copies; one of them is its home (engine/block_store.h).
   std::uint32_t storage_copies() const { return placement_.storage_copies; }
   // Requires: homed on storage.
@@ -63,7 +64,7 @@ class Tiers {
  private:
   void cut_device_memory();
   void cut_host_memory();
-  void create_files(const std::vector<std::string>& paths);
+  void create_files(const Config::Storage& storage);
 
   const Layout& layout_;
   const Placement& placement_;

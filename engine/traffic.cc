@@ -1,6 +1,24 @@
 #include "engine/traffic.h"
 
+#include <utility>
+
 namespace sluice {
+
+void TrafficMeter::pause() {
+  const IoCounters now = queue_.counters();
+  counted_.nvme_read_bytes += now.read_bytes - at_resume_.read_bytes;
+  counted_.nvme_write_bytes += now.write_bytes - at_resume_.write_bytes;
+}
+
+void TrafficMeter::resume() {
+  at_resume_ = queue_.counters();
+}
+
+Traffic TrafficMeter::take() {
+  pause();
+  resume();
+  return std::exchange(counted_, {});
+}
 
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit) {
   std::uint64_t bytes = 0;
@@ -21,10 +39,8 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   const std::uint64_t pass_bytes = placement.nvme_parameter_bytes + placement.nvme_record_bytes;
   traffic.nvme_read_bytes += pass_bytes;
   traffic.nvme_write_bytes += pass_bytes;
-  // Each block's parameters may be spared one fetch and the read for the update.
   traffic.nvme_read_bytes_least =
-      placement.kept_slots == 0 ? traffic.nvme_read_bytes
-                                : traffic.nvme_read_bytes - 2 * placement.nvme_parameter_bytes;
+      placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
   return traffic;
 }
 

@@ -1,6 +1,8 @@
 // The bytes that one step moves between host and storage, known before it runs: what the window
-// plan fetches, and what the optimizer pass reads and writes. Pure; the run checks itself against
-// it.
+// plan fetches, and what the optimizer pass reads and writes; and the meter that the run checks
+// itself with.
+//
+// Thread rule: the predictions are pure; one thread at a time uses a meter.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +10,7 @@
 #include "engine/layout.h"
 #include "engine/placement.h"
 #include "engine/window_plan.h"
+#include "io/io_queue.h"
 
 namespace sluice {
 
@@ -15,8 +18,27 @@ struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   // Under overlap, reads may be fewer: as far as parameter slots keep what the update wants after
-  // backward, or the next forward after the update. Serial: the same as nvme_read_bytes.
+  // backward, or the next forward after the update. Of records, none is spared. Serial: the same as
+  // nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
+};
+
+// Counts what a queue moves for steps.
+class TrafficMeter {
+ public:
+  // `queue` must outlive the meter, which counts from resume() on.
+  explicit TrafficMeter(const IoQueue& queue) : queue_(queue) {}
+
+  // What is moved between the two is not counted.
+  void pause();
+  void resume();
+  // What has been counted since the last call.
+  Traffic take();
+
+ private:
+  const IoQueue& queue_;
+  Traffic counted_;
+  IoCounters at_resume_;
 };
 
 // Storage bytes of the parameters of `unit` that are homed there.

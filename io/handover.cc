@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-Handover::Handover(std::size_t capacity) : wake_(::eventfd(0, EFD_CLOEXEC)), entries_(capacity) {
+Handover::Handover(std::size_t capacity) : wake_(::eventfd(0, EFD_CLOEXEC)), capacity_(capacity) {
   if (!wake_) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("cannot create an eventfd for the I/O queue: {}; raise the number of "
@@ -24,12 +24,10 @@ Handover::Handover(std::size_t capacity) : wake_(::eventfd(0, EFD_CLOEXEC)), ent
 void Handover::put(std::span<IoRequest* const> requests, std::uint64_t first_ticket) {
   while (!requests.empty()) {
     std::unique_lock lock(mutex_);
-    room_made_.wait(lock, [this] { return count_ < entries_.size(); });
+    room_made_.wait(lock, [this] { return waiting_.count() < capacity_; });
     SLUICE_CHECK(!stopping_, "submit() to a queue that is being destroyed");
-    const std::size_t added = std::min(entries_.size() - count_, requests.size());
-    for (IoRequest* request : requests.first(added)) {
-      entries_[(first_ + count_++) % entries_.size()] = {request, first_ticket++};
-    }
+    const std::size_t added = std::min(capacity_ - waiting_.count(), requests.size());
+    for (IoRequest* request : requests.first(added)) waiting_.push({request, first_ticket++});
     requests = requests.subspan(added);
     // Under the lock: a request may complete, and whoever waited for it may destroy the queue,
     // while this thread is still on its way out.
@@ -39,12 +37,8 @@ void Handover::put(std::span<IoRequest* const> requests, std::uint64_t first_tic
 
 bool Handover::take(std::size_t count_max, std::vector<Submission>& target) {
   const std::scoped_lock lock(mutex_);
-  const std::size_t taken = std::min(count_, count_max);
-  for (std::size_t i = 0; i < taken; ++i) {
-    target.push_back(entries_[(first_ + i) % entries_.size()]);
-  }
-  first_ = (first_ + taken) % entries_.size();
-  count_ -= taken;
+  const std::size_t taken = std::min(waiting_.count(), count_max);
+  for (std::size_t i = 0; i < taken; ++i) target.push_back(waiting_.pop());
   // An owner that took as much as it can carry comes back by itself, when something completes.
   wake_wanted_ = taken < count_max;
   if (taken > 0) room_made_.notify_all();

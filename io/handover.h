@@ -3,7 +3,7 @@
 // still hear of new ones.
 //
 // Thread rule: put() and stop() from any thread, take() from the owner alone.
-// Invariants: requests leave in the order they came; whenever the owner has taken all and could
+// Invariants: requests leave as pending_list.h says; whenever the owner has taken all and could
 // take more, the next put() makes wake_descriptor() readable.
 #pragma once
 
@@ -15,16 +15,9 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "io/io_queue.h"
+#include "io/pending_list.h"
 
 namespace sluice {
-
-// A request on its way, with its number in the queue's ledger. The request belongs to the caller
-// and stays until on_complete.
-struct Submission {
-  IoRequest* request = nullptr;
-  std::uint64_t ticket = 0;
-};
 
 class Handover {
  public:
@@ -52,13 +45,12 @@ class Handover {
 
   // Constant after construction.
   UniqueFd wake_;
+  std::size_t capacity_;
 
-  // Guarded by mutex_. The `count_` entries from `first_` on, wrapping around, are taken.
+  // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable room_made_;
-  std::vector<Submission> entries_;
-  std::size_t first_ = 0;
-  std::size_t count_ = 0;
+  PendingList waiting_;
   bool wake_wanted_ = false;
   bool stopping_ = false;
 };

@@ -1,7 +1,7 @@
 // The seam between Sluice and the kernel's storage I/O: requests go in, completions come back on a
-// thread of the queue's own choosing. Two versions: sync_queue (plain pread and pwrite, the
+// thread of the queue's own choosing. Three versions: sync_queue (plain pread and pwrite, the
 // reference), thread_queue (the same calls on threads, where io_uring is not allowed) and
-// uring_queue (io_uring).
+// uring_queue (io_uring). drive_queues puts several together, one for each drive.
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
 // the queue's owner thread (uring_queue), on its workers, several at once (thread_queue), or inside
@@ -9,7 +9,8 @@
 // not submit to the same queue.
 // Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
 // Short transfers are resumed, EINTR and EAGAIN are retried a bounded number of times; a read that
-// meets the end of the file is EIO.
+// meets the end of the file is EIO. Of requests that wait for their turn, those of higher priority
+// start first, and those of one priority in the order they came; none starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -17,16 +18,24 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace sluice {
 
 enum class IoKind : std::uint8_t { kRead, kWrite };
+
+// Who goes first while a queue has more requests than it can start. Once the kernel has a request,
+// the kernel decides.
+enum class IoPriority : std::uint8_t { kHigh, kNormal, kLow };
+inline constexpr std::size_t kIoPriorities = 3;
 
 // One transfer. The caller owns it; it and `data` stay where they are, untouched, until on_complete
 // has been called. For files opened with O_DIRECT, offset, length and address are multiples of
 // DirectFile::alignment_bytes().
 struct IoRequest {
   IoKind kind = IoKind::kRead;
+  IoPriority priority = IoPriority::kNormal;
+  std::uint32_t drive = 0;  // which of drive_queues' queues; of no consequence elsewhere
   int descriptor = -1;
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
@@ -42,6 +51,8 @@ struct IoRequest {
 
   // The queue's own, while the request is in flight.
   std::uint32_t attempts = 0;
+  std::uint64_t ticket = 0;
+  IoRequest* next = nullptr;
 };
 
 struct IoCounters {
@@ -52,6 +63,8 @@ struct IoCounters {
   std::uint64_t resumed = 0;  // short transfers, and those beyond 1 GiB, continued
   std::uint64_t retried = 0;  // EINTR, EAGAIN
   std::uint64_t failed = 0;
+
+  IoCounters& operator+=(const IoCounters& other);
 };
 
 class IoQueue {
@@ -62,8 +75,8 @@ class IoQueue {
   // Waits for the requests in flight.
   virtual ~IoQueue() = default;
 
-  // Starts every request, in order. On return they are in the queue (sync_queue: complete). Blocks
-  // while the queue is full: that is back-pressure, not an error. Wait for on_complete of each.
+  // Starts every request. On return they are in the queue (sync_queue: complete). Blocks while the
+  // queue is full: that is back-pressure, not an error. Wait for on_complete of each.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has
@@ -89,6 +102,9 @@ struct IoQueueOptions {
   // instead of for every request; where the kernel refuses, note() says so and nothing else
   // changes. Must outlive the queue.
   std::span<std::byte> memory = {};
+  // Likewise, descriptors of the files that most requests are about; they must stay open while the
+  // queue lives.
+  std::span<const int> files = {};
 };
 
 // The reference: moves the bytes inside submit(). The depth is of no consequence.
@@ -104,5 +120,10 @@ std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options);
 // Fails with: kInvalidArgument when the depth is out of bounds; kUnsupported when the kernel
 // refuses a ring (the message carries the errno and a remedy).
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
+
+// One queue a drive, so that each is kept busy by its own thread and none waits for a slower one:
+// a request goes to queue `drive`.
+// Requires: at least one; each request's `drive` is one of them.
+std::unique_ptr<IoQueue> make_drive_queues(std::vector<std::unique_ptr<IoQueue>> drives);
 
 }  // namespace sluice

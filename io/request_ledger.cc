@@ -51,6 +51,17 @@ IoCounters RequestLedger::counters() const {
   return counters_;
 }
 
+IoCounters& IoCounters::operator+=(const IoCounters& other) {
+  read_requests += other.read_requests;
+  read_bytes += other.read_bytes;
+  write_requests += other.write_requests;
+  write_bytes += other.write_bytes;
+  resumed += other.resumed;
+  retried += other.retried;
+  failed += other.failed;
+  return *this;
+}
+
 void check_options(const IoQueueOptions& options) {
   if (options.depth >= 1 && options.depth <= 4096) return;
   throw Error(ErrorCode::kInvalidArgument,

@@ -1,9 +1,11 @@
-// The reference queue: pread and pwrite, one request after another, on the thread that submits.
+// The reference queue: pread and pwrite, one request after another, on the thread that submits; the
+// requests of one submit() by their priorities.
 #include <cstdint>
 #include <memory>
 
 #include "io/blocking_transfer.h"
 #include "io/io_queue.h"
+#include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"
 
@@ -18,10 +20,13 @@ class SyncQueue final : public IoQueue {
   void submit(std::span<IoRequest* const> requests) override {
     for (IoRequest* request : requests) begin_transfer(*request);
     std::uint64_t ticket = ledger_.open(requests.size());
-    for (IoRequest* request : requests) {
-      transfer_blocking(*request, ledger_);
-      request->on_complete(*request);
-      ledger_.close(ticket++);
+    PendingList waiting;
+    for (IoRequest* request : requests) waiting.push({request, ticket++});
+    while (waiting.count() != 0) {
+      const Submission next = waiting.pop();
+      transfer_blocking(*next.request, ledger_);
+      next.request->on_complete(*next.request);  // from here on the request may be gone
+      ledger_.close(next.ticket);
     }
   }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -17,8 +16,8 @@
 
 #include "base/error.h"
 #include "io/blocking_transfer.h"
-#include "io/handover.h"
 #include "io/io_queue.h"
+#include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"
 
@@ -50,9 +49,9 @@ class ThreadQueue final : public IoQueue {
     std::uint64_t ticket = ledger_.open(requests.size());
     for (IoRequest* request : requests) {
       std::unique_lock lock(mutex_);
-      room_made_.wait(lock, [this] { return waiting_.size() < capacity_; });
+      room_made_.wait(lock, [this] { return waiting_.count() < capacity_; });
       SLUICE_CHECK(!is_stopping_, "submit() to a queue that is being destroyed");
-      waiting_.push_back({request, ticket++});
+      waiting_.push({request, ticket++});
       // Under the lock: the request may complete, and whoever waited for it destroy the queue,
       // while this thread is still on its way out.
       work_came_.notify_one();
@@ -87,10 +86,9 @@ class ThreadQueue final : public IoQueue {
     serves_ = this;
     std::unique_lock lock(mutex_);
     while (true) {
-      work_came_.wait(lock, [this] { return is_stopping_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      const Submission next = waiting_.front();
-      waiting_.pop_front();
+      work_came_.wait(lock, [this] { return is_stopping_ || waiting_.count() != 0; });
+      if (waiting_.count() == 0) return;
+      const Submission next = waiting_.pop();
       room_made_.notify_one();
       lock.unlock();
       transfer_blocking(*next.request, ledger_);
@@ -111,7 +109,7 @@ class ThreadQueue final : public IoQueue {
   std::mutex mutex_;
   std::condition_variable work_came_;
   std::condition_variable room_made_;
-  std::deque<Submission> waiting_;
+  PendingList waiting_;
   bool is_stopping_ = false;
 
   std::vector<std::thread> workers_;  // last: they start when all else stands

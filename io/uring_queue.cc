@@ -96,12 +96,46 @@ class RegisteredMemory {
   std::span<std::byte> memory_;
 };
 
+// Files that a ring holds on to, so that the kernel does not look them up for every request.
+class RegisteredFiles {
+ public:
+  explicit RegisteredFiles(std::span<const int> files) : files_(files.begin(), files.end()) {}
+
+  // As RegisteredMemory::register_with().
+  int register_with(io_uring& ring) {
+    if (files_.empty()) return 0;
+    const int result =
+        io_uring_register_files(&ring, files_.data(), static_cast<unsigned>(files_.size()));
+    if (result < 0) files_.clear();
+    return -result;
+  }
+
+  // A ring that goes lets go of its files some time later; this does so at once, so that the space
+  // of an unnamed file is free when its last descriptor is closed.
+  void unregister_from(io_uring& ring) {
+    if (!files_.empty()) (void)io_uring_unregister_files(&ring);
+    files_.clear();
+  }
+
+  // Makes `entry` name the registered file, if `descriptor` is one.
+  void apply(io_uring_sqe& entry, int descriptor) const {
+    const auto found = std::ranges::find(files_, descriptor);
+    if (found == files_.end()) return;
+    entry.fd = static_cast<int>(found - files_.begin());
+    io_uring_sqe_set_flags(&entry, IOSQE_FIXED_FILE);
+  }
+
+ private:
+  std::vector<int> files_;
+};
+
 // A ring as a value: made by any thread, used by the one that calls enable().
 class Ring {
  public:
   // Room for `entries` submissions, and for at least as many completions.
-  // Fails with: kUnsupported. Where only `memory` cannot be registered, note() says why.
-  Ring(unsigned entries, std::span<std::byte> memory) : registered_(memory) {
+  // Fails with: kUnsupported. Where only memory or files cannot be registered, note() says why.
+  Ring(unsigned entries, const IoQueueOptions& options)
+      : memory_(options.memory), files_(options.files) {
     int result = -EINVAL;
     io_uring_params params{};
     for (std::size_t i = 0; i < kSetupFlags.size() && result == -EINVAL; ++i) {
@@ -116,12 +150,19 @@ class Ring {
       io_uring_queue_exit(&ring_);
       throw_refused(ENOSYS);
     }
-    const int error = registered_.register_with(ring_);
-    if (error == 0) return;
-    note_ = fmt::format(
-        "storage: buffers are pinned anew for every transfer, since the kernel refuses to register "
-        "{} of them: {}; raise the limit of locked memory (ulimit -l) to save processor time",
-        format_bytes(memory.size()), errno_text(error));
+    if (const int error = memory_.register_with(ring_); error != 0) {
+      note_ = fmt::format(
+          "storage: buffers are pinned anew for every transfer, since the kernel refuses to "
+          "register {} of them: {}; raise the limit of locked memory (ulimit -l) to save processor "
+          "time",
+          format_bytes(options.memory.size()), errno_text(error));
+    }
+    if (const int error = files_.register_with(ring_); error != 0) {
+      note_ += fmt::format(
+          "{}storage: files are looked up anew for every transfer, since the kernel refuses to "
+          "register them: {}; raise the number of open files (ulimit -n) to save processor time",
+          note_.empty() ? "" : "; ", errno_text(error));
+    }
   }
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -138,11 +179,14 @@ class Ring {
     enabled_ = true;
   }
 
+  // On the owner's thread, at its end.
+  void release_files() { files_.unregister_from(ring_); }
+
   void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag) {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     SLUICE_CHECK(entry != nullptr, "each slot has at most one entry in the ring");
     const auto length_bytes = static_cast<unsigned>(attempt.length_bytes);
-    const int slab = registered_.slab_of(attempt);
+    const int slab = memory_.slab_of(attempt);
     const bool is_read = kind == IoKind::kRead;
     if (slab >= 0 && is_read) {
       io_uring_prep_read_fixed(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes,
@@ -155,6 +199,7 @@ class Ring {
     } else {
       io_uring_prep_write(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes);
     }
+    files_.apply(*entry, descriptor);
     io_uring_sqe_set_data64(entry, tag);
   }
 
@@ -187,7 +232,8 @@ class Ring {
 
  private:
   io_uring ring_{};
-  RegisteredMemory registered_;
+  RegisteredMemory memory_;
+  RegisteredFiles files_;
   std::string note_;
   bool enabled_ = false;
 };
@@ -195,7 +241,7 @@ class Ring {
 class UringQueue final : public IoQueue {
  public:
   explicit UringQueue(const IoQueueOptions& options)
-      : ring_(options.depth + 1, options.memory),  // one for the eventfd read
+      : ring_(options.depth + 1, options),  // one for the eventfd read
         handover_(options.backlog != 0 ? options.backlog : options.depth),
         slots_(options.depth),
         owner_([this] { run(); }) {}
@@ -239,12 +285,13 @@ class UringQueue final : public IoQueue {
     while (true) {
       const bool stopping = admit();
       // The eventfd read must have left the ring too: it writes to a member.
-      if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) return;
+      if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) break;
       if (!stopping && !wake_armed_) arm_wake();
       ring_.submit_and_wait();
       ring_.reap([this](std::uint64_t tag, int result) { settle(tag, result); });
       call_back();
     }
+    ring_.release_files();
   }
 
   // Moves requests from the handover into free slots. Returns true when the queue is to end.

@@ -28,7 +28,7 @@ LAYERS = LIBRARY_LAYERS | {
     "tests": set(LIBRARY_LAYERS) | {"tools", "tests"},
 }
 VENDOR_HEADER = re.compile(
-    r"^(liburing|xxhash|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
+    r"^(liburing|xxhash|xxh_x86dispatch|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
 FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
 TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
 CPP_SUFFIXES = {".h", ".cc", ".cu"}

@@ -36,8 +36,9 @@ Spread spread_of(std::vector<double> values) {
 // The state of one measurement, in place and at rest, with plausible numbers in it.
 class Arrays {
  public:
-  Arrays(const BenchCase& state, std::uint64_t parameters)
-      : first_(parameters * (state.layout == MasterLayout::kFp32 ? 4 : 2), "bench parameters"),
+  Arrays(const BenchCase& state, std::uint64_t parameters, BenchInput input)
+      : input_(input),
+        first_(parameters * (state.layout == MasterLayout::kFp32 ? 4 : 2), "bench parameters"),
         second_(state.layout == MasterLayout::kFp32 ? 1 : parameters * 4, "bench masters"),
         exp_avg_(parameters * 4, "bench exp_avg"),
         exp_avg_sq_(parameters * 4, "bench exp_avg_sq"),
@@ -55,7 +56,8 @@ class Arrays {
       view_.master = reinterpret_cast<float*>(second_.data());
   }
 
-  // Each thread touches first what it will work on. A constant gradient keeps denormals out.
+  // Each thread touches first what it will work on. Values that do not fade keep denormals out, or
+  // in.
   void fill(WorkerArena& arena) {
     const auto fill_floats = [&](const AlignedBuffer& buffer, float value) {
       for_each_piece(arena, buffer.size_bytes(), [&](std::uint64_t begin, std::uint64_t bytes) {
@@ -64,13 +66,20 @@ class Arrays {
     };
     fill_floats(first_, 0.0f);
     fill_floats(second_, 0.0f);
-    fill_floats(exp_avg_, 0.01f);
-    fill_floats(exp_avg_sq_, 0.01f);
+    const bool is_denormal = input_ == BenchInput::kDenormal;
+    const float moment = is_denormal ? float_from_bits(0x00010001) : 0.01f;
+    fill_floats(exp_avg_, moment);
+    fill_floats(exp_avg_sq_, moment);
     const bool wide = view_.gradient_dtype == DType::kFp32;
-    fill_floats(gradient_, float_from_bits(wide ? 0x3c23d70a : 0x3c233c23));  // 0.01, in bf16 too
+    // 0.01, in bf16 too; or a denormal in every type.
+    const std::uint32_t gradient = wide ? 0x3c23d70a : 0x3c233c23;
+    fill_floats(gradient_, float_from_bits(is_denormal ? 0x00010001 : gradient));
   }
 
-  const UpdateArrays& view() const { return view_; }
+  UpdateArrays view() const {
+    const std::uint64_t skipped = input_ == BenchInput::kUnaligned ? 1 : 0;
+    return slice(view_, skipped, view_.element_count - 1);
+  }
 
   // memcpy from exp_avg to exp_avg_sq: returns the bytes read and written.
   std::uint64_t copy(WorkerArena& arena) {
@@ -104,6 +113,7 @@ class Arrays {
     });
   }
 
+  BenchInput input_;
   AlignedBuffer first_;   // what UpdateArrays::parameter is
   AlignedBuffer second_;  // `low` or `master`
   AlignedBuffer exp_avg_;
@@ -114,27 +124,37 @@ class Arrays {
 
 }  // namespace
 
+std::string_view name_of(BenchInput input) {
+  switch (input) {
+    case BenchInput::kPlain: return "plain";
+    case BenchInput::kUnaligned: return "unaligned";
+    case BenchInput::kDenormal: return "denormal";
+  }
+  return "unknown";
+}
+
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters) {
   const std::uint64_t parameter_bytes = state.layout == MasterLayout::kFp32 ? 4 : 6;
   return parameters * (parameter_bytes + 8 + size_of(state.gradient));
 }
 
-BenchResult bench_adam(const BenchCase& state, std::uint64_t parameters, unsigned threads,
-                       unsigned rounds, const std::function<void(unsigned)>& progress) {
-  SLUICE_CHECK(parameters > 0 && threads > 0 && rounds > 0, "a benchmark measures something");
-  CpuOptimizer optimizer(threads);
-  WorkerArena arena(threads);
-  Arrays arrays(state, parameters);
+BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
+                       const std::function<void(unsigned)>& progress) {
+  SLUICE_CHECK(options.parameters > 0 && options.threads > 0 && options.rounds > 0,
+               "a benchmark measures something");
+  CpuOptimizer optimizer(options.threads);
+  WorkerArena arena(options.threads);
+  Arrays arrays(state, options.parameters + 1, options.input);
   const AdamCoefficients coefficients = adam_coefficients({}, 1e-3, 10, 1.0f);
   const UpdateBytes bytes = bytes_per_element(arrays.view());
   BenchResult result;
   result.state = state;
-  result.threads = threads;
+  result.threads = options.threads;
   result.bytes_per_parameter = bytes.read + bytes.write;
-  const auto count = static_cast<double>(parameters);
+  const auto count = static_cast<double>(arrays.view().element_count);
   const double gigabytes = count * static_cast<double>(result.bytes_per_parameter) * 1e-9;
   std::vector<double> rate, update, limit, percent, copy, triad;
-  for (unsigned round = 0; round < rounds; ++round) {
+  for (unsigned round = 0; round < options.rounds; ++round) {
     progress(round);
     arrays.fill(arena);
     double update_s = 0;

@@ -23,6 +23,15 @@ inline constexpr BenchCase kBenchCases[] = {
     {"fp16", MasterLayout::kFp16, DType::kFp16},
 };
 
+// What the arrays are like.
+enum class BenchInput : std::uint8_t {
+  kPlain,      // they begin at a page
+  kUnaligned,  // they begin one element behind it, so that vectors cross cache lines
+  kDenormal,   // gradients and moments too small for a normal fp32 number
+};
+
+std::string_view name_of(BenchInput input);
+
 // Median and quartiles over the rounds.
 struct Spread {
   double median = 0;
@@ -45,8 +54,15 @@ struct BenchResult {
 // Bytes of memory that one measurement takes.
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
 
+struct BenchOptions {
+  BenchInput input = BenchInput::kPlain;
+  std::uint64_t parameters = 0;
+  unsigned threads = 0;
+  unsigned rounds = 0;
+};
+
 // `progress` is called before each round with its number from 0.
-BenchResult bench_adam(const BenchCase& state, std::uint64_t parameters, unsigned threads,
-                       unsigned rounds, const std::function<void(unsigned)>& progress);
+BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
+                       const std::function<void(unsigned)>& progress);
 
 }  // namespace sluice

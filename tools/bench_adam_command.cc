@@ -76,6 +76,7 @@ void write_json(const BenchAdamOptions& options, const std::vector<BenchResult>&
                                  {"instruction_set", simd_target_name()},
                                  {"parameters", options.parameters},
                                  {"rounds", options.rounds},
+                                 {"input", name_of(options.input)},
                                  {"interrupted", was_interrupted},
                                  {"results", nlohmann::ordered_json::array()}};
   for (const BenchResult& result : results) root["results"].push_back(json_of(result));
@@ -121,7 +122,12 @@ int run_bench_adam(const BenchAdamOptions& options) {
                    options.rounds);
         std::fflush(stderr);
       };
-      results.push_back(bench_adam(state, options.parameters, threads, options.rounds, progress));
+      results.push_back(bench_adam(state,
+                                   {.input = options.input,
+                                    .parameters = options.parameters,
+                                    .threads = threads,
+                                    .rounds = options.rounds},
+                                   progress));
       if (is_terminal) fmt::print(stderr, "\r\x1b[K");
       if (!options.quiet) print_row(results.back());
     }

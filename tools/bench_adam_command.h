@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <string>
 
+#include "tools/bench_adam.h"
+
 namespace sluice {
 
 struct BenchAdamOptions {
   std::uint64_t parameters = 100'000'000;
   unsigned rounds = 11;
+  BenchInput input = BenchInput::kPlain;
   unsigned threads = 0;  // 0 = 1, 2, 4 ... up to the granted cores
   std::string json_file;
   bool quiet = false;

@@ -1,10 +1,13 @@
 #include "tools/bench_io_command.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -12,12 +15,14 @@
 #include "base/error.h"
 #include "base/topology.h"
 #include "base/units.h"
-#include "engine/block_store.h"
+#include "engine/storage_queue.h"
 #include "tools/exit_codes.h"
 #include "tools/io_bench.h"
 
 namespace sluice {
 namespace {
+
+constexpr std::array kPatterns{IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed};
 
 struct Series {
   IoCase io_case;
@@ -40,6 +45,7 @@ IoPattern pattern_from(const std::string& name) {
   return name == "mixed" ? IoPattern::kMixed : IoPattern::kRead;
 }
 
+// Every case with all paths at once, then with each by itself, if there are several.
 std::vector<Series> planned(const BenchIoOptions& options) {
   const auto or_default = [](auto given, decltype(given) usual) {
     return given.empty() ? usual : given;
@@ -60,6 +66,13 @@ std::vector<Series> planned(const BenchIoOptions& options) {
       }
     }
   }
+  const std::vector<Series> together = series;
+  for (std::uint32_t drive = 0; options.paths.size() > 1 && drive < options.paths.size(); ++drive) {
+    for (Series alone : together) {
+      alone.io_case.drive = drive;
+      series.push_back(std::move(alone));
+    }
+  }
   return series;
 }
 
@@ -69,10 +82,11 @@ IoBackend backend_from(const std::string& name) {
   return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
 }
 
-const Series* best(const std::vector<Series>& all, IoPattern pattern) {
+const Series* best(const std::vector<Series>& all, IoPattern pattern,
+                   std::optional<std::uint32_t> drive = std::nullopt) {
   const Series* found = nullptr;
   for (const Series& series : all) {
-    if (series.io_case.pattern != pattern) continue;
+    if (series.io_case.pattern != pattern || series.io_case.drive != drive) continue;
     if (found == nullptr || series.rate() > found->rate()) found = &series;
   }
   return found;
@@ -88,12 +102,12 @@ std::optional<double> interference(const std::vector<Series>& all) {
   return 2 / mixed->rate() / (1 / read->rate() + 1 / write->rate());
 }
 
-void print_series(const Series& series) {
+void print_series(const Series& series, const std::string& where) {
   const auto [low, high] = std::ranges::minmax(series.rates);
-  fmt::print("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}\n",
+  fmt::print("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}{}\n",
              name_of(series.io_case.pattern), format_bytes(series.io_case.request_bytes),
              series.io_case.depth, series.rate() * 1e-9, low * 1e-9, high * 1e-9,
-             Series::median(series.cpu_s_per_gib));
+             Series::median(series.cpu_s_per_gib), where);
 }
 
 nlohmann::json json_of(const Series& series) {
@@ -105,6 +119,21 @@ nlohmann::json json_of(const Series& series) {
           {"bytes_per_second_min", low},
           {"bytes_per_second_max", high},
           {"cpu_seconds_per_gib", Series::median(series.cpu_s_per_gib)}};
+}
+
+// What planning reads: the best rates of each path by itself, under the folder's one name.
+nlohmann::json json_of_drives(const BenchIoOptions& options, const std::vector<Series>& all) {
+  auto drives = nlohmann::json::array();
+  for (std::uint32_t i = 0; i < options.paths.size(); ++i) {
+    nlohmann::json drive{{"path", std::filesystem::canonical(options.paths[i]).string()}};
+    for (const IoPattern pattern : kPatterns) {
+      const Series* found =
+          best(all, pattern, options.paths.size() > 1 ? std::optional(i) : std::nullopt);
+      if (found != nullptr) drive[std::string(name_of(pattern))] = found->rate();
+    }
+    drives.push_back(std::move(drive));
+  }
+  return drives;
 }
 
 void write_calibration(const BenchIoOptions& options, const std::vector<Series>& all,
@@ -119,11 +148,14 @@ void write_calibration(const BenchIoOptions& options, const std::vector<Series>&
                              {"cores", topology().granted_cores},
                              {"interference", nullptr},
                              {"cases", nlohmann::json::array()}};
-  for (const Series& series : all) calibration["cases"].push_back(json_of(series));
-  for (const IoPattern pattern : {IoPattern::kRead, IoPattern::kWrite, IoPattern::kMixed}) {
+  for (const Series& series : all) {
+    if (!series.io_case.drive) calibration["cases"].push_back(json_of(series));
+  }
+  for (const IoPattern pattern : kPatterns) {
     const Series* found = best(all, pattern);
     if (found != nullptr) calibration["best"][std::string(name_of(pattern))] = json_of(*found);
   }
+  calibration["drives"] = json_of_drives(options, all);
   if (const auto factor = interference(all)) calibration["interference"] = *factor;
   std::ofstream file(options.json_file);
   file << calibration.dump(2) << '\n';
@@ -161,8 +193,8 @@ int run_bench_io(const BenchIoOptions& options) {
   storage.backend = backend_from(options.backend);
   storage.queue_depth = bench_options.depth_max;
   std::string note;
-  IoBench bench(bench_options, [&](std::span<std::byte> memory) {
-    return open_io_queue(storage, {.memory = memory}, note);
+  IoBench bench(bench_options, [&](std::span<std::byte> memory, std::span<const int> files) {
+    return open_io_queue(storage, {.memory = memory, .files = files}, note);
   });
   if (!note.empty()) fmt::print("{}\n", note);
   fmt::print("{} a path, queue \"{}\"{}, {} rounds\n", options.size, bench.queue_name(),
@@ -178,7 +210,11 @@ int run_bench_io(const BenchIoOptions& options) {
     }
   }
   fmt::print("pattern   request  depth     GB/s  [min, max]    CPU s/GiB\n");
-  for (const Series& series : all) print_series(series);
+  for (const Series& series : all) {
+    print_series(series, options.paths.size() == 1 ? ""
+                         : series.io_case.drive    ? "  " + options.paths[*series.io_case.drive]
+                                                   : "  all paths");
+  }
   if (const auto factor = interference(all))
     fmt::print("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
   if (!options.json_file.empty()) write_calibration(options, all, bench);

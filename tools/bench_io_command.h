@@ -19,7 +19,8 @@ struct BenchIoOptions {
   std::string json_file;
 };
 
-// Prints a table and writes the calibration. Returns the exit code.
+// Prints a table and writes the calibration: with several paths, of all at once and of each by
+// itself. Returns the exit code.
 // Fails with: kConfig (an option), kNoSpace, kInput, kIo, kDamaged, kUnsupported.
 int run_bench_io(const BenchIoOptions& options);
 

@@ -47,11 +47,14 @@ IoBench::IoBench(const IoBenchOptions& options, const OpenQueue& open_queue)
     : options_(options),
       arena_(options.request_bytes_max * options.depth_max, "the benchmark's buffers"),
       slots_(options.depth_max),
-      queue_(open_queue(arena_.span())) {
+      versions_(options.paths.size(), 0) {
   options_.file_bytes = options_.file_bytes / options.request_bytes_max * options.request_bytes_max;
   SLUICE_CHECK(options_.file_bytes != 0, "a file holds at least one request");
   for (const std::string& path : options_.paths)
     files_.push_back(DirectFile::create_scratch(path, options_.file_bytes));
+  std::vector<int> descriptors;
+  for (const DirectFile& file : files_) descriptors.push_back(file.descriptor());
+  queue_ = open_queue(arena_.span(), descriptors);
   (void)measure({.pattern = IoPattern::kWrite,
                  .request_bytes = options.request_bytes_max,
                  .depth = options.depth_max});
@@ -71,7 +74,8 @@ IoMeasurement IoBench::measure(const IoCase& io_case) {
                    io_case.request_bytes <= options_.request_bytes_max &&
                    is_aligned(io_case.request_bytes, kPageBytes),
                "a case stays within the benchmark's buffers");
-  requests_ = options_.file_bytes / io_case.request_bytes * files_.size();
+  const std::size_t file_count = io_case.drive ? 1 : files_.size();
+  requests_ = options_.file_bytes / io_case.request_bytes * file_count;
   next_request_ = 0;
   const double cpu_begin = cpu_seconds();
   const auto begin = std::chrono::steady_clock::now();
@@ -92,7 +96,10 @@ IoMeasurement IoBench::measure(const IoCase& io_case) {
     }
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  if (io_case.pattern != IoPattern::kRead) ++version_;
+  for (std::size_t file = 0; file < files_.size(); ++file) {
+    if (io_case.pattern != IoPattern::kRead && file == io_case.drive.value_or(file))
+      ++versions_[file];
+  }
   return {.seconds = elapsed.count(),
           .cpu_seconds = cpu_seconds() - cpu_begin,
           .bytes =
@@ -108,9 +115,12 @@ bool IoBench::start_next(Slot& slot, const IoCase& io_case) {
 
 void IoBench::start(Slot& slot, const IoCase& io_case, IoKind kind) {
   IoRequest& request = slot.request;
+  const std::size_t file_count = io_case.drive ? 1 : files_.size();
+  slot.file = io_case.drive.value_or(static_cast<std::uint32_t>(slot.index % file_count));
   request.kind = kind;
-  request.descriptor = files_[slot.index % files_.size()].descriptor();
-  request.offset_bytes = slot.index / files_.size() * io_case.request_bytes;
+  request.drive = slot.file;
+  request.descriptor = files_[slot.file].descriptor();
+  request.offset_bytes = slot.index / file_count * io_case.request_bytes;
   request.length_bytes = io_case.request_bytes;
   request.context = &slot;
   request.on_complete = [](IoRequest& done) {
@@ -120,7 +130,7 @@ void IoBench::start(Slot& slot, const IoCase& io_case, IoKind kind) {
     bench->ended_.push_back(ended);
     bench->completed_.notify_one();
   };
-  if (kind == IoKind::kWrite) stamp(slot, version_ + 1);
+  if (kind == IoKind::kWrite) stamp(slot);
   IoRequest* const submitted = &request;
   queue_->submit({&submitted, 1});
 }
@@ -136,21 +146,21 @@ IoBench::Slot& IoBench::await_completion() {
 void IoBench::finish(Slot& slot, const IoCase& io_case) {
   const IoRequest& request = slot.request;
   if (request.error != 0) {
-    throw Error(ErrorCode::kIo,
-                fmt::format("{} of {} [{}, +{}) failed: {}; check the drive (smartctl, dmesg)",
-                            request.kind == IoKind::kRead ? "read" : "write",
-                            files_[slot.index % files_.size()].name(), request.offset_bytes,
-                            io_case.request_bytes, errno_text(request.error)));
+    throw Error(
+        ErrorCode::kIo,
+        fmt::format("{} of {} [{}, +{}) failed: {}; check the drive (smartctl, dmesg)",
+                    request.kind == IoKind::kRead ? "read" : "write", files_[slot.file].name(),
+                    request.offset_bytes, io_case.request_bytes, errno_text(request.error)));
   }
   if (request.kind == IoKind::kRead) check(slot);
 }
 
-void IoBench::stamp(const Slot& slot, std::uint64_t version) const {
+void IoBench::stamp(const Slot& slot) const {
   const IoRequest& request = slot.request;
   for (std::uint64_t at = 0; at < request.length_bytes; at += kPageBytes) {
     const Stamp stamp{.page = (request.offset_bytes + at) / kPageBytes,
-                      .file = slot.index % files_.size(),
-                      .version = version};
+                      .file = slot.file,
+                      .version = versions_[slot.file] + 1};
     std::memcpy(request.data + at, &stamp, sizeof(stamp));
   }
 }
@@ -159,8 +169,8 @@ void IoBench::check(const Slot& slot) const {
   const IoRequest& request = slot.request;
   for (std::uint64_t at = 0; at < request.length_bytes; at += kPageBytes) {
     const Stamp expected{.page = (request.offset_bytes + at) / kPageBytes,
-                         .file = slot.index % files_.size(),
-                         .version = version_};
+                         .file = slot.file,
+                         .version = versions_[slot.file]};
     Stamp found;
     std::memcpy(&found, request.data + at, sizeof(found));
     if (found == expected) continue;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
+  // The path to measure by itself; nothing: all of them at once.
+  std::optional<std::uint32_t> drive = std::nullopt;
 };
 
 struct IoMeasurement {
@@ -49,17 +52,19 @@ struct IoBenchOptions {
 
 class IoBench {
  public:
-  using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory)>;
+  using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory,
+                                                           std::span<const int> files)>;
 
   // Creates the files and writes them once, since the first write into fresh space costs more.
-  // `open_queue` is given the buffers of all requests; its queue has a depth of at least depth_max.
+  // `open_queue` is given the buffers and files of all requests; its queue has a depth of at least
+  // depth_max.
   // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;
 
-  // Goes once over every file.
+  // Goes once over the case's files.
   // Fails with: kIo, kDamaged (a page that is not what was written).
   IoMeasurement measure(const IoCase& io_case);
 
@@ -72,12 +77,13 @@ class IoBench {
     IoRequest request;
     IoBench* bench = nullptr;
     std::uint64_t index = 0;  // of the request in the pass
+    std::uint32_t file = 0;
   };
 
   void start(Slot& slot, const IoCase& io_case, IoKind kind);
   bool start_next(Slot& slot, const IoCase& io_case);
   void finish(Slot& slot, const IoCase& io_case);
-  void stamp(const Slot& slot, std::uint64_t version) const;
+  void stamp(const Slot& slot) const;
   void check(const Slot& slot) const;
   Slot& await_completion();
 
@@ -85,7 +91,7 @@ class IoBench {
   std::vector<DirectFile> files_;
   AlignedBuffer arena_;
   std::vector<Slot> slots_;
-  std::uint64_t version_ = 0;  // of every page, between passes
+  std::vector<std::uint64_t> versions_;  // of every page of each file, between passes
   std::uint64_t next_request_ = 0;
   std::uint64_t requests_ = 0;  // of a pass
 

@@ -1,5 +1,7 @@
 // The sluice command: parses the command line, runs a subcommand, turns errors into messages and
 // exit codes.
+#include <map>
+
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -80,6 +82,13 @@ void add_bench_adam(CLI::App& bench, sluice::BenchAdamOptions& options) {
                    "One thread count; 0 = 1, 2, 4 ... up to the cores granted")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
+  adam->add_option("--input", options.input,
+                   "plain; unaligned: arrays that begin behind a page; denormal: tiny gradients")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, sluice::BenchInput>{{"plain", sluice::BenchInput::kPlain},
+                                                    {"unaligned", sluice::BenchInput::kUnaligned},
+                                                    {"denormal", sluice::BenchInput::kDenormal}},
+          CLI::ignore_case));
   adam->add_option("--json", options.json_file, "Write every figure");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }

@@ -115,7 +115,9 @@ class TrainRun {
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
     fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
-    fmt::print("each step reads {} from storage and writes {}\n",
+    const bool varies =
+        record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
+    fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
                format_bytes(record_.predicted.nvme_read_bytes),
                format_bytes(record_.predicted.nvme_write_bytes));
     std::fflush(stdout);
@@ -150,7 +152,9 @@ class TrainRun {
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
-           .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9});
+           .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
+           .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
+           .policy = trained.report.policy});
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
       record_.interrupted = interrupted();

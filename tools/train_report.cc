@@ -71,6 +71,10 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
     if (pool.size_bytes != 0) row(name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
   }
   row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(), "in scratch files without a name");
+  const auto files = engine.storage_files();
+  for (const DirectFile& file : files) {
+    if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
+  }
   row("-", "activations", activation_bytes, "the application's, beside the budgets");
   return table;
 }
@@ -129,9 +133,12 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"nvme_read_bytes", step.nvme_read_bytes},
                                  {"nvme_write_bytes", step.nvme_write_bytes},
                                  {"stall_s", step.stall_s},
-                                 {"optimizer_s", step.optimizer_s}});
+                                 {"stall_for_update_s", step.stall_for_update_s},
+                                 {"optimizer_s", step.optimizer_s},
+                                 {"policy", name_of(step.policy)}});
   }
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
+  document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
@@ -148,12 +155,13 @@ void write_json(const std::string& path, const RunRecord& run) {
 
 void write_csv(const std::string& path, const RunRecord& run) {
   std::string text =
-      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,stall_s,optimizer_"
-      "s\n";
+      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,stall_s,stall_for_"
+      "update_s,optimizer_s,policy\n";
   for (const StepRecord& step : run.steps) {
-    text += fmt::format("{},{},{},{},{},{},{},{},{}\n", step.step, step.loss, step.gradient_norm,
-                        step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
-                        step.stall_s, step.optimizer_s);
+    text +=
+        fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss, step.gradient_norm,
+                    step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
+                    step.stall_s, step.stall_for_update_s, step.optimizer_s, name_of(step.policy));
   }
   write_file(path, text);
 }

@@ -23,7 +23,9 @@ struct StepRecord {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   double stall_s = 0;
+  double stall_for_update_s = 0;
   double optimizer_s = 0;
+  OverlapPolicy policy = OverlapPolicy::kSerial;
 };
 
 struct RunRecord {

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """`sluice bench io` against fio's io_uring engine on one drive, in interleaved pairs.
 
-    tests/bench/io_against_fio.py --sluice BINARY --path DIR [--pairs 30] [--size 1GiB] [--backend uring]
+    tests/bench/io_against_fio.py --sluice BINARY --path DIR [--pairs 30] [--size 1GiB] [--backend uring] [--against fio]
+
+With --against NAME the other side is Sluice's own backend of that name instead (threads, uring, sync).
 
 A shared drive drifts by a factor of two within minutes, so rates of different minutes say nothing: each pair
 measures one right after the other, in alternating order, and the ratio within the pair is what counts. First each
@@ -23,17 +25,15 @@ SETTINGS = list(itertools.product((1, 4), (4, 16, 32)))  # MiB, depth
 
 
 class Sluice:
-    name = "sluice"
-
-    def __init__(self, options, folder):
-        self.options, self.folder = options, folder
+    def __init__(self, options, folder, backend):
+        self.options, self.folder, self.backend = options, folder, backend
 
     def measure(self, pattern, setting):
         """Bytes per second and processor seconds a GiB."""
         result = os.path.join(self.folder, "sluice.json")
         subprocess.run([self.options.sluice, "bench", "io", "--path", self.folder, "--size", self.options.size,
                         "--pattern", pattern, "--request", f"{setting[0]}MiB", "--depth", str(setting[1]),
-                        "--rounds", "1", "--backend", self.options.backend, "--json", result],
+                        "--rounds", "1", "--backend", self.backend, "--json", result],
                        check=True, stdout=subprocess.DEVNULL)
         with open(result, encoding="utf-8") as file:
             case = json.load(file)["cases"][0]
@@ -41,8 +41,6 @@ class Sluice:
 
 
 class Fio:
-    name = "fio"
-
     def __init__(self, options, folder):
         self.options, self.file = options, os.path.join(folder, "fio.data")
         self.measure("write", (4, 16))  # lays the file out
@@ -110,12 +108,15 @@ def main():
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--backend", default="uring")
+    parser.add_argument("--against", default="fio")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} at the beginning, {os.cpu_count()} processors, {options.pairs} pairs, "
-          f"{options.size}, backend {options.backend}")
+          f"{options.size}, backend {options.backend} against {options.against}")
     with tempfile.TemporaryDirectory(dir=options.path) as folder:
-        ours, theirs = Sluice(options, folder), Fio(options, folder)
-        print("| pattern | Sluice GB/s, median [10 %, 90 %] (setting) | fio GB/s | ratio within a pair | CPU s/GiB |")
+        ours = Sluice(options, folder, options.backend)
+        theirs = Fio(options, folder) if options.against == "fio" else Sluice(options, folder, options.against)
+        print(f"| pattern | Sluice GB/s, median [10 %, 90 %] (setting) | {options.against} GB/s | "
+              "ratio within a pair | CPU s/GiB |")
         print("|---|---|---|---|---|")
         for pattern in PATTERNS:
             print("| " + " | ".join(compare(pattern, ours, theirs, options.pairs)) + " |", flush=True)

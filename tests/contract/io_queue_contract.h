@@ -6,4 +6,5 @@
 #pragma once
 
 #include "tests/contract/io_queue_lifetime_cases.h"
+#include "tests/contract/io_queue_priority_cases.h"
 #include "tests/contract/io_queue_transfer_cases.h"

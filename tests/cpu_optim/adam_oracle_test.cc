@@ -60,22 +60,6 @@ struct Oracle {
   }
 };
 
-// One column of gradients per kind; elements of a kind differ in magnitude and sign.
-float adversarial_gradient(std::uint64_t element, std::uint64_t step, std::mt19937& random) {
-  const float magnitude = std::ldexp(1.0f, static_cast<int>(element / 8 % 24) * 3 - 50);
-  const auto since = static_cast<int>(step);
-  switch (element % 8) {
-    case 0: return step % 2 == 0 ? magnitude : -magnitude;              // cancels in exp_avg
-    case 1: return step == 1 ? magnitude : 0.0f;                        // one spike, then decay
-    case 2: return magnitude;                                           // constant
-    case 3: return step % 100 == 0 ? magnitude : magnitude * 0x1p-20f;  // rare and huge
-    case 4: return std::ldexp(magnitude, -std::min(since, 140));        // fades into denormals
-    case 5: return std::ldexp(magnitude, since / 20 - 20);              // grows without end
-    case 6: return float_from_bits(static_cast<std::uint32_t>(random()) & 0x807fffffu);  // denormal
-    default: return magnitude * std::normal_distribution<float>()(random);
-  }
-}
-
 template <class GradientOf>
 double run_against_oracle(std::uint64_t element_count, const GradientOf& gradient_of) {
   OptimizerData data({.element_count = element_count});

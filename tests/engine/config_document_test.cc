@@ -35,7 +35,8 @@ TEST(ConfigDocument, ReadsValuesAndComments) {
   const ConfigDocument document(R"({
     // a comment
     "memory": {"device": "8MiB", "host": "10 MiB"}, /* and another */
-    "storage": {"paths": ["/a", "/b"], "block_elements": 8192}
+    "storage": {"paths": ["/a", "/b"], "block_elements": 8192,
+                "weights": [3, 0.5]}
   })",
                                 "run.json");
   const Config config = engine_config(document);
@@ -43,6 +44,7 @@ TEST(ConfigDocument, ReadsValuesAndComments) {
   EXPECT_EQ(config.memory.host_bytes, 10u << 20);
   EXPECT_EQ(config.storage.paths, (std::vector<std::string>{"/a", "/b"}));
   EXPECT_EQ(config.storage.block_elements, 8192u);
+  EXPECT_EQ(config.storage.weights, (std::vector<double>{3, 0.5}));
 }
 
 TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
@@ -53,6 +55,42 @@ TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
   EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16"}})").gradients, DType::kBf16);
   EXPECT_EQ(precision(R"({"precision": {"parameters": "bf16", "gradients": "fp32"}})").gradients,
             DType::kFp32);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "fp16"}})").parameters, DType::kFp16);
+  EXPECT_EQ(precision(R"({"precision": {"parameters": "fp16"}})").gradients, DType::kFp16);
+}
+
+TEST(ConfigDocument, ParameterGroupsAreAListOfObjects) {
+  const auto groups = [](std::string_view text) {
+    return engine_config(ConfigDocument(text, "run.json")).optimizer.groups;
+  };
+  EXPECT_TRUE(groups("{}").empty());
+  const auto read = groups(R"({"optimizer": {"groups": [
+      {"tensors": ["a", "b*"], "weight_decay": 0},
+      {"tensors": ["c"], "learning_rate_factor": 0.5}, {"tensors": ["d"]}]}})");
+  ASSERT_EQ(read.size(), 3u);
+  EXPECT_EQ(read[0].tensors, (std::vector<std::string>{"a", "b*"}));
+  EXPECT_EQ(read[0].weight_decay, 0.0);
+  EXPECT_EQ(read[0].learning_rate_factor, 1.0);
+  EXPECT_EQ(read[1].learning_rate_factor, 0.5);
+  EXPECT_EQ(read[1].weight_decay, std::nullopt);
+  ConfigDocument document("{}", "run.json");
+  document.set(R"(optimizer.groups=[{"tensors": ["e"]}])");
+  EXPECT_EQ(engine_config(document).optimizer.groups.at(0).tensors, std::vector<std::string>{"e"});
+}
+
+TEST(ConfigDocument, MistakesInParameterGroupsHaveTheirPlace) {
+  EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"tensors\": [\"a\"]},\n"
+                      "  {\"tensors\": [\"b\"], \"weight_deca\": 1}]}}"),
+            "run.json:2:22: unknown key \"optimizer.groups.1.weight_deca\"; did you mean "
+            "\"optimizer.groups.weight_decay\"?");
+  EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"tensors\": []}]}}"),
+            "run.json:1:28: \"optimizer.groups.0.tensors\" is empty, but must have at least 1 "
+            "entry");
+  EXPECT_EQ(
+      complaint("{\"optimizer\": {\"groups\": [{\"weight_decay\": -1, \"tensors\": [\"a\"]}]}}"),
+      "run.json:1:28: \"optimizer.groups.0.weight_decay\" is -1, but must be at least 0");
+  EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"weight_decay\": 1}]}}"),
+            "run.json:1:16: group 0 lacks \"tensors\", the list of names that it is for");
 }
 
 TEST(ConfigDocument, UnknownKeyNamesPlaceAndNearest) {
@@ -82,6 +120,16 @@ TEST(ConfigDocument, WrongTypeRangeAndChoice) {
             R"(run.json:1:14: "storage.paths" is empty, but must have at least 1 entry)");
   EXPECT_EQ(complaint(R"({"storage": {"block_elements": 5000}})"),
             R"(run.json:1:14: "storage.block_elements" is 5000, but must be a multiple of 4096)");
+  EXPECT_EQ(
+      complaint(R"({"storage": {"paths": ["/a", "/b"], "weights": [1]}})"),
+      R"(run.json:1:37: "storage.weights" has 1 entries and "storage.paths" has 2, but each path needs one weight)");
+  EXPECT_NE(complaint(R"({"storage": {"weights": [0]}})").find("is 0, but must be more than 0"),
+            std::string::npos);
+  EXPECT_NE(complaint(R"({"storage": {"weights": ["fast"]}})").find("must be of type number"),
+            std::string::npos);
+  EXPECT_EQ(
+      complaint(R"({"storage": {"weights": [1], "calibration": "io.json"}})"),
+      R"(run.json:1:30: "storage.calibration" and "storage.weights" are both given, but one of them decides; remove the other)");
   EXPECT_EQ(complaint("[]"), "run.json: the document is array, but must be of type object");
 }
 

@@ -62,18 +62,22 @@ TEST_F(EngineError, BadConfigMembersAreNamed) {
             std::string::npos);
 }
 
-// Finite gradients, but an update beyond the range of fp32: the weight is named under either
-// policy, because blocks before it may be updated already.
+// Finite gradients, but an update beyond the range of fp32, or of fp16 alone: the weight is named
+// under either policy, because blocks before it may be updated already.
 TEST_F(EngineError, WeightsThatOverflowAreNamed) {
   for (const NonFinitePolicy policy : {NonFinitePolicy::kStop, NonFinitePolicy::kSkip}) {
     for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme}) {
-      config_.optimizer.non_finite = policy;
-      config_.placement = {tier, tier};
-      const std::string message = complaint(ErrorCode::kNonFinite, [&] {
-        (void)run_toy(config_, {.steps = 1, .learning_rate = 3e38});
-      });
-      EXPECT_NE(message.find(toy_model().units[0].tensors[0].name), std::string::npos) << message;
-      EXPECT_NE(message.find("at element 0 overflow in step 1"), std::string::npos) << message;
+      for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+        config_.optimizer.non_finite = policy;
+        config_.placement = {tier, tier};
+        config_.precision.parameters = dtype;
+        const double rate = dtype == DType::kFp16 ? 1e5 : 3e38;
+        const std::string message = complaint(ErrorCode::kNonFinite, [&] {
+          (void)run_toy(config_, {.steps = 1, .learning_rate = rate});
+        });
+        EXPECT_NE(message.find(toy_model().units[0].tensors[0].name), std::string::npos) << message;
+        EXPECT_NE(message.find("at element 0 overflow in step 1"), std::string::npos) << message;
+      }
     }
   }
 }

@@ -177,8 +177,13 @@ INSTANTIATE_TEST_SUITE_P(Placements, Exactness,
 INSTANTIATE_TEST_SUITE_P(Fp32Gradients, Exactness,
                          testing::Combine(testing::Values(kCases[0], kCases[4], kCases[9]),
                                           testing::Values(kPolicies[0], kPolicies[1]),
-                                          testing::Values(DType::kBf16, DType::kFp32),
+                                          testing::Values(DType::kBf16, DType::kFp32, DType::kFp16),
                                           testing::Values(DType::kFp32), testing::Values(1u, 4u)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Fp16, Exactness,
+                         testing::Combine(testing::ValuesIn(kCases), testing::ValuesIn(kPolicies),
+                                          testing::Values(DType::kFp16),
+                                          testing::Values(DType::kFp16), testing::Values(4u)),
                          case_name);
 
 // Clipping that never bites, and none at all.
@@ -225,11 +230,45 @@ TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
   }
 }
 
+// Vertical order gives what it says in its own order of additions, with the parameter traffic of
+// one micro-batch.
+TEST(ExactnessOfOrders, VerticalMicroBatchesGiveTheOraclesBits) {
+  for (const PolicyCase& policy : kPolicies) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.optimizer.overlap = policy.policy;
+    config.optimizer.clip_norm = clip_norm_of(policy, 4);
+    kCases[4].change(config);
+    config.memory.device_bytes = 400_KiB;
+    const ToyOptions options{.steps = 3, .micro_batches = 4, .order = MicroBatchOrder::kVertical};
+    const ToyResult actual = run_toy(config, options);
+    EXPECT_TRUE(actual.state == toy_oracle(config, options).state) << policy.name;
+    const ToyResult one = run_toy(config, {.steps = 1});
+    EXPECT_EQ(actual.predicted.nvme_read_bytes, one.predicted.nvme_read_bytes) << policy.name;
+  }
+}
+
+// Where backward uses every unit once, both orders add alike.
+TEST(ExactnessOfOrders, WithoutTiedWeightsBothOrdersGiveTheSameBits) {
+  ModelSpec model = toy_model();
+  model.forward_order.pop_back();  // the head
+  StateBytes states[2];
+  for (const MicroBatchOrder order : {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
+    Engine engine(config, model, *device);
+    const ToyOptions options{.steps = 3, .micro_batches = 3, .order = order};
+    states[static_cast<int>(order)] = run_toy(engine, model, *device, config, options).state;
+  }
+  EXPECT_TRUE(states[0] == states[1]);
+}
+
 // The other optimizers keep other records; each has them in memory and on storage.
 TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
-    for (const DType parameters : {DType::kBf16, DType::kFp32}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
       for (const std::size_t placement : {0u, 4u, 8u}) {
         const TempDirectory directory;
         Config config = toy_config(directory.path());
@@ -294,6 +333,35 @@ TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
     if (policy.name == "speculative_sometimes") {
       EXPECT_GT(redone, 0u);
       EXPECT_LT(redone, kSteps);
+    }
+  }
+}
+
+// Hyperparameters by group change in the middle of units and of blocks.
+TEST(ExactnessOfGroups, EveryGroupGivesTheOraclesBitsInEveryPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kSgd}) {
+    StateBytes in_memory;
+    for (const Case& placement : {kCases[0], kCases[4], kCases[8], kCases[10]}) {
+      const TempDirectory directory;
+      Config config = toy_config(directory.path());
+      config.optimizer.overlap =
+          kind == OptimizerKind::kLion ? OverlapPolicy::kSpeculative : OverlapPolicy::kSerial;
+      config.optimizer.kind = kind;
+      config.optimizer.groups = {
+          {.tensors = {"wpe", "h.?.bias"}, .learning_rate_factor = 0.25, .weight_decay = 0.3},
+          {.tensors = {"h.2.*"}, .learning_rate_factor = 3},
+          {.tensors = {"*ln"}, .weight_decay = 0.2},
+          {.tensors = {"scale"}, .learning_rate_factor = 0}};
+      placement.change(config);
+      const ToyOptions options{.steps = 3, .micro_batches = 2};
+      const StateBytes actual = run_toy(config, options).state;
+      EXPECT_TRUE(actual == toy_oracle(config, options).state)
+          << name_of(kind) << " " << placement.name;
+      if (in_memory.empty()) in_memory = actual;
+      EXPECT_TRUE(actual == in_memory) << name_of(kind) << " " << placement.name;
+      config.optimizer.groups.clear();
+      EXPECT_FALSE(actual == toy_oracle(config, options).state) << "the groups do nothing";
     }
   }
 }

@@ -17,6 +17,8 @@ constexpr StateFormat kSplit{
     .parameter = DType::kBf16, .gradient = DType::kBf16, .master = MasterLayout::kSplitBf16};
 constexpr StateFormat kFp32{
     .parameter = DType::kFp32, .gradient = DType::kFp32, .master = MasterLayout::kFp32};
+constexpr StateFormat kFp16{
+    .parameter = DType::kFp16, .gradient = DType::kFp16, .master = MasterLayout::kFp16};
 
 TEST(Layout, TensorsStartAtMultiplesOf256Elements) {
   const Layout layout(model(), kSplit, 4096);
@@ -58,6 +60,16 @@ TEST(Layout, TwelveBytesOfStateAnElementInBothPrecisions) {
   EXPECT_EQ(split.record_slot_bytes(BlockId{3}), 4096u);
   const Layout fp32(model(), kFp32, 4096);
   EXPECT_EQ(fp32.record_bytes(BlockId{0}), 8u * 4096u);
+}
+
+TEST(Layout, Fp16KeepsItsMasterInTheRecord) {
+  const Layout layout(model(), kFp16, 4096);
+  EXPECT_EQ(layout.state_bytes(), 14u * (10496u + 256u));
+  EXPECT_EQ(layout.parameter_bytes(BlockId{0}), 2u * 4096u);
+  EXPECT_EQ(layout.record_bytes(BlockId{0}), 12u * 4096u);
+  Config config;
+  config.precision.parameters = DType::kFp16;
+  EXPECT_EQ(state_format(config).master, MasterLayout::kFp16);
 }
 
 TEST(Layout, DefaultBlocksSuitTheModelsSize) {

@@ -6,6 +6,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/units.h"
+#include "engine/storage_queue.h"
 #include "io/direct_file.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
@@ -44,11 +45,13 @@ TEST(Shutdown, EngineWithTransfersInFlight) {
   }
 }
 
-// A hundred requests and more, each kind of queue.
+// A hundred requests and more, each kind of queue, over two drives.
 TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
   constexpr std::size_t kRequests = 128;
   const TempDirectory directory;
-  const DirectFile file = DirectFile::create_scratch(directory.path(), kRequests * 16_KiB);
+  const DirectFile files[] = {DirectFile::create_scratch(directory.path(), kRequests * 16_KiB),
+                              DirectFile::create_scratch(directory.path(), kRequests * 16_KiB)};
+  const int descriptors[] = {files[0].descriptor(), files[1].descriptor()};
   AlignedBuffer arena(kRequests * 16_KiB, "test");
   const Campaign campaign = test::campaign(20);
   for (std::uint64_t i = 0; i < campaign.cases; ++i) {
@@ -58,12 +61,14 @@ TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
     std::string note;
     RequestBatch batch(kRequests);
     for (std::size_t r = 0; r < kRequests; ++r) {
-      batch.set(r, (i + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, file.descriptor(), r * 16_KiB,
-                arena.span().subspan(r * 16_KiB, 16_KiB));
+      batch.set(r, (i + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, descriptors[r % 2],
+                r * 16_KiB, arena.span().subspan(r * 16_KiB, 16_KiB));
+      batch[r].drive = r % 2;
     }
     {
-      const auto queue =
-          open_io_queue(storage, {.transfers_max = kRequests, .memory = arena.span()}, note);
+      const auto queue = open_io_queue(
+          storage, {.transfers_max = kRequests, .memory = arena.span(), .files = descriptors},
+          note);
       queue->submit(batch.pointers());
     }
     EXPECT_EQ(batch.completion_count(), kRequests);

@@ -3,10 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <sys/syscall.h>
+
+#include <atomic>
 #include <cerrno>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/storage_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
 #include "tests/support/temp_directory.h"
@@ -65,6 +70,83 @@ TEST(StorageBackend, UringByNameIsRefusedWhereItIsNotAllowed) {
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
   EXPECT_NE(message.find("\"threads\""), std::string::npos) << message;
+}
+
+// The scheduler submits and must go on: there is room for all that the engine can have in flight.
+TEST(StorageBackend, SubmitDoesNotWaitForADriveThatIsSlow) {
+  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+    constexpr std::size_t kTransfers = 60;
+    static std::atomic<bool> may_end;
+    may_end = false;
+    Config::Storage storage;
+    storage.backend = backend;
+    storage.queue_depth = 1;
+    std::string note;
+    const auto queue = open_io_queue(storage, {.transfers_max = kTransfers}, note);
+    std::vector<IoRequest> requests(kTransfers);  // without a file: they fail at once
+    for (IoRequest& request : requests) {
+      request.on_complete = [](IoRequest&) { may_end.wait(false); };
+      IoRequest* const pointer = &request;
+      queue->submit({&pointer, 1});  // would hang without the room
+    }
+    may_end = true;
+    may_end.notify_all();
+    queue->wait_idle();
+    EXPECT_EQ(queue->counters().failed, kTransfers);
+  }
+}
+
+// Writes down what it passes on.
+class Listening final : public IoQueue {
+ public:
+  Listening(std::unique_ptr<IoQueue> inner, std::vector<IoRequest>& heard)
+      : inner_(std::move(inner)), heard_(heard) {}
+  void submit(std::span<IoRequest* const> requests) override {
+    for (const IoRequest* request : requests) {
+      const std::scoped_lock lock(mutex_);
+      heard_.push_back(*request);
+    }
+    inner_->submit(requests);
+  }
+  void wait_idle() override { inner_->wait_idle(); }
+  IoCounters counters() const override { return inner_->counters(); }
+  std::string_view name() const override { return inner_->name(); }
+
+ private:
+  std::unique_ptr<IoQueue> inner_;
+  std::vector<IoRequest>& heard_;
+  std::mutex mutex_;
+};
+
+// Parameters that computation waits for, before what the pass reads, before what it writes.
+TEST(StoragePriority, EveryRequestSaysHowUrgentItIs) {
+  const TempDirectory directory;
+  const Config config = nvme_config(directory.path(), IoBackend::kAuto);
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  const ModelSpec model = toy_model();
+  std::vector<IoRequest> heard;
+  Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+    return std::make_unique<Listening>(std::move(queue), heard);
+  });
+  engine.initialize(toy_values());
+  heard.clear();
+  const Stream stream(*device, "compute");
+  Step step = engine.begin_step({.learning_rate = 1e-2});
+  walk_step(step, model, engine, *device, stream, config, 1);
+  (void)step.finish();
+  engine.drain();
+  std::map<IoPriority, std::uint64_t> counts;
+  for (const IoRequest& request : heard) {
+    ++counts[request.priority];
+    EXPECT_EQ(request.kind == IoKind::kWrite, request.priority == IoPriority::kLow);
+    // Records are five times as long as their parameters.
+    const bool is_record = request.length_bytes > 4096 * sizeof(std::uint16_t);
+    EXPECT_FALSE(is_record && request.priority == IoPriority::kHigh);
+  }
+  const std::size_t blocks = engine.layout().blocks().size();
+  EXPECT_GE(counts[IoPriority::kHigh], blocks);    // forward, at least
+  EXPECT_GE(counts[IoPriority::kNormal], blocks);  // the pass: records at least
+  EXPECT_EQ(counts[IoPriority::kLow], 2 * blocks);
 }
 
 }  // namespace

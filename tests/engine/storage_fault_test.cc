@@ -89,7 +89,7 @@ constexpr KernelFault kKernelFaults[] = {
 TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
   ASSERT_TRUE(clean.is_exact);
-  const Campaign campaign = test::campaign(120);
+  const Campaign campaign = test::campaign(60);
   std::uint64_t failures = 0;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) {
     const std::uint64_t seed = campaign.first_seed + i;
@@ -103,8 +103,7 @@ TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
                              sticky ? ", sticky" : ""));
     const Outcome outcome =
         run({.seed = seed, .fault = fault.fault, .at = at, .error = fault.error, .sticky = sticky});
-    EXPECT_GE(outcome.struck, 1u);
-    if (!outcome.error) {
+    if (!outcome.error) {  // healed, or came too late: overlap spares reads
       EXPECT_TRUE(outcome.is_exact);
       continue;
     }
@@ -145,7 +144,30 @@ TEST_F(StorageFault, AReadThatFailsOnceIsReadAgainAndReported) {
 
 class DriveLie : public StorageFault, public testing::WithParamInterface<Fault> {};
 
+// What an overlapped update writes may be thrown away before anybody reads it: then a lie about it
+// is never found, and never matters.
+TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
+  const Campaign campaign = test::campaign(12);
+  for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kSpeculative}) {
+    Config config = config_;
+    config.optimizer.overlap = policy;
+    const Outcome clean = run({.fault = Fault::kNone, .at = 0}, config);
+    for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+      const std::uint64_t seed = campaign.first_seed + i;
+      SCOPED_TRACE(fmt::format("{} seed {}", name_of(policy), seed));
+      const Outcome outcome =
+          run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
+      if (outcome.error) {
+        EXPECT_EQ(outcome.error->code(), ErrorCode::kDamaged) << outcome.error->what();
+      } else {
+        EXPECT_TRUE(outcome.is_exact) << "silently wrong";
+      }
+    }
+  }
+}
+
 TEST_P(DriveLie, IsFoundAndNamed) {
+  config_.optimizer.overlap = OverlapPolicy::kSerial;
   const Campaign campaign = test::campaign(24);
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
   for (std::uint64_t i = 0; i < campaign.cases; ++i) {

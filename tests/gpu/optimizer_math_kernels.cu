@@ -81,10 +81,26 @@ struct JoinMasterBits {
     return bits_from_float(join_master(split));
   }
 };
-struct Adam {
-  AdamCoefficients coefficients;
+__device__ AdamElement element(const AdamCoefficients& c, const AdamInput& input) {
+  return adam_element(c, input.state, input.gradient);
+}
+__device__ AdamElement element(const AdamL2Coefficients& c, const AdamInput& input) {
+  return adam_l2_element(c, input.state, input.gradient);
+}
+__device__ AdamElement element(const LionCoefficients& c, const AdamInput& input) {
+  return lion_element(c, input.state, input.gradient);
+}
+__device__ AdamElement element(const AdagradCoefficients& c, const AdamInput& input) {
+  return adagrad_element(c, input.state, input.gradient);
+}
+__device__ AdamElement element(const SgdCoefficients& c, const AdamInput& input) {
+  return sgd_element(c, input.state, input.gradient);
+}
+template <class Coefficients>
+struct Update {
+  Coefficients coefficients;
   __device__ AdamElement operator()(const AdamInput& input) const {
-    return adam_element(coefficients, input.state, input.gradient);
+    return element(coefficients, input);
   }
 };
 
@@ -122,9 +138,13 @@ std::vector<SplitMaster> gpu_split_master(std::span<const std::uint32_t> bits) {
 std::vector<std::uint32_t> gpu_join_master(std::span<const SplitMaster> splits) {
   return map_on_gpu<std::uint32_t>(splits, JoinMasterBits{});
 }
-std::vector<AdamElement> gpu_adam_element(const AdamCoefficients& coefficients,
-                                          std::span<const AdamInput> inputs) {
-  return map_on_gpu<AdamElement>(inputs, Adam{coefficients});
+std::vector<AdamElement> gpu_update_elements(const ElementCoefficients& coefficients,
+                                             std::span<const AdamInput> inputs) {
+  return std::visit(
+      [&](const auto& c) {
+        return map_on_gpu<AdamElement>(inputs, Update<std::decay_t<decltype(c)>>{c});
+      },
+      coefficients);
 }
 
 }  // namespace sluice::test

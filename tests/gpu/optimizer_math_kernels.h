@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/optimizer_math.h"
@@ -26,7 +27,10 @@ struct AdamInput {
   AdamElement state;
   float gradient;
 };
-std::vector<AdamElement> gpu_adam_element(const AdamCoefficients& coefficients,
-                                          std::span<const AdamInput> inputs);
+// One step of every optimizer there is; the alternative says which.
+using ElementCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
+                                         AdagradCoefficients, SgdCoefficients>;
+std::vector<AdamElement> gpu_update_elements(const ElementCoefficients& coefficients,
+                                             std::span<const AdamInput> inputs);
 
 }  // namespace sluice::test

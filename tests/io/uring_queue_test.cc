@@ -206,6 +206,70 @@ TEST_P(UringQueueWithMemory, MovesTheSameBytes) {
 INSTANTIATE_TEST_SUITE_P(Registration, UringQueueWithMemory, ::testing::Bool(),
                          [](const auto& tested) { return tested.param ? "refused" : "granted"; });
 
+// A registered file is the file that had the descriptor when the queue was made, whatever has it
+// now; and the queue lets go of it when it ends, not some time later.
+TEST(UringQueue, HoldsOnToItsFilesAndLetsGoAtItsEnd) {
+  int ends[4];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  ASSERT_EQ(::pipe2(ends + 2, O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd sources[] = {UniqueFd(ends[0]), UniqueFd(ends[2])};
+  const UniqueFd targets[] = {UniqueFd(ends[1]), UniqueFd(ends[3])};
+  const int files[] = {ends[1], ends[3]};
+  std::unique_ptr<IoQueue> queue;
+  try {
+    queue = make_uring_queue({.depth = 2, .files = files});
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  if (!queue->note().empty()) GTEST_SKIP() << queue->note();
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const int file : files) ASSERT_EQ(::dup3(null.get(), file, O_CLOEXEC), file);
+  std::vector<std::byte> data(10, std::byte{5});
+  RequestBatch batch(3);
+  batch.set(0, IoKind::kWrite, files[0], 0, std::span(data).first(3));
+  batch.set(1, IoKind::kWrite, files[1], 0, std::span(data).first(4));
+  batch.set(2, IoKind::kRead, null.get(), 0, std::span(data).first(2));  // at its end: EIO
+  batch.submit_and_wait(*queue);
+  EXPECT_EQ(batch[0].error, 0);
+  EXPECT_EQ(batch[1].error, 0);
+  EXPECT_EQ(batch[2].error, EIO);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), i == 0 ? 3 : 4);
+    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), -1);  // somebody can still write
+    EXPECT_EQ(errno, EAGAIN);
+  }
+  queue.reset();
+  for (const UniqueFd& source : sources)
+    EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // nobody can
+}
+
+TEST(UringQueue, WorksWithoutRegisteredFilesAndSaysSo) {
+  const TempDirectory directory;
+  const DirectFile file = DirectFile::create_scratch(directory.path(), 4096);
+  const int files[] = {file.descriptor()};
+  AlignedBuffer data(4096, "test");
+  std::string note;
+  try {
+    // IORING_REGISTER_FILES is operation 2; those of buffers and of enabling the ring lack that
+    // bit.
+    const bool filtered = run_with_refused(
+        {.number = SYS_io_uring_register, .error = EPERM, .argument = 1, .bits = 2}, [&] {
+          const auto queue = make_uring_queue({.memory = data.span(), .files = files});
+          note = queue->note();
+          RequestBatch batch(1);
+          batch.set(0, IoKind::kWrite, file.descriptor(), 0, data.span());
+          batch.submit_and_wait(*queue);
+          EXPECT_EQ(batch[0].error, 0);
+        });
+    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  EXPECT_NE(note.find("files are looked up anew"), std::string::npos) << note;
+  EXPECT_NE(note.find(errno_text(EPERM)), std::string::npos) << note;
+  EXPECT_EQ(note.find("buffers"), std::string::npos) << note;
+}
+
 TEST(UringQueue, ComesAndGoesWithoutLeavingDescriptors) {
   const auto lowest_free = [] {
     const UniqueFd probe(::eventfd(0, EFD_CLOEXEC));

@@ -60,14 +60,7 @@ class SeededFaults : public FaultQueue {
 
   IoCounters counters() const override {
     IoCounters sum = inner_->counters();
-    const IoCounters own = ledger_.counters();
-    sum.read_requests += own.read_requests;
-    sum.read_bytes += own.read_bytes;
-    sum.write_requests += own.write_requests;
-    sum.write_bytes += own.write_bytes;
-    sum.resumed += own.resumed;
-    sum.retried += own.retried;
-    sum.failed += own.failed;
+    sum += ledger_.counters();
     return sum;
   }
   std::string_view name() const override { return inner_->name(); }

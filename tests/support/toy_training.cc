@@ -1,5 +1,7 @@
 #include "tests/support/toy_training.h"
 
+#include <fnmatch.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -22,12 +24,16 @@ float uniform(std::uint64_t key) {
 float load(DType dtype, const std::byte* data, std::uint64_t index) {
   if (dtype == DType::kBf16)
     return float_from_bf16(reinterpret_cast<const std::uint16_t*>(data)[index]);
+  if (dtype == DType::kFp16)
+    return float_from_fp16(reinterpret_cast<const std::uint16_t*>(data)[index]);
   return reinterpret_cast<const float*>(data)[index];
 }
 
 void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   if (dtype == DType::kBf16) {
     reinterpret_cast<std::uint16_t*>(data)[index] = bf16_from_float(value);
+  } else if (dtype == DType::kFp16) {
+    reinterpret_cast<std::uint16_t*>(data)[index] = fp16_from_float(value);
   } else {
     reinterpret_cast<float*>(data)[index] = value;
   }
@@ -52,6 +58,26 @@ float initial_value(const std::string& tensor, std::uint64_t index) {
   std::uint64_t key = 7;
   for (const char letter : tensor) key = mix(key + static_cast<unsigned char>(letter));
   return uniform(key + index);
+}
+
+// Calls `visit(unit, pass, use)` in `order`. A use keeps its number, its place in horizontal order.
+void for_each_use(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order,
+                  const std::function<void(UnitId, Pass, std::uint64_t)>& visit) {
+  const std::size_t forward = model.forward_order.size();
+  const std::size_t backward = model.backward_order.size();
+  const auto visit_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
+    const auto& units = pass == Pass::kForward ? model.forward_order : model.backward_order;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      for (std::uint32_t micro_batch = first; micro_batch < last; ++micro_batch)
+        visit(units[i], pass,
+              micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i));
+    }
+  };
+  const std::uint32_t at_once = order == MicroBatchOrder::kVertical ? micro_batches : 1;
+  for (std::uint32_t first = 0; first < micro_batches; first += at_once) {
+    visit_pass(Pass::kForward, first, first + at_once);
+    visit_pass(Pass::kBackward, first, first + at_once);
+  }
 }
 
 }  // namespace
@@ -112,27 +138,20 @@ StateBytes read_state(Engine& engine) {
 }
 
 void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
-               const Stream& stream, const Config& config, std::uint32_t micro_batches) {
+               const Stream& stream, const Config& config, std::uint32_t micro_batches,
+               MicroBatchOrder order) {
   const ModelSpec model = validated(given);
-  const std::uint64_t number = step.number();
-  std::uint64_t use = 0;
-  for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-    for (const UnitId unit : model.forward_order) {
-      const Lease lease = step.acquire(unit, Pass::kForward, stream);
-      ++use;
+  for_each_use(model, micro_batches, order, [&](UnitId unit, Pass pass, std::uint64_t use) {
+    const Lease lease = step.acquire(unit, pass, stream);
+    if (pass == Pass::kForward) return;
+    const auto tensors = engine.layout().tensors_of(unit);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      device.launch(stream.id(),
+                    [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
+                     count = tensors[i].element_count, number = step.number(), use,
+                     i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
     }
-    for (const UnitId unit : model.backward_order) {
-      const Lease lease = step.acquire(unit, Pass::kBackward, stream);
-      const auto tensors = engine.layout().tensors_of(unit);
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        device.launch(stream.id(),
-                      [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
-                       count = tensors[i].element_count, number, use,
-                       i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
-      }
-      ++use;
-    }
-  }
+  });
 }
 
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
@@ -141,16 +160,17 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
   for (std::uint32_t i = 0; i < options.steps; ++i) {
-    Step step = engine.begin_step(
-        {.learning_rate = options.learning_rate, .micro_batches = options.micro_batches});
-    walk_step(step, model, engine, device, stream, config, options.micro_batches);
+    Step step = engine.begin_step({.learning_rate = options.learning_rate,
+                                   .micro_batches = options.micro_batches,
+                                   .order = options.order});
+    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order);
     result.reports.push_back(step.finish());
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
     for (const UnitId unit : validated(model).forward_order) (void)inference.acquire(unit, stream);
   }
   engine.drain();
-  result.predicted = engine.predicted_traffic(options.micro_batches);
+  result.predicted = engine.predicted_traffic(options.micro_batches, options.order);
   result.state = read_state(engine);
   return result;
 }
@@ -176,7 +196,7 @@ class Oracle {
   }
 
   StepReport train_step(std::uint64_t step, const ToyOptions& options) {
-    compute_gradients(step, options.micro_batches);
+    compute_gradients(step, options);
     // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
     NormAccumulator norm;
     for_each_tensor([&](Tensor& tensor) {
@@ -213,6 +233,7 @@ class Oracle {
     std::vector<float> master, exp_avg, exp_avg_sq;
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
+    std::string name;
   };
 
   template <typename Body>
@@ -232,6 +253,7 @@ class Oracle {
     tensor.gradients.resize(count * size_of(config_.precision.gradients));
     tensor.fresh.resize(tensor.gradients.size());
     tensor.decay = spec.weight_decay;
+    tensor.name = spec.name;
     for (std::size_t i = 0; i < count; ++i) tensor.master[i] = initial_value(spec.name, i);
     publish(tensor);
     return tensor;
@@ -239,45 +261,58 @@ class Oracle {
 
   // The compute parameters of the masters.
   void publish(Tensor& tensor) const {
-    const bool is_split = config_.precision.parameters == DType::kBf16;
+    const DType dtype = config_.precision.parameters;
     for (std::size_t i = 0; i < tensor.master.size(); ++i) {
-      if (is_split) {
+      if (dtype == DType::kBf16) {  // half away from zero, not to even
         reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
             split_master(tensor.master[i]).high;
       } else {
-        reinterpret_cast<float*>(tensor.parameters.data())[i] = tensor.master[i];
+        save(dtype, tensor.parameters.data(), i, tensor.master[i]);
       }
     }
   }
 
-  void compute_gradients(std::uint64_t step, std::uint32_t micro_batches) {
+  void compute_gradients(std::uint64_t step, const ToyOptions& options) {
     std::vector<bool> seen(units_.size(), false);
-    std::uint64_t use = 0;
-    for (std::uint32_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-      use += model_.forward_order.size();
-      for (const UnitId id : model_.backward_order) {
-        auto& unit = units_[index_of(id)];
-        for (std::size_t i = 0; i < unit.size(); ++i) {
-          Tensor& tensor = unit[i];
-          const std::size_t count = tensor.master.size();
-          fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use,
-                        i);
-          if (seen[index_of(id)]) {
-            accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
-                                          tensor.fresh.data(), count);
-          } else {
-            tensor.gradients = tensor.fresh;
-          }
-        }
-        seen[index_of(id)] = true;
-        ++use;
+    for_each_use(model_, options.micro_batches, options.order,
+                 [&](UnitId id, Pass pass, std::uint64_t use) {
+                   if (pass == Pass::kForward) return;
+                   add_gradients(units_[index_of(id)], seen[index_of(id)], step, use);
+                   seen[index_of(id)] = true;
+                 });
+  }
+
+  void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
+                     std::uint64_t use) const {
+    for (std::size_t i = 0; i < unit.size(); ++i) {
+      Tensor& tensor = unit[i];
+      const std::size_t count = tensor.master.size();
+      fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use, i);
+      if (has_some) {
+        accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
+                                      tensor.fresh.data(), count);
+      } else {
+        tensor.gradients = tensor.fresh;
       }
     }
+  }
+
+  const Config::Optimizer::Group* group_of(const std::string& tensor) const {
+    for (const Config::Optimizer::Group& group : config_.optimizer.groups) {
+      for (const std::string& pattern : group.tensors) {
+        if (fnmatch(pattern.c_str(), tensor.c_str(), 0) == 0) return &group;
+      }
+    }
+    return nullptr;
   }
 
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
     OptimizerOptions options = config_.optimizer.options();
     if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
+    if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
+      learning_rate *= group->learning_rate_factor;
+      if (group->weight_decay) options.adam.weight_decay = *group->weight_decay;
+    }
     const UpdateArrays arrays{.gradient_dtype = config_.precision.gradients,
                               .parameter = tensor.master.data(),
                               .exp_avg = tensor.exp_avg.data(),

@@ -21,6 +21,7 @@ struct ToyOptions {
   std::uint32_t steps = 4;
   std::uint32_t micro_batches = 1;
   double learning_rate = 1e-2;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
 };
@@ -52,7 +53,8 @@ InitialValues toy_values();
 // One step driven by hand up to, but without, finish(): every unit acquired, computed on and
 // released.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
-               const Stream& stream, const Config& config, std::uint32_t micro_batches);
+               const Stream& stream, const Config& config, std::uint32_t micro_batches,
+               MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 
 // A config for tests: storage in `path`, 4,096-element blocks, two threads.
 Config toy_config(const std::string& path);

@@ -72,7 +72,7 @@ class ModelFileTest : public testing::Test {
 };
 
 TEST_F(ModelFileTest, SaveAndInitializeKeepEveryBit) {
-  for (const DType precision : {DType::kFp32, DType::kBf16}) {
+  for (const DType precision : {DType::kFp32, DType::kBf16, DType::kFp16}) {
     SmallGpt first(small_train_config(folder_.path(), precision));
     first.engine().initialize(fill_odd);
     save_model(path_, small_gpt(), first.engine());

@@ -40,9 +40,9 @@ std::string expected_hash(SmallGpt& gpt) {
       for (const StateKind kind :
            {StateKind::kParameter, StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
         const auto bytes = gpt.read(TensorId{tensor}, kind);
-        const bool is_bf16 = kind == StateKind::kParameter &&
-                             gpt.config().engine.precision.parameters == DType::kBf16;
-        EXPECT_EQ(bytes.size(), spec.element_count() * (is_bf16 ? 2 : 4));
+        const DType dtype =
+            kind == StateKind::kParameter ? gpt.config().engine.precision.parameters : DType::kFp32;
+        EXPECT_EQ(bytes.size(), spec.element_count() * size_of(dtype));
         message.insert(message.end(), bytes.begin(), bytes.end());
       }
       ++tensor;
@@ -54,7 +54,7 @@ std::string expected_hash(SmallGpt& gpt) {
 TEST(StateHash, IsWhatItsDefinitionSays) {
   const test::TempDirectory folder;
   std::ofstream(folder.file("text")) << std::string(300, 'a') + "bcd";
-  for (const DType precision : {DType::kFp32, DType::kBf16}) {
+  for (const DType precision : {DType::kFp32, DType::kBf16, DType::kFp16}) {
     TrainConfig config = small_train_config(folder.path(), precision);
     config.data_file = folder.file("text");
     const Dataset dataset(config);

@@ -32,10 +32,15 @@ void for_each_row(ComputeThreads& threads, Extent extent, const Body& body) {
 
 void load_row(DType dtype, const void* table, std::uint64_t row, std::uint64_t width,
               float* target) {
-  if (dtype == DType::kFp32)
-    std::memcpy(target, static_cast<const float*>(table) + row * width, width * sizeof(float));
-  else
-    widen_bf16_row(static_cast<const std::uint16_t*>(table) + row * width, target, width);
+  const auto* const halves = static_cast<const std::uint16_t*>(table) + row * width;
+  switch (dtype) {
+    case DType::kFp32:
+      std::memcpy(target, static_cast<const float*>(table) + row * width, width * sizeof(float));
+      return;
+    case DType::kBf16: return widen_bf16_row(halves, target, width);
+    case DType::kFp16: break;
+  }
+  widen_fp16_row(halves, target, width);
 }
 
 }  // namespace
@@ -140,17 +145,21 @@ void fill_zero(ComputeThreads& threads, float* values, std::uint64_t count) {
   });
 }
 
-void widen_bf16(ComputeThreads& threads, const void* source, float* target, std::uint64_t count) {
+void widen(ComputeThreads& threads, DType dtype, const void* source, float* target,
+           std::uint64_t count) {
   const auto* values = static_cast<const std::uint16_t*>(source);
+  const auto widen_row = dtype == DType::kBf16 ? widen_bf16_row : widen_fp16_row;
   for_each_piece(threads, count, kChunkElements, [&](std::uint64_t begin, std::uint64_t end) {
-    widen_bf16_row(values + begin, target + begin, end - begin);
+    widen_row(values + begin, target + begin, end - begin);
   });
 }
 
-void round_bf16(ComputeThreads& threads, const float* source, void* target, std::uint64_t count) {
+void round_to(ComputeThreads& threads, DType dtype, const float* source, void* target,
+              std::uint64_t count) {
   auto* values = static_cast<std::uint16_t*>(target);
+  const auto round_row = dtype == DType::kBf16 ? round_bf16_row : round_fp16_row;
   for_each_piece(threads, count, kChunkElements, [&](std::uint64_t begin, std::uint64_t end) {
-    round_bf16_row(source + begin, values + begin, end - begin);
+    round_row(source + begin, values + begin, end - begin);
   });
 }
 

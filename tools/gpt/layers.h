@@ -19,7 +19,7 @@ struct Extent {
   std::uint64_t columns = 0;
 };
 
-// Tables of the embedding as they lie in the unit: fp32 or bf16.
+// Tables of the embedding as they lie in the unit.
 struct EmbeddingTables {
   DType dtype = DType::kFp32;
   const void* token = nullptr;     // [vocabulary, width]
@@ -82,8 +82,10 @@ double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
 
 void fill_zero(ComputeThreads& threads, float* values, std::uint64_t count);
 
-// Conversions between a tensor at rest and fp32.
-void widen_bf16(ComputeThreads& threads, const void* source, float* target, std::uint64_t count);
-void round_bf16(ComputeThreads& threads, const float* source, void* target, std::uint64_t count);
+// Conversions between a tensor at rest, in bf16 or fp16, and fp32.
+void widen(ComputeThreads& threads, DType dtype, const void* source, float* target,
+           std::uint64_t count);
+void round_to(ComputeThreads& threads, DType dtype, const float* source, void* target,
+              std::uint64_t count);
 
 }  // namespace sluice::gpt

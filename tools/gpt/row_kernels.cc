@@ -26,9 +26,12 @@ constexpr float kNormEpsilon = 1e-5f;
 
 // condition ? yes : no as bit operations: the compiler turns the operator into branches, and a loop
 // with branches does not vectorize.
-SLUICE_INLINE float selected(bool condition, float yes, float no) {
+SLUICE_INLINE std::uint32_t selected(bool condition, std::uint32_t yes, std::uint32_t no) {
   const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
-  return float_from_bits((bits_from_float(yes) & mask) | (bits_from_float(no) & ~mask));
+  return (yes & mask) | (no & ~mask);
+}
+SLUICE_INLINE float selected(bool condition, float yes, float no) {
+  return float_from_bits(selected(condition, bits_from_float(yes), bits_from_float(no)));
 }
 
 // exp(x) within 2 units in the last place for x in [-87, 88], clamped to that range: x = n ln 2 + r
@@ -248,8 +251,39 @@ SLUICE_ROW_KERNEL void round_bf16_row(const float* source, std::uint16_t* target
     const std::uint32_t bits = bits_from_float(source[i]);
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const std::uint32_t nan = (bits >> 16) | 0x0040u;
-    const std::uint32_t mask = 0u - static_cast<std::uint32_t>((bits & 0x7fffffffu) > 0x7f800000u);
-    target[i] = static_cast<std::uint16_t>((nan & mask) | (rounded & ~mask));
+    target[i] =
+        static_cast<std::uint16_t>(selected((bits & 0x7fffffffu) > 0x7f800000u, nan, rounded));
+  }
+}
+
+SLUICE_ROW_KERNEL void widen_fp16_row(const std::uint16_t* source, float* target,
+                                      std::uint64_t count) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    // Exponent and mantissa at their place in fp32 are the value times 2^-112, denormals included;
+    // the multiplication is exact. An exponent of ones stays one.
+    const std::uint32_t sign = static_cast<std::uint32_t>(source[i] & 0x8000u) << 16;
+    const std::uint32_t magnitude = static_cast<std::uint32_t>(source[i] & 0x7fffu) << 13;
+    const float finite = float_from_bits(magnitude) * 0x1p112f;
+    const float special = float_from_bits(magnitude | 0x7f800000u);
+    target[i] = float_from_bits(
+        sign | bits_from_float(selected(magnitude >= 0x0f800000u, special, finite)));
+  }
+}
+
+SLUICE_ROW_KERNEL void round_fp16_row(const float* source, std::uint16_t* target,
+                                      std::uint64_t count) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    // fp16_from_float() with its cases as selections.
+    const std::uint32_t bits = bits_from_float(source[i]);
+    const std::uint32_t magnitude = bits & 0x7fffffffu;
+    const std::uint32_t normal =
+        (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+    const std::uint32_t denormal = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
+    const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    const std::uint32_t finite = selected(magnitude < 0x38800000u, denormal, normal);
+    const std::uint32_t large = selected(magnitude > 0x7f800000u, nan, 0x7c00u);
+    target[i] = static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) |
+                                           selected(magnitude < 0x47800000u, finite, large));
   }
 }
 

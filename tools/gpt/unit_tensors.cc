@@ -1,7 +1,5 @@
 #include "tools/gpt/unit_tensors.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 
 #include "base/error.h"
@@ -27,24 +25,14 @@ std::uint64_t largest_unit_bytes(const ModelSpec& spec) {
   return largest;
 }
 
-void require_supported(DType dtype, const char* what) {
-  if (dtype == DType::kFp16)
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the CPU model computes with fp32 or bf16 {}, not fp16; set the "
-                            "precision to bf16 or fp32",
-                            what));
-}
-
 }  // namespace
 
 UnitTensors::UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads)
     : spec_(spec), precision_(precision), threads_(threads) {
-  require_supported(precision.parameters, "parameters");
-  require_supported(precision.gradients, "gradients");
   const std::uint64_t bytes = largest_unit_bytes(spec);
-  if (precision.parameters == DType::kBf16)
+  if (precision.parameters != DType::kFp32)
     parameter_scratch_ = AlignedBuffer(bytes, "fp32 copy of a unit's parameters");
-  if (precision.gradients == DType::kBf16)
+  if (precision.gradients != DType::kFp32)
     gradient_scratch_ = AlignedBuffer(bytes, "fp32 gradients of a unit");
 }
 
@@ -67,7 +55,7 @@ void UnitTensors::load(std::uint32_t unit_index, ParameterPointers parameters) {
       continue;
     }
     auto* target = reinterpret_cast<float*>(scratch);
-    widen_bf16(threads_, parameters[i], target, spec.tensors[i].element_count());
+    widen(threads_, precision_.parameters, parameters[i], target, spec.tensors[i].element_count());
     parameters_[i] = target;
     scratch += scratch_bytes_of(spec.tensors[i]);
   }
@@ -88,7 +76,8 @@ void UnitTensors::store_gradients(GradientPointers gradients) {
   if (precision_.gradients == DType::kFp32) return;
   const UnitSpec& spec = unit(gradient_unit_, gradients.size());
   for (std::size_t i = 0; i < gradients.size(); ++i)
-    round_bf16(threads_, gradients_[i], gradients[i], spec.tensors[i].element_count());
+    round_to(threads_, precision_.gradients, gradients_[i], gradients[i],
+             spec.tensors[i].element_count());
 }
 
 }  // namespace sluice::gpt

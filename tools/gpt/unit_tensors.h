@@ -1,6 +1,6 @@
-// One unit's parameters and gradients as fp32, whatever their element type at rest: bf16 tensors
-// pass through scratch memory that is sized once for the largest unit, fp32 tensors are used where
-// they lie. Not thread-safe: one unit at a time.
+// One unit's parameters and gradients as fp32, whatever their element type at rest: bf16 and fp16
+// tensors pass through scratch memory that is sized once for the largest unit, fp32 tensors are
+// used where they lie. Not thread-safe: one unit at a time.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct Precision {
 class UnitTensors {
  public:
   // `spec` and `threads` must outlive this.
-  // Fails with: kUnsupported for fp16; kOutOfMemory.
+  // Fails with: kOutOfMemory.
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads);
 
   std::uint64_t scratch_bytes() const;

@@ -35,6 +35,34 @@ class Bench(CliCase):
         keys = set(document) | set(rows[0]) | set(rows[0]["update_gb_per_s"])
         self.assertEqual(keys - documented_words(), set())
 
+    def test_simd_forced(self):
+        """Each set that this machine has can be forced by name and is the one that runs; training
+        under it ends in the same bits."""
+        refused = self.run_sluice("bench", "adam", "--parameters", 1000, "--rounds", 1,
+                                  prefix=("env", "SLUICE_SIMD=AVX9000"), expect=2)
+        names = re.search(r"AVX9000.*set it to one of: ([A-Z0-9_, ]+)", refused.stderr)
+        self.assertIsNotNone(names, refused.stderr)
+        hashes = set()
+        for name in names[1].strip().split(", "):
+            prefix = ("env", f"SLUICE_SIMD={name.lower()}")
+            self.run_sluice("bench", "adam", "--parameters", 1001, "--rounds", 1, "--threads", 1,
+                            "--quiet", "--json", "bench.json", prefix=prefix)
+            self.assertEqual(self.read_json("bench.json")["instruction_set"], name)
+            self.run_sluice("train", self.write_config({"run.steps": 3}), "--quiet", "--json",
+                            "run.json", prefix=prefix)
+            hashes.add(self.read_json("run.json")["state_sha256"])
+        self.assertEqual(len(hashes), 1)
+        refused = self.run_sluice("train", self.write_config({"run.steps": 1}), "--quiet",
+                                  prefix=("env", "SLUICE_SIMD=AVX9000"), expect=2)
+        self.assertIn("AVX9000", refused.stderr)
+
+    def test_inputs(self):
+        for name in ("unaligned", "denormal"):
+            self.run_sluice("bench", "adam", "--parameters", 100003, "--rounds", 1, "--quiet",
+                            "--input", name, "--json", "bench.json")
+            self.assertEqual(self.read_json("bench.json")["input"], name)
+        self.run_sluice("bench", "adam", "--input", "huge", expect=2)
+
     def test_quiet(self):
         done = self.run_sluice("bench", "adam", "--parameters", 1000, "--rounds", 1, "--threads", 1,
                                "--quiet")

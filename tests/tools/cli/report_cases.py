@@ -15,12 +15,14 @@ from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
 KEYS = {
     "parameters": int, "state_bytes": int, "seed": int, "steps": list,
     "predicted_nvme_read_bytes": int, "predicted_nvme_write_bytes": int,
+    "predicted_nvme_read_bytes_least": int,
     "validation_loss": float, "bigram_cross_entropy": float, "peak_rss_bytes": int,
     "state_sha256": str,
 }
 STEP_KEYS = {
     "step": int, "loss": float, "gradient_norm": float, "time_s": float, "tokens": int,
     "nvme_read_bytes": int, "nvme_write_bytes": int, "stall_s": float,
+    "stall_for_update_s": float, "policy": str,
 }
 
 
@@ -52,7 +54,7 @@ class Report(CliCase):
                        {"placement.parameters": "device"}, {"precision.parameters": "fp32"},
                        {"precision.gradients": "fp32"}):
             with self.subTest(values):
-                run = self.train({**ON_NVME, **values})
+                run = self.train({**ON_NVME, "optimizer.overlap": "serial", **values})
                 self.assertGreater(run["predicted_nvme_write_bytes"], 0)
                 for step in run["steps"]:
                     self.assertEqual(step["nvme_read_bytes"], run["predicted_nvme_read_bytes"])

@@ -1,10 +1,11 @@
 """`sluice doctor` and `sluice bench io`."""
 
+import json
 import os
 import re
 import shutil
 
-from cli_support import CliCase, as_ordinary_user, mount_tmpfs
+from cli_support import ON_NVME, CliCase, as_ordinary_user, mount_tmpfs
 
 
 class Doctor(CliCase):
@@ -96,6 +97,39 @@ class BenchIo(CliCase):
             self.assertEqual([(case["request_bytes"], case["depth"])
                               for case in calibration["cases"]], [(65536, 3), (16384, 3)])
             self.assertIsNone(calibration["interference"])
+            self.assertEqual([drive["path"] for drive in calibration["drives"]],
+                             [os.path.realpath(self.drive), os.path.realpath(self.folder)])
+            for drive in calibration["drives"]:
+                self.assertEqual(set(drive), {"path", "mixed"})
+                self.assertGreater(drive["mixed"], 0)
+            # Of all paths at once, and of each by itself: three different measurements.
+            rates = [calibration["best"]["mixed"]["bytes_per_second"],
+                     *(drive["mixed"] for drive in calibration["drives"])]
+            self.assertEqual(len(set(rates)), 3)
+
+    def test_a_run_spreads_its_blocks_by_the_calibration(self):
+        os.mkdir(self.path("second"))
+        self.bench("--path", "second", "--pattern", "mixed", "--request", "64KiB", "--depth", "2",
+                   "--json", "io.json")
+        calibration = self.read_json("io.json")
+        calibration["drives"][0]["mixed"] = 3 * calibration["drives"][1]["mixed"]
+        with open(self.path("io.json"), "w", encoding="utf-8") as file:
+            json.dump(calibration, file)
+        paths = {**ON_NVME, "storage.paths": [self.drive, "second"]}
+        whole = self.train(paths)["state_sha256"]
+        done = self.run_sluice("train", self.write_config(
+            {**paths, "storage.calibration": "io.json"}), "--json", "run.json")
+        self.assertEqual(self.read_json("run.json")["state_sha256"], whole)
+        rows = re.findall(r"(?m)^nvme +of these +([\d.]+) ([KM])iB +(\S+)/\(scratch\)$", done.stdout)
+        self.assertEqual([folder for *_, folder in rows], [self.drive, "second"])
+        first, second = (float(size) * {"K": 1, "M": 1024}[unit] for size, unit, _ in rows)
+        self.assertAlmostEqual(first / second, 3, delta=0.4)
+        calibration["drives"].pop()
+        with open(self.path("io.json"), "w", encoding="utf-8") as file:
+            json.dump(calibration, file)
+        message = self.fail_train(2, {**paths, "storage.calibration": "io.json"})
+        self.assertIn('"second"', message)
+        self.assertIn("sluice bench io --path", message)
 
     def test_what_cannot_be_measured_is_refused(self):
         for size, rounds, code, word in (("none", "2", 2, "none"), ("900TiB", "2", 5, "free"),

@@ -166,7 +166,7 @@ TEST_P(Layers, EmbeddingOfBf16EqualsThatOfItsValues) {
   for (std::size_t i = 0; i < table.size(); ++i)
     table[i] = bf16_from_float(static_cast<float>(i) * 0.37f);
   std::vector<float> wide(table.size());
-  widen_bf16(threads_, table.data(), wide.data(), table.size());
+  widen(threads_, DType::kBf16, table.data(), wide.data(), table.size());
   const std::vector<std::uint32_t> tokens = {4, 0, 2};
   std::vector<float> narrow_y(3 * kWidth), wide_y(3 * kWidth);
   embedding_forward(threads_, {DType::kBf16, table.data(), table.data()}, tokens, 3, kWidth,
@@ -188,18 +188,32 @@ TEST_P(Layers, BiasBackwardSumsColumns) {
   }
 }
 
-// The vector version of the rounding against the scalar definition, with every kind of value.
-TEST_P(Layers, RoundingToBf16IsTheDefinition) {
+// The vector versions of the conversions against the scalar definitions, with every kind of value.
+TEST_P(Layers, RoundingIsTheDefinition) {
   std::vector<float> values;
   for (std::uint64_t bits = 0; bits <= 0xffffffffu; bits += 9973)
     values.push_back(float_from_bits(static_cast<std::uint32_t>(bits)));
-  for (const std::uint32_t bits : {0x7f800000u, 0xff800000u, 0x7f800001u, 0x7fffffffu, 0x3f808000u,
-                                   0x3f818000u, 0x7f7fffffu, 0x80000000u})
+  for (const std::uint32_t bits :
+       {0x7f800000u, 0xff800000u, 0x7f800001u, 0x7fffffffu, 0x3f808000u, 0x3f818000u, 0x7f7fffffu,
+        0x80000000u, 0x387fffffu, 0x38800000u, 0x33000000u, 0x33000001u, 0x477fefffu, 0x477ff000u,
+        0x477fffffu, 0x47800000u, 0x3f801000u, 0x3f803000u})
     values.push_back(float_from_bits(bits));
   std::vector<std::uint16_t> rounded(values.size());
-  round_bf16(threads_, values.data(), rounded.data(), values.size());
+  round_to(threads_, DType::kBf16, values.data(), rounded.data(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i)
     ASSERT_EQ(rounded[i], bf16_from_float(values[i])) << std::hex << bits_from_float(values[i]);
+  round_to(threads_, DType::kFp16, values.data(), rounded.data(), values.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    ASSERT_EQ(rounded[i], fp16_from_float(values[i])) << std::hex << bits_from_float(values[i]);
+}
+
+TEST_P(Layers, WideningIsTheDefinition) {
+  std::vector<std::uint16_t> halves(0x10000);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> wide(halves.size());
+  widen(threads_, DType::kFp16, halves.data(), wide.data(), halves.size());
+  for (std::size_t i = 0; i < halves.size(); ++i)
+    ASSERT_EQ(bits_from_float(wide[i]), bits_from_float(float_from_fp16(halves[i]))) << i;
 }
 
 }  // namespace

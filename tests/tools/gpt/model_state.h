@@ -17,6 +17,13 @@
 namespace sluice::gpt {
 
 // One array per tensor of every unit. `shift` moves all by so many times 256 bytes.
+inline std::uint16_t half_from_float(DType dtype, float value) {
+  return dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
+}
+inline float float_from_half(DType dtype, std::uint16_t half) {
+  return dtype == DType::kBf16 ? float_from_bf16(half) : float_from_fp16(half);
+}
+
 class TensorMemory {
  public:
   TensorMemory(const ModelSpec& spec, DType dtype, std::uint64_t shift = 0) {
@@ -43,7 +50,7 @@ class TensorMemory {
   float* floats(std::size_t unit, std::size_t tensor) const {
     return reinterpret_cast<float*>(units_[unit][tensor]);
   }
-  std::uint16_t* bf16(std::size_t unit, std::size_t tensor) const {
+  std::uint16_t* halves(std::size_t unit, std::size_t tensor) const {
     return reinterpret_cast<std::uint16_t*>(units_[unit][tensor]);
   }
 
@@ -117,8 +124,9 @@ inline PassResult run_training_pass(GptCompute& compute, const ModelSpec& spec,
       std::vector<float>& sum = result.gradients[tensors[i].name];
       sum.resize(tensors[i].element_count(), -0.0f);
       for (std::size_t j = 0; j < sum.size(); ++j)
-        sum[j] += gradient_dtype == DType::kFp32 ? gradients.floats(unit, i)[j]
-                                                 : float_from_bf16(gradients.bf16(unit, i)[j]);
+        sum[j] += gradient_dtype == DType::kFp32
+                      ? gradients.floats(unit, i)[j]
+                      : float_from_half(gradient_dtype, gradients.halves(unit, i)[j]);
     }
   }
   return result;

@@ -1,0 +1,33 @@
+// How the blocks are spread over the storage paths: whole blocks, in proportion to the paths'
+// weights, so that drives of unequal speed end a pass together. Any run of consecutive blocks is
+// spread in that proportion too, since it is such runs that are in flight at once. Pure, but for
+// reading the calibration file; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/layout.h"
+#include "engine/placement.h"
+
+namespace sluice {
+
+// One weight for each of storage.paths: those of the config; or the rates of the optimizer's
+// pattern in the calibration that `sluice bench io --json` wrote; or all equal.
+// Fails with: kInput for a calibration that cannot be read, or knows nothing of a path.
+std::vector<double> storage_weights(const Config::Storage& storage);
+
+struct Striping {
+  std::vector<std::uint32_t> drive;        // by block
+  std::vector<std::uint64_t> drive_bytes;  // by drive: what its blocks take on storage
+};
+
+// Deals the blocks out: each to the drive that is furthest behind its share of the bytes so far.
+//   weights {3, 1}, equal blocks -> drives 0 0 1 0, 0 0 1 0, ...
+// Requires: positive weights.
+Striping plan_striping(const Layout& layout, const Placement& placement,
+                       std::span<const double> weights);
+
+}  // namespace sluice

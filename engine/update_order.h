@@ -1,0 +1,115 @@
+// Which block of an update comes next, and whether it may be updated yet: what the policies of
+// optimizer.overlap differ in (docs/architecture.md, "When the optimizer runs"). Knows gradients,
+// coefficients and orders; lanes, transfers and arithmetic are the optimizer pass's.
+//
+//   serial       nothing starts before apply()
+//   deferred     blocks start, to be read ahead, in forward order; updates wait for apply()
+//   eager        blocks start when their parameters have been fetched for backward, and are updated
+//                when their gradient is final; from apply() on in forward order
+//   speculative  as eager, where the update can be tentative; the rest as deferred from apply() on
+//
+// Thread rule: scheduler's thread only.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/block_update.h"
+#include "engine/config.h"
+#include "engine/placement.h"
+
+namespace sluice {
+
+struct Update {
+  OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
+  std::uint64_t version = 0;                      // that it starts from
+  StepCoefficients coefficients;                  // assumed, until they are known
+};
+
+class UpdateOrder {
+ public:
+  enum class Phase : std::uint8_t {
+    kIdle,
+    kAhead,     // gradients or coefficients are still to come
+    kApplying,  // coefficients known, blocks left
+  };
+
+  // All must outlive it. `forward_order`: the order in which the next step will need units; units
+  // that it does not name come last.
+  UpdateOrder(const Layout& layout, const Placement& placement,
+              std::span<const UnitId> forward_order);
+
+  // `update` comes after the one under way: begin_announced() makes it the current one.
+  // Requires: the one before is being applied, or has ended.
+  void announce(const Update& update);
+  bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
+  void begin_announced();
+  void fetched(UnitId unit);
+  void gradient_is_final(UnitId unit);
+  // The coefficients are known: every block may be updated.
+  void apply(const StepCoefficients& coefficients);
+  // Forgets what was announced, or has begun and is not being applied. True if it had begun.
+  bool cancel();
+
+  Phase phase() const { return phase_; }
+  // The announced update has begun.
+  bool is_begun() const { return phase_ == Phase::kAhead && !next_; }
+  const Update& current() const { return current_; }
+  bool updates_are_tentative() const {
+    return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
+  }
+
+  // The next block to start, of those that need a lane's buffers or of those that are updated in
+  // place; take_next() starts it.
+  std::optional<BlockId> next(bool buffered) const;
+  void take_next(bool buffered);
+  bool needs_buffer(BlockId block) const;
+  bool may_update(BlockId block) const;
+  // The block's place in forward order.
+  std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
+
+  // The block is at rest with a tentative update, or has to wait for another start.
+  void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
+  bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
+  void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
+  // The block has been updated for good; true when it is its unit's last. The last of all ends an
+  // update that is being applied.
+  bool count_updated(const BlockPlace& block);
+  std::uint64_t updated_count() const { return updated_count_; }
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kStarted, kTentative, kUpdated };
+  struct Queue {
+    std::vector<BlockId> blocks;
+    std::size_t next = 0;
+  };
+
+  Queue& queue(bool buffered) { return buffered ? buffered_ : in_place_; }
+  const Queue& queue(bool buffered) const { return buffered ? buffered_ : in_place_; }
+  bool updates_early() const;
+  bool may_be_tentative(BlockId block) const;
+  void append(UnitId unit);
+  void queue_rest();
+  void end_if_complete();
+
+  const Layout& layout_;
+  const Placement& placement_;
+  std::vector<BlockId> forward_blocks_;  // every block, in forward order
+  std::vector<std::uint32_t> rank_;      // by block, its place in there
+
+  Phase phase_ = Phase::kIdle;
+  Update current_;
+  std::optional<Update> next_;
+  std::vector<State> states_;  // by block
+  std::uint64_t updated_count_ = 0;
+  std::vector<std::uint32_t> unit_blocks_left_;  // by unit, to be updated
+  Queue buffered_;
+  Queue in_place_;
+  // Of the step whose gradients are arriving.
+  std::vector<UnitId> fetched_units_;
+  std::vector<bool> gradient_final_;  // by unit
+};
+
+}  // namespace sluice

@@ -1,0 +1,47 @@
+// The requests of one queue that wait for their turn, by priority: a higher one leaves first, and
+// those of one priority leave in the order they came. A list through the requests themselves, so
+// that it takes no memory and has no limit of its own.
+//
+// Thread rule: none of its own; each queue guards its list.
+// Invariant: nobody starves. A priority that has been passed over kPassedOverMax times in a row
+// goes next.
+//   depth 1, one low request, then high ones without end -> 16 high ones go, then the low one
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// Raised: urgent requests wait less for others; a write-back under a flood of reads waits longer.
+inline constexpr std::uint32_t kPassedOverMax = 16;
+
+// A request with its number in the queue's ledger. The request belongs to the caller and stays
+// until on_complete.
+struct Submission {
+  IoRequest* request = nullptr;
+  std::uint64_t ticket = 0;
+};
+
+class PendingList {
+ public:
+  std::size_t count() const { return count_; }
+  void push(const Submission& submission);
+  // Requires: count() is not 0.
+  Submission pop();
+
+ private:
+  struct Level {
+    IoRequest* first = nullptr;
+    IoRequest* last = nullptr;
+    std::uint32_t passed_over = 0;
+  };
+
+  std::array<Level, kIoPriorities> levels_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace sluice
