@@ -1,34 +1,15 @@
 #include "tests/engine/schedule_oracle.h"
 
 #include <algorithm>
-#include <array>
 #include <compare>
-#include <functional>
-#include <numeric>
+#include <utility>
 
-#include "base/error.h"
+#include "tests/engine/job_table.h"
 
 namespace sluice::test {
 namespace {
 
-enum Line { kNone, kRead, kWrite, kUp, kDown, kCpu, kComputation, kLineCount };
-using Rank = std::array<long, 3>;
-
-struct Job {
-  Line line = kNone;
-  long duration = 0;
-  long latency = 0;
-  std::function<bool()> may_start = {};
-  Rank rank{};
-  std::function<void()> on_start = {};
-  std::function<void()> on_end = {};
-  std::function<void()> set_rank = {};
-  long start = -1;
-  long end = -1;
-  bool has_ended = false;
-};
-
-class Oracle {
+class Oracle final : public JobTable {
  public:
   Oracle(const OracleCase& given, int steps) : c_(given), steps_(steps) {
     for (std::size_t unit = 0; unit < c_.unit_blocks.size(); ++unit) {
@@ -53,67 +34,13 @@ class Oracle {
         begins.push_back(now_);
         continue;
       }
-      long next = -1;
-      for (const Job& job : jobs_) {
-        for (const long time : {job.start + job.duration, job.end}) {
-          if (job.start >= 0 && time > now_ && (next < 0 || time < next)) next = time;
-        }
-      }
-      SLUICE_CHECK(next > 0, "the oracle's schedule goes on");
-      now_ = next;
-      end_what_does();
+      advance();
     }
     return begins;
   }
 
  private:
-  using Id = int;  // of a job
-  Id add(Job job) {
-    jobs_.push_back(std::move(job));
-    return static_cast<Id>(jobs_.size()) - 1;
-  }
-  bool started(Id job) const { return jobs_[job].start >= 0; }
-  bool done(Id job) const { return job < 0 || (started(job) && jobs_[job].end <= now_); }
-  void start(Job& job) {
-    job.start = now_;
-    if (job.on_start) job.on_start();
-    job.end = now_ + job.duration + (job.line == kRead || job.line == kWrite ? job.latency : 0);
-  }
-  void end_what_does() {
-    for (Job& job : jobs_) {
-      if (job.start < 0 || job.has_ended || job.end > now_) continue;
-      job.has_ended = true;
-      if (job.on_end) job.on_end();
-    }
-    settle();
-  }
   Line storage(Line line) const { return c_.half_duplex && line == kWrite ? kRead : line; }
-
-  void start_what_may() {
-    for (bool changed = true; changed;) {
-      changed = false;
-      for (Job& job : jobs_) {  // what takes no time first, in the order listed
-        if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
-        if (!job.may_start()) continue;
-        start(job);
-        end_what_does();
-        changed = true;
-        break;
-      }
-    }
-    for (int line = kRead; line < kLineCount; ++line) {
-      Job* best = nullptr;
-      bool is_free = true;
-      for (Job& job : jobs_) {
-        if (job.line != line) continue;
-        if (job.start >= 0 && now_ < job.start + job.duration) is_free = false;
-        if (job.start >= 0 || !job.may_start()) continue;
-        if (job.set_rank) job.set_rank();
-        if (best == nullptr || job.rank < best->rank) best = &job;
-      }
-      if (is_free && best != nullptr) start(*best);
-    }
-  }
 
   // --- Steps, in terms of norms and homes ---
   bool norm_known(int step) const {
@@ -218,7 +145,7 @@ class Oracle {
     lane_users_ += is_lane ? 1 : 0;
     return is_new;
   }
-  void settle() {
+  void settle() override {
     for (const auto& [step, block] : come_home_)
       leaving_.push_back({true, block, c_.policy != OverlapPolicy::kSerial && norm_known(step)});
     come_home_.clear();
@@ -398,7 +325,6 @@ class Oracle {
   int blocks_ = 0;
   int uses_ = 0;
   std::vector<int> unit_of_, first_block_;
-  std::vector<Job> jobs_;
   std::vector<Fetch> fetches_;
   std::vector<std::vector<std::vector<std::size_t>>> fetches_of_;  // by step, use
   std::vector<std::vector<std::vector<Id>>> copies_;               // by step, use
@@ -409,7 +335,6 @@ class Oracle {
   std::vector<std::pair<int, int>> come_home_;  // step, block
   int free_ = 0, kept_ = 0, lane_users_ = 0;
   long granted_ = 0;
-  long now_ = 0;
 };
 
 }  // namespace
