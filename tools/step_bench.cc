@@ -169,7 +169,8 @@ double ideal_storage_s(const Rates& rates, std::uint64_t parameters) {
 
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads) {
   const BenchCase& split = kBenchCases[1];
-  const BenchResult update = bench_adam(split, parameters, threads, 3, [](unsigned) {});
+  const BenchResult update = bench_adam(
+      split, {.parameters = parameters, .threads = threads, .rounds = 3}, [](unsigned) {});
   CpuOptimizer optimizer(threads);
   const std::vector<std::uint16_t> gradient(parameters, 0x3c00);
   std::vector<double> rates;

@@ -7,6 +7,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "engine/block_store.h"
+#include "engine/storage_queue.h"
 #include "tools/interrupt.h"
 #include "tools/io_bench.h"
 #include "tools/state_hash.h"
@@ -43,10 +44,10 @@ class BareDrive {
                 .file_bytes = kBareFileBytes,
                 .request_bytes_max = 4_MiB,
                 .depth_max = 8},
-               [](std::span<std::byte> memory) {
+               [](std::span<std::byte> memory, std::span<const int> files) {
                  std::string note;
                  Config::Storage storage;
-                 return open_io_queue(storage, {.memory = memory}, note);
+                 return open_io_queue(storage, {.memory = memory, .files = files}, note);
                }) {}
 
   double bytes_per_second() {
