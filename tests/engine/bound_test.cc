@@ -275,6 +275,41 @@ TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
   EXPECT_NEAR(cost.step_s, 3 * 8 * 0.010 + 2 * 0.001, kTiny);
 }
 
+// One of 1,024 ranks of a model of 10^12 parameters, and the whole of it: sizes that a quadratic
+// step would not come back from. How long it takes is tests/bench/plan_scale.py's business.
+TEST(Bound, PlansATrillionParameters) {
+  for (const std::uint64_t ranks : {1024, 1}) {
+    constexpr std::uint64_t kUnits = 1000;
+    constexpr std::uint64_t kUnitElements = 1'000'000'000;
+    ModelSpec spec;
+    for (std::uint64_t i = 0; i < kUnits; ++i)
+      spec.units.push_back(
+          {.name = fmt::format("u{}", i),
+           .tensors = {{.name = fmt::format("t{}", i), .shape = {kUnitElements / ranks}}}});
+    spec = validated(spec);
+    const Layout layout(spec, {}, {});
+    const std::uint64_t parameter_bytes = 2 * kUnits * kUnitElements / ranks;
+    const Placement placement = plan_placement(
+        layout, spec, {}, {.device_bytes = parameter_bytes / 2, .host_bytes = 3 * parameter_bytes},
+        {.overlaps = true, .lanes = {}});
+    EXPECT_LE(placement.device_bytes(), parameter_bytes / 2);
+    EXPECT_LE(placement.host_bytes(), 3 * parameter_bytes);
+    EXPECT_GE(placement.nvme_bytes() + placement.host_bytes() + placement.device_bytes(),
+              layout.state_bytes());
+    if (ranks == 1) continue;
+    const Schedule schedule = training_schedule(spec, 1);
+    const WindowPlan window =
+        plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
+    Rates rates;
+    rates.read_bytes_per_second = rates.write_bytes_per_second = 5e9;
+    rates.units.assign(kUnits, {.forward_s = 1e-3, .backward_s = 2e-3});
+    const StepCost cost =
+        bound_step({layout, placement, schedule, window, rates}, OverlapPolicy::kDeferred);
+    EXPECT_GE(cost.step_s, 3.0);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, placement.nvme_bytes());
+  }
+}
+
 TEST(Bound, NoScheduleBeatsTheScarcestResource) {
   const test::Campaign campaign = test::campaign(100);
   for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;

@@ -1,6 +1,7 @@
 """sluice bench adam: its JSON file, its table, and what it refuses. No speed is asserted."""
 
 import json
+import re
 
 from cli_support import CliCase, documented_words
 
