@@ -1,10 +1,13 @@
 #include "engine/engine.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/topology.h"
 #include "engine/storage_queue.h"
+#include "io/direct_file.h"
 
 namespace sluice {
 namespace {
@@ -19,6 +22,18 @@ Budgets budgets_of(const Config& config, const Device& device) {
   return {.device_bytes = config.memory.device_bytes.value_or(device.capacity_bytes() -
                                                               device.allocated_bytes()),
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
+}
+
+// "auto" takes a second copy of the state only where it is no burden: where as much as both copies
+// take stays free beside them, whichever path it comes to.
+bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
+  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
+    return false;  // "auto" means eager
+  add_shadows(layout, placement);
+  return placement.shadow_bytes != 0 &&
+         std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
+           return free_bytes(path) >= 2 * placement.nvme_bytes();
+         });
 }
 
 }  // namespace
@@ -46,7 +61,9 @@ struct Engine::Parts {
     Placement placement = plan_placement(
         layout, model, config.placement, budgets_of(config, device),
         {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
-    if (policy == OverlapPolicy::kSpeculative) placement.storage_copies = 2;
+    if (policy == OverlapPolicy::kSpeculative ||
+        (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
+      add_shadows(layout, placement);
     return placement;
   }
 

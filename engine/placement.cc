@@ -304,7 +304,7 @@ std::vector<Pool> Placement::pools() const {
        slots(lanes) + ", records being read, updated, written"},
       {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
-      {Tier::kNvme, "shadow copies", nvme_bytes() - nvme_parameter_bytes - nvme_record_bytes,
+      {Tier::kNvme, "shadow copies", shadow_bytes,
        "the same again, for updates before the norm is known"},
   };
 }
@@ -313,6 +313,16 @@ Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass) {
   return Planner(layout, model, choices, budgets, pass).plan();
+}
+
+void add_shadows(const Layout& layout, Placement& placement) {
+  placement.storage_copies = 2;
+  placement.shadow_bytes = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    if (placement.has_shadow(block.id))
+      placement.shadow_bytes +=
+          layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id);
+  }
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

@@ -58,8 +58,10 @@ struct Placement {
   std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
 
-  // Storage. Each block there has so many copies: a second one lets an update be tentative.
+  // Storage. With two copies, blocks whose parameters and record are both there have a shadow
+  // beside their home, so that their update can be tentative.
   std::uint32_t storage_copies = 1;
+  std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
 
@@ -73,9 +75,13 @@ struct Placement {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
            host_record_bytes + parameter_slots.size_bytes() + lanes.size_bytes();
   }
+  bool has_shadow(BlockId block) const {
+    return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
+           record_tier[index_of(block)] == Tier::kNvme;
+  }
   // At rest.
   std::uint64_t nvme_bytes() const {
-    return storage_copies * (nvme_parameter_bytes + nvme_record_bytes);
+    return nvme_parameter_bytes + nvme_record_bytes + shadow_bytes;
   }
   std::vector<Pool> pools() const;
 };
@@ -96,6 +102,9 @@ struct PassNeeds {
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
+
+// Gives every block that can have one its shadow.
+void add_shadows(const Layout& layout, Placement& placement);
 
 // What each unit needs in the device window: 0 for units homed on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

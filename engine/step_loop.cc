@@ -26,7 +26,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       queue_(queue),
       device_(device),
       scheduler_(scheduler),
-      update_policy_(config.optimizer, placement.storage_copies == 2),
+      update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
       plans_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),

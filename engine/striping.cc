@@ -82,7 +82,7 @@ Striping plan_striping(const Layout& layout, const Placement& placement,
     if (placement.parameter_tier[i] == Tier::kNvme)
       block_bytes += layout.parameter_slot_bytes(block.id);
     if (placement.record_tier[i] == Tier::kNvme) block_bytes += layout.record_slot_bytes(block.id);
-    block_bytes *= placement.storage_copies;
+    if (placement.has_shadow(block.id)) block_bytes *= 2;
     dealt_bytes += block_bytes;
     const auto missing_bytes = [&](std::size_t drive) {
       return static_cast<double>(dealt_bytes) * weights[drive] / weight_sum -

@@ -86,7 +86,8 @@ void Tiers::create_files(const Config::Storage& storage) {
       file_bytes[file] += length_bytes;
       return extent;
     };
-    for (std::uint32_t copy = 0; copy < placement_.storage_copies; ++copy) {
+    const std::uint32_t copies = placement_.has_shadow(block.id) ? 2 : 1;
+    for (std::uint32_t copy = 0; copy < copies; ++copy) {
       const std::size_t at = copy * layout_.blocks().size() + i;
       if (placement_.parameter_tier[i] == Tier::kNvme)
         parameter_extents_[at] = extend(layout_.parameter_slot_bytes(block.id));

@@ -76,12 +76,6 @@ bool UpdateOrder::updates_early() const {
   return current_.policy == OverlapPolicy::kEager || current_.policy == OverlapPolicy::kSpeculative;
 }
 
-bool UpdateOrder::may_be_tentative(BlockId block) const {
-  return placement_.storage_copies == 2 &&
-         placement_.parameter_tier[index_of(block)] == Tier::kNvme &&
-         placement_.record_tier[index_of(block)] == Tier::kNvme;
-}
-
 bool UpdateOrder::needs_buffer(BlockId block) const {
   return placement_.record_tier[index_of(block)] == Tier::kNvme ||
          placement_.parameter_tier[index_of(block)] != Tier::kHost;
@@ -96,7 +90,8 @@ bool UpdateOrder::may_update(BlockId block) const {
 void UpdateOrder::append(UnitId unit) {
   if (!updates_early()) return;
   for (const BlockPlace& block : layout_.blocks_of(unit)) {
-    if (current_.policy == OverlapPolicy::kSpeculative && !may_be_tentative(block.id)) continue;
+    if (current_.policy == OverlapPolicy::kSpeculative && !placement_.has_shadow(block.id))
+      continue;
     queue(needs_buffer(block.id)).blocks.push_back(block.id);
   }
 }

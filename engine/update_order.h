@@ -89,7 +89,6 @@ class UpdateOrder {
   Queue& queue(bool buffered) { return buffered ? buffered_ : in_place_; }
   const Queue& queue(bool buffered) const { return buffered ? buffered_ : in_place_; }
   bool updates_early() const;
-  bool may_be_tentative(BlockId block) const;
   void append(UnitId unit);
   void queue_rest();
   void end_if_complete();

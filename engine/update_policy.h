@@ -12,7 +12,7 @@ namespace sluice {
 
 class UpdatePolicy {
  public:
-  // `may_be_tentative`: storage has a second copy of the state, for speculation.
+  // `may_be_tentative`: storage has shadows for speculation.
   UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
       : config_(config), may_be_tentative_(may_be_tentative) {}
 

@@ -149,6 +149,12 @@ std::uint64_t make_direct(const UniqueFd& descriptor) {
 
 }  // namespace
 
+std::uint64_t free_bytes(const std::string& directory) {
+  struct statvfs file_system {};
+  if (::statvfs(directory.c_str(), &file_system) != 0) throw_unusable(directory, errno);
+  return std::uint64_t{file_system.f_bavail} * file_system.f_frsize;
+}
+
 DirectFile DirectFile::create_scratch(const std::string& directory, std::uint64_t size_bytes) {
   DirectFile file;
   file.name_ = directory + "/(scratch)";

@@ -10,6 +10,10 @@
 
 namespace sluice {
 
+// What an unprivileged user may still write in the file system of `directory`.
+// Fails with: kInput.
+std::uint64_t free_bytes(const std::string& directory);
+
 class DirectFile {
  public:
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, mode 0600:

@@ -61,7 +61,7 @@ class Planning {
       planned.obstacle = error.what();
       return planned;
     }
-    if (planned.policy == OverlapPolicy::kSpeculative) planned.placement.storage_copies = 2;
+    if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout_, planned.placement);
     planned.compute_s = compute_s();
     planned.step = with_shape(planned.placement, [&](const StepShape& shape) {
       return bound_step(shape, planned.policy);

@@ -1,0 +1,223 @@
+// What may go wrong while an update overlaps with computation, under each policy: steps that are
+// abandoned or skipped, buffers down to one of each kind, failures that surface a step later. And
+// the decisions behind "auto".
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/update_policy.h"
+#include "tests/support/campaign.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+class OverlapPolicyTest : public testing::TestWithParam<OverlapPolicy> {
+ protected:
+  OverlapPolicyTest() {
+    config_.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config_.memory.device_bytes = 400_KiB;
+    config_.optimizer.overlap = GetParam();
+    if (GetParam() == OverlapPolicy::kEager) config_.optimizer.clip_norm = 0;
+  }
+
+  void train(Engine& engine, std::uint32_t steps) { train_on(engine, *device_, steps); }
+
+  void train_on(Engine& engine, HostDevice& device, std::uint32_t steps) {
+    const Stream stream(device, "compute");
+    for (std::uint32_t i = 0; i < steps; ++i) {
+      Step step = engine.begin_step({.learning_rate = 1e-2});
+      walk_step(step, model_, engine, device, stream, config_, 1);
+      (void)step.finish();
+    }
+  }
+
+  void abandon_step(Engine& engine) {
+    const Stream stream(*device_, "compute");
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    walk_step(step, model_, engine, *device_, stream, config_, 1);
+    // Time for early updates to happen. Where there is none, the test says less, but holds.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+
+  TempDirectory directory_;
+  Config config_ = toy_config(directory_.path());
+  ModelSpec model_ = toy_model();
+  std::unique_ptr<HostDevice> device_ =
+      make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
+};
+
+TEST_P(OverlapPolicyTest, AnAbandonedStepChangesNothingOrSaysSo) {
+  Engine engine(config_, model_, *device_);
+  engine.initialize(toy_values());
+  train(engine, 2);
+  abandon_step(engine);  // while the second update may be under way
+  if (GetParam() == OverlapPolicy::kEager) {
+    try {
+      train(engine, 1);
+      FAIL() << "blocks had been updated";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kPoisoned);
+      EXPECT_NE(std::string(error.what()).find("neither that of step 2 nor of step 3"),
+                std::string::npos)
+          << error.what();
+    }
+    return;
+  }
+  EXPECT_TRUE(read_state(engine) == toy_oracle(config_, {.steps = 2}).state);
+  abandon_step(engine);
+  train(engine, 2);
+  EXPECT_TRUE(read_state(engine) == toy_oracle(config_, {.steps = 4}).state);
+  EXPECT_EQ(engine.applied_step(), 4u);
+}
+
+TEST_P(OverlapPolicyTest, ASkippedStepChangesNothing) {
+  if (GetParam() == OverlapPolicy::kEager) GTEST_SKIP() << "eager cannot skip";
+  config_.optimizer.non_finite = NonFinitePolicy::kSkip;
+  Engine engine(config_, model_, *device_);
+  engine.initialize(toy_values());
+  train(engine, 1);
+  const Stream stream(*device_, "compute");
+  const ModelSpec model = validated(model_);
+  {
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    for (const UnitId unit : model.forward_order) (void)step.acquire(unit, Pass::kForward, stream);
+    for (const UnitId unit : model.backward_order) {
+      const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+      auto* gradient = reinterpret_cast<std::uint16_t*>(lease.gradient(0));
+      // The very last gradient is the bad one: early updates of the rest have begun.
+      if (unit == UnitId{0}) device_->launch(stream.id(), [gradient] { gradient[3] = 0x7f80; });
+    }
+    const StepReport report = step.finish();
+    EXPECT_TRUE(report.skipped);
+    EXPECT_EQ(report.step, 1u);
+  }
+  train(engine, 1);
+  EXPECT_TRUE(read_state(engine) == toy_oracle(config_, {.steps = 2}).state);
+}
+
+// One lane, and as little host memory as will do: every policy goes on, with the same bits.
+TEST_P(OverlapPolicyTest, OneBufferOfEachKindIsEnough) {
+  config_.optimizer.lanes = 1;
+  config_.memory.host_bytes = 1_KiB;
+  try {
+    const Engine engine(config_, model_, *device_);
+    FAIL() << "1 KiB is too little";
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    const std::string before = "the smallest that works is \"";
+    const std::size_t begin = message.find(before) + before.size();
+    config_.memory.host_bytes = parse_size(message.substr(begin, message.find('"', begin) - begin));
+  }
+  Engine engine(config_, model_, *device_);
+  EXPECT_EQ(engine.placement().lanes.count, 1u);
+  EXPECT_EQ(engine.placement().parameter_slots.count, 2u);
+  EXPECT_TRUE(run_toy(engine, model_, *device_, config_, {.steps = 3, .micro_batches = 2}).state ==
+              toy_oracle(config_, {.steps = 3, .micro_batches = 2}).state);
+}
+
+TEST_P(OverlapPolicyTest, LanesAreAsManyAsTheConfigSays) {
+  for (const std::uint32_t lanes : {1u, 3u, 40u}) {
+    config_.optimizer.lanes = lanes;
+    const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
+    Engine engine(config_, model_, *device);
+    EXPECT_EQ(engine.placement().lanes.count, lanes);
+    EXPECT_TRUE(run_toy(engine, model_, *device, config_, {.steps = 2}).state ==
+                toy_oracle(config_, {.steps = 2}).state)
+        << lanes;
+  }
+}
+
+// Whichever request of three steps fails, and wherever that surfaces: no hang, an error that names
+// the failure, and, where the state is between two steps, a second one that says so.
+TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
+  const Campaign cases = campaign(12);
+  std::uint64_t failed = 0;
+  for (std::uint64_t i = 0; i < cases.cases; ++i) {
+    const std::uint64_t request =
+        64 + (cases.first_seed + i) * 37 % 500;  // 64 initialize the state
+    const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
+    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_fault_queue(std::move(queue), {.at = request, .error = ENXIO});
+    });
+    engine.initialize(toy_values());
+    try {
+      train_on(engine, *device, 3);
+      engine.drain();
+    } catch (const Error& error) {
+      ++failed;
+      EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
+      try {
+        (void)engine.begin_step({.learning_rate = 1e-2});
+        ADD_FAILURE() << "the engine went on after request " << request;
+      } catch (const Error& later) {
+        EXPECT_TRUE(later.code() == ErrorCode::kPoisoned || later.code() == ErrorCode::kIo)
+            << later.what();
+      }
+    }
+  }
+  EXPECT_GT(failed, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OverlapPolicyTest, testing::ValuesIn(kPolicies),
+                         [](const auto& value) { return std::string(name_of(value.param)); });
+
+TEST(UpdatePolicy, AutoSpeculatesOnceClippingIsRare) {
+  Config::Optimizer optimizer;
+  optimizer.clip_norm = 1;
+  UpdatePolicy policy(optimizer, /*may_be_tentative=*/true);
+  for (int step = 0; step < 31; ++step) {
+    EXPECT_EQ(policy.choose(), OverlapPolicy::kDeferred) << step;
+    policy.note(false);
+  }
+  EXPECT_EQ(policy.choose(), OverlapPolicy::kSpeculative);  // one of the last 32 counts as clipped
+  policy.note(false);
+  policy.note(true);
+  EXPECT_EQ(policy.choose(), OverlapPolicy::kSpeculative);
+  policy.note(true);
+  EXPECT_EQ(policy.choose(), OverlapPolicy::kDeferred);
+}
+
+TEST(UpdatePolicy, AutoIsEagerWhereNothingCanBeTakenBack) {
+  Config::Optimizer optimizer;
+  optimizer.clip_norm = 0;
+  EXPECT_EQ(UpdatePolicy(optimizer, true).choose(), OverlapPolicy::kEager);
+  optimizer.non_finite = NonFinitePolicy::kSkip;
+  EXPECT_EQ(UpdatePolicy(optimizer, true).choose(), OverlapPolicy::kDeferred);
+  optimizer.overlap = OverlapPolicy::kSerial;
+  EXPECT_EQ(UpdatePolicy(optimizer, true).choose(), OverlapPolicy::kSerial);
+}
+
+TEST(UpdatePolicy, WithoutShadowsAutoDefers) {
+  Config::Optimizer optimizer;
+  UpdatePolicy policy(optimizer, /*may_be_tentative=*/false);
+  for (int step = 0; step < 64; ++step) policy.note(false);
+  EXPECT_EQ(policy.choose(), OverlapPolicy::kDeferred);
+}
+
+TEST(UpdatePolicy, EagerAndClippingAreRefusedTogether) {
+  Config config;
+  config.optimizer.overlap = OverlapPolicy::kEager;
+  try {
+    validate(config);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig);
+    EXPECT_NE(std::string(error.what()).find("clip_norm 0"), std::string::npos);
+  }
+  config.optimizer.clip_norm = 0;
+  validate(config);
+  config.optimizer.non_finite = NonFinitePolicy::kSkip;
+  EXPECT_THROW(validate(config), Error);
+}
+
+}  // namespace
+}  // namespace sluice::test
