@@ -13,7 +13,7 @@ constexpr std::uint64_t kWarmSteps = 3;
 constexpr std::uint64_t kCountedSteps = 4;
 constexpr std::uint64_t kSteps = kWarmSteps + kCountedSteps;
 
-class Simulation final : public ParameterSource {
+class Simulation {
  public:
   Simulation(const StepShape& shape, OverlapPolicy policy)
       : layout_(shape.layout),
@@ -23,14 +23,11 @@ class Simulation final : public ParameterSource {
         rates_(shape.rates),
         policy_(policy),
         machine_(shape.rates, [this](const SimulatedJob& job) { end(job); }),
-        pass_(shape, policy, machine_, *this),
-        last_fetch_(layout_.units().size(), kNoUse),
-        in_window_(layout_.units().size(), false),
+        slots_(placement_, layout_.blocks().size()),
+        pass_(shape, policy, machine_, slots_),
         uses_(schedule_.size()),
-        staging_free_(placement_.prefetch_slots()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
-      if (window_.uses[use].fetch) last_fetch_[index_of(schedule_[use].unit)] = use;
       if (schedule_[use].final_gradient) ++final_uses_;
     }
   }
@@ -43,14 +40,7 @@ class Simulation final : public ParameterSource {
     return mean_since(begin);
   }
 
-  bool fetch_is_to_come(std::uint32_t block, std::uint64_t pass) const override;
-  bool is_in_window(std::uint32_t unit, std::uint64_t pass) const override {
-    return pass == step_ && in_window_[unit];
-  }
-
  private:
-  static constexpr std::uint32_t kNoUse = UINT32_MAX;
-
   struct Use {
     std::uint32_t blocks_copied = 0;
     bool is_computed = false;
@@ -58,8 +48,6 @@ class Simulation final : public ParameterSource {
   struct Fetch {
     std::uint32_t use = 0;
     std::uint32_t block = 0;
-    bool has_arrived = false;
-    bool is_staged = false;
   };
 
   void advance() {
@@ -68,21 +56,27 @@ class Simulation final : public ParameterSource {
   }
   // Starts whatever may start.
   void pump() {
-    while (pump_step() || pump_fetch() || pump_copy() || pump_compute() || pass_.pump() ||
-           pass_.pump_adam()) {
+    while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
+           pump_compute() || pass_.pump() || pass_.pump_adam()) {
     }
   }
   void end(const SimulatedJob& job);
   bool pump_step();
   bool pump_fetch();
   bool pump_copy();
+  std::uint32_t ready_uses();
   bool pump_compute();
-  void fetch_arrived(std::uint64_t number);
   void copied();
   void computed(std::uint32_t use);
   void drained(std::uint32_t use);
   void gradient_added(std::uint32_t use);
   StepCost mean_since(const StepCost& begin) const;
+  bool is_slotted(std::uint32_t block) const {
+    return placement_.parameter_tier[block] == Tier::kNvme;
+  }
+  bool has_arrived(std::uint32_t block) const {
+    return !is_slotted(block) || slots_.is_valid(block);
+  }
   std::uint64_t elements_of(std::uint32_t use) const {
     return layout_.unit(schedule_[use].unit).element_count;
   }
@@ -94,13 +88,12 @@ class Simulation final : public ParameterSource {
   const Rates& rates_;
   const OverlapPolicy policy_;
   SimulatedMachine machine_;
+  SimulatedSlots slots_;
   SimulatedPass pass_;
-  std::vector<std::uint32_t> last_fetch_;  // by unit: the last use that fetches it
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
   std::uint64_t step_ = 0;
-  std::vector<bool> in_window_;  // by unit: wholly there, with this step's parameters
   std::vector<Use> uses_;
   std::uint32_t fetch_use_ = 0;    // what is fetched next
   std::uint32_t fetch_block_ = 0;  // in its unit
@@ -108,17 +101,17 @@ class Simulation final : public ParameterSource {
   bool is_computing_ = false;
   std::uint32_t normed_uses_ = 0;
 
-  std::deque<Fetch> fetches_;  // begun and not on the device
-  std::uint64_t first_fetch_ = 0;
+  std::deque<Fetch> fetches_;      // begun and not on the device
+  std::size_t ready_fetches_ = 0;  // of these, from the front on, are in host memory
+  std::uint64_t fetched_ = 0;
   bool is_copying_ = false;
-  std::uint32_t staging_free_;
   std::uint32_t gradient_slots_free_;
 };
 
 void Simulation::end(const SimulatedJob& job) {
-  const auto use = static_cast<std::uint32_t>(job.subject);
+  const auto use = static_cast<std::uint32_t>(job.subject);  // or block
   switch (job.task) {
-    case SimulatedTask::kFetch: return fetch_arrived(job.subject);
+    case SimulatedTask::kFetch: slots_.set_valid(use); return pass_.slot_filled(use);
     case SimulatedTask::kCopyUp: return copied();
     case SimulatedTask::kCompute: return computed(use);
     case SimulatedTask::kDrain: return drained(use);
@@ -137,7 +130,6 @@ bool Simulation::pump_step() {
                            : normed_uses_ == final_uses_;
   if (!is_over || step_ == kSteps) return false;
   ++step_;
-  in_window_.assign(in_window_.size(), false);
   uses_.assign(uses_.size(), {});
   fetch_use_ = 0;
   fetch_block_ = 0;
@@ -155,47 +147,37 @@ bool Simulation::pump_fetch() {
     return true;
   }
   const std::uint32_t block = index_of(blocks[fetch_block_].id);
-  const bool is_staged = placement_.parameter_tier[block] == Tier::kNvme;
-  if (pass_.updates(block) < step_ || (is_staged && staging_free_ == 0)) return false;
-  const std::uint64_t number = first_fetch_ + fetches_.size();
-  fetches_.push_back({.use = fetch_use_, .block = block, .is_staged = is_staged});
-  ++fetch_block_;
-  if (is_staged) --staging_free_;
-  if (is_staged && !pass_.is_in_lane(block)) {
-    machine_.read({SimulatedTask::kFetch, number, ranked(0, number)},
-                  layout_.parameter_slot_bytes(BlockId{block}));
-  } else {
-    fetch_arrived(number);
+  if (pass_.updates(block) < step_) return false;
+  const auto is_released = [ready = ready_uses()](std::uint32_t use) { return use < ready; };
+  if (!std::ranges::all_of(window_.uses[fetch_use_].evicted_uses, is_released)) return false;
+  if (is_slotted(block)) {
+    const bool is_bound = slots_.is_bound(block);
+    if (!slots_.take(block, SimulatedUser::kFetch)) return false;
+    if (!is_bound)
+      machine_.read({SimulatedTask::kFetch, block, ranked(0, fetched_++)},
+                    layout_.parameter_slot_bytes(BlockId{block}));
   }
+  fetches_.push_back({.use = fetch_use_, .block = block});
+  ++fetch_block_;
   return true;
 }
 
-void Simulation::fetch_arrived(std::uint64_t number) {
-  Fetch& fetch = fetches_[number - first_fetch_];
-  fetch.has_arrived = true;
-  pass_.fetch_arrived(fetch.block);
-}
-
-// A fetch with the parameters of step `pass` that has not arrived.
-bool Simulation::fetch_is_to_come(std::uint32_t block, std::uint64_t pass) const {
-  const UnitPlace& unit = layout_.unit(layout_.block(BlockId{block}).unit);
-  const std::uint32_t last = last_fetch_[index_of(unit.id)];
-  if (last == kNoUse || step_ > pass) return false;
-  if (step_ < pass || fetch_use_ < last) return true;
-  if (fetch_use_ == last && fetch_block_ <= block - unit.first_block) return true;
-  return std::ranges::any_of(fetches_, [&](const Fetch& fetch) {
-    return fetch.block == block && fetch.use == last && !fetch.has_arrived;
-  });
+// Leases end in order, each when its unit's copies are sure to come: so many uses have theirs in
+// host memory, from the first on.
+std::uint32_t Simulation::ready_uses() {
+  while (ready_fetches_ < fetches_.size() && has_arrived(fetches_[ready_fetches_].block))
+    ++ready_fetches_;
+  return ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
 }
 
 // In schedule order, and not before computation has left the place.
 bool Simulation::pump_copy() {
-  if (is_copying_ || fetches_.empty() || !fetches_.front().has_arrived) return false;
+  if (is_copying_ || fetches_.empty()) return false;
   const Fetch& fetch = fetches_.front();
+  if (!has_arrived(fetch.block)) return false;
   const auto& evicted_uses = window_.uses[fetch.use].evicted_uses;
   const auto is_computed = [&](std::uint32_t use) { return uses_[use].is_computed; };
   if (!std::ranges::all_of(evicted_uses, is_computed)) return false;
-  for (const std::uint32_t use : evicted_uses) in_window_[index_of(schedule_[use].unit)] = false;
   is_copying_ = true;
   machine_.copy_up({SimulatedTask::kCopyUp, 0, ranked(0, 0)},
                    layout_.parameter_bytes(BlockId{fetch.block}));
@@ -205,11 +187,15 @@ bool Simulation::pump_copy() {
 void Simulation::copied() {
   const Fetch fetch = fetches_.front();
   fetches_.pop_front();
-  ++first_fetch_;
+  if (ready_fetches_ > 0) --ready_fetches_;
   is_copying_ = false;
-  if (fetch.is_staged) ++staging_free_;
-  const UnitPlace& unit = layout_.unit(schedule_[fetch.use].unit);
-  in_window_[index_of(unit.id)] = ++uses_[fetch.use].blocks_copied == unit.block_count;
+  ++uses_[fetch.use].blocks_copied;
+  // Before the update begins with what the gradient is for, its parameters wait where they are.
+  const bool updates_early =
+      policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  if (is_slotted(fetch.block))
+    slots_.leave(fetch.block, SimulatedUser::kFetch,
+                 updates_early && schedule_[fetch.use].final_gradient);
 }
 
 bool Simulation::pump_compute() {

@@ -1,20 +1,20 @@
 // The ideal schedule of a step under an overlap policy, played through block by block until it
-// repeats. It keeps to what the engine has: staging slots, window places, gradient slots and lanes,
-// computation in schedule order, fetches and their copies in schedule order, state granted lanes
-// strictly in order. Within that it is ideal: nothing but the stated rates takes time, and nobody
-// waits who need not.
+// repeats. It keeps to what the engine has: parameter slots, window places, gradient slots and
+// lanes, computation in schedule order, fetches and their copies in schedule order, state granted
+// lanes strictly in order. Within that it is ideal: nothing but the stated rates takes time, and
+// nobody waits who need not.
 //
 // The rules:
 // - A storage line serves parameter fetches first, then reads of state, then writes; the CPU norms
 //   and additions before Adam.
 // - The next step begins when the norm of the one before is known; under `serial`, when all of its
 //   blocks are home.
-// - A use waits until all of its unit's blocks have their update. A fetch of a block that is still
-//   in a lane, or waits for its update there, is served from the lane; else it reads storage.
+// - A use waits until all of its unit's blocks have their update. Fetches and lanes share parameter
+//   slots: what one of them has in host memory, or has on its way, the other does not read. Slots
+//   keep what the step's last fetch brought until the update (`eager`, `speculative`), and what was
+//   updated after the turn until the next forward, as many as the placement lets them.
 // - A lane holds a block from the start of its reads to the end of its writes. A block whose
-//   parameters and record are at home in host memory needs none. Except under `serial`, parameters
-//   for the update are read only if no fetch of this step brings them, and the window does not
-//   hold them.
+//   parameters and record are at home in host memory needs none.
 // - `serial`: lanes are granted when the norm is known, in unit order. `deferred`: in unit order as
 //   soon as lanes are free; Adam waits for the norm. `eager`: in order of arrival, from the last
 //   unit down, while gradients arrive, then in unit order, and so

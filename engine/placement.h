@@ -5,7 +5,6 @@
 // as good as any cache and can be predicted and explained. Constant after construction.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -66,10 +65,6 @@ struct Placement {
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
 
-  // Parameter slots that the prefetcher may have: all but one for each lane.
-  std::uint32_t prefetch_slots() const {
-    return parameter_slots.count - std::min(parameter_slots.count, lanes.count);
-  }
   bool unit_is_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }

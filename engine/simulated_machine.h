@@ -19,7 +19,7 @@ namespace sluice {
 
 // What ends with a job, and what its subject is.
 enum class SimulatedTask : std::uint8_t {
-  kFetch,       // the fetch with this number is in host memory
+  kFetch,       // a block's parameters are in its slot
   kCopyUp,      // the first fetch is on the device
   kCompute,     // a use is computed
   kDrain,       // a use's gradient has left the device

@@ -5,12 +5,12 @@
 namespace sluice {
 
 SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
-                             SimulatedMachine& machine, const ParameterSource& source)
+                             SimulatedMachine& machine, SimulatedSlots& slots)
     : layout_(shape.layout),
       placement_(shape.placement),
       policy_(policy),
       machine_(machine),
-      source_(source),
+      slots_(slots),
       blocks_(shape.layout.blocks().size()),
       units_(shape.layout.units().size()),
       lanes_free_(shape.placement.lanes.count),
@@ -28,6 +28,19 @@ bool SimulatedPass::is_eager(std::uint32_t block) const {
   if (policy_ == OverlapPolicy::kSpeculative)
     return parameter_tier(block) == Tier::kNvme && record_tier(block) == Tier::kNvme;
   return policy_ == OverlapPolicy::kEager;
+}
+
+bool SimulatedPass::settle() {
+  if (come_home_.empty()) return false;
+  for (const std::uint32_t index : come_home_) {
+    // Wanted by the next forward, which follows the update from the turn on.
+    const bool is_wanted = parameter_tier(index) == Tier::kNvme &&
+                           policy_ != OverlapPolicy::kSerial &&
+                           normed_steps_ >= blocks_[index].grants;
+    slots_.leave(index, SimulatedUser::kLane, is_wanted);
+  }
+  come_home_.clear();
+  return true;
 }
 
 bool SimulatedPass::pump() {
@@ -60,6 +73,8 @@ bool SimulatedPass::grant_by_arrival() {
 bool SimulatedPass::try_grant(std::uint32_t index) {
   Block& block = blocks_[index];
   if (block.in_pass || (needs_lane(index) && lanes_free_ == 0)) return false;
+  const bool is_bound = slots_.is_bound(index);
+  if (needs_slot(index) && !slots_.take(index, SimulatedUser::kLane)) return false;
   if (needs_lane(index)) --lanes_free_;
   block.in_pass = true;
   block.place = granted_++;
@@ -71,34 +86,31 @@ bool SimulatedPass::try_grant(std::uint32_t index) {
     machine_.read({SimulatedTask::kLoad, index, ranked(1, 2 * block.place)},
                   layout_.record_slot_bytes(BlockId{index}));
   }
-  load_parameters(index);
+  if (needs_slot(index)) load_parameters(index, is_bound);
   part_loaded(index);
   return true;
 }
 
-void SimulatedPass::load_parameters(std::uint32_t index) {
+// Into the lane's slot, unless they are there, or on their way to it.
+void SimulatedPass::load_parameters(std::uint32_t index, bool is_bound) {
+  if (slots_.is_valid(index)) return;
   Block& block = blocks_[index];
-  const BlockPlace& place = layout_.block(BlockId{index});
-  const Tier tier = parameter_tier(index);
-  if (tier == Tier::kHost) return;
   ++block.pending;
-  const bool shares = policy_ != OverlapPolicy::kSerial;
-  if (tier == Tier::kNvme && shares && source_.fetch_is_to_come(index, pass_)) {
-    block.awaits_fetch = true;
-  } else if (tier == Tier::kDevice ||
-             (shares && source_.is_in_window(index_of(place.unit), pass_))) {
-    machine_.copy_down({SimulatedTask::kLoad, index, ranked(1, block.place)},
-                       layout_.parameter_bytes(place.id));
+  block.awaits_slot = true;
+  if (is_bound) return;
+  const SimulatedJob job{SimulatedTask::kFetch, index, ranked(1, 2 * block.place + 1)};
+  const BlockId id{index};
+  if (parameter_tier(index) == Tier::kDevice) {
+    machine_.copy_down(job, layout_.parameter_bytes(id));
   } else {
-    machine_.read({SimulatedTask::kLoad, index, ranked(1, 2 * block.place + 1)},
-                  layout_.parameter_slot_bytes(place.id));
+    machine_.read(job, layout_.parameter_slot_bytes(id));
   }
 }
 
-void SimulatedPass::fetch_arrived(std::uint32_t index) {
+void SimulatedPass::slot_filled(std::uint32_t index) {
   Block& block = blocks_[index];
-  if (!block.awaits_fetch) return;
-  block.awaits_fetch = false;
+  if (!block.awaits_slot) return;
+  block.awaits_slot = false;
   part_loaded(index);
 }
 
@@ -182,7 +194,6 @@ void SimulatedPass::updated(std::uint32_t index) {
 }
 
 void SimulatedPass::publish(std::uint32_t index) {
-  blocks_[index].is_updated = true;
   ++blocks_[index].updates;
   ++units_[index_of(layout_.block(BlockId{index}).unit)].updates;
 }
@@ -191,7 +202,7 @@ void SimulatedPass::part_home(std::uint32_t index) {
   Block& block = blocks_[index];
   if (--block.pending != 0) return;
   block.in_pass = false;
-  block.is_updated = false;
+  if (needs_slot(index)) come_home_.push_back(index);
   if (needs_lane(index)) ++lanes_free_;
   ++home_;
 }

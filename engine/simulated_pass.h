@@ -2,8 +2,9 @@
 // Adam and writes. The rules are in engine/bound_simulation.h.
 //
 // Thread rule: none; one simulation owns it.
-// Progress: a block in the pass waits for its own jobs, its gradient or the norm, and perhaps a
-// fetch of the same step, none of which waits for a lane of the same or a later pass.
+// Progress: a block in the pass waits for its own jobs, for its parameters on their way to its
+// slot, and for its gradient or the norm; none of them waits for a lane of the same or a later
+// pass.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +12,25 @@
 #include <vector>
 
 #include "engine/simulated_machine.h"
+#include "engine/simulated_slots.h"
 
 namespace sluice {
-
-// Where a block's parameters are to be had without a read of its own, in the step whose number is
-// `pass`.
-class ParameterSource {
- public:
-  virtual bool fetch_is_to_come(std::uint32_t block, std::uint64_t pass) const = 0;
-  virtual bool is_in_window(std::uint32_t unit, std::uint64_t pass) const = 0;
-
- protected:
-  ~ParameterSource() = default;
-};
 
 class SimulatedPass {
  public:
   // All must outlive the pass.
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
-                const ParameterSource& source);
+                SimulatedSlots& slots);
 
+  // Lanes that have come home at this instant give their slots back. False when there are none.
+  bool settle();
   // Gives one block its turn, if one may have it.
   bool pump();
   // Starts the next Adam, if one may start. To be called when nothing else may.
   bool pump_adam();
 
-  void fetch_arrived(std::uint32_t block);
+  // The block's parameters have come to its slot.
+  void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
   // The end of a job whose subject is a block.
@@ -45,8 +39,6 @@ class SimulatedPass {
   // Updates that fetches of the block may see, and that computation on the device may.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
-  // Its updated parameters are still in its lane.
-  bool is_in_lane(std::uint32_t block) const { return blocks_[block].is_updated; }
   // Updates of all blocks that are home.
   std::uint64_t home() const { return home_; }
 
@@ -57,9 +49,8 @@ class SimulatedPass {
     std::uint64_t place = 0;    // of the present one in the order of all passes
     std::uint32_t pending = 0;  // parts before Adam, or after it
     bool in_pass = false;
-    bool awaits_fetch = false;
+    bool awaits_slot = false;
     bool is_loaded = false;
-    bool is_updated = false;  // and still in the pass
   };
   struct Unit {
     std::uint64_t drained_steps = 0;  // steps whose gradient is final
@@ -75,7 +66,8 @@ class SimulatedPass {
   bool grant_by_unit();
   bool grant_by_arrival();
   bool try_grant(std::uint32_t index);
-  void load_parameters(std::uint32_t index);
+  bool needs_slot(std::uint32_t block) const { return parameter_tier(block) != Tier::kHost; }
+  void load_parameters(std::uint32_t index, bool is_bound);
   void part_loaded(std::uint32_t index);
   void note_if_ready(std::uint32_t index);
   void updated(std::uint32_t index);
@@ -86,7 +78,7 @@ class SimulatedPass {
   const Placement& placement_;
   const OverlapPolicy policy_;
   SimulatedMachine& machine_;
-  const ParameterSource& source_;
+  SimulatedSlots& slots_;
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
@@ -104,6 +96,7 @@ class SimulatedPass {
   std::set<std::uint64_t> ready_blocks_;
   std::vector<std::uint32_t> block_at_place_;  // by place in the pass
   std::uint64_t home_ = 0;
+  std::vector<std::uint32_t> come_home_;  // and still have their slots
 };
 
 }  // namespace sluice

@@ -7,7 +7,6 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -17,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"
 
@@ -64,18 +64,21 @@ class DeadlineQueue final : public ThrottledQueue {
   // A request on its way through both drives.
   struct Job {
     DeadlineQueue* queue = nullptr;
+    std::list<Job>::iterator self;
     IoRequest* request = nullptr;  // the caller's
     IoRequest real;                // what the real queue works on
+    IoRequest turn;                // its place among those that wait for the emulated drive
     std::uint64_t ticket = 0;
     std::uint64_t arrived_ns = 0;
-    std::uint64_t deadline_ns = kNever;  // known once the emulated drive has taken it up
-    std::uint64_t moved_ns = 0;          // when the real queue was done with it; 0 = not yet
+    std::uint64_t deadline_ns = 0;
+    std::uint64_t served = 0;    // number in the order of being taken up
+    std::uint64_t moved_ns = 0;  // when the real queue was done with it; 0 = not yet
   };
   using Jobs = std::list<Job>;
 
   // One direction of the emulated drive, or both when it is half duplex.
   struct Line {
-    std::deque<Jobs::iterator> waiting;
+    PendingList waiting;  // of turns
     std::uint64_t free_ns = 0;
   };
 
@@ -89,9 +92,9 @@ class DeadlineQueue final : public ThrottledQueue {
   static void moved(IoRequest& real);
   void run();
   std::uint64_t serve(std::uint64_t now_ns);
-  Jobs::iterator next_done(std::uint64_t now_ns, std::uint64_t& wake_ns);
+  Job* next_answer();
   std::uint64_t transfer_ns(const IoRequest& request) const;
-  void deliver(Jobs::iterator job, std::unique_lock<std::mutex>& lock);
+  void deliver(Job& job, std::unique_lock<std::mutex>& lock);
 
   inline static thread_local const DeadlineQueue* serves_ = nullptr;  // the calling thread's queue
 
@@ -106,6 +109,7 @@ class DeadlineQueue final : public ThrottledQueue {
   std::array<Line, 2> lines_;
   Jobs jobs_;   // in flight
   Jobs spare_;  // nodes to be used again
+  std::uint64_t served_ = 0;
   std::uint64_t late_ns_ = 0;
   bool is_stopping_ = false;
 
@@ -125,14 +129,17 @@ void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
       if (spare_.empty()) spare_.emplace_back();
       const Jobs::iterator job = spare_.begin();
       jobs_.splice(jobs_.end(), spare_, job);
-      *job = {.queue = this,
-              .request = request,
-              .real = *request,
-              .ticket = ticket++,
-              .arrived_ns = arrived_ns};
+      *job = Job();
+      job->queue = this;
+      job->self = job;
+      job->request = request;
+      job->real = *request;
+      job->ticket = ticket++;
+      job->arrived_ns = arrived_ns;
       job->real.context = &*job;
       job->real.on_complete = moved;
-      line_of(request->kind).waiting.push_back(job);
+      job->turn = {.priority = request->priority, .context = &*job};
+      line_of(request->kind).waiting.push({&job->turn, job->ticket});
       real = &job->real;
       changed_.notify_one();
     }
@@ -157,10 +164,14 @@ void DeadlineQueue::run() {
   while (!is_stopping_) {
     const std::uint64_t now_ns = steady_now_ns();
     std::uint64_t wake_ns = serve(now_ns);
-    const Jobs::iterator done = next_done(now_ns, wake_ns);
-    if (done != jobs_.end()) {
-      deliver(done, lock);
-    } else if (wake_ns != kNever) {
+    Job* const answer = next_answer();
+    if (answer != nullptr && answer->moved_ns != 0 && answer->deadline_ns <= now_ns) {
+      deliver(*answer, lock);
+      continue;
+    }
+    if (answer != nullptr && answer->moved_ns != 0)
+      wake_ns = std::min(wake_ns, answer->deadline_ns);
+    if (wake_ns != kNever) {
       changed_.wait_until(lock, time_at(wake_ns));
     } else {
       changed_.wait(lock);
@@ -172,29 +183,27 @@ void DeadlineQueue::run() {
 std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
   std::uint64_t wake_ns = kNever;
   for (Line& line : lines_) {
-    while (!line.waiting.empty() && line.free_ns <= now_ns) {
-      const Jobs::iterator job = line.waiting.front();
-      line.waiting.pop_front();
+    while (line.waiting.count() != 0 && line.free_ns <= now_ns) {
+      Job* const job = static_cast<Job*>(line.waiting.pop().request->context);
+      job->served = ++served_;
       line.free_ns = std::max(line.free_ns, job->arrived_ns) + transfer_ns(*job->request);
       job->deadline_ns = line.free_ns + options_.latency_ns;
     }
-    if (!line.waiting.empty()) wake_ns = std::min(wake_ns, line.free_ns);
+    if (line.waiting.count() != 0) wake_ns = std::min(wake_ns, line.free_ns);
   }
   return wake_ns;
 }
 
-// The request that both drives are done with, the longest overdue first; else jobs_.end(), with
-// `wake_ns` lowered to the next deadline.
-DeadlineQueue::Jobs::iterator DeadlineQueue::next_done(std::uint64_t now_ns,
-                                                       std::uint64_t& wake_ns) {
-  Jobs::iterator first = jobs_.end();
-  for (Jobs::iterator job = jobs_.begin(); job != jobs_.end(); ++job) {
-    if (job->moved_ns == 0 || job->deadline_ns == kNever) continue;
-    if (first == jobs_.end() || job->deadline_ns < first->deadline_ns) first = job;
+// What the emulated drive answers next; nullptr when it has taken up nothing.
+DeadlineQueue::Job* DeadlineQueue::next_answer() {
+  Job* first = nullptr;
+  for (Job& job : jobs_) {
+    if (job.served == 0) continue;
+    if (first == nullptr ||
+        std::pair(job.deadline_ns, job.served) < std::pair(first->deadline_ns, first->served))
+      first = &job;
   }
-  if (first == jobs_.end() || first->deadline_ns <= now_ns) return first;
-  wake_ns = std::min(wake_ns, first->deadline_ns);
-  return jobs_.end();
+  return first;
 }
 
 std::uint64_t DeadlineQueue::transfer_ns(const IoRequest& request) const {
@@ -205,13 +214,13 @@ std::uint64_t DeadlineQueue::transfer_ns(const IoRequest& request) const {
                                     static_cast<double>(rate));
 }
 
-void DeadlineQueue::deliver(Jobs::iterator job, std::unique_lock<std::mutex>& lock) {
-  if (job->moved_ns > job->deadline_ns) late_ns_ += job->moved_ns - job->deadline_ns;
-  IoRequest& request = *job->request;
-  request.error = job->real.error;
-  request.transferred_bytes = job->real.transferred_bytes;
-  const std::uint64_t ticket = job->ticket;
-  spare_.splice(spare_.end(), jobs_, job);
+void DeadlineQueue::deliver(Job& job, std::unique_lock<std::mutex>& lock) {
+  if (job.moved_ns > job.deadline_ns) late_ns_ += job.moved_ns - job.deadline_ns;
+  IoRequest& request = *job.request;
+  request.error = job.real.error;
+  request.transferred_bytes = job.real.transferred_bytes;
+  const std::uint64_t ticket = job.ticket;
+  spare_.splice(spare_.end(), jobs_, job.self);
   lock.unlock();
   request.on_complete(request);  // from here on the request may be gone
   ledger_.close(ticket);

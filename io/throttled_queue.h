@@ -1,10 +1,10 @@
 // A drive with stated limits: an IoQueue that passes every request on to a real queue, and
 // completes it no sooner than a drive of the given bandwidth and latency would have. For benchmarks
 // and tests, whose real drives drift; set well below what the real drive gives, the limits are
-// exact. The emulated drive serves one request at a time in each direction (half duplex: one in
-// all), in order of arrival, at the stated rate, and answers `latency` later. Every time is
-// computed from the arrivals and not from when a thread woke up, so that no overshoot adds up;
-// waiting costs no CPU.
+// exact. The emulated drive takes up one request at a time in each direction (half duplex: one
+// in all), by priority and then in order of arrival, moves it at the stated rate, and answers
+// `latency` later, in that order. Every time is computed from the arrivals and not from when a
+// thread woke up, so that no overshoot adds up; waiting costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
 // Invariants: as IoQueue; whatever the real queue makes of a request (bytes, errno) is what its

@@ -39,7 +39,9 @@ nlohmann::json read_json(const std::string& path) {
 // Parameters a second at the most threads measured.
 void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
   const nlohmann::json document = read_json(options.adam_file);
-  const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16" : "fp32";
+  const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
+                      : format.master == MasterLayout::kFp16    ? "fp16"
+                                                                : "fp32";
   try {
     unsigned threads = 0;
     for (const nlohmann::json& row : document.at("results")) {

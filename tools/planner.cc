@@ -1,5 +1,6 @@
 #include "tools/planner.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -8,6 +9,7 @@ namespace sluice {
 namespace {
 
 constexpr double kHidden = 1.05;
+constexpr double kLogFactorMax = 20;
 
 OverlapPolicy policy_of(const Config::Optimizer& optimizer) {
   if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
@@ -107,15 +109,24 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
 
 std::optional<double> compute_factor_that_hides(const PlanRequest& request) {
   Planning planning(request);
+  const PlannedPlacement given = planning.place("config", request.config.placement);
+  if (!given.obstacle.empty()) return std::nullopt;
   const auto hides = [&](double log_factor) {
     planning.set_compute_factor(std::exp2(log_factor));
     const PlannedPlacement planned = planning.place("config", request.config.placement);
-    return planned.obstacle.empty() && planned.step.step_s <= kHidden * planned.compute_s;
+    return planned.step.step_s <= kHidden * planned.compute_s;
   };
-  double low = -20;
-  double high = 20;
-  if (!hides(high)) return std::nullopt;
-  for (int i = 0; i < 12; ++i) {  // to 1 %
+  // Not before computation takes as long as what is busiest beside it, and seldom much later.
+  double others_s = 0;
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    if (static_cast<Resource>(i) != Resource::kCompute)
+      others_s = std::max(others_s, given.step.busy_s[i]);
+  }
+  double low = std::log2(std::max(others_s / given.compute_s, 1e-6)) - 0.5;
+  double high = low + 3.5;
+  if (!hides(high)) high = low + kLogFactorMax;
+  if (high == low + kLogFactorMax && !hides(high)) return std::nullopt;
+  while (high - low > 0.01) {  // to 1 %
     const double middle = (low + high) / 2;
     (hides(middle) ? high : low) = middle;
   }

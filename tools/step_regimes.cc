@@ -148,8 +148,10 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     policy.bound = policy.bench->bound(rates);
     states.insert(state_sha256(policy.bench->engine()));
   }
-  result.least = result.policies.front().bench->minimum(result.rates);
   for (PolicyResult& policy : result.policies) {
+    // Each engine's buffers are its policy's, so the fewest bytes may be anyone's.
+    const StepCost least = policy.bench->minimum(result.rates);
+    if (result.least.step_s == 0 || least.step_s < result.least.step_s) result.least = least;
     policy.late_s = policy.bench->late_s();
     policy.bench.reset();
   }

@@ -123,18 +123,21 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   rates.duplex = given.half_duplex ? Duplex::kHalf : Duplex::kFull;
   given.latency = below(2) * below(30);
   rates.latency_s = seconds(given.latency);
-  given.copy_up = below(2) * below(8);
+  given.copy_up = 1 + below(8);
   given.copy_down = below(2) * below(8);
   rates.up_bytes_per_second = per_tick(kParameterBytes, given.copy_up);
   rates.down_bytes_per_second = per_tick(kParameterBytes, given.copy_down);
   given.adam = 1 + below(40);
-  given.norm = below(2) * below(60);
+  given.norm = 1 + below(2) * below(60);
   rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
   rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
   placement.lanes.count =
       static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
-  model.set_prefetch_slots(
-      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(below(5))));
+  const long prefetch_slots = 1 + below(8);
+  given.slots = given.lanes + static_cast<int>(prefetch_slots);
+  given.kept_slots = static_cast<int>(below(prefetch_slots));
+  placement.parameter_slots.count = static_cast<std::uint32_t>(given.slots);
+  placement.kept_slots = static_cast<std::uint32_t>(given.kept_slots);
   placement.gradient_slots.count =
       static_cast<std::uint32_t>(given.gradient_slots = 1 + static_cast<int>(below(3)));
   return given;
@@ -270,6 +273,41 @@ TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
   const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
   EXPECT_NEAR(cost.busy(Resource::kCpu), 3 * 0.004, kTiny);
   EXPECT_NEAR(cost.step_s, 3 * 8 * 0.010 + 2 * 0.001, kTiny);
+}
+
+// One of 1,024 ranks of a model of 10^12 parameters, and the whole of it: sizes that a quadratic
+// step would not come back from. How long it takes is tests/bench/plan_scale.py's business.
+TEST(Bound, PlansATrillionParameters) {
+  for (const std::uint64_t ranks : {1024, 1}) {
+    constexpr std::uint64_t kUnits = 1000;
+    constexpr std::uint64_t kUnitElements = 1'000'000'000;
+    ModelSpec spec;
+    for (std::uint64_t i = 0; i < kUnits; ++i)
+      spec.units.push_back(
+          {.name = fmt::format("u{}", i),
+           .tensors = {{.name = fmt::format("t{}", i), .shape = {kUnitElements / ranks}}}});
+    spec = validated(spec);
+    const Layout layout(spec, {}, {});
+    const std::uint64_t parameter_bytes = 2 * kUnits * kUnitElements / ranks;
+    const Placement placement = plan_placement(
+        layout, spec, {}, {.device_bytes = parameter_bytes / 2, .host_bytes = 3 * parameter_bytes},
+        {.overlaps = true, .lanes = {}});
+    EXPECT_LE(placement.device_bytes(), parameter_bytes / 2);
+    EXPECT_LE(placement.host_bytes(), 3 * parameter_bytes);
+    EXPECT_GE(placement.nvme_bytes() + placement.host_bytes() + placement.device_bytes(),
+              layout.state_bytes());
+    if (ranks == 1) continue;
+    const Schedule schedule = training_schedule(spec, 1);
+    const WindowPlan window =
+        plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
+    Rates rates;
+    rates.read_bytes_per_second = rates.write_bytes_per_second = 5e9;
+    rates.units.assign(kUnits, {.forward_s = 1e-3, .backward_s = 2e-3});
+    const StepCost cost =
+        bound_step({layout, placement, schedule, window, rates}, OverlapPolicy::kDeferred);
+    EXPECT_GE(cost.step_s, 3.0);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, placement.nvme_bytes());
+  }
 }
 
 TEST(Bound, NoScheduleBeatsTheScarcestResource) {

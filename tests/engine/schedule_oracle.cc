@@ -1,31 +1,15 @@
 #include "tests/engine/schedule_oracle.h"
 
 #include <algorithm>
-#include <array>
-#include <functional>
-#include <numeric>
+#include <compare>
+#include <utility>
 
-#include "base/error.h"
+#include "tests/engine/job_table.h"
 
 namespace sluice::test {
 namespace {
 
-enum Line { kNone, kRead, kWrite, kUp, kDown, kCpu, kComputation, kLineCount };
-using Rank = std::array<long, 3>;
-
-struct Job {
-  Line line = kNone;
-  long duration = 0;
-  long latency = 0;
-  std::function<bool()> may_start = {};
-  Rank rank{};
-  std::function<void()> on_start = {};
-  std::function<void()> set_rank = {};
-  long start = -1;
-  long end = -1;
-};
-
-class Oracle {
+class Oracle final : public JobTable {
  public:
   Oracle(const OracleCase& given, int steps) : c_(given), steps_(steps) {
     for (std::size_t unit = 0; unit < c_.unit_blocks.size(); ++unit) {
@@ -35,6 +19,8 @@ class Oracle {
     }
     blocks_ = static_cast<int>(unit_of_.size());
     uses_ = static_cast<int>(c_.uses.size());
+    slot_.resize(static_cast<std::size_t>(blocks_));
+    free_ = c_.slots;
     list_fetches();
     list_computation();
     list_pass();
@@ -48,57 +34,13 @@ class Oracle {
         begins.push_back(now_);
         continue;
       }
-      long next = -1;
-      for (const Job& job : jobs_) {
-        for (const long time : {job.start + job.duration, job.end}) {
-          if (job.start >= 0 && time > now_ && (next < 0 || time < next)) next = time;
-        }
-      }
-      SLUICE_CHECK(next > 0, "the oracle's schedule goes on");
-      now_ = next;
+      advance();
     }
     return begins;
   }
 
  private:
-  using Id = int;  // of a job
-  Id add(Job job) {
-    jobs_.push_back(std::move(job));
-    return static_cast<Id>(jobs_.size()) - 1;
-  }
-  bool started(Id job) const { return jobs_[job].start >= 0; }
-  bool done(Id job) const { return job < 0 || (started(job) && jobs_[job].end <= now_); }
-  void start(Job& job) {
-    job.start = now_;
-    if (job.on_start) job.on_start();
-    job.end = now_ + job.duration + (job.line == kRead || job.line == kWrite ? job.latency : 0);
-  }
   Line storage(Line line) const { return c_.half_duplex && line == kWrite ? kRead : line; }
-
-  void start_what_may() {
-    for (bool changed = true; changed;) {
-      changed = false;
-      for (Job& job : jobs_) {  // what takes no time first, in the order listed
-        if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
-        if (!job.may_start()) continue;
-        start(job);
-        changed = true;
-        break;
-      }
-    }
-    for (int line = kRead; line < kLineCount; ++line) {
-      Job* best = nullptr;
-      bool is_free = true;
-      for (Job& job : jobs_) {
-        if (job.line != line) continue;
-        if (job.start >= 0 && now_ < job.start + job.duration) is_free = false;
-        if (job.start >= 0 || !job.may_start()) continue;
-        if (job.set_rank) job.set_rank();
-        if (best == nullptr || job.rank < best->rank) best = &job;
-      }
-      if (is_free && best != nullptr) start(*best);
-    }
-  }
 
   // --- Steps, in terms of norms and homes ---
   bool norm_known(int step) const {
@@ -114,6 +56,7 @@ class Oracle {
   void list_fetches() {
     for (int step = 0; step < steps_; ++step) {
       copies_.emplace_back(uses_);
+      fetches_of_.emplace_back(uses_);
       for (int use = 0; use < uses_; ++use) {
         if (!c_.uses[use].fetches) continue;
         const int unit = c_.uses[use].unit;
@@ -123,38 +66,99 @@ class Oracle {
     }
   }
   void list_fetch(int step, int use, int block) {
-    const long number = static_cast<long>(fetches_.size());
+    const auto number = fetches_.size();
     const bool in_ram = c_.parameters_in_ram[block];
-    fetches_.push_back({.step = step, .use = use, .block = block});
-    Fetch& fetch = fetches_.back();
-    fetch.issue = add({.may_start = [=, this] {
-      const auto staged = std::ranges::count_if(fetches_, [&](const Fetch& f) {
-        return !c_.parameters_in_ram[f.block] && started(f.issue) && !done(f.copy);
-      });
+    fetches_.push_back({});
+    fetches_[number].issue = add({.may_start = [=, this] {
       return (number == 0 || started(fetches_[number - 1].issue)) && is_open(step) &&
-             (step == 0 || done(pass_[step - 1][block].adam)) && (in_ram || staged < c_.staging);
+             places_are_released(step, use) && (step == 0 || done(pass_[step - 1][block].adam)) &&
+             (in_ram || has_slot(block) || free_ > c_.lanes - std::min(c_.lanes, lane_users_));
     }});
-    fetch.read = add({.line = kRead,
-                      .duration = c_.read_parameters,
-                      .latency = c_.latency,
-                      .may_start = [=, this] { return started(fetches_[number].issue); },
-                      .rank = {0, number, 0}});
-    jobs_[fetch.issue].on_start = [=, this] {
-      if (!in_ram && (step == 0 || is_home(pass_[step - 1][block]))) return;
-      jobs_[fetches_[number].read].duration = jobs_[fetches_[number].read].latency = 0;
+    fetches_of_[step][use].push_back(number);
+    const Id read = add({.line = kRead,
+                         .duration = c_.read_parameters,
+                         .latency = c_.latency,
+                         .may_start =
+                             [=, this] {
+                               const Fetch& fetch = fetches_[number];
+                               return started(fetch.issue) && fetch.arrival == fetch.read;
+                             },
+                         .rank = {0, static_cast<long>(number), 0}});
+    fetches_[number].read = read;
+    jobs_[fetches_[number].issue].on_start = [=, this] {
+      if (in_ram) return;
+      if (join(block, false)) slot_[block].filled_by = read;
+      fetches_[number].arrival = slot_[block].filled_by;
     };
-    fetch.copy = add({.line = kUp,
-                      .duration = c_.copy_up,
-                      .may_start =
-                          [=, this] {
-                            const auto& evicted = c_.uses[use].evicted_uses;
-                            return (number == 0 || started(fetches_[number - 1].copy)) &&
-                                   done(fetches_[number].read) &&
-                                   std::ranges::all_of(
-                                       evicted, [&](int e) { return done(computed_[step][e]); });
-                          },
-                      .rank = {0, number, 0}});
-    copies_[step][use].push_back(fetch.copy);
+    const bool keep = c_.uses[use].is_backward && (c_.policy == OverlapPolicy::kEager ||
+                                                   c_.policy == OverlapPolicy::kSpeculative);
+    fetches_[number].copy = add(
+        {.line = kUp,
+         .duration = c_.copy_up,
+         .may_start =
+             [=, this] {
+               const Fetch& fetch = fetches_[number];
+               const auto& evicted = c_.uses[use].evicted_uses;
+               return (number == 0 || done(fetches_[number - 1].copy)) && started(fetch.issue) &&
+                      done(fetch.arrival) &&
+                      std::ranges::all_of(evicted, [&](int e) { return done(computed_[step][e]); });
+             },
+         .rank = {0, static_cast<long>(number), 0},
+         .on_end =
+             [=, this] {
+               if (!in_ram) leaving_.push_back({false, block, keep});
+             }});
+    copies_[step][use].push_back(fetches_[number].copy);
+  }
+
+  // Leases end in order, each when the unit's parameters have come as far as host memory.
+  bool places_are_released(int step, int use) const {
+    for (const int evicted : c_.uses[use].evicted_uses) {
+      for (int before = 0; before <= evicted; ++before) {
+        for (const std::size_t f : fetches_of_[step][before])
+          if (!started(fetches_[f].issue) || !done(fetches_[f].arrival)) return false;
+      }
+    }
+    return true;
+  }
+
+  // --- Parameter slots ---
+  struct Slot {
+    int users = 0, kept = 0;
+    Id filled_by = -1;
+  };
+  struct Leaving {
+    bool is_lane;
+    int block;
+    bool keep;
+    auto operator<=>(const Leaving&) const = default;
+  };
+  bool has_slot(int block) const { return slot_[block].users + slot_[block].kept > 0; }
+  // Whether the slot is a new one.
+  bool join(int block, bool is_lane) {
+    Slot& slot = slot_[block];
+    const bool is_new = !has_slot(block);
+    if (is_new) --free_;
+    kept_ -= slot.kept;
+    slot.kept = 0;
+    ++slot.users;
+    lane_users_ += is_lane ? 1 : 0;
+    return is_new;
+  }
+  void settle() override {
+    for (const auto& [step, block] : come_home_)
+      leaving_.push_back({true, block, c_.policy != OverlapPolicy::kSerial && norm_known(step)});
+    come_home_.clear();
+    std::ranges::sort(leaving_);
+    for (const Leaving& user : leaving_) {
+      Slot& slot = slot_[user.block];
+      lane_users_ -= user.is_lane ? 1 : 0;
+      if (--slot.users > 0) continue;
+      slot.kept = user.keep && kept_ < c_.kept_slots && free_ + lane_users_ >= c_.lanes ? 1 : 0;
+      kept_ += slot.kept;
+      free_ += 1 - slot.kept;
+    }
+    leaving_.clear();
   }
 
   void list_computation() {
@@ -198,9 +202,10 @@ class Oracle {
 
   // --- The pass ---
   struct Turn {
-    Id grant = -1, record = -1, parameters = -1, adam = -1, write_record = -1,
-       write_parameters = -1;
-    long waits_for_fetch = -1;
+    Id grant = -1, record = -1, parameters = -1, adam = -1, write_record = -1;
+    Id write_parameters = -1;
+    Id arrival = -1;  // of its parameters
+    bool is_home = false;
   };
   bool needs_lane(int block) const {
     return !c_.parameters_in_ram[block] || !c_.record_in_ram[block];
@@ -242,7 +247,9 @@ class Oracle {
         if (needs_lane(b) && is_granted && !is_home(pass_[s][b])) ++lanes_taken;
       }
     }
-    return next_turn(step) == block && (!needs_lane(block) || lanes_taken < c_.lanes) &&
+    return next_turn(step) == block &&
+           (c_.parameters_in_ram[block] || has_slot(block) || free_ > 0) &&
+           (!needs_lane(block) || lanes_taken < c_.lanes) &&
            (step == 0 || is_home(pass_[step - 1][block]));
   }
 
@@ -261,14 +268,17 @@ class Oracle {
                        .duration = record_in_ram ? 0 : c_.read_record,
                        .latency = record_in_ram ? 0 : c_.latency,
                        .may_start = is_granted});
-    turn.parameters = add({.line = kNone, .may_start = [=, this] {
-                             const long fetch = pass_[step][block].waits_for_fetch;
-                             return is_granted() && (fetch < 0 || done(fetches_[fetch].read));
+    turn.parameters = add({.line = kRead,
+                           .duration = c_.read_parameters,
+                           .latency = c_.latency,
+                           .may_start = [=, this] {
+                             const Turn& t = pass_[step][block];
+                             return is_granted() && t.arrival == t.parameters;
                            }});
     turn.adam =
         add({.line = kCpu, .duration = c_.adam, .may_start = [=, this] {
                const Turn& t = pass_[step][block];
-               return done(t.record) && done(t.parameters) &&
+               return started(t.grant) && done(t.record) && done(t.arrival) &&
                       (is_eager(block) ? done(drained_[step][unit_of_[block]]) : norm_known(step));
              }});
     const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
@@ -280,6 +290,14 @@ class Oracle {
                                  .duration = parameters_in_ram ? 0 : c_.write_parameters,
                                  .latency = parameters_in_ram ? 0 : c_.latency,
                                  .may_start = is_updated});
+    for (const Id id : {turn.adam, turn.write_record, turn.write_parameters}) {
+      jobs_[id].on_end = [=, this] {
+        Turn& t = pass_[step][block];
+        if (t.is_home || !is_home(t)) return;
+        t.is_home = true;
+        if (!parameters_in_ram) come_home_.emplace_back(step, block);
+      };
+    }
     turn.grant = add({.may_start = [=, this] { return may_be_granted(step, block); },
                       .on_start = [=, this] { grant(step, block); }});
   }
@@ -287,53 +305,19 @@ class Oracle {
     Turn& turn = pass_[step][block];
     const long place = granted_++;
     jobs_[turn.record].rank = {1, place, 0};
+    jobs_[turn.parameters].rank = {1, place, 1};
     jobs_[turn.adam].set_rank = [=, this, &job = jobs_[turn.adam]] {
       job.rank = {1, norm_known(step) ? static_cast<long>(step) * blocks_ + block : place, 0};
     };
     jobs_[turn.write_record].rank = {2, place, 0};
     jobs_[turn.write_parameters].rank = {2, place, 1};
     if (c_.parameters_in_ram[block]) return;
-    Job& load = jobs_[turn.parameters];
-    if (c_.policy != OverlapPolicy::kSerial) {
-      long first = -1, last = -1;  // fetches of the block in this step
-      for (long f = 0; f < static_cast<long>(fetches_.size()); ++f) {
-        if (fetches_[f].step != step || fetches_[f].block != block) continue;
-        if (first < 0 && !done(fetches_[f].read)) first = f;
-        last = f;
-      }
-      if (last >= 0 && !done(fetches_[last].read)) {
-        turn.waits_for_fetch = first;
-        return;
-      }
-      if (!is_open(step + 1) && in_window(step, unit_of_[block])) {
-        load = {.line = kDown,
-                .duration = c_.copy_down,
-                .may_start = [] { return true; },
-                .rank = {1, place, 0}};
-        return;
-      }
-    }
-    load = {.line = kRead,
-            .duration = c_.read_parameters,
-            .latency = c_.latency,
-            .may_start = [] { return true; },
-            .rank = {1, place, 1}};
-  }
-  bool in_window(int step, int unit) const {
-    bool present = false;
-    for (int use = 0; use < uses_; ++use) {
-      const auto& copies = copies_[step][use];
-      if (!c_.uses[use].fetches || !started(copies.front())) continue;
-      for (const int evicted : c_.uses[use].evicted_uses)
-        if (c_.uses[evicted].unit == unit) present = false;
-      if (c_.uses[use].unit == unit) present = done(copies.back());
-    }
-    return present;
+    if (join(block, true)) slot_[block].filled_by = turn.parameters;
+    turn.arrival = slot_[block].filled_by;
   }
 
   struct Fetch {
-    int step = 0, use = 0, block = 0;
-    Id issue = -1, read = -1, copy = -1;
+    Id issue = -1, read = -1, arrival = -1, copy = -1;
   };
 
   const OracleCase& c_;
@@ -341,13 +325,16 @@ class Oracle {
   int blocks_ = 0;
   int uses_ = 0;
   std::vector<int> unit_of_, first_block_;
-  std::vector<Job> jobs_;
   std::vector<Fetch> fetches_;
-  std::vector<std::vector<std::vector<Id>>> copies_;  // by step, use
+  std::vector<std::vector<std::vector<std::size_t>>> fetches_of_;  // by step, use
+  std::vector<std::vector<std::vector<Id>>> copies_;               // by step, use
   std::vector<std::vector<Id>> computed_, drained_, norms_;
   std::vector<std::vector<Turn>> pass_;  // by step, block
+  std::vector<Slot> slot_;               // by block
+  std::vector<Leaving> leaving_;
+  std::vector<std::pair<int, int>> come_home_;  // step, block
+  int free_ = 0, kept_ = 0, lane_users_ = 0;
   long granted_ = 0;
-  long now_ = 0;
 };
 
 }  // namespace

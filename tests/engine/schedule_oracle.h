@@ -28,7 +28,7 @@ struct OracleCase {
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0;  // a block
-  int lanes = 1, staging = 1, gradient_slots = 1;
+  int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1;
 };
 
 // The time of begin_step of each of the steps 0..count-1.

@@ -26,7 +26,7 @@ class Plan(CliCase):
         return next(row for row in document["placements"] if row["name"] == name)
 
     def test_agrees_with_a_run(self):
-        values = {**ON_NVME, **SERIAL}
+        values = {**ON_NVME, **SERIAL, "optimizer.lanes": 2}
         run = self.train({**BUDGETS, **values})
         own = self.row(self.plan(values=values), "config")
         self.assertEqual(own["step"]["nvme_read_bytes"], run["predicted_nvme_read_bytes"])
@@ -50,6 +50,9 @@ class Plan(CliCase):
         moved = own["step"]["nvme_read_bytes"] + own["step"]["nvme_write_bytes"]
         self.assertAlmostEqual(storage_s, moved / 1e9, places=3)
         self.assertGreater(own["step"]["step_s"], 1)
+        halved = self.uniform("--tokens", 1000, "--flops", 6e3 * 2**25,
+                              values={**ON_NVME, **SERIAL, "batch.micro_batches": 2})
+        self.assertAlmostEqual(self.row(halved, "config")["compute_s"], 1, places=6)
         for policy in ("serial", "deferred", "eager", "speculative"):
             self.assertGreaterEqual(own["policies"][policy]["step_s"], own["t_min_s"] * 0.98)
         self.assertLess(own["policies"]["deferred"]["step_s"], own["policies"]["serial"]["step_s"])
@@ -101,7 +104,7 @@ class Plan(CliCase):
                                 "write": {"bytes_per_second": 1e9}},
                        "interference": interference}, file)
         rows = [{"state": state, "threads": threads, "parameters_per_s": {"median": rate}}
-                for state, threads, rate in (("split_bf16", 1, 1e8), ("split_bf16", 2, 2e8),
+                for state, threads, rate in (("split_bf16", 2, 2e8), ("split_bf16", 1, 1e8),
                                              ("fp32", 2, 4e8))]
         with open(self.path("adam.json"), "w", encoding="utf-8") as file:
             json.dump({"results": rows}, file)
