@@ -18,31 +18,25 @@ struct NumaNodes::Content {
 
   // Without a topology there is one node, and nothing to bind to.
   explicit Content(const char* synthetic) {
-    if (hwloc_topology_init(&topology) != 0) {
-      topology = nullptr;
-      return;
-    }
-    if (synthetic != nullptr && hwloc_topology_set_synthetic(topology, synthetic) != 0)
+    hwloc_topology_t made = nullptr;
+    if (hwloc_topology_init(&made) != 0) return;
+    topology.reset(made);
+    if (synthetic != nullptr && hwloc_topology_set_synthetic(topology.get(), synthetic) != 0)
       throw Error(ErrorCode::kInvalidArgument, std::string("no topology: ") + synthetic);
-    if (hwloc_topology_load(topology) == 0) read();
+    if (hwloc_topology_load(topology.get()) == 0) read();
   }
-  ~Content() {
-    if (topology != nullptr) hwloc_topology_destroy(topology);
-  }
-  Content(const Content&) = delete;
-  Content& operator=(const Content&) = delete;
 
   void read() {
-    usable.reset(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)));
+    usable.reset(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology.get())));
     const Bitmap bound(hwloc_bitmap_alloc());
-    if (hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0)
+    if (hwloc_get_cpubind(topology.get(), bound.get(), HWLOC_CPUBIND_PROCESS) == 0)
       hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
-    const int all = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
+    const int all = hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_NUMANODE);
     for (int i = 0; i < all; ++i) {
       const auto index = static_cast<unsigned>(i);
       Bitmap units(hwloc_bitmap_alloc());
       hwloc_bitmap_and(units.get(), usable.get(),
-                       hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, index)->cpuset);
+                       hwloc_get_obj_by_type(topology.get(), HWLOC_OBJ_NUMANODE, index)->cpuset);
       const int unit_count = hwloc_bitmap_weight(units.get());
       if (unit_count <= 0) continue;  // memory alone, or not ours
       unit_counts.push_back(static_cast<std::uint64_t>(unit_count));
@@ -51,10 +45,13 @@ struct NumaNodes::Content {
   }
 
   void bind(const Bitmap& units) const noexcept {
-    (void)hwloc_set_cpubind(topology, units.get(), HWLOC_CPUBIND_THREAD);
+    (void)hwloc_set_cpubind(topology.get(), units.get(), HWLOC_CPUBIND_THREAD);
   }
 
-  hwloc_topology_t topology = nullptr;
+  struct TopologyFree {
+    void operator()(hwloc_topology* made) const { hwloc_topology_destroy(made); }
+  };
+  std::unique_ptr<hwloc_topology, TopologyFree> topology;
   Bitmap usable;
   std::vector<Bitmap> units_of;
   std::vector<std::uint64_t> unit_counts;
