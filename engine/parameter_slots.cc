@@ -93,7 +93,7 @@ void ParameterSlots::free_if_unused(std::uint32_t index) {
 void ParameterSlots::fetch(std::uint32_t index, std::uint64_t version) {
   Slot& slot = slots_[index];
   slot.version.reset();
-  slot.version_read = version;
+  slot.version_being_read = version;
   slot.is_transferring = true;
   // Computation waits for what is prefetched.
   slot.transfer.read_priority = slot.prefetch_users != 0 ? IoPriority::kHigh : IoPriority::kNormal;
@@ -110,7 +110,7 @@ void ParameterSlots::store(std::uint32_t index, std::uint64_t version, StoreTarg
 void ParameterSlots::transferred(std::uint32_t index) {
   Slot& slot = slots_[index];
   slot.is_transferring = false;
-  if (slot.transfer.request.kind == IoKind::kRead) slot.version = slot.version_read;
+  if (slot.version_being_read) slot.version = std::exchange(slot.version_being_read, std::nullopt);
   free_if_unused(index);
   on_change_();
 }

@@ -53,6 +53,10 @@ class ParameterSlots {
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
+  // Likewise, or they are being read.
+  bool will_hold(std::uint32_t slot, std::uint64_t version) const {
+    return holds(slot, version) || slots_[slot].version_being_read == version;
+  }
   // The bytes are about to change, or mean nothing any more.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
   // The bytes have become those of `version`.
@@ -68,7 +72,7 @@ class ParameterSlots {
     Transfer transfer;
     BlockId block{};
     std::optional<std::uint64_t> version;  // nothing: being filled, updated, or discarded
-    std::uint64_t version_read = 0;
+    std::optional<std::uint64_t> version_being_read;
     std::uint32_t prefetch_users = 0;
     bool has_pass = false;
     bool is_kept = false;

@@ -121,6 +121,8 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
       // Without keeping, as under the serial policy, traffic is what was predicted, to the byte:
       // the block's earlier fetch ends first.
       if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return false;
+      // What a cancelled update has made of the bytes is of no use: the pass lets go of them soon.
+      if (!slots_.will_hold(*bound, version_)) return false;
       item.slot = *bound;
       slots_.join(*bound, SlotUser::kPrefetch);
     } else {
