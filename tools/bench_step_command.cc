@@ -82,7 +82,9 @@ void print(const BenchStepOptions& options, const RegimeResult& regime) {
       "[{:.2f}, {:.2f}]; states {}\n",
       regime.bare.median * 1e-9, regime.bare.low * 1e-9, regime.bare.high * 1e-9,
       regime.adam.median * 1e-9, regime.adam.low * 1e-9, regime.adam.high * 1e-9,
-      regime.states_equal ? "equal" : "DIFFER");
+      !regime.states_equal   ? "not compared (interrupted)"
+      : *regime.states_equal ? "equal"
+                             : "DIFFER");
   std::fflush(stdout);
 }
 
@@ -91,14 +93,16 @@ nlohmann::ordered_json json_of(const Summary& summary) {
 }
 
 nlohmann::ordered_json json_of(const RegimeResult& regime) {
-  nlohmann::ordered_json root = {{"regime", regime.name},
-                                 {"compute_s", compute_s(regime.rates)},
-                                 {"t_min_s", regime.least.step_s},
-                                 {"scarcest", name_of(regime.least.scarcest())},
-                                 {"adam_parameters_per_s", json_of(regime.adam)},
-                                 {"bare_bytes_per_second", json_of(regime.bare)},
-                                 {"states_equal", regime.states_equal},
-                                 {"policies", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json root = {
+      {"regime", regime.name},
+      {"compute_s", compute_s(regime.rates)},
+      {"t_min_s", regime.least.step_s},
+      {"scarcest", name_of(regime.least.scarcest())},
+      {"adam_parameters_per_s", json_of(regime.adam)},
+      {"bare_bytes_per_second", json_of(regime.bare)},
+      {"states_equal", regime.states_equal ? nlohmann::ordered_json(*regime.states_equal)
+                                           : nlohmann::ordered_json(nullptr)},
+      {"policies", nlohmann::ordered_json::array()}};
   for (const PolicyResult& policy : regime.policies) {
     const Summary step = policy.step_s();
     std::vector<double> times;

@@ -155,7 +155,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     policy.late_s = policy.bench->late_s();
     policy.bench.reset();
   }
-  result.states_equal = states.size() == 1;
+  if (!interrupted()) result.states_equal = states.size() == 1;
   return result;
 }
 

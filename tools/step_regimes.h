@@ -60,7 +60,8 @@ struct RegimeResult {
   StepCost least{};
   Summary adam{};  // parameters a second beside the runs
   Summary bare{};  // bytes a second of the drive itself, reading and writing
-  bool states_equal = true;
+  // Nothing after an interrupt: the policies have then made different numbers of steps.
+  std::optional<bool> states_equal = std::nullopt;
 };
 
 // compute-bound, drive-bound, adam-bound, balanced.

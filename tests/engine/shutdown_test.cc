@@ -2,7 +2,10 @@
 // sanitizers say, and that it ends.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
 #include <random>
+#include <thread>
 
 #include "base/aligned_buffer.h"
 #include "base/units.h"
@@ -42,6 +45,79 @@ TEST(Shutdown, EngineWithTransfersInFlight) {
     const std::size_t uses = random() % model.forward_order.size();
     for (std::size_t use = 0; use < uses; ++use)
       (void)step.acquire(model.forward_order[use], Pass::kForward, stream);
+  }
+}
+
+// Once armed, holds what is submitted until somebody waits for the queue.
+class HoldingQueue : public IoQueue {
+ public:
+  explicit HoldingQueue(std::unique_ptr<IoQueue> real) : real_(std::move(real)) {}
+
+  void arm() { is_armed_ = true; }
+  std::size_t held() const {
+    const std::scoped_lock lock(mutex_);
+    return held_.size();
+  }
+
+  void submit(std::span<IoRequest* const> requests) override {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (is_armed_) {
+        held_.insert(held_.end(), requests.begin(), requests.end());
+        return;
+      }
+    }
+    real_->submit(requests);
+  }
+  void wait_idle() override {
+    std::vector<IoRequest*> held;
+    {
+      const std::scoped_lock lock(mutex_);
+      is_armed_ = false;
+      held.swap(held_);
+    }
+    real_->submit(held);
+    real_->wait_idle();
+  }
+  IoCounters counters() const override { return real_->counters(); }
+  std::string_view name() const override { return "holding"; }
+
+ private:
+  std::unique_ptr<IoQueue> real_;
+  std::atomic<bool> is_armed_ = false;
+  mutable std::mutex mutex_;
+  std::vector<IoRequest*> held_;  // guarded by mutex_
+};
+
+// Lanes read ahead as far as there are lanes: records and parameters of 64 blocks.
+TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
+  const TempDirectory directory;
+  ModelSpec model;
+  model.units.push_back({"only", {{.name = "weight", .shape = {64, 4096}}}});
+  const Campaign campaign = test::campaign(4);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.optimizer.overlap = OverlapPolicy::kDeferred;
+    config.optimizer.lanes = 64;
+    config.storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    HoldingQueue* holding = nullptr;
+    auto engine = std::make_unique<Engine>(
+        config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
+          auto wrapped = std::make_unique<HoldingQueue>(std::move(queue));
+          holding = wrapped.get();
+          return wrapped;
+        });
+    engine->initialize(toy_values());
+    holding->arm();
+    auto step = std::make_unique<Step>(engine->begin_step({.learning_rate = 1e-2}));
+    while (holding->held() < 100) std::this_thread::yield();
+    // A step waits for its reads when it is abandoned, so they are let go beside it.
+    std::thread let_go([&] { holding->wait_idle(); });
+    step.reset();
+    let_go.join();
+    engine.reset();
   }
 }
 
