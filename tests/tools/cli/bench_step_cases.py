@@ -21,14 +21,14 @@ class BenchStep(CliCase):
                              ["serial", "deferred", "eager", "speculative"])
             for policy in regime["policies"]:
                 self.assertEqual(len(policy["steps_s"]), 5)
-                # The bound of the whole is never below that of a part.
-                self.assertGreaterEqual(policy["t_bound_s"], regime["t_min_s"] * 0.98)
+                # The bound of the whole is never below that of a part, at the same rates.
+                self.assertGreaterEqual(policy["predicted_s"], regime["t_min_s"] * 0.98)
                 # Nothing is faster than the emulated computation.
                 self.assertGreaterEqual(policy["step_s"]["min"], regime["compute_s"])
                 written = policy["nvme_write_bytes"]
                 if policy["policy"] == "serial":  # of the others some is counted a step later
                     self.assertEqual(written, policy["ideal_write_bytes"])
-                self.assertAlmostEqual(written, policy["ideal_write_bytes"], delta=written / 4)
+                self.assertLessEqual(written, 2 * policy["ideal_write_bytes"])
                 self.assertEqual(written == 0, regime["regime"] == "adam-bound")
             self.assertEqual(regime["policies"][0]["times_serial"], 1)
             serial = regime["policies"][0]
