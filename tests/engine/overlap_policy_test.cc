@@ -167,6 +167,20 @@ TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
   EXPECT_GT(failed, 0u);
 }
 
+// Units homed on the device are fetched by nobody, but computation waits for their update all the
+// same: here it comes so late that anything else would compute with old parameters.
+TEST_P(OverlapPolicyTest, UnitsOnTheDeviceWaitForTheirUpdate) {
+  config_.placement = {TierChoice::kDevice, TierChoice::kNvme};
+  config_.memory.device_bytes = 8_MiB;
+  config_.optimizer.lanes = 1;
+  const auto device = make_host_device({.memory_bytes = 8_MiB, .copy_bytes_per_second = 0});
+  Engine engine(config_, model_, *device, [](std::unique_ptr<IoQueue> queue) {
+    return make_fault_queue(std::move(queue), {.seed = 5, .delay_us_max = 3000});
+  });
+  EXPECT_TRUE(run_toy(engine, model_, *device, config_, {.steps = 3}).state ==
+              toy_oracle(config_, {.steps = 3}).state);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, OverlapPolicyTest, testing::ValuesIn(kPolicies),
                          [](const auto& value) { return std::string(name_of(value.param)); });
 
