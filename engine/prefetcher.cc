@@ -50,6 +50,17 @@ void Prefetcher::stop() {
   is_stopped_ = true;
 }
 
+void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired) {
+  SLUICE_CHECK(is_stopped_ && idle(), "a schedule changes when nothing is under way");
+  schedule_ = &schedule;
+  plan_ = &plan;
+  next_use_ = ready_uses_ = acquired;
+  next_block_ = 0;
+  is_stopped_ = false;
+  released_.resize(schedule.size());
+  hooks_.on_change();
+}
+
 void Prefetcher::release(std::uint32_t use) {
   released_[use] = true;
   hooks_.on_change();

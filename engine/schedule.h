@@ -38,6 +38,14 @@ enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 
+// Says of each backward use whether it is its unit's first or last in the schedule.
+void mark_gradients(Schedule& schedule);
+
+// `expected` up to `acquired`, then a use that was not expected there, then what may still be: what
+// comes after the use in `expected`, if it was to come, else all of the rest. Whether a gradient of
+// the rest will be its unit's last, nobody knows now.
+Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
+
 // One forward pass without gradients.
 Schedule inference_schedule(const ModelSpec& model);
 

@@ -28,7 +28,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scheduler_(scheduler),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
-      plans_(model, layout, placement),
+      course_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
                   {.on_change = [this] { pump(); },
@@ -105,15 +105,19 @@ void StepLoop::begin_step(const StepOptions& options) {
   options_ = options;
   policy_ = update_policy_.choose();
   const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
-  begin(plans_.training(options.micro_batches, options.order));
+  throw_if_active();
+  course_.begin_training(options.micro_batches, options.order);
+  begin();
   scheduler_.run(
       [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
 }
 
 void StepLoop::begin_inference() {
   drain();
+  throw_if_active();
   traffic_.pause();
-  begin(plans_.inference());
+  course_.begin_inference();
+  begin();
 }
 
 void StepLoop::drain() {
@@ -138,32 +142,30 @@ void StepLoop::return_buffers() {
   traffic_.resume();
 }
 
-void StepLoop::begin(const StepPlan& plan) {
-  throw_if_unusable();
+void StepLoop::throw_if_active() const {
   if (is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "a step or an inference is still active; finish or destroy it first");
-  next_use_ = 0;
+}
+
+// Along the course.
+void StepLoop::begin() {
   leases_held_ = 0;
-  uses_.assign(plan.schedule.size(), {});
-  while (arrived_events_.size() < plan.schedule.size()) {
-    arrived_events_.emplace_back(device_);
-    resumed_events_.emplace_back(device_);
-  }
-  plan_ = &plan;
+  uses_.assign(course_.schedule().size(), {});
+  make_events();
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   scheduler_.run([&] {
     drain_.begin(step_ + 1);
-    prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
+    prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
 }
 
-std::string StepLoop::describe_use(std::size_t use) const {
-  if (use == plan_->schedule.size()) return "the end of the step";
-  const ScheduledUse& scheduled = plan_->schedule[use];
-  return fmt::format("unit \"{}\" ({})", layout_.unit(scheduled.unit).name,
-                     name_of(scheduled.pass));
+void StepLoop::make_events() {
+  while (arrived_events_.size() < course_.schedule().size()) {
+    arrived_events_.emplace_back(device_);
+    resumed_events_.emplace_back(device_);
+  }
 }
 
 void StepLoop::check_acquire(UnitId unit, Pass pass) const {
@@ -174,25 +176,67 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));
-  if (next_use_ == plan_->schedule.size() || plan_->schedule[next_use_].unit != unit ||
-      plan_->schedule[next_use_].pass != pass) {
-    fail(
-        fmt::format("unit \"{}\" ({}) is not next; the schedule expects {} "
-                    "(ModelSpec::forward_order and backward_order "
-                    "declare it)",
-                    layout_.unit(unit).name, name_of(pass), describe_use(next_use_)));
-  }
-  if (next_use_ >= model_.concurrent_leases &&
-      !uses_[next_use_ - model_.concurrent_leases].is_released)
+  if ((pass == Pass::kInference) != course_.is_inference())
+    fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
+                     name_of(pass), course_.is_inference() ? "an inference" : "a training step"));
+  if (course_.next() >= model_.concurrent_leases &&
+      !uses_[course_.next() - model_.concurrent_leases].is_released)
     fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
-                     describe_use(next_use_ - model_.concurrent_leases), model_.concurrent_leases));
+                     course_.describe(course_.next() - model_.concurrent_leases),
+                     model_.concurrent_leases));
+}
+
+// Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
+// and the rest of the step is planned anew around it.
+void StepLoop::change_schedule(UnitId unit, Pass pass) {
+  bool is_closed = false;
+  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
+  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
+                    "backward use of the step, and optimizer.overlap \"eager\" may have updated it "
+                    "by then; declare the use in ModelSpec::backward_order, or set "
+                    "optimizer.overlap to \"deferred\"",
+                    layout_.unit(unit).name, name_of(pass)));
+  WindowProgress progress;
+  scheduler_.run([this] { prefetcher_.stop(); });
+  await([&] {
+    progress = prefetcher_.progress(course_.next());
+    return prefetcher_.idle();
+  });
+  try {
+    follow(course_.changed(progress, unit, pass));
+  } catch (const Error&) {
+    scheduler_.run(
+        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
+    throw;
+  }
+}
+
+// What the schedule still expects will not come.
+void StepLoop::end_schedule() {
+  scheduler_.run([this] { prefetcher_.stop(); });
+  await([this] { return prefetcher_.idle(); });
+  follow(course_.ended());
+}
+
+void StepLoop::follow(StepPlan plan) {
+  update_policy_.note_schedule_change();
+  scheduler_.run([&] {
+    course_.follow(std::move(plan));
+    uses_.resize(course_.schedule().size());
+    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
+  });
+  make_events();
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   throw_if_unusable();
   check_acquire(unit, pass);
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   const std::uint64_t begin_ns = steady_now_ns();
-  const std::uint32_t use = next_use_;
+  const std::uint32_t use = course_.next();
   UseState& state = uses_[use];
   device_.record(arrived_events_[use].id(), stream);
   std::uint64_t update_awaited_ns = 0;  // last seen
@@ -209,15 +253,15 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                            : prefetcher_.ready_event(unit));
   device_.record(resumed_events_[use].id(), stream);
   LeasedUse lease{.use = use, .unit = unit};
-  lease.parameters = plans_.window_unit_bytes()[index_of(unit)] == 0
+  lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
-                         : tiers_.window() + plan_->window.uses[use].offset_bytes;
+                         : tiers_.window() + course_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
   }
   state.stream = stream;
-  ++next_use_;
+  course_.advance();
   ++leases_held_;
   if (trace_enabled()) {
     trace_record({.begin_ns = begin_ns,
@@ -235,7 +279,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   state.is_released = true;
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
-    const ScheduledUse& scheduled = plan_->schedule[use];
+    const ScheduledUse& scheduled = course_.schedule()[use];
     if (uses_[use].gradient_slot)
       drain_.release(scheduled, *uses_[use].gradient_slot,
                      prefetcher_.release_event(scheduled.unit));
@@ -246,16 +290,21 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 StepReport StepLoop::finish_step() {
   throw_if_unusable();
   if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
-  if (next_use_ != plan_->schedule.size() || leases_held_ != 0)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "finish: the step is not over: {} leases are held, and the schedule expects {} next",
-            leases_held_, describe_use(next_use_)));
+  if (leases_held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (!course_.has_been_backward())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: no unit has been through backward in this step; the schedule "
+                            "expects {} next",
+                            course_.describe(course_.next())));
   const std::uint64_t begin_ns = steady_now_ns();
+  if (!course_.is_over()) end_schedule();
+  scheduler_.run([this] { drain_.close(); });
   await([this] {
     return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
   });
+  if (course_.changes() != 0) await_computation();  // it may not have ended with a gradient
   throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
@@ -278,11 +327,25 @@ StepReport StepLoop::finish_step() {
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
   scheduler_.run([&] { report.notes = store_.take_notes(); });
-  plan_ = nullptr;
+  describe_changes(report);
+  course_.end(/*is_example=*/true);
   if (trace_enabled())
     trace_record(
         {.begin_ns = begin_ns, .end_ns = end_ns, .step = report.step, .kind = TraceKind::kFinish});
   return report;
+}
+
+void StepLoop::describe_changes(StepReport& report) const {
+  report.schedule_changes = course_.changes();
+  if (course_.changes() != 0)
+    report.notes.push_back(
+        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
+                    "such step is expected to go like this one",
+                    step_, course_.changes()));
+  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
+    report.notes.push_back(fmt::format(
+        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
+        step_, units, layout_.units().size()));
 }
 
 // Everything enqueued has completed by now; what failed on the way must not be taken for a result.
@@ -310,7 +373,7 @@ StepCoefficients StepLoop::coefficients(double clip_factor) const {
 void StepLoop::apply(StepReport& report) {
   report.gradient_norm = mean_gradient_norm();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = report.clip_factor == 1;
+  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const StepCoefficients known = coefficients(report.clip_factor);
   has_undrained_update_ = true;
@@ -333,7 +396,7 @@ void StepLoop::fail_non_finite() {
 }
 
 void StepLoop::count_stalls(StepReport& report) const {
-  for (std::size_t use = 0; use < plan_->schedule.size(); ++use) {
+  for (std::size_t use = 0; use < course_.schedule().size(); ++use) {
     const std::int64_t stall_ns =
         device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
     report.stall_ns += stall_ns;
@@ -354,6 +417,17 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
+// The window's bytes may be overwritten next: nothing may compute on them any more.
+void StepLoop::await_computation() noexcept {
+  for (std::uint32_t use = 0; use < course_.next(); ++use) {
+    try {
+      device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
+    } catch (...) {
+      // The device keeps its failure and reports it at the application's own synchronize().
+    }
+  }
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
@@ -372,16 +446,9 @@ void StepLoop::abandon() noexcept {
   }
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
-  // The window's bytes may be overwritten next: nothing may compute on them any more.
-  for (std::uint32_t use = 0; use < next_use_; ++use) {
-    try {
-      device_.synchronize(prefetcher_.release_event(plan_->schedule[use].unit));
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
-  if (plan_ == &plans_.inference()) traffic_.resume();
-  plan_ = nullptr;
+  await_computation();
+  if (course_.is_inference()) traffic_.resume();
+  course_.end(/*is_example=*/course_.is_inference());
 }
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -60,24 +61,32 @@ float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// Calls `visit(unit, pass, use)` in `order`. A use keeps its number, its place in horizontal order.
-void for_each_use(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order,
-                  const std::function<void(UnitId, Pass, std::uint64_t)>& visit) {
+// The uses of a step in `order`. A use keeps its number, its place in horizontal order.
+ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();
   const std::size_t backward = model.backward_order.size();
-  const auto visit_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
+  ToyUses uses;
+  const auto add_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
     const auto& units = pass == Pass::kForward ? model.forward_order : model.backward_order;
     for (std::size_t i = 0; i < units.size(); ++i) {
       for (std::uint32_t micro_batch = first; micro_batch < last; ++micro_batch)
-        visit(units[i], pass,
-              micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i));
+        uses.push_back(
+            {units[i], pass,
+             micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i)});
     }
   };
   const std::uint32_t at_once = order == MicroBatchOrder::kVertical ? micro_batches : 1;
   for (std::uint32_t first = 0; first < micro_batches; first += at_once) {
-    visit_pass(Pass::kForward, first, first + at_once);
-    visit_pass(Pass::kBackward, first, first + at_once);
+    add_pass(Pass::kForward, first, first + at_once);
+    add_pass(Pass::kBackward, first, first + at_once);
   }
+  return uses;
+}
+
+ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& options) {
+  ToyUses uses = planned_uses(validated(model), options.micro_batches, options.order);
+  if (options.change) options.change(step, uses);
+  return uses;
 }
 
 }  // namespace
@@ -137,21 +146,26 @@ StateBytes read_state(Engine& engine) {
   return state;
 }
 
-void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
+void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order) {
-  const ModelSpec model = validated(given);
-  for_each_use(model, micro_batches, order, [&](UnitId unit, Pass pass, std::uint64_t use) {
-    const Lease lease = step.acquire(unit, pass, stream);
-    if (pass == Pass::kForward) return;
-    const auto tensors = engine.layout().tensors_of(unit);
+  walk_step(step, planned_uses(validated(model), micro_batches, order), engine, device, stream,
+            config);
+}
+
+void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config) {
+  for (const ToyUse& use : uses) {
+    const Lease lease = step.acquire(use.unit, use.pass, stream);
+    if (use.pass == Pass::kForward) continue;
+    const auto tensors = engine.layout().tensors_of(use.unit);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       device.launch(stream.id(),
                     [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
-                     count = tensors[i].element_count, number = step.number(), use,
+                     count = tensors[i].element_count, number = step.number(), use = use.number,
                      i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
     }
-  });
+  }
 }
 
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
@@ -163,7 +177,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     Step step = engine.begin_step({.learning_rate = options.learning_rate,
                                    .micro_batches = options.micro_batches,
                                    .order = options.order});
-    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order);
+    walk_step(step, uses_of(model, step.number(), options), engine, device, stream, config);
     result.reports.push_back(step.finish());
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
@@ -274,12 +288,13 @@ class Oracle {
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
     std::vector<bool> seen(units_.size(), false);
-    for_each_use(model_, options.micro_batches, options.order,
-                 [&](UnitId id, Pass pass, std::uint64_t use) {
-                   if (pass == Pass::kForward) return;
-                   add_gradients(units_[index_of(id)], seen[index_of(id)], step, use);
-                   seen[index_of(id)] = true;
-                 });
+    for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
+    for (const ToyUse& use : uses_of(model_, step, options)) {
+      if (use.pass == Pass::kForward) continue;
+      const std::uint32_t unit = index_of(use.unit);
+      add_gradients(units_[unit], seen[unit], step, use.number);
+      seen[unit] = true;
+    }
   }
 
   void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,15 @@ namespace sluice::test {
 // single element.
 ModelSpec toy_model();
 
+// One use of a unit. `number` is its place in the planned step, or anything else that no other use
+// of the step has; "gradients" depend on it.
+struct ToyUse {
+  UnitId unit{};
+  Pass pass = Pass::kForward;
+  std::uint64_t number = 0;
+};
+using ToyUses = std::vector<ToyUse>;
+
 struct ToyOptions {
   std::uint32_t steps = 4;
   std::uint32_t micro_batches = 1;
@@ -24,6 +34,8 @@ struct ToyOptions {
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
+  // Changes what a step does from what is planned.
+  std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
 };
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
@@ -55,6 +67,8 @@ InitialValues toy_values();
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order = MicroBatchOrder::kHorizontal);
+void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config);
 
 // A config for tests: storage in `path`, 4,096-element blocks, two threads.
 Config toy_config(const std::string& path);
