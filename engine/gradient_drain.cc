@@ -24,7 +24,9 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
-      copy_stream_(device, "gradients down") {}
+      copy_stream_(device, "gradients down") {
+  for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
+}
 
 void GradientDrain::begin(std::uint64_t step) {
   SLUICE_CHECK(idle(), "a step begins when the drain of the one before has ended");
@@ -158,6 +160,7 @@ void GradientDrain::close_units() {
   if (!is_closing_ || !jobs_.empty()) return;
   is_closing_ = false;
   for (const UnitPlace& place : layout_.units()) {
+    if (place.is_frozen) continue;
     const Unit& unit = units_[index_of(place.id)];
     if (!unit.has_gradient) ++units_without_gradient_;
     if (!unit.is_whole) start_norm(place.id);
@@ -211,6 +214,7 @@ void GradientDrain::take_norm(UnitId unit) {
 
 std::string GradientDrain::describe_non_finite() const {
   for (const TensorPlace& tensor : layout_.tensors()) {
+    if (layout_.unit(tensor.unit).is_frozen) continue;
     const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
                                 tensor.offset_elements * layout_.format().gradient_bytes();
     const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);

@@ -58,7 +58,7 @@ class GradientDrain {
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
   // Every unit's final gradient is in the set and in the norm.
-  bool is_complete() const { return final_units_ == layout_.units().size(); }
+  bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
   // Of all units. Requires: is_complete().
   NormAccumulator norm() const;
@@ -118,6 +118,7 @@ class GradientDrain {
   bool front_is_started_ = false;
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;
+  std::uint32_t trained_units_ = 0;  // constant; those that are not frozen
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;

@@ -90,6 +90,8 @@ class Prefetcher {
 
   bool issue_next();
   bool may_start(std::uint32_t use);
+  // The version that a use of the block wants.
+  std::uint64_t version_of(BlockId block) const { return layout_.is_frozen(block) ? 0 : version_; }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
   void finish_issue(std::uint32_t use);

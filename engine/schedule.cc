@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <ranges>
-#include <unordered_set>
 
 namespace sluice {
 
@@ -28,17 +27,22 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
     add(model.forward_order, Pass::kForward, is_vertical ? micro_batches : 1);
     add(model.backward_order, Pass::kBackward, is_vertical ? micro_batches : 1);
   }
-  mark_gradients(schedule);
+  mark_gradients(model, schedule);
   return schedule;
 }
 
-void mark_gradients(Schedule& schedule) {
-  std::unordered_set<UnitId> seen;
-  for (ScheduledUse& use : schedule)
-    use.first_gradient = use.pass == Pass::kBackward && seen.insert(use.unit).second;
-  seen.clear();
-  for (ScheduledUse& use : std::views::reverse(schedule))
-    use.final_gradient = use.pass == Pass::kBackward && seen.insert(use.unit).second;
+void mark_gradients(const ModelSpec& model, Schedule& schedule) {
+  std::vector<bool> seen(model.units.size(), false);
+  // Whether the use is the first of its unit with a gradient that this is asked for.
+  const auto is_new = [&](const ScheduledUse& use) {
+    const std::uint32_t unit = index_of(use.unit);
+    if (use.pass != Pass::kBackward || model.units[unit].is_frozen || seen[unit]) return false;
+    seen[unit] = true;
+    return true;
+  };
+  for (ScheduledUse& use : schedule) use.first_gradient = is_new(use);
+  seen.assign(model.units.size(), false);
+  for (ScheduledUse& use : std::views::reverse(schedule)) use.final_gradient = is_new(use);
 }
 
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit,

@@ -27,7 +27,7 @@ class Lease {
   const std::byte* parameter(std::size_t tensor) const;
   // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
   // stream.
-  // Requires: the lease is a backward one.
+  // Requires: the lease is a backward one, of a unit that is not frozen.
   std::byte* gradient(std::size_t tensor) const;
 
   // Ends the lease early.

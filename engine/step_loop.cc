@@ -237,14 +237,15 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   const std::uint64_t begin_ns = steady_now_ns();
   const std::uint32_t use = course_.next();
+  const bool has_gradient = pass == Pass::kBackward && !layout_.unit(unit).is_frozen;
   UseState& state = uses_[use];
   device_.record(arrived_events_[use].id(), stream);
   std::uint64_t update_awaited_ns = 0;  // last seen
   await([&] {
     if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
     if (!prefetcher_.is_ready(use)) return false;
-    if (pass == Pass::kBackward) state.gradient_slot = drain_.try_take_slot();
-    return pass != Pass::kBackward || state.gradient_slot.has_value();
+    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
+    return !has_gradient || state.gradient_slot.has_value();
   });
   if (update_awaited_ns > begin_ns)
     state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
@@ -304,7 +305,10 @@ StepReport StepLoop::finish_step() {
   await([this] {
     return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
   });
-  if (course_.changes() != 0) await_computation();  // it may not have ended with a gradient
+  // What came after the last gradient, nobody has waited for yet.
+  std::uint32_t rest = course_.next();
+  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  await_computation(rest);
   throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
@@ -418,8 +422,8 @@ void StepLoop::settle() noexcept {
 }
 
 // The window's bytes may be overwritten next: nothing may compute on them any more.
-void StepLoop::await_computation() noexcept {
-  for (std::uint32_t use = 0; use < course_.next(); ++use) {
+void StepLoop::await_computation(std::uint32_t first_use) noexcept {
+  for (std::uint32_t use = first_use; use < course_.next(); ++use) {
     try {
       device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
     } catch (...) {
@@ -446,7 +450,7 @@ void StepLoop::abandon() noexcept {
   }
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
-  await_computation();
+  await_computation(0);
   if (course_.is_inference()) traffic_.resume();
   course_.end(/*is_example=*/course_.is_inference());
 }

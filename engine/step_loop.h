@@ -51,7 +51,7 @@ struct LeasedUse {
   std::uint32_t use = 0;
   UnitId unit{};
   const std::byte* parameters = nullptr;  // device memory
-  std::byte* gradients = nullptr;         // device memory; null but in backward
+  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
 };
 
 class StepLoop {
@@ -110,7 +110,7 @@ class StepLoop {
   void follow(StepPlan plan);
   void describe_changes(StepReport& report) const;
   void throw_if_device_failed();
-  void await_computation() noexcept;
+  void await_computation(std::uint32_t first_use) noexcept;
   double mean_gradient_norm() const;
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();

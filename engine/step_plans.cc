@@ -53,7 +53,7 @@ void StepPlans::expect_inference(Schedule schedule) {
 
 void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder order,
                                 Schedule schedule) {
-  mark_gradients(schedule);
+  mark_gradients(model_, schedule);
   try {
     training_.at(key(micro_batches, order)) = plan(std::move(schedule));
   } catch (const Error&) {

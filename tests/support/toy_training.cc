@@ -91,7 +91,7 @@ ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& op
 
 }  // namespace
 
-ModelSpec toy_model() {
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units) {
   const auto tensor = [](std::string name, std::vector<std::uint64_t> shape, WeightDecay decay) {
     return TensorSpec{.name = std::move(name), .shape = std::move(shape), .weight_decay = decay};
   };
@@ -111,6 +111,7 @@ ModelSpec toy_model() {
   // The embedding serves as the head too, as with tied weights.
   for (std::uint32_t unit = 0; unit < 6; ++unit) model.forward_order.push_back(UnitId{unit});
   model.forward_order.push_back(UnitId{0});
+  for (const std::uint32_t unit : frozen_units) model.units[unit].is_frozen = true;
   return model;
 }
 
@@ -157,7 +158,7 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
                const Stream& stream, const Config& config) {
   for (const ToyUse& use : uses) {
     const Lease lease = step.acquire(use.unit, use.pass, stream);
-    if (use.pass == Pass::kForward) continue;
+    if (use.pass == Pass::kForward || engine.layout().unit(use.unit).is_frozen) continue;
     const auto tensors = engine.layout().tensors_of(use.unit);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       device.launch(stream.id(),
@@ -192,7 +193,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
 ToyResult run_toy(const Config& config, const ToyOptions& options) {
   const auto device =
       make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
-  const ModelSpec model = toy_model();
+  const ModelSpec model = toy_model(options.frozen_units);
   Engine engine(config, model, *device);
   return run_toy(engine, model, *device, config, options);
 }
@@ -202,10 +203,14 @@ namespace {
 // The job in plain arrays: what the engine must equal bit for bit.
 class Oracle {
  public:
-  explicit Oracle(const Config& config) : config_(config), model_(validated(toy_model())) {
+  Oracle(const Config& config, const ToyOptions& options)
+      : config_(config), model_(validated(toy_model(options.frozen_units))) {
     for (const UnitSpec& spec : model_.units) {
       std::vector<Tensor>& tensors = units_.emplace_back();
-      for (const TensorSpec& tensor : spec.tensors) tensors.push_back(make_tensor(tensor));
+      for (const TensorSpec& tensor : spec.tensors) {
+        tensors.push_back(make_tensor(tensor));
+        tensors.back().is_frozen = spec.is_frozen;
+      }
     }
   }
 
@@ -234,6 +239,10 @@ class Oracle {
       state.insert(state.end(), bytes, bytes + size_bytes);
     };
     for_each_tensor([&](Tensor& tensor) {
+      if (tensor.is_frozen) {  // what there is of a master are the parameters
+        for (std::size_t i = 0; i < tensor.master.size(); ++i)
+          tensor.master[i] = load(config_.precision.parameters, tensor.parameters.data(), i);
+      }
       append(tensor.parameters.data(), tensor.parameters.size());
       append(tensor.master.data(), tensor.master.size() * sizeof(float));
       append(tensor.exp_avg.data(), tensor.exp_avg.size() * sizeof(float));
@@ -248,6 +257,7 @@ class Oracle {
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
     std::string name;
+    bool is_frozen = false;
   };
 
   template <typename Body>
@@ -290,8 +300,8 @@ class Oracle {
     std::vector<bool> seen(units_.size(), false);
     for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
     for (const ToyUse& use : uses_of(model_, step, options)) {
-      if (use.pass == Pass::kForward) continue;
       const std::uint32_t unit = index_of(use.unit);
+      if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
       add_gradients(units_[unit], seen[unit], step, use.number);
       seen[unit] = true;
     }
@@ -322,6 +332,7 @@ class Oracle {
   }
 
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
+    if (tensor.is_frozen) return;
     OptimizerOptions options = config_.optimizer.options();
     if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
     if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
@@ -346,7 +357,7 @@ class Oracle {
 }  // namespace
 
 ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
-  Oracle oracle(config);
+  Oracle oracle(config, options);
   ToyResult result;
   for (std::uint64_t step = 1; step <= options.steps; ++step)
     result.reports.push_back(oracle.train_step(step, options));

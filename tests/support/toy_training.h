@@ -16,7 +16,7 @@ namespace sluice::test {
 
 // Units of uneven sizes, tensors with and without decay, a unit that is used twice, and one of a
 // single element.
-ModelSpec toy_model();
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {});
 
 // One use of a unit. `number` is its place in the planned step, or anything else that no other use
 // of the step has; "gradients" depend on it.
@@ -34,6 +34,7 @@ struct ToyOptions {
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
+  std::vector<std::uint32_t> frozen_units = {};
   // Changes what a step does from what is planned.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
 };
