@@ -68,8 +68,8 @@ class Step {
   // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
   // the next step computes, and its failure is reported by a later call.
   // Units without a gradient have one of zeros.
-  // Fails with: kInvalidArgument while a lease is held, and before any backward use; kNonFinite (the state is
-  // unchanged); kIo (the engine is poisoned).
+  // Fails with: kInvalidArgument while a lease is held, and before any backward use; kNonFinite
+  // (the state is unchanged); kIo (the engine is poisoned).
   StepReport finish();
 
  private:

@@ -1,7 +1,6 @@
 #include "engine/step_loop.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -9,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
-#include "base/units.h"
 
 namespace sluice {
 
@@ -36,7 +34,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       drain_(layout, placement, tiers, device, scheduler, worker,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {}
+            [this] { pump(); }),
+      failure_(pass_, device, scheduler) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -52,47 +51,6 @@ void StepLoop::pump() {
   is_pumping_ = false;
 }
 
-void StepLoop::throw_if_unusable() {
-  if (poison_) throw *poison_;
-  try {
-    scheduler_.throw_if_failed();
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-void StepLoop::await(const std::function<bool()>& ready) {
-  try {
-    scheduler_.await(ready);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-// After a failure that struck in mid-update, later calls say so.
-void StepLoop::give_up() {
-  if (poison_) return;
-  bool is_partial = false;
-  std::uint64_t version = 0;
-  scheduler_.run([&] {
-    is_partial = pass_.is_partial();
-    version = pass_.version();
-  });
-  if (!is_partial) return;
-  try {
-    scheduler_.throw_if_failed();
-    device_.synchronize(arrived_events_.front().id());
-  } catch (const std::exception& error) {
-    poison_ =
-        Error(ErrorCode::kPoisoned,
-              fmt::format("the update of step {} failed midway, so the state is neither that of "
-                          "step {} nor of step {}; start again from the last saved model: {}",
-                          version + 1, version, version + 1, error.what()));
-  }
-}
-
 void StepLoop::begin_step(const StepOptions& options) {
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
     throw Error(ErrorCode::kInvalidArgument,
@@ -101,7 +59,7 @@ void StepLoop::begin_step(const StepOptions& options) {
   if (options.micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "begin_step: micro_batches is 0; a step has at least one");
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   options_ = options;
   policy_ = update_policy_.choose();
   const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
@@ -121,9 +79,9 @@ void StepLoop::begin_inference() {
 }
 
 void StepLoop::drain() {
-  throw_if_unusable();
-  await([this] { return pass_.is_home(); });
-  if (std::exchange(has_undrained_update_, false)) throw_if_device_failed();
+  failure_.throw_if_unusable();
+  failure_.await([this] { return pass_.is_home(); });
+  if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
 }
 
 std::uint64_t StepLoop::applied_step() const {
@@ -201,7 +159,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
                     layout_.unit(unit).name, name_of(pass)));
   WindowProgress progress;
   scheduler_.run([this] { prefetcher_.stop(); });
-  await([&] {
+  failure_.await([&] {
     progress = prefetcher_.progress(course_.next());
     return prefetcher_.idle();
   });
@@ -217,7 +175,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
 // What the schedule still expects will not come.
 void StepLoop::end_schedule() {
   scheduler_.run([this] { prefetcher_.stop(); });
-  await([this] { return prefetcher_.idle(); });
+  failure_.await([this] { return prefetcher_.idle(); });
   follow(course_.ended());
 }
 
@@ -232,7 +190,7 @@ void StepLoop::follow(StepPlan plan) {
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   check_acquire(unit, pass);
   if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   const std::uint64_t begin_ns = steady_now_ns();
@@ -241,7 +199,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   UseState& state = uses_[use];
   device_.record(arrived_events_[use].id(), stream);
   std::uint64_t update_awaited_ns = 0;  // last seen
-  await([&] {
+  failure_.await([&] {
     if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
     if (!prefetcher_.is_ready(use)) return false;
     if (has_gradient) state.gradient_slot = drain_.try_take_slot();
@@ -289,7 +247,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 StepReport StepLoop::finish_step() {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
   if (leases_held_ != 0)
     throw Error(ErrorCode::kInvalidArgument,
@@ -302,14 +260,14 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
   scheduler_.run([this] { drain_.close(); });
-  await([this] {
+  failure_.await([this] {
     return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
   });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
-  throw_if_device_failed();
+  failure_.throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
@@ -350,17 +308,6 @@ void StepLoop::describe_changes(StepReport& report) const {
     report.notes.push_back(fmt::format(
         "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
         step_, units, layout_.units().size()));
-}
-
-// Everything enqueued has completed by now; what failed on the way must not be taken for a result.
-void StepLoop::throw_if_device_failed() {
-  if (arrived_events_.empty()) return;  // nothing has been enqueued yet
-  try {
-    device_.synchronize(arrived_events_.front().id());
-  } catch (...) {
-    give_up();
-    throw;
-  }
 }
 
 // sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
@@ -441,13 +388,7 @@ void StepLoop::abandon() noexcept {
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
   });
-  if (is_partial && !poison_) {
-    poison_ = Error(ErrorCode::kPoisoned,
-                    fmt::format("step {} was abandoned after blocks had been updated "
-                                "(optimizer.overlap eager), so the state is neither that of step "
-                                "{} nor of step {}; start again from the last saved model",
-                                step_ + 1, step_, step_ + 1));
-  }
+  if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
   await_computation(0);

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "engine/gradient_drain.h"
-#include "engine/optimizer_pass.h"
 #include "engine/prefetcher.h"
 #include "engine/step_course.h"
+#include "engine/step_failure.h"
 #include "engine/update_policy.h"
 
 namespace sluice {
@@ -84,7 +84,7 @@ class StepLoop {
     return course_.plans().predict_traffic(micro_batches, order);
   }
   // Throws what keeps the engine from going on, if anything does.
-  void throw_if_unusable();
+  void throw_if_unusable() { failure_.throw_if_unusable(); }
   // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
   // Requires: no step is active.
   void lend_buffers();
@@ -102,20 +102,17 @@ class StepLoop {
   void begin();
   void make_events();
   void pump();
-  void await(const std::function<bool()>& ready);
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   void change_schedule(UnitId unit, Pass pass);
   void end_schedule();
   void follow(StepPlan plan);
   void describe_changes(StepReport& report) const;
-  void throw_if_device_failed();
   void await_computation(std::uint32_t first_use) noexcept;
   double mean_gradient_norm() const;
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
   void apply(StepReport& report);
-  void give_up();
   void count_stalls(StepReport& report) const;
 
   const Config& config_;
@@ -137,6 +134,7 @@ class StepLoop {
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;
+  StepFailure failure_;
 
   // The step under way.
   StepOptions options_;
@@ -148,7 +146,6 @@ class StepLoop {
 
   std::uint64_t step_ = 0;             // updates scheduled
   bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
-  std::optional<Error> poison_;
 };
 
 }  // namespace sluice
