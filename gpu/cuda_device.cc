@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
-#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -14,36 +13,22 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "gpu/cuda_current_device.h"
 #include "gpu/cuda_error.h"
+#include "gpu/cuda_memory.h"
 #include "gpu/host_stream.h"
-#include "gpu/memory_ledger.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kAlignBytes = 4_KiB;
 // What cuBLASLt, the kernels' code and the runtime take beside our own memory.
 constexpr std::uint64_t kReserveBytes = 1_GiB;
 
-// Makes a GPU the calling thread's current one, for as long as this lives: the application may have
-// another.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int ordinal) {
-    (void)cudaGetDevice(&previous_);
-    if (previous_ != ordinal) SLUICE_CUDA(cudaSetDevice(ordinal));
-    changed_ = previous_ != ordinal;
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  ~CurrentDevice() {
-    if (changed_) (void)cudaSetDevice(previous_);
-  }
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
+cudaDeviceProp properties_of(int ordinal) {
+  cudaDeviceProp properties{};
+  SLUICE_CUDA(cudaGetDeviceProperties(&properties, ordinal));
+  return properties;
+}
 
 // A stream and what its owner needs to wait for it.
 struct CudaStream {
@@ -73,12 +58,14 @@ class RuntimeCudaDevice final : public CudaDevice {
   int ordinal() const override { return ordinal_; }
   void* native_stream(StreamId stream) const override { return stream_of(stream).stream; }
 
-  std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override;
+  std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override {
+    return memory_.allocate(size_bytes, purpose);
+  }
   void free(std::byte* memory) noexcept override;
-  std::uint64_t capacity_bytes() const override;
-  std::uint64_t allocated_bytes() const override;
+  std::uint64_t capacity_bytes() const override { return memory_.capacity_bytes(); }
+  std::uint64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
-  void register_host_memory(std::span<std::byte> memory) override;
+  void register_host_memory(std::span<std::byte> memory) override { memory_.register_host(memory); }
   void unregister_host_memory(std::span<std::byte> memory) noexcept override;
 
   StreamId create_stream(std::string_view name, StreamPriority priority) override;
@@ -101,14 +88,8 @@ class RuntimeCudaDevice final : public CudaDevice {
   void finish(std::unique_ptr<HostCall> call, cudaError_t status);
 
  private:
-  struct Allocation {
-    void* base;
-    std::uint64_t size_bytes;
-  };
-
   CudaStream& stream_of(StreamId id) const;
   cudaEvent_t event_of(EventId id) const;
-  bool is_device_memory(const std::byte* memory) const;
   void latch(cudaError_t status, const char* expression, int line) const;
   void await(cudaEvent_t event) const;
   void await_all(CudaStream& stream);
@@ -116,14 +97,9 @@ class RuntimeCudaDevice final : public CudaDevice {
 
   const int ordinal_;
   std::string name_;
-  int high_priority_ = 0;                 // numerically the least
-  cudaStream_t memory_stream_ = nullptr;  // on which fresh memory is filled
+  int high_priority_ = 0;  // numerically the least
+  CudaMemory memory_;
   mutable FailureLatch failure_;
-
-  mutable std::mutex memory_mutex_;
-  // Guarded by memory_mutex_.
-  MemoryLedger ledger_;
-  std::map<const std::byte*, Allocation> allocations_;
 
   mutable std::mutex objects_mutex_;
   // Guarded by objects_mutex_; what the pointers refer to is not.
@@ -144,20 +120,17 @@ class RuntimeCudaDevice final : public CudaDevice {
   } while (false)
 
 RuntimeCudaDevice::RuntimeCudaDevice(int ordinal, std::uint64_t memory_bytes)
-    : ordinal_(ordinal), ledger_(memory_bytes), last_resort_("cuda failed", 0, failure_) {
-  cudaDeviceProp properties{};
-  SLUICE_CUDA(cudaGetDeviceProperties(&properties, ordinal));
-  name_ = fmt::format("cuda:{} {}", ordinal, properties.name);
-  const CurrentDevice current(ordinal_);
+    : ordinal_(ordinal),
+      name_(fmt::format("cuda:{} {}", ordinal, properties_of(ordinal).name)),
+      memory_(ordinal, name_, memory_bytes),
+      last_resort_("cuda failed", 0, failure_) {
+  const CudaCurrentDevice current(ordinal_);
   int least = 0;
   SLUICE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &high_priority_));
-  SLUICE_CUDA(cudaStreamCreateWithFlags(&memory_stream_, cudaStreamNonBlocking));
 }
 
 RuntimeCudaDevice::~RuntimeCudaDevice() {
-  SLUICE_CHECK(streams_.empty() && events_.empty() && allocations_.empty(),
-               "streams, events and memory go before their device");
-  (void)cudaStreamDestroy(memory_stream_);
+  SLUICE_CHECK(streams_.empty() && events_.empty(), "streams and events go before their device");
 }
 
 void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int line) const {
@@ -165,91 +138,18 @@ void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int li
   failure_.set(std::make_exception_ptr(cuda_error(status, expression, __FILE__, line)));
 }
 
-// Memory.
-
-std::byte* RuntimeCudaDevice::allocate(std::uint64_t size_bytes, std::string_view purpose) {
-  const CurrentDevice current(ordinal_);
-  const std::scoped_lock lock(memory_mutex_);
-  ledger_.check_fits(size_bytes, purpose);
-  if (size_bytes == 0) return nullptr;
-  void* base = nullptr;
-  // CUDA promises an alignment of 256 bytes.
-  if (const cudaError_t status = cudaMalloc(&base, size_bytes + kAlignBytes);
-      status != cudaSuccess) {
-    (void)cudaGetLastError();
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    (void)cudaMemGetInfo(&free_bytes, &total_bytes);
-    throw ledger_.refusal(size_bytes, purpose,
-                          fmt::format("{} has {} free of {} ({})", name_, format_bytes(free_bytes),
-                                      format_bytes(total_bytes), cudaGetErrorString(status)));
-  }
-  const auto address = reinterpret_cast<std::uintptr_t>(base);
-  std::byte* const memory =
-      static_cast<std::byte*>(base) + (align_up(address, kAlignBytes) - address);
-  ledger_.add(memory, size_bytes, purpose);
-  allocations_.emplace(memory, Allocation{base, size_bytes});
-  SLUICE_CUDA_ENQUEUE(cudaMemsetAsync(memory, 0, size_bytes, memory_stream_));
-  SLUICE_CUDA_ENQUEUE(cudaStreamSynchronize(memory_stream_));
-  return memory;
-}
-
 void RuntimeCudaDevice::free(std::byte* memory) noexcept {
-  if (memory == nullptr) return;
-  void* base = nullptr;
-  {
-    const std::scoped_lock lock(memory_mutex_);
-    ledger_.remove(memory);
-    base = allocations_.at(memory).base;
-    allocations_.erase(memory);
-  }
-  SLUICE_CUDA_ENQUEUE(cudaFree(base));  // waits for the device: not under the lock
-}
-
-std::uint64_t RuntimeCudaDevice::capacity_bytes() const {
-  const std::scoped_lock lock(memory_mutex_);
-  return ledger_.capacity_bytes();
-}
-
-std::uint64_t RuntimeCudaDevice::allocated_bytes() const {
-  const std::scoped_lock lock(memory_mutex_);
-  return ledger_.taken_bytes();
-}
-
-bool RuntimeCudaDevice::is_device_memory(const std::byte* memory) const {
-  const std::scoped_lock lock(memory_mutex_);
-  auto entry = allocations_.upper_bound(memory);
-  if (entry == allocations_.begin()) return false;
-  --entry;
-  return memory < entry->first + entry->second.size_bytes;
-}
-
-// In one call, whole pages: a copy may not straddle two registrations.
-void RuntimeCudaDevice::register_host_memory(std::span<std::byte> memory) {
-  if (memory.empty()) return;
-  SLUICE_CHECK(is_aligned(reinterpret_cast<std::uintptr_t>(memory.data()), kAlignBytes),
-               "host memory that is registered begins at a page");
-  const CurrentDevice current(ordinal_);
-  const cudaError_t status = cudaHostRegister(memory.data(), align_up(memory.size(), kAlignBytes),
-                                              cudaHostRegisterPortable);
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  const Error reason = cuda_error(static_cast<int>(status), "cudaHostRegister", __FILE__, __LINE__);
-  throw Error(reason.code(),
-              fmt::format("cannot page-lock {} of host memory: {}; lower memory.host, or raise the "
-                          "limit of locked memory (ulimit -l, a container's memory)",
-                          format_bytes(memory.size()), reason.what()));
+  SLUICE_CUDA_ENQUEUE(static_cast<cudaError_t>(memory_.free(memory)));
 }
 
 void RuntimeCudaDevice::unregister_host_memory(std::span<std::byte> memory) noexcept {
-  if (memory.empty()) return;
-  SLUICE_CUDA_ENQUEUE(cudaHostUnregister(memory.data()));
+  if (!memory.empty()) SLUICE_CUDA_ENQUEUE(cudaHostUnregister(memory.data()));
 }
 
 // Streams and events.
 
 StreamId RuntimeCudaDevice::create_stream(std::string_view, StreamPriority priority) {
-  const CurrentDevice current(ordinal_);
+  const CudaCurrentDevice current(ordinal_);
   auto stream = std::make_unique<CudaStream>();
   SLUICE_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking,
                                            priority == StreamPriority::kHigh ? high_priority_ : 0));
@@ -282,7 +182,7 @@ void RuntimeCudaDevice::destroy_stream(StreamId id) noexcept {
 // With timing, for elapsed_ns(); a thread that waits for one sleeps, for spinning would take a core
 // from the optimizer.
 EventId RuntimeCudaDevice::create_event() {
-  const CurrentDevice current(ordinal_);
+  const CudaCurrentDevice current(ordinal_);
   cudaEvent_t event = nullptr;
   SLUICE_CUDA(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
   const std::scoped_lock lock(objects_mutex_);
@@ -373,8 +273,8 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
   SLUICE_CHECK(target != nullptr && source != nullptr, "a copy has a target and a source");
-  const bool to_device = is_device_memory(target);
-  const bool from_device = is_device_memory(source);
+  const bool to_device = memory_.contains(target);
+  const bool from_device = memory_.contains(source);
   if (!to_device && !from_device) {
     // cudaMemcpyAsync would block the caller until it is done.
     return start(stream, [target, source, size_bytes] { std::memcpy(target, source, size_bytes); });
@@ -389,7 +289,7 @@ void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, S
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
   SLUICE_CHECK(target != nullptr, "a fill has a target");
-  if (!is_device_memory(target))
+  if (!memory_.contains(target))
     return start(stream, [target, size_bytes] { std::memset(target, 0, size_bytes); });
   SLUICE_CUDA_ENQUEUE(cudaMemsetAsync(target, 0, size_bytes, stream.stream));
 }
@@ -451,8 +351,7 @@ std::string why_no_cuda_device(int ordinal) {
 }
 
 std::string describe_cuda_device(int ordinal) {
-  cudaDeviceProp properties{};
-  SLUICE_CUDA(cudaGetDeviceProperties(&properties, ordinal));
+  const cudaDeviceProp properties = properties_of(ordinal);
   return fmt::format("{}, compute capability {}.{}, {}", properties.name, properties.major,
                      properties.minor, format_bytes(properties.totalGlobalMem));
 }
@@ -460,7 +359,7 @@ std::string describe_cuda_device(int ordinal) {
 std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
   if (const std::string why = why_no_cuda_device(options.ordinal); !why.empty())
     throw Error(ErrorCode::kUnsupported, why);
-  const CurrentDevice current(options.ordinal);
+  const CudaCurrentDevice current(options.ordinal);
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
