@@ -74,11 +74,10 @@ const Library& library() {
 
 void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw Error(
-      status == CUBLAS_STATUS_NOT_SUPPORTED ? ErrorCode::kUnsupported : ErrorCode::kInternal,
-      fmt::format("{}: cuBLASLt status {}; CUBLASLT_LOG_LEVEL=5 in the environment makes "
-                  "the library say more",
-                  call, static_cast<int>(status)));
+  throw Error(ErrorCode::kInternal,
+              fmt::format("{}: cuBLASLt status {}; CUBLASLT_LOG_LEVEL=5 in the environment makes "
+                          "the library say more",
+                          call, static_cast<int>(status)));
 }
 
 cudaDataType_t data_type(DType type) {
@@ -112,6 +111,7 @@ struct CublasLt::Plan {
   cublasLtMatrixLayout_t second = nullptr;  // our a
   cublasLtMatrixLayout_t result = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
+  bool has_algorithm = false;
 
   Plan(const Product& p, DType type) {
     try {
@@ -194,11 +194,8 @@ struct CublasLt::Plan {
       status = library().heuristic(handle, operation, first, second, result, result, preference, 1,
                                    &found, &count);
     library().preference_destroy(preference);
-    check(status, "cublasLtMatmulAlgoGetHeuristic");
-    if (count == 0)
-      throw Error(
-          ErrorCode::kUnsupported,
-          fmt::format("cuBLASLt knows no algorithm for a product of {} x {} x {}", p.m, p.n, p.k));
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "cublasLtMatmulAlgoGetHeuristic");
+    has_algorithm = status == CUBLAS_STATUS_SUCCESS && count != 0;
     algorithm = found.algo;
   }
 
@@ -244,9 +241,10 @@ const CublasLt::Plan& CublasLt::plan_of(const Product& product, DType type) {
   return *plan;
 }
 
-void CublasLt::multiply(const Product& p, DType type, StreamId stream) {
+bool CublasLt::multiply(const Product& p, DType type, StreamId stream) {
   const CudaCurrentDevice current(device_.ordinal());
   const Plan& plan = plan_of(p, type);
+  if (!plan.has_algorithm) return false;
   const float alpha = 1.0f;
   const float beta = p.addend == nullptr ? 0.0f : 1.0f;
   check(library().matmul(static_cast<cublasLtHandle_t>(handle_), plan.operation, &alpha, p.b,
@@ -255,6 +253,7 @@ void CublasLt::multiply(const Product& p, DType type, StreamId stream) {
                          plan.result, &plan.algorithm, workspace_.data(), kWorkspaceBytes,
                          static_cast<cudaStream_t>(device_.native_stream(stream))),
         "cublasLtMatmul");
+  return true;
 }
 
 }  // namespace sluice::gpt

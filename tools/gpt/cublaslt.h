@@ -30,9 +30,10 @@ class CublasLt {
 
   std::string version() const;
 
-  // `type` is T.
-  // Fails with: kUnsupported when the library knows no algorithm for it, kInternal otherwise.
-  void multiply(const Product& product, DType type, StreamId stream);
+  // `type` is T. False, and nothing enqueued, when the library knows no algorithm for the product
+  // (bf16 at odd addresses, perhaps).
+  // Fails with: kInternal.
+  bool multiply(const Product& product, DType type, StreamId stream);
 
  private:
   struct Plan;

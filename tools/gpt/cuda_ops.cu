@@ -24,11 +24,8 @@ class CudaOps final : public DeviceOpsOver<CudaLauncher> {
   }
 
   void multiply(const Product& product, StreamId stream) override {
-    if (cublas_ != nullptr) {
-      cublas_->multiply(product, type(), stream);
-    } else {
+    if (cublas_ == nullptr || !cublas_->multiply(product, type(), stream))
       DeviceOpsOver::multiply(product, stream);
-    }
   }
 
  private:

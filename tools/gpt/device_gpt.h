@@ -117,6 +117,8 @@ class DeviceGpt {
   void block_backward(std::uint32_t layer);
   void attention_forward(const Block& block);
   void attention_backward(const Block& block);
+  SoftmaxArguments softmax_of(const Block& block, std::uint64_t first_row, std::uint64_t first_head,
+                              std::uint64_t heads) const;
   void logits_forward(const std::byte* table);
   void logits_backward(const std::byte* table, std::byte* table_gradient);
   void embedding_backward_use();

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
-#include "tools/gpt/device_ops_over.h"
 
 namespace sluice::gpt {
 

@@ -125,6 +125,10 @@ constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
   return (rows + kPartialRows - 1) / kPartialRows * width;
 }
 
+// Fails with: kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
+// fp32.
+void check_device_types(DType type, DType gradient_type);
+
 class DeviceOps {
  public:
   DeviceOps() = default;

@@ -11,10 +11,6 @@
 
 namespace sluice::gpt {
 
-// Fails with: kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
-// fp32.
-void check_device_types(DType type, DType gradient_type);
-
 template <class Launcher>
 class DeviceOpsOver : public DeviceOps {
  public:

@@ -15,6 +15,8 @@ namespace sluice::gpt {
 struct DeviceUnit {
   DeviceBuffer memory;
   std::vector<std::byte*> tensors;
+
+  std::vector<const std::byte*> const_tensors() const { return {tensors.begin(), tensors.end()}; }
 };
 
 inline DeviceUnit device_unit(Device& device, const UnitSpec& unit, DType type) {
@@ -58,6 +60,21 @@ class Transfers {
   StreamId stream_;
 };
 
+// `parameters` of `type`, unit by unit.
+inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
+                                               const ModelSpec& spec,
+                                               const TensorMemory& parameters, DType type) {
+  Transfers transfers(device, stream);
+  std::vector<DeviceUnit> units;
+  for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
+    units.push_back(device_unit(device, spec.units[unit], type));
+    for (std::size_t i = 0; i < spec.units[unit].tensors.size(); ++i)
+      transfers.to_device(units[unit].tensors[i], parameters.pointers(unit)[i],
+                          spec.units[unit].tensors[i].element_count() * size_of(type));
+  }
+  return units;
+}
+
 // As run_training_pass(). Gradient memory starts as NaN, so that an element that backward forgets
 // shows. `parameters` are of ops.type().
 inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
@@ -66,20 +83,12 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
                                   const std::vector<std::uint32_t>& targets) {
   const Stream stream(device, "test");
   Transfers transfers(device, stream.id());
-  std::vector<DeviceUnit> units;
-  for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
-    units.push_back(device_unit(device, spec.units[unit], ops.type()));
-    for (std::size_t i = 0; i < spec.units[unit].tensors.size(); ++i)
-      transfers.to_device(units[unit].tensors[i], parameters.pointers(unit)[i],
-                          spec.units[unit].tensors[i].element_count() * size_of(ops.type()));
-  }
-  const auto const_pointers = [&](std::uint32_t unit) {
-    return std::vector<const std::byte*>(units[unit].tensors.begin(), units[unit].tensors.end());
-  };
+  const std::vector<DeviceUnit> units =
+      units_on_device(device, stream.id(), spec, parameters, ops.type());
   PassResult result{0, {}};
   gpt.start(DeviceGpt::Mode::kTraining, tokens, targets, stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
-    gpt.forward(use, const_pointers(index_of(spec.forward_order[use])), stream.id());
+    gpt.forward(use, units[index_of(spec.forward_order[use])].const_tensors(), stream.id());
   gpt.add_loss(result.loss, stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use) {
     const std::uint32_t index = index_of(spec.backward_order[use]);
@@ -87,7 +96,7 @@ inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOp
     const DeviceUnit gradients = device_unit(device, unit, ops.gradient_type());
     const std::vector<std::byte> nan(gradients.memory.size_bytes(), std::byte{0xff});
     transfers.to_device(gradients.memory.data(), nan.data(), nan.size());
-    gpt.backward(use, const_pointers(index), gradients.tensors, stream.id());
+    gpt.backward(use, units[index].const_tensors(), gradients.tensors, stream.id());
     for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
       const std::uint64_t count = unit.tensors[i].element_count();
       const std::vector<std::byte> bytes =
