@@ -7,6 +7,7 @@
 // application's thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -38,7 +39,7 @@ class Scheduler {
   void fail(const Error& error);
   // The same for whatever was thrown; what is no Error becomes kInternal.
   void fail(std::exception_ptr thrown);
-  bool failed() const;
+  bool failed() const { return has_failed_; }
   void throw_if_failed() const;
 
  private:
@@ -59,6 +60,8 @@ class Scheduler {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr failure_;
+
+  std::atomic<bool> has_failed_ = false;  // set after failure_
 
   TaskThread thread_;  // last: its tasks use all of the above
 };
