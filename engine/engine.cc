@@ -163,6 +163,9 @@ const Placement& Engine::placement() const {
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
   return parts_->loop.predict_traffic(micro_batches, order);
 }
+std::vector<UnitTime> Engine::unit_times() const {
+  return parts_->loop.timeline().unit_times();
+}
 std::span<const DirectFile> Engine::storage_files() const {
   return parts_->tiers.files();
 }

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "engine/task_thread.h"
+#include "engine/work_meter.h"
 
 namespace sluice {
 
@@ -41,6 +42,9 @@ class Scheduler {
   bool failed() const;
   void throw_if_failed() const;
 
+  // What those on this thread have given others to do. Scheduler's thread only.
+  WorkMeter& work() { return work_; }
+
  private:
   // An application thread in await(); lives on its stack.
   struct Waiter {
@@ -54,6 +58,7 @@ class Scheduler {
 
   // Scheduler thread only.
   std::vector<Waiter*> waiters_;
+  WorkMeter work_;
 
   // Guarded by mutex_.
   mutable std::mutex mutex_;

@@ -36,7 +36,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       drain_(layout, placement, tiers, device, scheduler, worker,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {}
+            [this] { pump(); }),
+      timeline_(layout, device) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -83,7 +84,7 @@ void StepLoop::give_up() {
   if (!is_partial) return;
   try {
     scheduler_.throw_if_failed();
-    device_.synchronize(arrived_events_.front().id());
+    if (const auto event = timeline_.first_event()) device_.synchronize(*event);
   } catch (const std::exception& error) {
     poison_ =
         Error(ErrorCode::kPoisoned,
@@ -118,7 +119,11 @@ void StepLoop::begin_inference() {
 
 void StepLoop::drain() {
   throw_if_unusable();
-  await([this] { return pass_.is_home(); });
+  await([this] {
+    const bool is_home = pass_.is_home();
+    timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
+    return is_home;
+  });
   if (std::exchange(has_undrained_update_, false)) throw_if_device_failed();
 }
 
@@ -146,14 +151,12 @@ void StepLoop::begin(const StepPlan& plan) {
   next_use_ = 0;
   leases_held_ = 0;
   uses_.assign(plan.schedule.size(), {});
-  while (arrived_events_.size() < plan.schedule.size()) {
-    arrived_events_.emplace_back(device_);
-    resumed_events_.emplace_back(device_);
-  }
+  timeline_.begin(plan.schedule, step_ + 1);
   plan_ = &plan;
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   scheduler_.run([&] {
+    (void)scheduler_.work().take();
     drain_.begin(step_ + 1);
     prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
   });
@@ -191,23 +194,13 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   throw_if_unusable();
   check_acquire(unit, pass);
-  const std::uint64_t begin_ns = steady_now_ns();
   const std::uint32_t use = next_use_;
   UseState& state = uses_[use];
-  device_.record(arrived_events_[use].id(), stream);
-  std::uint64_t update_awaited_ns = 0;  // last seen
-  await([&] {
-    if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
-    if (!prefetcher_.is_ready(use)) return false;
-    if (pass == Pass::kBackward) state.gradient_slot = drain_.try_take_slot();
-    return pass != Pass::kBackward || state.gradient_slot.has_value();
-  });
-  if (update_awaited_ns > begin_ns)
-    state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
-  device_.wait(stream, placement_.unit_is_on_device(layout_.unit(unit))
-                           ? pass_.resident_event(unit)
-                           : prefetcher_.ready_event(unit));
-  device_.record(resumed_events_[use].id(), stream);
+  timeline_.arrive(use, stream);
+  await([&] { return is_ready(use); });
+  const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
+  device_.wait(stream, is_resident ? pass_.resident_event(unit) : prefetcher_.ready_event(unit));
+  timeline_.resume(use, stream, is_resident || plan_->window.uses[use].fetch);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = plans_.window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
@@ -219,14 +212,40 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.stream = stream;
   ++next_use_;
   ++leases_held_;
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .step = step_ + 1,
-                  .unit = index_of(unit),
-                  .kind = TraceKind::kAcquire});
-  }
   return lease;
+}
+
+// On the scheduler's thread: whether everything that `use` needs is on its way to the device.
+bool StepLoop::is_ready(std::uint32_t use) {
+  const ScheduledUse& scheduled = plan_->schedule[use];
+  WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
+  if (prefetcher_.is_ready(use)) {
+    if (scheduled.pass == Pass::kBackward) uses_[use].gradient_slot = drain_.try_take_slot();
+    if (scheduled.pass != Pass::kBackward || uses_[use].gradient_slot.has_value()) {
+      timeline_.ready();
+      return true;
+    }
+  } else {
+    cause = prefetcher_.waits_for();
+    if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
+  }
+  timeline_.waits_for(use, cause);
+  return false;
+}
+
+// Likewise: whether every gradient of the step is final, and its update may be applied.
+bool StepLoop::is_over() {
+  if (!drain_.is_complete() || !drain_.idle()) {
+    timeline_.waits_for(kTraceNone, drain_.waits_for());
+    return false;
+  }
+  if (!prefetcher_.idle()) return false;
+  if (!pass_.is_begun()) {
+    timeline_.waits_for(kTraceNone, pass_.waits_for());
+    return false;
+  }
+  timeline_.ready();
+  return true;
 }
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
@@ -253,9 +272,7 @@ StepReport StepLoop::finish_step() {
             "finish: the step is not over: {} leases are held, and the schedule expects {} next",
             leases_held_, describe_use(next_use_)));
   const std::uint64_t begin_ns = steady_now_ns();
-  await([this] {
-    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
-  });
+  await([this] { return is_over(); });
   throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
@@ -271,25 +288,29 @@ StepReport StepLoop::finish_step() {
   }
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
-  const std::uint64_t end_ns = steady_now_ns();
-  report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
-  count_stalls(report);
+  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
-  scheduler_.run([&] { report.notes = store_.take_notes(); });
+  WorkTimes work;
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    work = scheduler_.work().take();
+  });
+  report.times =
+      timeline_.finish(prefetcher_.release_event(plan_->schedule.back().unit), begin_ns, work);
+  report.stall_ns = report.times.stall_ns;
+  report.stall_for_update_ns = report.times.stall_for_update_ns;
   plan_ = nullptr;
-  if (trace_enabled())
-    trace_record(
-        {.begin_ns = begin_ns, .end_ns = end_ns, .step = report.step, .kind = TraceKind::kFinish});
   return report;
 }
 
 // Everything enqueued has completed by now; what failed on the way must not be taken for a result.
 void StepLoop::throw_if_device_failed() {
-  if (arrived_events_.empty()) return;  // nothing has been enqueued yet
+  const std::optional<EventId> event = timeline_.first_event();
+  if (!event) return;  // nothing has been enqueued yet
   try {
-    device_.synchronize(arrived_events_.front().id());
+    device_.synchronize(*event);
   } catch (...) {
     give_up();
     throw;
@@ -330,15 +351,6 @@ void StepLoop::fail_non_finite() {
               fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
                           "to \"skip\"",
                           drain_.describe_non_finite(), step_ + 1, outcome));
-}
-
-void StepLoop::count_stalls(StepReport& report) const {
-  for (std::size_t use = 0; use < plan_->schedule.size(); ++use) {
-    const std::int64_t stall_ns =
-        device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
-    report.stall_ns += stall_ns;
-    report.stall_for_update_ns += std::min(stall_ns, uses_[use].update_wait_ns);
-  }
 }
 
 bool StepLoop::is_idle() const {
