@@ -129,7 +129,10 @@ void BlockStore::complete(Transfer& transfer) {
   Entry& home = entry(transfer.block, transfer.plane);
   const bool is_read = transfer.request.kind == IoKind::kRead;
   if (const std::optional<Error> fault = fault_of(transfer)) {
-    if (repeat_read(transfer, *fault)) return submit(transfer);
+    if (repeat_read(transfer, *fault)) {
+      trace(transfer);
+      return submit(transfer);
+    }
     scheduler_.fail(*fault);
   } else if (!is_read) {
     if (transfer.target == StoreTarget::kHome) home.version = transfer.version;
@@ -145,9 +148,10 @@ void BlockStore::complete(Transfer& transfer) {
   transfer.done();
 }
 
-// A transfer that failed before the drive was asked has no times of its own.
+// What the queue counts: transfers that moved their bytes.
 void BlockStore::trace(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
+  if (request.error != 0) return;
   const bool is_read = request.kind == IoKind::kRead;
   const bool is_record = transfer.plane == Plane::kRecord;
   const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
@@ -228,8 +232,10 @@ void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte
     take_sum(transfer);
     const std::optional<Error> fault = fault_of(transfer);
     if (!fault) break;
+    trace(transfer);
     if (!repeat_read(transfer, *fault)) throw *fault;
   }
+  trace(transfer);
   if (kind == IoKind::kWrite) accept_write(transfer);
 }
 
