@@ -33,6 +33,7 @@ ordered_json units_of(const Layout& layout) {
                      {"elements", unit.element_count},
                      {"first_block", unit.first_block},
                      {"blocks", unit.block_count},
+                     {"frozen", unit.is_frozen},
                      {"parameter_bytes", layout.unit_parameter_bytes(unit.id)},
                      {"tensors", tensors}});
   }
@@ -169,7 +170,9 @@ ModelSpec model_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
     ModelSpec model;
     for (const nlohmann::json& from : document.at("units")) {
-      UnitSpec unit{.name = from.at("name").get<std::string>(), .tensors = {}};
+      UnitSpec unit;
+      unit.name = from.at("name").get<std::string>();
+      unit.is_frozen = from.at("frozen").get<bool>();
       for (const nlohmann::json& tensor : from.at("tensors"))
         unit.tensors.push_back({.name = tensor.at("name").get<std::string>(),
                                 .shape = {tensor.at("elements").get<std::uint64_t>()}});

@@ -1,7 +1,6 @@
 #include "engine/step_loop.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -9,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
-#include "base/units.h"
 
 namespace sluice {
 
@@ -28,7 +26,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scheduler_(scheduler),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
-      plans_(model, layout, placement),
+      course_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
                   {.on_change = [this] { pump(); },
@@ -37,6 +35,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
             [this] { pump(); }),
+      failure_(pass_, device, scheduler),
       timeline_(layout, device) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
@@ -53,47 +52,6 @@ void StepLoop::pump() {
   is_pumping_ = false;
 }
 
-void StepLoop::throw_if_unusable() {
-  if (poison_) throw *poison_;
-  try {
-    scheduler_.throw_if_failed();
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-void StepLoop::await(const std::function<bool()>& ready) {
-  try {
-    scheduler_.await(ready);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-// After a failure that struck in mid-update, later calls say so.
-void StepLoop::give_up() {
-  if (poison_) return;
-  bool is_partial = false;
-  std::uint64_t version = 0;
-  scheduler_.run([&] {
-    is_partial = pass_.is_partial();
-    version = pass_.version();
-  });
-  if (!is_partial) return;
-  try {
-    scheduler_.throw_if_failed();
-    if (const auto event = timeline_.first_event()) device_.synchronize(*event);
-  } catch (const std::exception& error) {
-    poison_ =
-        Error(ErrorCode::kPoisoned,
-              fmt::format("the update of step {} failed midway, so the state is neither that of "
-                          "step {} nor of step {}; start again from the last saved model: {}",
-                          version + 1, version, version + 1, error.what()));
-  }
-}
-
 void StepLoop::begin_step(const StepOptions& options) {
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
     throw Error(ErrorCode::kInvalidArgument,
@@ -102,29 +60,33 @@ void StepLoop::begin_step(const StepOptions& options) {
   if (options.micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "begin_step: micro_batches is 0; a step has at least one");
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   options_ = options;
   policy_ = update_policy_.choose();
   const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
-  begin(plans_.training(options.micro_batches, options.order));
+  throw_if_active();
+  course_.begin_training(options.micro_batches, options.order);
+  begin();
   scheduler_.run(
       [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
 }
 
 void StepLoop::begin_inference() {
   drain();
+  throw_if_active();
   traffic_.pause();
-  begin(plans_.inference());
+  course_.begin_inference();
+  begin();
 }
 
 void StepLoop::drain() {
-  throw_if_unusable();
-  await([this] {
+  failure_.throw_if_unusable();
+  failure_.await([this] {
     const bool is_home = pass_.is_home();
     timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
     return is_home;
   });
-  if (std::exchange(has_undrained_update_, false)) throw_if_device_failed();
+  if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
 }
 
 std::uint64_t StepLoop::applied_step() const {
@@ -143,30 +105,24 @@ void StepLoop::return_buffers() {
   traffic_.resume();
 }
 
-void StepLoop::begin(const StepPlan& plan) {
-  throw_if_unusable();
+void StepLoop::throw_if_active() const {
   if (is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "a step or an inference is still active; finish or destroy it first");
-  next_use_ = 0;
+}
+
+// Along the course.
+void StepLoop::begin() {
   leases_held_ = 0;
-  uses_.assign(plan.schedule.size(), {});
-  timeline_.begin(plan.schedule, step_ + 1);
-  plan_ = &plan;
+  uses_.assign(course_.schedule().size(), {});
+  timeline_.begin(course_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   scheduler_.run([&] {
     (void)scheduler_.work().take();
     drain_.begin(step_ + 1);
-    prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
+    prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
-}
-
-std::string StepLoop::describe_use(std::size_t use) const {
-  if (use == plan_->schedule.size()) return "the end of the step";
-  const ScheduledUse& scheduled = plan_->schedule[use];
-  return fmt::format("unit \"{}\" ({})", layout_.unit(scheduled.unit).name,
-                     name_of(scheduled.pass));
 }
 
 void StepLoop::check_acquire(UnitId unit, Pass pass) const {
@@ -177,75 +133,110 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));
-  if (next_use_ == plan_->schedule.size() || plan_->schedule[next_use_].unit != unit ||
-      plan_->schedule[next_use_].pass != pass) {
-    fail(
-        fmt::format("unit \"{}\" ({}) is not next; the schedule expects {} "
-                    "(ModelSpec::forward_order and backward_order "
-                    "declare it)",
-                    layout_.unit(unit).name, name_of(pass), describe_use(next_use_)));
-  }
-  if (next_use_ >= model_.concurrent_leases &&
-      !uses_[next_use_ - model_.concurrent_leases].is_released)
+  if ((pass == Pass::kInference) != course_.is_inference())
+    fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
+                     name_of(pass), course_.is_inference() ? "an inference" : "a training step"));
+  if (course_.next() >= model_.concurrent_leases &&
+      !uses_[course_.next() - model_.concurrent_leases].is_released)
     fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
-                     describe_use(next_use_ - model_.concurrent_leases), model_.concurrent_leases));
+                     course_.describe(course_.next() - model_.concurrent_leases),
+                     model_.concurrent_leases));
+}
+
+// Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
+// and the rest of the step is planned anew around it.
+void StepLoop::change_schedule(UnitId unit, Pass pass) {
+  bool is_closed = false;
+  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
+  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
+                    "backward use of the step, and optimizer.overlap \"eager\" may have updated it "
+                    "by then; declare the use in ModelSpec::backward_order, or set "
+                    "optimizer.overlap to \"deferred\"",
+                    layout_.unit(unit).name, name_of(pass)));
+  WindowProgress progress;
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([&] {
+    progress = prefetcher_.progress(course_.next());
+    return prefetcher_.idle();
+  });
+  try {
+    follow(course_.changed(progress, unit, pass));
+  } catch (const Error&) {
+    scheduler_.run(
+        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
+    throw;
+  }
+}
+
+// What the schedule still expects will not come.
+void StepLoop::end_schedule() {
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([this] { return prefetcher_.idle(); });
+  follow(course_.ended());
+}
+
+void StepLoop::follow(StepPlan plan) {
+  update_policy_.note_schedule_change();
+  scheduler_.run([&] {
+    course_.follow(std::move(plan));
+    uses_.resize(course_.schedule().size());
+    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
+  });
+  timeline_.follow(course_.schedule());
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   check_acquire(unit, pass);
-  const std::uint32_t use = next_use_;
-  UseState& state = uses_[use];
+  const std::uint32_t use = course_.next();
   timeline_.arrive(use, stream);
-  await([&] { return is_ready(use); });
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
+  UseState& state = uses_[use];
+  failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
   device_.wait(stream, is_resident ? pass_.resident_event(unit) : prefetcher_.ready_event(unit));
-  timeline_.resume(use, stream, is_resident || plan_->window.uses[use].fetch);
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
   LeasedUse lease{.use = use, .unit = unit};
-  lease.parameters = plans_.window_unit_bytes()[index_of(unit)] == 0
+  lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
-                         : tiers_.window() + plan_->window.uses[use].offset_bytes;
+                         : tiers_.window() + course_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
   }
   state.stream = stream;
-  ++next_use_;
+  course_.advance();
   ++leases_held_;
   return lease;
 }
 
 // On the scheduler's thread: whether everything that `use` needs is on its way to the device.
 bool StepLoop::is_ready(std::uint32_t use) {
-  const ScheduledUse& scheduled = plan_->schedule[use];
+  const ScheduledUse& scheduled = course_.schedule()[use];
+  const bool has_gradient =
+      scheduled.pass == Pass::kBackward && !layout_.unit(scheduled.unit).is_frozen;
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
   if (prefetcher_.is_ready(use)) {
-    if (scheduled.pass == Pass::kBackward) uses_[use].gradient_slot = drain_.try_take_slot();
-    if (scheduled.pass != Pass::kBackward || uses_[use].gradient_slot.has_value()) {
-      timeline_.ready();
-      return true;
-    }
+    if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || uses_[use].gradient_slot) cause = {};
   } else {
     cause = prefetcher_.waits_for();
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
   timeline_.waits_for(use, cause);
-  return false;
+  return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 
 // Likewise: whether every gradient of the step is final, and its update may be applied.
 bool StepLoop::is_over() {
-  if (!drain_.is_complete() || !drain_.idle()) {
-    timeline_.waits_for(kTraceNone, drain_.waits_for());
-    return false;
-  }
-  if (!prefetcher_.idle()) return false;
-  if (!pass_.is_begun()) {
-    timeline_.waits_for(kTraceNone, pass_.waits_for());
-    return false;
-  }
-  timeline_.ready();
-  return true;
+  const bool is_drained = drain_.is_complete() && drain_.idle();
+  timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
+                                  : !pass_.is_begun() ? pass_.waits_for()
+                                                      : WaitCause());
+  return is_drained && prefetcher_.idle() && pass_.is_begun();
 }
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
@@ -254,7 +245,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   state.is_released = true;
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
-    const ScheduledUse& scheduled = plan_->schedule[use];
+    const ScheduledUse& scheduled = course_.schedule()[use];
     if (uses_[use].gradient_slot)
       drain_.release(scheduled, *uses_[use].gradient_slot,
                      prefetcher_.release_event(scheduled.unit));
@@ -263,17 +254,25 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 StepReport StepLoop::finish_step() {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
-  if (next_use_ != plan_->schedule.size() || leases_held_ != 0)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "finish: the step is not over: {} leases are held, and the schedule expects {} next",
-            leases_held_, describe_use(next_use_)));
+  if (leases_held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (!course_.has_been_backward())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: no unit has been through backward in this step; the schedule "
+                            "expects {} next",
+                            course_.describe(course_.next())));
   const std::uint64_t begin_ns = steady_now_ns();
-  await([this] { return is_over(); });
-  throw_if_device_failed();
+  if (!course_.is_over()) end_schedule();
+  scheduler_.run([this] { drain_.close(); });
+  failure_.await([this] { return is_over(); });
+  // What came after the last gradient, nobody has waited for yet.
+  std::uint32_t rest = course_.next();
+  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  await_computation(rest);
+  failure_.throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
@@ -297,24 +296,26 @@ StepReport StepLoop::finish_step() {
     report.notes = store_.take_notes();
     work = scheduler_.work().take();
   });
-  report.times =
-      timeline_.finish(prefetcher_.release_event(plan_->schedule.back().unit), begin_ns, work);
+  const UnitId last = course_.schedule()[course_.next() - 1].unit;
+  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
   report.stall_ns = report.times.stall_ns;
   report.stall_for_update_ns = report.times.stall_for_update_ns;
-  plan_ = nullptr;
+  describe_changes(report);
+  course_.end(/*is_example=*/true);
   return report;
 }
 
-// Everything enqueued has completed by now; what failed on the way must not be taken for a result.
-void StepLoop::throw_if_device_failed() {
-  const std::optional<EventId> event = timeline_.first_event();
-  if (!event) return;  // nothing has been enqueued yet
-  try {
-    device_.synchronize(*event);
-  } catch (...) {
-    give_up();
-    throw;
-  }
+void StepLoop::describe_changes(StepReport& report) const {
+  report.schedule_changes = course_.changes();
+  if (course_.changes() != 0)
+    report.notes.push_back(
+        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
+                    "such step is expected to go like this one",
+                    step_, course_.changes()));
+  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
+    report.notes.push_back(fmt::format(
+        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
+        step_, units, layout_.units().size()));
 }
 
 // sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
@@ -331,7 +332,7 @@ StepCoefficients StepLoop::coefficients(double clip_factor) const {
 void StepLoop::apply(StepReport& report) {
   report.gradient_norm = mean_gradient_norm();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = report.clip_factor == 1;
+  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const StepCoefficients known = coefficients(report.clip_factor);
   has_undrained_update_ = true;
@@ -366,6 +367,17 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
+// The window's bytes may be overwritten next: nothing may compute on them any more.
+void StepLoop::await_computation(std::uint32_t first_use) noexcept {
+  for (std::uint32_t use = first_use; use < course_.next(); ++use) {
+    try {
+      device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
+    } catch (...) {
+      // The device keeps its failure and reports it at the application's own synchronize().
+    }
+  }
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
@@ -375,25 +387,12 @@ void StepLoop::abandon() noexcept {
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
   });
-  if (is_partial && !poison_) {
-    poison_ = Error(ErrorCode::kPoisoned,
-                    fmt::format("step {} was abandoned after blocks had been updated "
-                                "(optimizer.overlap eager), so the state is neither that of step "
-                                "{} nor of step {}; start again from the last saved model",
-                                step_ + 1, step_, step_ + 1));
-  }
+  if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
-  // The window's bytes may be overwritten next: nothing may compute on them any more.
-  for (std::uint32_t use = 0; use < next_use_; ++use) {
-    try {
-      device_.synchronize(prefetcher_.release_event(plan_->schedule[use].unit));
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
-  if (plan_ == &plans_.inference()) traffic_.resume();
-  plan_ = nullptr;
+  await_computation(0);
+  if (course_.is_inference()) traffic_.resume();
+  course_.end(/*is_example=*/course_.is_inference());
 }
 
 }  // namespace sluice

@@ -44,13 +44,19 @@ void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   step_ = step;
   begin_ns_ = steady_now_ns();
   arrived_ = 0;
-  while (uses_.size() < schedule.size())
-    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_)});
+  changed_use_ = kTraceNone;
   segments_.clear();
   segments_.reserve(kSegmentsAUse * (schedule.size() + 1));
 }
 
+void StepTimeline::follow(const Schedule& schedule) {
+  schedule_ = &schedule;
+  changed_use_ = arrived_;
+}
+
 void StepTimeline::arrive(std::uint32_t use, StreamId stream) {
+  while (uses_.size() <= use)
+    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_)});
   uses_[use].arrive_called_ns = steady_now_ns();
   device_.record(uses_[use].arrived.id(), stream);
 }
@@ -69,7 +75,9 @@ void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies) {
               .detail = static_cast<std::uint8_t>((*schedule_)[use].pass)});
 }
 
-void StepTimeline::waits_for(std::uint32_t use, const WaitCause& cause) {
+void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
+  if (use == changed_use_ && use != kTraceNone && cause.reason != TraceReason::kNone)
+    cause.reason = TraceReason::kSchedule;
   const bool is_open = !segments_.empty() && segments_.back().end_ns == 0;
   if (is_open && segments_.back().use == use && segments_.back().cause == cause) return;
   // Full: what comes goes on under the last name. Only a change of causes hundreds of times a use
@@ -81,11 +89,6 @@ void StepTimeline::waits_for(std::uint32_t use, const WaitCause& cause) {
   if (is_open) segments_.back().end_ns = now_ns;
   if (cause.reason == TraceReason::kNone || segments_.size() == segments_.capacity()) return;
   segments_.push_back({.use = use, .cause = cause, .begin_ns = now_ns});
-}
-
-std::optional<EventId> StepTimeline::first_event() const {
-  if (uses_.empty()) return std::nullopt;
-  return uses_.front().arrived.id();
 }
 
 std::int64_t StepTimeline::device_ns(const Event& event) const {
@@ -191,15 +194,17 @@ void StepTimeline::add_wait(const WaitCause& cause, std::uint32_t use, std::uint
 }
 
 // Lays the segments of `use` over its stall; what none of them covers in the middle is the
-// engine's own latency, what comes after the last of them is `rest`.
+// engine's own latency, unless it has changed its plan, and what comes after the last is `rest`.
 void StepTimeline::add_stall(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns,
                              const WaitCause& rest) {
+  WaitCause between;
+  if (use == changed_use_ && use != kTraceNone) between.reason = TraceReason::kSchedule;
   std::uint64_t cursor_ns = begin_ns;
   for (; next_segment_ < segments_.size() && segments_[next_segment_].use == use; ++next_segment_) {
     const Segment& segment = segments_[next_segment_];
     const std::uint64_t from_ns = std::clamp(segment.begin_ns, cursor_ns, end_ns);
     const std::uint64_t to_ns = std::clamp(segment.end_ns, from_ns, end_ns);
-    add_wait({}, use, cursor_ns, from_ns);
+    add_wait(between, use, cursor_ns, from_ns);
     add_wait(segment.cause, use, from_ns, to_ns);
     cursor_ns = to_ns;
   }

@@ -57,6 +57,10 @@ class StepTimeline {
   // `schedule` must outlive the step.
   void begin(const Schedule& schedule, std::uint64_t step);
 
+  // From the use that arrives next on, the schedule is this one. What is waited for until it has
+  // arrived, and by it, is the change.
+  void follow(const Schedule& schedule);
+
   // Computation on `stream` comes to `use` when it has done what was enqueued before, and resumes
   // when what is enqueued between the two calls is done. `copies`: what it then waits for is copies
   // to the device.
@@ -64,15 +68,12 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, bool copies);
 
   // From now on `use`, or for kTraceNone the end of the step, waits for `cause`, or for nothing.
-  void waits_for(std::uint32_t use, const WaitCause& cause);
+  void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
 
   // The step has ended and its work is complete; `last_release` is recorded behind the last
   // computation; finish() was called at `finish_ns`. Traces it.
   StepTimes finish(EventId last_release, std::uint64_t finish_ns, const WorkTimes& work);
-
-  // Recorded by the first arrive() of a step; complete() has completed it.
-  std::optional<EventId> first_event() const;
 
   // Mean seconds that computation took in the steps since the first one; empty before there are
   // two.
@@ -117,6 +118,7 @@ class StepTimeline {
   std::uint64_t step_ = 0;
   std::uint64_t begin_ns_ = 0;
   std::uint32_t arrived_ = 0;
+  std::uint32_t changed_use_ = kTraceNone;
   std::vector<Segment> segments_;  // in order of time
   std::size_t next_segment_ = 0;
   StepTimes times_;
