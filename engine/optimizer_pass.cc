@@ -379,20 +379,17 @@ void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {
 }
 
 WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
-  const auto any = [&](LanePhase phase) {
-    return std::ranges::any_of(lanes_, [&](const Lane& lane) {
-      return lane.phase == phase && (!block || lane.block == *block);
-    });
-  };
   WaitCause cause{.reason = TraceReason::kUpdateLane};
-  if (any(LanePhase::kWriting)) cause.reason = TraceReason::kUpdateWrite;
-  if (any(LanePhase::kUpdating)) cause.reason = TraceReason::kUpdate;
-  if (any(LanePhase::kReading)) cause.reason = TraceReason::kUpdateRead;
-  if (any(LanePhase::kLoaded)) cause.reason = TraceReason::kUpdate;  // it has the turn after others
-  if (!block) return cause;
-  cause.unit = index_of(layout_.block(*block).unit);
-  cause.block = index_of(*block);
-  return cause;
+  if (block) cause = {cause.reason, index_of(layout_.block(*block).unit), index_of(*block)};
+  LanePhase last = LanePhase::kFree;  // of those looked at, the one that says most
+  for (const Lane& lane : lanes_) {
+    if (lane.phase == LanePhase::kFree || (block && lane.block != *block)) continue;
+    if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;
+    if (lane.phase == LanePhase::kLoaded) return cause.with(TraceReason::kUpdate);
+  }
+  if (last == LanePhase::kReading) return cause.with(TraceReason::kUpdateRead);
+  if (last == LanePhase::kUpdating) return cause.with(TraceReason::kUpdate);
+  return last == LanePhase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;
 }
 
 std::byte* OptimizerPass::resident_block(const BlockPlace& block) const {

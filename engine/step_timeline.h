@@ -27,6 +27,7 @@ struct WaitCause {
   std::uint32_t unit = kTraceNone;
   std::uint32_t block = kTraceNone;
 
+  WaitCause with(TraceReason other) const { return {other, unit, block}; }
   bool operator==(const WaitCause&) const = default;
 };
 

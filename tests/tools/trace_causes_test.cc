@@ -116,16 +116,17 @@ TraceRecord copy(std::uint64_t begin, std::uint64_t started, std::uint64_t end,
   return record;
 }
 
-std::vector<Judged> judged_cases() {
-  const auto read = [](std::uint64_t begin, std::uint64_t started, std::uint64_t moved,
-                       std::uint64_t end, std::uint8_t plane = kTraceParameters) {
-    return transfer(TraceKind::kRead, 7, begin, started, moved, end, plane);
-  };
-  const auto busy_drive = [](std::uint64_t begin, std::uint64_t end) {
-    return transfer(TraceKind::kWrite, 50, begin, begin, end, end, kTraceOptimizerState);
-  };
+TraceRecord read(std::uint64_t begin, std::uint64_t started, std::uint64_t moved, std::uint64_t end,
+                 std::uint8_t plane = kTraceParameters) {
+  return transfer(TraceKind::kRead, 7, begin, started, moved, end, plane);
+}
+
+TraceRecord busy_drive(std::uint64_t begin, std::uint64_t end) {
+  return transfer(TraceKind::kWrite, 50, begin, begin, end, end, kTraceOptimizerState);
+}
+
+std::vector<Judged> read_cases() {
   return {
-      // Reads.
       {"AnIdleDriveCouldHaveBegunSooner",
        TraceReason::kRead,
        {read(9900, 9900, 11000, 11000)},
@@ -176,7 +177,11 @@ std::vector<Judged> judged_cases() {
        {read(9000, 9000, 11000, 11000, kTraceOptimizerState)},
        StallCause::kNoBuffer},
       {"ARecordNobodyHas", TraceReason::kRead, {}, StallCause::kNoBuffer},
-      // Buffers.
+  };
+}
+
+std::vector<Judged> buffer_cases() {
+  return {
       {"OneRequestAtATime", TraceReason::kSlot, {busy_drive(9000, 12000)}, StallCause::kNoBuffer},
       {"ManyRequestsAtATime",
        TraceReason::kSlot,
@@ -196,7 +201,11 @@ std::vector<Judged> judged_cases() {
        TraceReason::kGradientSlot,
        {span(TraceKind::kAccumulate, 9000, 12000)},
        StallCause::kAdam},
-      // Copies.
+  };
+}
+
+std::vector<Judged> copy_cases() {
+  return {
       {"TheLinkWasBusy",
        TraceReason::kCopy,
        {copy(8000, 10000, 11000, 7), copy(8000, 9000, 10000, 3)},
@@ -207,7 +216,11 @@ std::vector<Judged> judged_cases() {
        {copy(8000, 10000, 11000, 7)},
        StallCause::kNoBuffer},
       {"NoCopy", TraceReason::kCopy, {}, StallCause::kEngine},
-      // The update.
+  };
+}
+
+std::vector<Judged> update_cases() {
+  return {
       {"BeingUpdated", TraceReason::kUpdate, {}, StallCause::kAdam},
       {"ItsNorm", TraceReason::kNorm, {}, StallCause::kAdam},
       {"ItsRecordIsLate",
@@ -235,12 +248,24 @@ std::vector<Judged> judged_cases() {
        TraceReason::kUpdateWrite,
        {busy_drive(9000, 12000)},
        StallCause::kBandwidth},
-      // The rest.
+  };
+}
+
+std::vector<Judged> other_cases() {
+  return {
       {"GradientsComeDown", TraceReason::kGradientCopy, {}, StallCause::kCopyLink},
       {"OtherRanks", TraceReason::kCollective, {}, StallCause::kCollective},
       {"ANewSchedule", TraceReason::kSchedule, {}, StallCause::kSchedule},
       {"Nobody", TraceReason::kNone, {busy_drive(9000, 12000)}, StallCause::kEngine},
   };
+}
+
+std::vector<Judged> judged_cases() {
+  std::vector<Judged> all;
+  for (const auto& part :
+       {read_cases(), buffer_cases(), copy_cases(), update_cases(), other_cases()})
+    all.insert(all.end(), part.begin(), part.end());
+  return all;
 }
 
 TEST(Causes, EveryWaitHasTheOneThatItWasMadeFor) {
