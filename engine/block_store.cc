@@ -80,6 +80,7 @@ void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte
 void BlockStore::start(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
                        std::byte* data) {
   prepare(transfer, block, plane, kind, data);
+  scheduler_.work().begin(Work::kStorage);
   transfer.request.context = &transfer;
   transfer.request.on_complete = [](IoRequest& request) {
     auto* ended = static_cast<Transfer*>(request.context);
@@ -97,7 +98,7 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
   transfer.block = block;
   transfer.plane = plane;
   const Extent& extent = extent_of(transfer);
-  transfer.begin_ns = steady_now_ns();
+  transfer.begin_ns = trace_now_ns();
   transfer.is_reread = false;
   transfer.request = {.kind = kind,
                       .priority = kind == IoKind::kRead ? transfer.read_priority : IoPriority::kLow,
@@ -128,7 +129,10 @@ void BlockStore::complete(Transfer& transfer) {
   Entry& home = entry(transfer.block, transfer.plane);
   const bool is_read = transfer.request.kind == IoKind::kRead;
   if (const std::optional<Error> fault = fault_of(transfer)) {
-    if (repeat_read(transfer, *fault)) return submit(transfer);
+    if (repeat_read(transfer, *fault)) {
+      trace(transfer);
+      return submit(transfer);
+    }
     scheduler_.fail(*fault);
   } else if (!is_read) {
     if (transfer.target == StoreTarget::kHome) home.version = transfer.version;
@@ -139,16 +143,29 @@ void BlockStore::complete(Transfer& transfer) {
   } else {
     home.storing = false;
   }
-  if (trace_enabled()) {
-    trace_record({.begin_ns = transfer.begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = transfer.request.length_bytes,
-                  .step = transfer.version,
-                  .unit = index_of(layout_.block(transfer.block).unit),
-                  .block = index_of(transfer.block),
-                  .kind = is_read ? TraceKind::kRead : TraceKind::kWrite});
-  }
+  scheduler_.work().end(Work::kStorage);
+  trace(transfer);
   transfer.done();
+}
+
+// What the queue counts: transfers that moved their bytes.
+void BlockStore::trace(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) return;
+  const bool is_read = request.kind == IoKind::kRead;
+  const bool is_record = transfer.plane == Plane::kRecord;
+  const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
+  trace_span({.begin_ns = transfer.begin_ns,
+              .end_ns = std::max(trace_now_ns(), started_ns),
+              .started_ns = started_ns,
+              .moved_ns = std::max(request.moved_ns, started_ns),
+              .size_bytes = request.length_bytes,
+              .step = is_read ? transfer.version + 1 : transfer.version,
+              .unit = index_of(layout_.block(transfer.block).unit),
+              .block = index_of(transfer.block),
+              .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+              .lane = static_cast<std::uint8_t>(request.drive),
+              .detail = is_record ? kTraceOptimizerState : kTraceParameters});
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {
@@ -215,8 +232,10 @@ void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte
     take_sum(transfer);
     const std::optional<Error> fault = fault_of(transfer);
     if (!fault) break;
+    trace(transfer);
     if (!repeat_read(transfer, *fault)) throw *fault;
   }
+  trace(transfer);
   if (kind == IoKind::kWrite) accept_write(transfer);
 }
 

@@ -110,6 +110,7 @@ class BlockStore {
   void submit(Transfer& transfer);
   void take_sum(Transfer& transfer) const;
   void complete(Transfer& transfer);
+  void trace(const Transfer& transfer) const;
   void accept_write(const Transfer& transfer);
   std::optional<Error> fault_of(const Transfer& transfer) const;
   bool repeat_read(Transfer& transfer, const Error& fault);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "engine/engine_trace.h"
 #include "engine/storage_queue.h"
 #include "io/direct_file.h"
 
@@ -53,7 +54,9 @@ struct Engine::Parts {
         store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
-        state(layout, placement, tiers, store, device) {}
+        state(layout, placement, tiers, store, device) {
+    if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
+  }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device) {
@@ -114,6 +117,7 @@ Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
 Engine::~Engine() {
   parts_->loop.abandon();
   parts_->loop.settle();
+  if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
 }
 
 void Engine::initialize(const InitialValues& values) {
@@ -162,6 +166,9 @@ const Placement& Engine::placement() const {
 }
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
   return parts_->loop.predict_traffic(micro_batches, order);
+}
+std::vector<UnitTime> Engine::unit_times() const {
+  return parts_->loop.timeline().unit_times();
 }
 std::span<const DirectFile> Engine::storage_files() const {
   return parts_->tiers.files();

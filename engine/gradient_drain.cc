@@ -1,5 +1,6 @@
 #include "engine/gradient_drain.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -56,8 +57,13 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
   unit.is_whole = unit.is_final = false;
   unit.is_closed = unit.is_closed || use.final_gradient;
   ++unit.jobs;
-  jobs_.push_back({.use = use, .is_first = !unit.has_gradient, .slot = slot});
+  jobs_.push_back(
+      {.use = use, .is_first = !unit.has_gradient, .slot = slot, .released_ns = trace_now_ns()});
   unit.has_gradient = true;
+  device_.call_host(copy_stream_.id(), [this] {
+    scheduler_.post(
+        [this] { std::ranges::find(jobs_, 0u, &Job::computed_ns)->computed_ns = trace_now_ns(); });
+  });
   pump();
 }
 
@@ -109,22 +115,20 @@ void GradientDrain::piece_copied(std::uint32_t staging_slot) {
 
 // On the worker's thread.
 void GradientDrain::add_piece(std::uint32_t staging_slot) {
-  const std::uint64_t begin_ns = steady_now_ns();
+  const std::uint64_t begin_ns = trace_now_ns();
   const BlockPlace& block = layout_.block(BlockId{staging_[staging_slot].block});
   const StateFormat& format = layout_.format();
   worker_.optimizer().accumulate(
       format.gradient,
       tiers_.gradient_set(block.unit) + block.offset_elements * format.gradient_bytes(),
       tiers_.gradient_staging(staging_slot), block.element_count);
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = block.element_count * format.gradient_bytes(),
-                  .step = step_,
-                  .unit = index_of(block.unit),
-                  .block = index_of(block.id),
-                  .kind = TraceKind::kAccumulate});
-  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = block.element_count * format.gradient_bytes(),
+              .step = step_,
+              .unit = index_of(block.unit),
+              .block = index_of(block.id),
+              .kind = TraceKind::kAccumulate});
 }
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
@@ -136,9 +140,31 @@ void GradientDrain::piece_added(std::uint32_t staging_slot) {
 
 void GradientDrain::copy_done() {
   Job& job = jobs_.front();
-  if (--job.copies_left == 0) slot_is_free_[job.slot] = true;
+  if (--job.copies_left == 0) {
+    slot_is_free_[job.slot] = true;
+    trace_copy(job);
+  }
   finish_front();
   pump();
+}
+
+void GradientDrain::trace_copy(const Job& job) {
+  const std::uint64_t now_ns = trace_now_ns();
+  trace_span({.begin_ns = job.released_ns,
+              .end_ns = now_ns,
+              .started_ns = std::max(job.computed_ns, copied_ns_),
+              .moved_ns = now_ns,
+              .size_bytes = layout_.unit_gradient_bytes(job.use.unit),
+              .step = step_,
+              .unit = index_of(job.use.unit),
+              .kind = TraceKind::kCopyToHost});
+  copied_ns_ = now_ns;
+}
+
+WaitCause GradientDrain::waits_for() const {
+  if (jobs_.empty() || jobs_.front().copies_left == 0)
+    return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
+  return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
 }
 
 void GradientDrain::finish_front() {
@@ -197,19 +223,17 @@ NormAccumulator GradientDrain::norm() const {
 
 // On the worker's thread.
 void GradientDrain::take_norm(UnitId unit) {
-  const std::uint64_t begin_ns = steady_now_ns();
+  const std::uint64_t begin_ns = trace_now_ns();
   NormAccumulator& norm = unit_norms_[index_of(unit)];
   norm = NormAccumulator();
   worker_.optimizer().add_squared_norm(layout_.format().gradient, tiers_.gradient_set(unit),
                                        layout_.unit(unit).element_count, norm);
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = layout_.unit_gradient_bytes(unit),
-                  .step = step_,
-                  .unit = index_of(unit),
-                  .kind = TraceKind::kNorm});
-  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = layout_.unit_gradient_bytes(unit),
+              .step = step_,
+              .unit = index_of(unit),
+              .kind = TraceKind::kNorm});
 }
 
 std::string GradientDrain::describe_non_finite() const {

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "engine/task_thread.h"
+#include "engine/work_meter.h"
 
 namespace sluice {
 
@@ -42,6 +43,9 @@ class Scheduler {
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
 
+  // What those on this thread have given others to do. Scheduler's thread only.
+  WorkMeter& work() { return work_; }
+
  private:
   // An application thread in await(); lives on its stack.
   struct Waiter {
@@ -55,6 +59,7 @@ class Scheduler {
 
   // Scheduler thread only.
   std::vector<Waiter*> waiters_;
+  WorkMeter work_;
 
   // Guarded by mutex_.
   mutable std::mutex mutex_;

@@ -35,7 +35,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
             [this] { pump(); }),
-      failure_(pass_, device, scheduler) {}
+      failure_(pass_, device, scheduler),
+      timeline_(layout, device) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -80,7 +81,11 @@ void StepLoop::begin_inference() {
 
 void StepLoop::drain() {
   failure_.throw_if_unusable();
-  failure_.await([this] { return pass_.is_home(); });
+  failure_.await([this] {
+    const bool is_home = pass_.is_home();
+    timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
+    return is_home;
+  });
   if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
 }
 
@@ -110,20 +115,14 @@ void StepLoop::throw_if_active() const {
 void StepLoop::begin() {
   leases_held_ = 0;
   uses_.assign(course_.schedule().size(), {});
-  make_events();
+  timeline_.begin(course_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   scheduler_.run([&] {
+    (void)scheduler_.work().take();
     drain_.begin(step_ + 1);
     prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
-}
-
-void StepLoop::make_events() {
-  while (arrived_events_.size() < course_.schedule().size()) {
-    arrived_events_.emplace_back(device_);
-    resumed_events_.emplace_back(device_);
-  }
 }
 
 void StepLoop::check_acquire(UnitId unit, Pass pass) const {
@@ -186,31 +185,20 @@ void StepLoop::follow(StepPlan plan) {
     uses_.resize(course_.schedule().size());
     prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
   });
-  make_events();
+  timeline_.follow(course_.schedule());
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
-  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
-  const std::uint64_t begin_ns = steady_now_ns();
   const std::uint32_t use = course_.next();
-  const bool has_gradient = pass == Pass::kBackward && !layout_.unit(unit).is_frozen;
+  timeline_.arrive(use, stream);
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
-  device_.record(arrived_events_[use].id(), stream);
-  std::uint64_t update_awaited_ns = 0;  // last seen
-  failure_.await([&] {
-    if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
-    if (!prefetcher_.is_ready(use)) return false;
-    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
-    return !has_gradient || state.gradient_slot.has_value();
-  });
-  if (update_awaited_ns > begin_ns)
-    state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
-  device_.wait(stream, placement_.unit_is_on_device(layout_.unit(unit))
-                           ? pass_.resident_event(unit)
-                           : prefetcher_.ready_event(unit));
-  device_.record(resumed_events_[use].id(), stream);
+  failure_.await([&] { return is_ready(use); });
+  const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
+  device_.wait(stream, is_resident ? pass_.resident_event(unit) : prefetcher_.ready_event(unit));
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
@@ -222,14 +210,33 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.stream = stream;
   course_.advance();
   ++leases_held_;
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .step = step_ + 1,
-                  .unit = index_of(unit),
-                  .kind = TraceKind::kAcquire});
-  }
   return lease;
+}
+
+// On the scheduler's thread: whether everything that `use` needs is on its way to the device.
+bool StepLoop::is_ready(std::uint32_t use) {
+  const ScheduledUse& scheduled = course_.schedule()[use];
+  const bool has_gradient =
+      scheduled.pass == Pass::kBackward && !layout_.unit(scheduled.unit).is_frozen;
+  WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
+  if (prefetcher_.is_ready(use)) {
+    if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || uses_[use].gradient_slot) cause = {};
+  } else {
+    cause = prefetcher_.waits_for();
+    if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
+  }
+  timeline_.waits_for(use, cause);
+  return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
+}
+
+// Likewise: whether every gradient of the step is final, and its update may be applied.
+bool StepLoop::is_over() {
+  const bool is_drained = drain_.is_complete() && drain_.idle();
+  timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
+                                  : !pass_.is_begun() ? pass_.waits_for()
+                                                      : WaitCause());
+  return is_drained && prefetcher_.idle() && pass_.is_begun();
 }
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
@@ -260,9 +267,7 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
   scheduler_.run([this] { drain_.close(); });
-  failure_.await([this] {
-    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
-  });
+  failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
@@ -282,18 +287,21 @@ StepReport StepLoop::finish_step() {
   }
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
-  const std::uint64_t end_ns = steady_now_ns();
-  report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
-  count_stalls(report);
+  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
-  scheduler_.run([&] { report.notes = store_.take_notes(); });
+  WorkTimes work;
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    work = scheduler_.work().take();
+  });
+  const UnitId last = course_.schedule()[course_.next() - 1].unit;
+  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
+  report.stall_ns = report.times.stall_ns;
+  report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);
   course_.end(/*is_example=*/true);
-  if (trace_enabled())
-    trace_record(
-        {.begin_ns = begin_ns, .end_ns = end_ns, .step = report.step, .kind = TraceKind::kFinish});
   return report;
 }
 
@@ -344,15 +352,6 @@ void StepLoop::fail_non_finite() {
               fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
                           "to \"skip\"",
                           drain_.describe_non_finite(), step_ + 1, outcome));
-}
-
-void StepLoop::count_stalls(StepReport& report) const {
-  for (std::size_t use = 0; use < course_.schedule().size(); ++use) {
-    const std::int64_t stall_ns =
-        device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
-    report.stall_ns += stall_ns;
-    report.stall_for_update_ns += std::min(stall_ns, uses_[use].update_wait_ns);
-  }
 }
 
 bool StepLoop::is_idle() const {

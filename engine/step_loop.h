@@ -16,6 +16,7 @@
 #include "engine/prefetcher.h"
 #include "engine/step_course.h"
 #include "engine/step_failure.h"
+#include "engine/step_timeline.h"
 #include "engine/update_policy.h"
 
 namespace sluice {
@@ -35,6 +36,7 @@ struct StepReport {
   // When blocks were updated: not kAuto, which has decided by now.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;                   // speculative: clipping bit, so the update was made again
+  StepTimes times;                       // where the step's time went
   std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
   std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
   // Times that computation left the schedule: each costs a wait for what is now needed.
@@ -80,6 +82,7 @@ class StepLoop {
   // Updates applied to every block, and those plus the one that may be under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
+  const StepTimeline& timeline() const { return timeline_; }
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }
@@ -94,13 +97,11 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
-    std::int64_t update_wait_ns = 0;  // of the application, for the update of the unit
     bool is_released = false;
   };
 
   void throw_if_active() const;
   void begin();
-  void make_events();
   void pump();
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
@@ -113,7 +114,8 @@ class StepLoop {
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
   void apply(StepReport& report);
-  void count_stalls(StepReport& report) const;
+  bool is_ready(std::uint32_t use);
+  bool is_over();
 
   const Config& config_;
   const ModelSpec& model_;
@@ -140,8 +142,7 @@ class StepLoop {
   StepOptions options_;
   std::uint32_t leases_held_ = 0;
   std::vector<UseState> uses_;
-  std::vector<Event> arrived_events_;  // by use: computation is ready for the unit
-  std::vector<Event> resumed_events_;  // by use: and goes on with it
+  StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 
   std::uint64_t step_ = 0;             // updates scheduled

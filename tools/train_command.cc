@@ -16,6 +16,7 @@
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
 #include "tools/state_hash.h"
+#include "tools/trace_session.h"
 #include "tools/train_report.h"
 #include "tools/training_device.h"
 
@@ -32,6 +33,7 @@ TrainConfig read_config(const TrainOptions& options) {
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
+  if (!options.trace_file.empty()) config.trace_file = options.trace_file;
   return config;
 }
 
@@ -84,7 +86,9 @@ class TrainRun {
         init_(open_initial_model(options, config)),
         device_(config_),
         engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device()),
-        trainer_(device_.make_trainer(config_, dataset_, engine_)) {}
+        trainer_(device_.make_trainer(config_, dataset_, engine_)),
+        limits_(engine_, validated(model_), config.micro_batches,
+                config.engine.storage.calibration) {}
 
   int run() {
     introduce();
@@ -149,12 +153,15 @@ class TrainRun {
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
+           .times = trained.report.times,
            .policy = trained.report.policy});
+      limits_.note(trained.report);
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
       record_.interrupted = interrupted();
     }
     progress.finish();
+    record_.limits = limits_.limits();
   }
 
   void conclude() {
@@ -169,6 +176,7 @@ class TrainRun {
     write_outputs();
     if (options_.quiet) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
+    fmt::print("{}", time_report(record_));
     if (record_.validation_loss) {
       fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
                  *record_.validation_loss, *record_.bigram_cross_entropy);
@@ -202,6 +210,7 @@ class TrainRun {
   TrainingDevice device_;
   Engine engine_;
   std::unique_ptr<Training> trainer_;
+  LimitMeter limits_;
   RunRecord record_;
 };
 
@@ -212,9 +221,12 @@ int run_train(const TrainOptions& options) {
   check_output(options.json_file);
   check_output(options.csv_file);
   check_model_output(options.save_file);
-  TrainRun run(options, config);
+  check_output(config.trace_file);
+  TraceSession trace(config.trace_file, config.trace_ring_bytes);
+  auto run = std::make_unique<TrainRun>(options, config);
+  int code = kExitOk;
   try {
-    return run.run();
+    code = run->run();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kTimeout) throw;
     // The engine's destructor would wait for the drive.
@@ -222,6 +234,10 @@ int run_train(const TrainOptions& options) {
     std::fflush(nullptr);
     ::_exit(exit_code_of(error.code()));
   }
+  run.reset();  // the engine has its say in the trace
+  const std::string summary = trace.finish();
+  if (!options.quiet) fmt::print("{}", summary);
+  return code;
 }
 
 }  // namespace sluice

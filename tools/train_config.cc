@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "base/units.h"
+
 namespace sluice {
 namespace {
 
@@ -43,6 +45,8 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
   config.device = device_from(document.string("run.device"));
+  config.trace_file = document.string("trace.file");
+  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(4_MiB);
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "tools/step_limits.h"
 #include "tools/train_config.h"
 
 namespace sluice {
@@ -24,6 +25,7 @@ struct StepRecord {
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;
+  StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
 };
 
@@ -40,10 +42,14 @@ struct RunRecord {
   std::optional<double> bigram_cross_entropy;
   std::string state_sha256;
   bool interrupted = false;
+  std::optional<StepLimits> limits;
 };
 
 // The pools of every tier with their reasons, and each tier's sum against its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes);
+
+// Where the time of the steps went, all but the first, and how near they came to their limits.
+std::string time_report(const RunRecord& run);
 
 // One line for `record`, or, on a terminal, a bar that replaces the one before it.
 class ProgressDisplay {
