@@ -3,6 +3,10 @@
 // and one rounding an element). When the last one has been added, the unit's squared norm is taken.
 // Owns the device's gradient slots.
 //
+// Several ranks add up their gradients in the slot, on the device, in the order of the backward
+// uses: each use's before it goes to the set, or the unit's sum over the step once it is complete,
+// which goes up to the slot again for that.
+//
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies; those wait for the computation under its released lease,
 // and, when adding, for a staging slot, which is freed by the worker. Nothing here waits for the
@@ -14,11 +18,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/norm_accumulator.h"
 #include "engine/layout.h"
 #include "engine/placement.h"
+#include "engine/ranks.h"
 #include "engine/schedule.h"
 #include "engine/tiers.h"
 #include "engine/worker.h"
@@ -30,12 +36,14 @@ class GradientDrain {
   // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
   // the norm.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker,
+                Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
                 std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
+  // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
+  // needs a set that holds all of it.
   // Requires: idle().
-  void begin(std::uint64_t step);
+  void begin(std::uint64_t step, bool reduces_each);
 
   // A free gradient slot, taken, if there is one.
   std::optional<std::uint32_t> try_take_slot();
@@ -49,7 +57,10 @@ class GradientDrain {
   // Every unit's final gradient is in the set and in the norm.
   bool is_complete() const { return final_units_ == layout_.units().size(); }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
+  // Of what this rank owns.
   const NormAccumulator& norm() const { return norm_; }
+  // What the ranks have reduced since the last call.
+  RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
   // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -58,23 +69,40 @@ class GradientDrain {
   struct Job {
     ScheduledUse use;
     std::uint32_t slot = 0;
-    std::uint32_t next_piece = 0;      // piece = block of the unit; only when adding
-    std::uint32_t copies_left = 0;     // until the slot is free
+    std::uint32_t next_piece = 0;      // of the unit's part in the set; only when adding
+    std::uint32_t copies_left = 0;     // out of the slot
     std::uint32_t additions_left = 0;  // until the set holds the sum
+    bool is_reduced = false;           // over the ranks
+    bool has_slot = true;
+  };
+
+  // Elements of a unit, from its start.
+  struct Range {
+    UnitId unit{};
+    std::uint64_t begin = 0;
+    std::uint64_t count = 0;
   };
 
   struct StagingSlot {
-    std::uint32_t block = 0;
+    Range piece;
     bool is_free = true;
   };
 
   void pump();
+  Range range_of(const Job& job) const;
+  std::uint32_t piece_count(const Job& job) const;
+  std::byte* in_set(const Range& range) const;
+  Range owned(UnitId unit) const;
+  std::uint32_t block_of(const Range& piece) const;
   void start_copy(Job& job);
+  void reduce(Job& job);
+  bool awaits_reduction(const Job& job) const;
+  void start_last_reduction(Job& job);
   bool start_piece(Job& job);
   void piece_copied(std::uint32_t staging_slot);
   void piece_added(std::uint32_t staging_slot);
   void copy_done();
-  void finish_front();
+  void move_front();
   void start_norm(UnitId unit);
   void add_piece(std::uint32_t staging_slot);
   void take_norm(UnitId unit);
@@ -85,9 +113,11 @@ class GradientDrain {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  Ranks& ranks_;
   std::function<void(UnitId)> on_final_;
 
   std::uint64_t step_ = 0;
+  bool reduces_each_ = true;
   std::vector<bool> slot_is_free_;
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
@@ -95,6 +125,7 @@ class GradientDrain {
   std::uint32_t norms_in_flight_ = 0;
   std::uint32_t final_units_ = 0;
   NormAccumulator norm_;
+  RankTraffic traffic_;
   std::vector<NormAccumulator>
       unit_norms_;  // by unit; written by the worker between post and completion
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,7 +17,8 @@ namespace sluice {
 
 StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
                    const Placement& placement, const Tiers& tiers, BlockStore& store,
-                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker)
+                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker,
+                   Ranks& ranks)
     : config_(config),
       model_(model),
       groups_(config.optimizer, model),
@@ -26,17 +29,19 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       queue_(queue),
       device_(device),
       scheduler_(scheduler),
+      ranks_(ranks),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
       plans_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
-      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
+      residents_(layout, placement, tiers, ranks, device, model.forward_order),
+      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
                   {.on_change = [this] { pump(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
-      drain_(layout, placement, tiers, device, scheduler, worker,
+      drain_(layout, placement, tiers, device, scheduler, worker, ranks,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
-      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {}
+      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
+            model.forward_order, [this] { pump(); }) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -128,6 +133,15 @@ std::uint64_t StepLoop::applied_step() const {
   return is_applied ? step_ : step_ - 1;
 }
 
+void StepLoop::share_residents() {
+  scheduler_.run([this] {
+    for (const UnitPlace& unit : layout_.units())
+      if (placement_.unit_is_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
+  });
+  for (const UnitPlace& unit : layout_.units()) device_.synchronize(residents_.event(unit.id));
+  scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
+}
+
 void StepLoop::lend_buffers() {
   drain();
   traffic_.pause();
@@ -153,8 +167,12 @@ void StepLoop::begin(const StepPlan& plan) {
   plan_ = &plan;
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  // Stages without sharded gradients communicate once a step, unless that would give other bits
+  // than the stages with them in the cases where all are to give the same.
+  const bool reduces_each = ranks_.shard_gradients() || options_.micro_batches == 1 ||
+                            options_.order == MicroBatchOrder::kVertical;
   scheduler_.run([&] {
-    drain_.begin(step_ + 1);
+    drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
   });
 }
@@ -205,7 +223,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   if (update_awaited_ns > begin_ns)
     state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
   device_.wait(stream, placement_.unit_is_on_device(layout_.unit(unit))
-                           ? pass_.resident_event(unit)
+                           ? residents_.event(unit)
                            : prefetcher_.ready_event(unit));
   device_.record(resumed_events_[use].id(), stream);
   LeasedUse lease{.use = use, .unit = unit};
@@ -257,11 +275,12 @@ StepReport StepLoop::finish_step() {
     return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
   });
   throw_if_device_failed();
+  const NormAccumulator norm = agree();
   StepReport report;
   report.policy = policy_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
-  if (drain_.norm().finite()) {
-    apply(report);
+  if (norm.finite()) {
+    apply(norm, report);
   } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
     report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     report.skipped = true;
@@ -277,7 +296,12 @@ StepReport StepLoop::finish_step() {
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
-  scheduler_.run([&] { report.notes = store_.take_notes(); });
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    report.rank_traffic = drain_.take_traffic();
+    report.rank_traffic.gathered_bytes +=
+        prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
+  });
   plan_ = nullptr;
   if (trace_enabled())
     trace_record(
@@ -296,19 +320,54 @@ void StepLoop::throw_if_device_failed() {
   }
 }
 
-// sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
-double StepLoop::mean_gradient_norm() const {
-  return std::sqrt(drain_.norm().sum_of_squares()) / options_.micro_batches;
+// What every rank has to say at the end of a step.
+struct StepVote {
+  NormAccumulator norm;  // of what it owns
+  double learning_rate = 0;
+  std::uint64_t micro_batches = 0;
+  std::uint64_t step = 0;
+};
+
+// The norm over all ranks. What follows from it, they decide alike.
+NormAccumulator StepLoop::agree() {
+  if (!ranks_.are_several()) return drain_.norm();
+  StepVote own;
+  std::memset(static_cast<void*>(&own), 0, sizeof own);
+  own = {.norm = drain_.norm(),
+         .learning_rate = options_.learning_rate,
+         .micro_batches = options_.micro_batches,
+         .step = step_};
+  const std::vector<std::byte> all =
+      ranks_.exchange(std::as_bytes(std::span(&own, 1)), "the gradient norm");
+  NormAccumulator norm;
+  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank) {
+    StepVote vote;
+    std::memcpy(static_cast<void*>(&vote), all.data() + rank * sizeof vote, sizeof vote);
+    if (vote.learning_rate != own.learning_rate || vote.micro_batches != own.micro_batches ||
+        vote.step != own.step)
+      throw Error(ErrorCode::kRanks,
+                  fmt::format("rank {} is in step {} with learning rate {} and {} micro-batches, "
+                              "rank {} in step {} with {} and {}; all have to take the same steps",
+                              rank, vote.step + 1, vote.learning_rate, vote.micro_batches,
+                              ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches));
+    if (ranks_.shard_optimizer() || rank == 0) norm.merge(vote.norm);
+  }
+  return norm;
+}
+
+// The set holds the sum over the micro-batches and the ranks: how many gradients that are.
+double StepLoop::gradient_count() const {
+  return static_cast<double>(options_.micro_batches) * ranks_.count();
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {
-  const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
+  const auto scale = static_cast<float>(clip_factor / gradient_count());
   return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
 }
 
 // The norm is known: lets the update run, or what is left of it.
-void StepLoop::apply(StepReport& report) {
-  report.gradient_norm = mean_gradient_norm();
+void StepLoop::apply(const NormAccumulator& norm, StepReport& report) {
+  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
   const bool as_assumed = report.clip_factor == 1;
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
@@ -326,10 +385,13 @@ void StepLoop::fail_non_finite() {
   const std::string outcome =
       is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
                  : "nothing was updated";
-  throw Error(ErrorCode::kNonFinite,
-              fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
-                          "to \"skip\"",
-                          drain_.describe_non_finite(), step_ + 1, outcome));
+  throw Error(
+      ErrorCode::kNonFinite,
+      fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
+                  "to \"skip\"",
+                  drain_.norm().finite() ? "a gradient of another rank's shard is not finite"
+                                         : drain_.describe_non_finite(),
+                  step_ + 1, outcome));
 }
 
 void StepLoop::count_stalls(StepReport& report) const {
@@ -372,6 +434,12 @@ void StepLoop::abandon() noexcept {
   }
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
+  if (ranks_.are_several() && plan_ != &plans_.inference() && !poison_) {
+    poison_ = Error(ErrorCode::kPoisoned,
+                    fmt::format("step {} was abandoned on rank {} of {}, which is out of step with "
+                                "the others now; end all ranks and start again",
+                                step_ + 1, ranks_.rank(), ranks_.count()));
+  }
   // The window's bytes may be overwritten next: nothing may compute on them any more.
   for (std::uint32_t use = 0; use < next_use_; ++use) {
     try {

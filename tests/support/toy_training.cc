@@ -39,6 +39,9 @@ void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   }
 }
 
+// Tells the uses of one rank from those of another.
+constexpr std::uint64_t kUsesOfRank = 1 << 20;
+
 // What "computation" gives for one element.
 float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use, std::uint64_t tensor,
                    std::uint64_t index) {
@@ -139,17 +142,18 @@ StateBytes read_state(Engine& engine) {
 
 void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
-               MicroBatchOrder order) {
+               MicroBatchOrder order, std::uint32_t rank) {
   const ModelSpec model = validated(given);
   for_each_use(model, micro_batches, order, [&](UnitId unit, Pass pass, std::uint64_t use) {
     const Lease lease = step.acquire(unit, pass, stream);
     if (pass == Pass::kForward) return;
     const auto tensors = engine.layout().tensors_of(unit);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      device.launch(stream.id(),
-                    [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
-                     count = tensors[i].element_count, number = step.number(), use,
-                     i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
+      device.launch(stream.id(), [&config, parameters = lease.parameter(i),
+                                  gradients = lease.gradient(i), count = tensors[i].element_count,
+                                  number = step.number(), use = use + rank * kUsesOfRank, i] {
+        fill_gradient(config, parameters, gradients, count, number, use, i);
+      });
     }
   });
 }
@@ -163,7 +167,8 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     Step step = engine.begin_step({.learning_rate = options.learning_rate,
                                    .micro_batches = options.micro_batches,
                                    .order = options.order});
-    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order);
+    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order,
+              options.rank);
     result.reports.push_back(step.finish());
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
@@ -205,10 +210,11 @@ class Oracle {
     });
     StepReport report;
     report.step = step;
-    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
+    const double count = static_cast<double>(options.micro_batches) * options.rank_count;
+    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / count;
     const double clip = config_.optimizer.clip_norm;
     if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
-    const auto scale = static_cast<float>(report.clip_factor / options.micro_batches);
+    const auto scale = static_cast<float>(report.clip_factor / count);
     for_each_tensor([&](Tensor& tensor) { update(tensor, step, options.learning_rate, scale); });
     return report;
   }
@@ -273,21 +279,57 @@ class Oracle {
   }
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
-    std::vector<bool> seen(units_.size(), false);
-    for_each_use(model_, options.micro_batches, options.order,
-                 [&](UnitId id, Pass pass, std::uint64_t use) {
-                   if (pass == Pass::kForward) return;
-                   add_gradients(units_[index_of(id)], seen[index_of(id)], step, use);
-                   seen[index_of(id)] = true;
-                 });
+    // Ranks that are added at once, and what is added up before that.
+    const std::uint32_t passes = options.reduces_each ? 1 : options.rank_count;
+    const std::uint32_t ranks = options.reduces_each ? options.rank_count : 1;
+    std::vector<std::vector<std::vector<std::byte>>> sums;  // by pass, of every tensor
+    for (std::uint32_t pass = 0; pass < passes; ++pass) {
+      std::vector<bool> seen(units_.size(), false);
+      for_each_use(model_, options.micro_batches, options.order,
+                   [&](UnitId id, Pass kind, std::uint64_t use) {
+                     if (kind == Pass::kForward) return;
+                     add_gradients(units_[index_of(id)], seen[index_of(id)], step, use, pass,
+                                   ranks);
+                     seen[index_of(id)] = true;
+                   });
+      std::vector<std::vector<std::byte>>& sum = sums.emplace_back();
+      for_each_tensor([&](Tensor& tensor) { sum.push_back(tensor.gradients); });
+    }
+    std::size_t number = 0;
+    for_each_tensor([&](Tensor& tensor) {
+      std::vector<std::vector<std::byte>> parts;
+      for (auto& sum : sums) parts.push_back(std::move(sum[number]));
+      ++number;
+      tensor.gradients = sum_over_ranks(parts, tensor.master.size());
+    });
+  }
+
+  // Rank order, fp32, one rounding.
+  std::vector<std::byte> sum_over_ranks(const std::vector<std::vector<std::byte>>& parts,
+                                        std::size_t count) const {
+    const DType dtype = config_.precision.gradients;
+    std::vector<std::byte> result = parts.front();
+    for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {
+      float sum = load(dtype, parts.front().data(), i);
+      for (std::size_t part = 1; part < parts.size(); ++part)
+        sum += load(dtype, parts[part].data(), i);
+      save(dtype, result.data(), i, sum);
+    }
+    return result;
   }
 
   void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
-                     std::uint64_t use) const {
+                     std::uint64_t use, std::uint32_t first_rank, std::uint32_t ranks) const {
     for (std::size_t i = 0; i < unit.size(); ++i) {
       Tensor& tensor = unit[i];
       const std::size_t count = tensor.master.size();
-      fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use, i);
+      std::vector<std::vector<std::byte>> parts;
+      for (std::uint32_t rank = first_rank; rank < first_rank + ranks; ++rank) {
+        fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
+                      use + rank * kUsesOfRank, i);
+        parts.push_back(tensor.fresh);
+      }
+      tensor.fresh = sum_over_ranks(parts, count);
       if (has_some) {
         accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
                                       tensor.fresh.data(), count);

@@ -24,6 +24,11 @@ struct ToyOptions {
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
+  // Each rank computes other gradients. The oracle is all of them; without `reduces_each` it adds
+  // the micro-batches of a rank before it adds the ranks.
+  std::uint32_t rank = 0;
+  std::uint32_t rank_count = 1;
+  bool reduces_each = true;
 };
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
@@ -54,7 +59,7 @@ InitialValues toy_values();
 // released.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
-               MicroBatchOrder order = MicroBatchOrder::kHorizontal);
+               MicroBatchOrder order = MicroBatchOrder::kHorizontal, std::uint32_t rank = 0);
 
 // A config for tests: storage in `path`, 4,096-element blocks, two threads.
 Config toy_config(const std::string& path);
