@@ -153,6 +153,7 @@ Config engine_config(const ConfigDocument& document) {
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.storage = storage_config(document);
   config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }

@@ -92,6 +92,7 @@ struct Config {
   struct Sharding {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters
+    double timeout_s = 120;   // that a rank waits for another: for whoever makes the collectives
   } sharding;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process

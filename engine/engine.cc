@@ -222,6 +222,13 @@ std::vector<double> Engine::exchange(double own) {
   return values;
 }
 
+std::uint32_t Engine::rank() const {
+  return parts_->ranks.rank();
+}
+std::uint32_t Engine::rank_count() const {
+  return parts_->ranks.count();
+}
+
 const Layout& Engine::layout() const {
   return parts_->layout;
 }

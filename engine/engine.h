@@ -74,7 +74,10 @@ class Engine {
                   std::span<std::byte> target);
 
   // What every rank has to say, by rank; a single entry without ranks.
+  // Every rank calls it in the same place, as it does whatever begins, ends or reads.
   std::vector<double> exchange(double own);
+  std::uint32_t rank() const;
+  std::uint32_t rank_count() const;
 
   const Layout& layout() const;
   const Placement& placement() const;

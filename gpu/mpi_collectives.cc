@@ -299,6 +299,10 @@ std::string MpiWorld::version() const {
   return messages_->version();
 }
 
+void MpiWorld::abort() noexcept {
+  messages_->abort();
+}
+
 std::unique_ptr<Collectives> MpiWorld::join(HostDevice& device) {
   std::vector<std::uint32_t> group;
   for (std::uint32_t i = 0; i < rank_count(); ++i) group.push_back(i);

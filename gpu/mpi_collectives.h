@@ -27,6 +27,8 @@ class MpiWorld {
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
   std::string version() const;
+  // Ends every process of the run.
+  void abort() noexcept;
 
   // Over all ranks; once. `device` must outlive it, and so must the world.
   std::unique_ptr<Collectives> join(HostDevice& device);

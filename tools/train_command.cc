@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -16,6 +17,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
+#include "tools/rank_world.h"
 #include "tools/state_hash.h"
 #include "tools/train_report.h"
 
@@ -82,13 +84,16 @@ std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
 
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const TrainConfig& config)
+  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
       : options_(options),
+        is_quiet_(options.quiet || ranks.rank() != 0),
         config_(config),
         dataset_(config_),
         init_(open_initial_model(options, config)),
         device_(open_device(config_)),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_),
+        collectives_(ranks.join(*device_)),
+        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_, {},
+                collectives_.get()),
         trainer_(config_, dataset_, engine_, *device_) {}
 
   int run() {
@@ -109,7 +114,10 @@ class TrainRun {
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_.activation_bytes();
-    if (options_.quiet) return;
+    if (is_quiet_) return;
+    if (engine_.rank_count() > 1)
+      fmt::print("{} ranks, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+                 config_.engine.sharding.stage);
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
                record_.parameters, device_->name(), format_bytes(record_.state_bytes),
                dataset_.training_tokens(), dataset_.validation_tokens());
@@ -137,18 +145,18 @@ class TrainRun {
 
   void train() {
     catch_interrupts();
-    ProgressDisplay progress(config_.steps, options_.quiet);
+    ProgressDisplay progress(config_.steps, is_quiet_);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
       const TrainedStep trained = trainer_.train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
           {.step = step + 1,
-           .loss = trained.loss,
+           .loss = mean_over_ranks(trained.loss),
            .gradient_norm = trained.report.gradient_norm,
            .time_s = time.count(),
-           .tokens =
-               std::uint64_t{config_.sequences} * config_.micro_batches * config_.model.context,
+           .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
+                     config_.model.context * engine_.rank_count(),
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
@@ -157,9 +165,14 @@ class TrainRun {
            .policy = trained.report.policy});
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
-      record_.interrupted = interrupted();
+      record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
     }
     progress.finish();
+  }
+
+  double mean_over_ranks(double own) {
+    const std::vector<double> values = engine_.exchange(own);
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
   }
 
   void conclude() {
@@ -172,7 +185,7 @@ class TrainRun {
     }
     record_.state_sha256 = state_sha256(engine_);
     write_outputs();
-    if (options_.quiet) return;
+    if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
     if (record_.validation_loss) {
       fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
@@ -194,38 +207,56 @@ class TrainRun {
       }
     };
     attempt(options_.save_file, [this] { save_model(options_.save_file, config_.model, engine_); });
-    attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
-    attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
+    if (engine_.rank() == 0) {
+      attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
+      attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
+    }
     if (failure != nullptr) std::rethrow_exception(failure);
   }
 
   const TrainOptions& options_;
+  const bool is_quiet_;
   const TrainConfig& config_;
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
   std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Collectives> collectives_;
   Engine engine_;
   Trainer trainer_;
   RunRecord record_;
 };
 
+int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
+  TrainRun run(options, config, ranks);
+  try {
+    return run.run();
+  } catch (const std::exception& failure) {
+    // Before the engine goes: it would wait for ranks that wait for this one.
+    if (ranks.are_several()) ranks.give_up(failure);
+    const auto* const error = dynamic_cast<const Error*>(&failure);
+    if (error == nullptr || error->code() != ErrorCode::kTimeout) throw;
+    // The engine's destructor would wait for the drive.
+    fmt::print(stderr, "sluice: {}\n", failure.what());
+    std::fflush(nullptr);
+    ::_exit(exit_code_of(error->code()));
+  }
+}
+
 }  // namespace
 
 int run_train(const TrainOptions& options) {
-  const TrainConfig config = read_config(options);
+  TrainConfig config = read_config(options);
   check_output(options.json_file);
   check_output(options.csv_file);
   check_model_output(options.save_file);
-  TrainRun run(options, config);
+  RankWorld ranks(config.engine.sharding);
+  ranks.share_host(config.engine);
+  if (!ranks.are_several()) return train_here(options, config, ranks);
   try {
-    return run.run();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kTimeout) throw;
-    // The engine's destructor would wait for the drive.
-    fmt::print(stderr, "sluice: {}\n", error.what());
-    std::fflush(nullptr);
-    ::_exit(exit_code_of(error.code()));
+    return train_here(options, config, ranks);
+  } catch (const std::exception& failure) {
+    ranks.give_up(failure);
   }
 }
 
