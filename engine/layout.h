@@ -91,6 +91,7 @@ struct UnitPlace {
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
   std::uint32_t block_count = 0;
+  bool is_frozen = false;  // no gradient, no record
 };
 
 class Layout {
@@ -111,13 +112,14 @@ class Layout {
   const UnitPlace& unit(UnitId id) const { return units_[index_of(id)]; }
   const TensorPlace& tensor(TensorId id) const { return tensors_[index_of(id)]; }
   const BlockPlace& block(BlockId id) const { return blocks_[index_of(id)]; }
+  bool is_frozen(BlockId id) const { return unit(block(id).unit).is_frozen; }
 
   std::uint64_t block_elements() const { return block_elements_; }
   std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
   // This rank's parameters, master and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
-  // Exact bytes of one block's states.
+  // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
   // The same as slots and file extents hold them, padded to kStorageAlignBytes.
@@ -131,6 +133,7 @@ class Layout {
     return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
   }
   std::uint64_t set_elements(UnitId id) const {
+    if (unit(id).is_frozen) return 0;
     return shard_.keeps_all_gradients ? unit(id).element_count : unit(id).shard_elements;
   }
   std::uint64_t set_gradient_bytes(UnitId unit) const;

@@ -14,7 +14,8 @@ ResidentUnits::ResidentUnits(const Layout& layout, const Placement& placement, c
       stream_(device, "gathers of resident units") {
   std::vector<bool> is_listed(layout.units().size(), false);
   const auto append = [&](UnitId unit) {
-    if (is_listed[index_of(unit)] || !placement.unit_is_on_device(layout.unit(unit))) return;
+    const UnitPlace& place = layout.unit(unit);
+    if (is_listed[index_of(unit)] || place.is_frozen || !placement.unit_is_on_device(place)) return;
     is_listed[index_of(unit)] = true;
     order_.push_back(unit);
   };
@@ -29,6 +30,7 @@ ResidentUnits::ResidentUnits(const Layout& layout, const Placement& placement, c
 void ResidentUnits::updated(UnitId unit, StreamId stream) {
   if (!ranks_.shard_optimizer()) return device_.record(event(unit), stream);
   device_.record(updated_events_[index_of(unit)].id(), stream);
+  if (layout_.unit(unit).is_frozen) return gather(unit);
   is_updated_[index_of(unit)] = true;
   while (is_updated_[index_of(order_[next_])]) {
     is_updated_[index_of(order_[next_])] = false;

@@ -23,7 +23,8 @@ class ResidentUnits {
                 Device& device, std::span<const UnitId> forward_order);
 
   // The rank's blocks of `unit` have new parameters behind the work now on `stream`. Once for each
-  // unit homed on the device and update.
+  // unit homed on the device and update; for a frozen one when it is given values, in the same
+  // order on every rank.
   void updated(UnitId unit, StreamId stream);
 
   // Recorded behind all that the unit's last update brought to this rank.
@@ -37,7 +38,7 @@ class ResidentUnits {
   const Tiers& tiers_;
   Ranks& ranks_;
   Device& device_;
-  std::vector<UnitId> order_;          // of the units homed on the device
+  std::vector<UnitId> order_;          // of the units homed on the device that are updated
   std::size_t next_ = 0;               // in order_, to be gathered
   std::vector<bool> is_updated_;       // by unit
   std::vector<Event> updated_events_;  // by unit
