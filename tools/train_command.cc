@@ -88,7 +88,7 @@ class TrainRun {
       : options_(options),
         is_quiet_(options.quiet || ranks.rank() != 0),
         config_(config),
-        dataset_(config_),
+        dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
         device_(open_device(config_)),
         collectives_(ranks.join(*device_)),
@@ -159,6 +159,7 @@ class TrainRun {
                      config_.model.context * engine_.rank_count(),
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
+           .rank_traffic = trained.report.rank_traffic,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
@@ -184,6 +185,7 @@ class TrainRun {
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
+    record_.ranks = memory_of_ranks(engine_);
     write_outputs();
     if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());

@@ -31,7 +31,7 @@ std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config, const 
           make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
       const auto collectives = world.join(rank, *device);
       try {
-        const ModelSpec model = toy_model();
+        const ModelSpec model = toy_model(options.frozen_units);
         Engine engine(config, model, *device, {}, collectives.get());
         ToyOptions own = options;
         own.rank = rank;
@@ -107,6 +107,31 @@ INSTANTIATE_TEST_SUITE_P(Stages, Sharding,
                            return "stage" + std::to_string(std::get<0>(value.param)) + "_ranks" +
                                   std::to_string(std::get<1>(value.param));
                          });
+
+TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
+  const auto [stage, ranks] = GetParam();
+  if (ranks != 3) return;
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+  const ToyOptions options{
+      .steps = 3, .evaluate = true, .frozen_units = {1, 5}, .rank_count = ranks};
+  expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
+                              "frozen");
+}
+
+// How much a rank has fetched ahead depends on its timing, so leaving the schedule is refused.
+TEST(ShardingSchedule, LeavingItIsRefused) {
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+  const auto runs =
+      run_ranks(2, config,
+                {.steps = 2,
+                 .change = [](std::uint64_t, ToyUses& uses) { std::swap(uses[1], uses[2]); },
+                 .rank_count = 2});
+  for (const RankRun& run : runs)
+    EXPECT_NE(run.failure.find("with several ranks every step follows"), std::string::npos)
+        << run.failure;
+}
 
 // With one micro-batch stage 3 moves half as much again as stages 0 to 2, which gather once what
 // they reduce once. Bytes of whole units without padding; unit 0 is used twice in each direction.
@@ -195,7 +220,10 @@ TEST(ShardingFailure, RankThatStopsIsNamedWithOperationAndUnit) {
       try {
         const ModelSpec model = toy_model();
         Engine engine(config, model, *device, {}, collectives.get());
-        const ToyOptions options{.steps = rank == 1 ? 1u : 5u, .rank = rank, .rank_count = 3};
+        ToyOptions options{.steps = 5, .rank = rank, .rank_count = 3};
+        options.change = [rank](std::uint64_t step, ToyUses&) {
+          if (rank == 1 && step == 2) throw Error(ErrorCode::kInternal, "gone");
+        };
         (void)run_toy(engine, model, *device, config, options);
       } catch (const Error& error) {
         failures[rank] = error.what();

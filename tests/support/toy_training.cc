@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "base/units.h"
 
@@ -40,9 +41,7 @@ void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   }
 }
 
-// Tells the uses of one rank from those of another.
-constexpr std::uint64_t kUsesOfRank = 1 << 20;
-
+constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
 // What "computation" gives for one element.
 float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use, std::uint64_t tensor,
                    std::uint64_t index) {
@@ -265,6 +264,8 @@ class Oracle {
     bool is_frozen = false;
   };
 
+  using Parts = std::vector<std::vector<std::byte>>;
+
   template <typename Body>
   void for_each_tensor(const Body& body) {
     for (auto& unit : units_) {
@@ -302,10 +303,10 @@ class Oracle {
   }
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
-    // Ranks that are added at once, and how often that happens before the results are added.
+    // Ranks that are added at once, `passes` times before the results are added.
     const std::uint32_t passes = options.reduces_each ? 1 : options.rank_count;
-    const std::uint32_t ranks = options.reduces_each ? options.rank_count : 1;
-    std::vector<std::vector<std::vector<std::byte>>> sums;  // by pass, of every tensor
+    const std::uint32_t ranks = options.rank_count / passes;
+    std::map<const Tensor*, Parts> sums;  // by pass
     for (std::uint32_t pass = 0; pass < passes; ++pass) {
       std::vector<bool> seen(units_.size(), false);
       for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
@@ -315,28 +316,19 @@ class Oracle {
         add_gradients(units_[unit], seen[unit], step, use.number + pass * kUsesOfRank, ranks);
         seen[unit] = true;
       }
-      std::vector<std::vector<std::byte>>& sum = sums.emplace_back();
-      for_each_tensor([&](Tensor& tensor) { sum.push_back(tensor.gradients); });
+      for_each_tensor([&](Tensor& tensor) { sums[&tensor].push_back(tensor.gradients); });
     }
-    std::size_t number = 0;
-    for_each_tensor([&](Tensor& tensor) {
-      std::vector<std::vector<std::byte>> parts;
-      for (auto& sum : sums) parts.push_back(std::move(sum[number]));
-      ++number;
-      tensor.gradients = sum_over_ranks(parts, tensor.master.size());
-    });
+    for_each_tensor([&](Tensor& t) { t.gradients = sum_over_ranks(sums[&t], t.master.size()); });
   }
 
   // Rank order, fp32, one rounding.
-  std::vector<std::byte> sum_over_ranks(const std::vector<std::vector<std::byte>>& parts,
-                                        std::size_t count) const {
-    const DType dtype = config_.precision.gradients;
+  std::vector<std::byte> sum_over_ranks(const Parts& parts, std::size_t count) const {
+    const DType type = config_.precision.gradients;
     std::vector<std::byte> result = parts.front();
     for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {
-      float sum = load(dtype, parts.front().data(), i);
-      for (std::size_t part = 1; part < parts.size(); ++part)
-        sum += load(dtype, parts[part].data(), i);
-      save(dtype, result.data(), i, sum);
+      float sum = load(type, result.data(), i);
+      for (const auto& part : std::span(parts).subspan(1)) sum += load(type, part.data(), i);
+      save(type, result.data(), i, sum);
     }
     return result;
   }
@@ -346,7 +338,7 @@ class Oracle {
     for (std::size_t i = 0; i < unit.size(); ++i) {
       Tensor& tensor = unit[i];
       const std::size_t count = tensor.master.size();
-      std::vector<std::vector<std::byte>> parts;
+      Parts parts;
       for (std::uint32_t rank = 0; rank < ranks; ++rank) {
         fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
                       use + rank * kUsesOfRank, i);
