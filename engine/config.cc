@@ -152,6 +152,8 @@ Config engine_config(const ConfigDocument& document) {
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.storage = storage_config(document);
+  config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }
@@ -190,6 +192,8 @@ void validate(const Config& config) {
           "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
+  require(config.sharding.stage <= 3, "sharding.stage",
+          fmt::format("{} is not in 0..3", config.sharding.stage));
   validate_storage(config.storage);
 }
 

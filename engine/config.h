@@ -88,6 +88,13 @@ struct Config {
     double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
   } storage;
 
+  // What several ranks share (docs/architecture.md, "Several ranks"); of no meaning for one.
+  struct Sharding {
+    std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+                              // parameters
+    double timeout_s = 120;   // that a rank waits for another: for whoever makes the collectives
+  } sharding;
+
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
 };
 

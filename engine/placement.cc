@@ -83,11 +83,11 @@ class Planner {
     placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
     const std::uint64_t minimum_slots_bytes = leases * slot_bytes;
     const std::uint64_t window_minimum = window_bytes_for(schedule_, sizes_, leases);
-    const bool may_be_resident =
-        choices_.parameters == TierChoice::kAuto || choices_.parameters == TierChoice::kDevice;
-    if (may_be_resident && all_bytes + minimum_slots_bytes <= budget) {
+    const bool must_be_resident =
+        choices_.parameters == TierChoice::kDevice || layout_.shard().keeps_all_parameters;
+    if ((must_be_resident || may_be_resident()) && all_bytes + minimum_slots_bytes <= budget) {
       for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-    } else if (choices_.parameters == TierChoice::kDevice) {
+    } else if (must_be_resident) {
       placement_.resident_parameter_bytes = all_bytes;
       fail_budget(Tier::kDevice, "memory.device", budget, all_bytes + minimum_slots_bytes,
                   placement_.pools());
@@ -102,6 +102,12 @@ class Planner {
     if (placement_.device_bytes() + slot_bytes <= budget) ++placement_.gradient_slots.count;
   }
 
+  // The planner's choice. A home on the device is the whole unit, which ranks that share the
+  // parameters do not have.
+  bool may_be_resident() const {
+    return choices_.parameters == TierChoice::kAuto && layout_.shard().count == 1;
+  }
+
   void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
     const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
     SlotPool& slots = placement_.gradient_slots;
@@ -111,7 +117,7 @@ class Planner {
     const std::uint64_t window =
         std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
     std::uint64_t rest = budget - reserved_bytes - window;
-    if (choices_.parameters == TierChoice::kAuto) {
+    if (may_be_resident()) {
       for (const UnitPlace& unit : layout_.units()) {
         if (unit_slot_bytes(unit) > rest) break;
         rest -= unit_slot_bytes(unit);
@@ -133,11 +139,11 @@ class Planner {
   void plan_host() {
     for (const UnitPlace& unit : layout_.units())
       placement_.gradient_set_bytes +=
-          align_up(layout_.unit_gradient_bytes(unit.id), kPageAlignBytes);
+          align_up(layout_.set_gradient_bytes(unit.id), kPageAlignBytes);
     placement_.gradient_staging = {
         .count = kGradientStagingWanted,
         .slot_bytes =
-            align_up(largest_block() * layout_.format().gradient_bytes(), kPageAlignBytes)};
+            align_up(largest_piece() * layout_.format().gradient_bytes(), kPageAlignBytes)};
     const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
     const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
     fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
@@ -272,6 +278,15 @@ class Planner {
     std::uint64_t largest = 0;
     for (const BlockPlace& block : layout_.blocks())
       largest = std::max(largest, block.element_count);
+    return largest;
+  }
+
+  // Of a unit's gradient in the set; a block, but where the set holds other ranks' parts, too.
+  std::uint64_t largest_piece() const {
+    std::uint64_t largest = 0;
+    for (const UnitPlace& unit : layout_.units())
+      largest =
+          std::max(largest, std::min(layout_.block_elements(), layout_.set_elements(unit.id)));
     return largest;
   }
 

@@ -30,7 +30,7 @@ struct StepOptions {
 
 struct StepReport {
   std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
-  double gradient_norm = 0;  // of the mean gradient over the micro-batches, before clipping
+  double gradient_norm = 0;  // of the mean gradient over micro-batches and ranks, before clipping
   double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
   bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
   // When blocks were updated: not kAuto, which has decided by now.
@@ -45,6 +45,7 @@ struct StepReport {
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
+  RankTraffic rank_traffic;        // likewise
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
 };
 
@@ -61,7 +62,7 @@ class StepLoop {
   // All must outlive the loop. `model` is validated().
   StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
            const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
-           Device& device, Scheduler& scheduler, Worker& worker);
+           Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks);
 
   void begin_step(const StepOptions& options);
   void begin_inference();
@@ -88,6 +89,8 @@ class StepLoop {
   }
   // Throws what keeps the engine from going on, if anything does.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
+  // Units homed on the device have been given values: brings the other ranks' shards.
+  void share_residents();
   // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
   // Requires: no step is active.
   void lend_buffers();
@@ -105,15 +108,17 @@ class StepLoop {
   void pump();
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
+  void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
   void end_schedule();
   void follow(StepPlan plan);
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;
-  double mean_gradient_norm() const;
+  NormAccumulator agree();
+  double gradient_count() const;
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
-  void apply(StepReport& report);
+  void apply(const NormAccumulator& norm, StepReport& report);
   bool is_ready(std::uint32_t use);
   bool is_over();
 
@@ -127,12 +132,14 @@ class StepLoop {
   IoQueue& queue_;
   Device& device_;
   Scheduler& scheduler_;
+  Ranks& ranks_;
   UpdatePolicy update_policy_;
   TrafficMeter traffic_;
   StepCourse course_;
   bool is_pumping_ = false;  // scheduler's thread only, as is the next
   bool must_pump_again_ = false;
   ParameterSlots slots_;
+  ResidentUnits residents_;
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;

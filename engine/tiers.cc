@@ -56,7 +56,7 @@ void Tiers::cut_host_memory() {
   std::uint64_t gradient_offset = 0;
   for (const UnitPlace& unit : layout_.units()) {
     gradient_offsets_[index_of(unit.id)] = gradient_offset;
-    gradient_offset += align_up(layout_.unit_gradient_bytes(unit.id), kPoolAlignBytes);
+    gradient_offset += align_up(layout_.set_gradient_bytes(unit.id), kPoolAlignBytes);
   }
   gradient_staging_ = take(placement_.gradient_staging.size_bytes());
   for (const BlockPlace& block : layout_.blocks()) {

@@ -43,6 +43,10 @@ class Tiers {
   std::byte* gradient_set(UnitId unit) const {
     return gradient_set_ + gradient_offsets_[index_of(unit)];
   }
+  std::byte* gradient(const BlockPlace& block) const {
+    return gradient_set(block.unit) + (block.offset_elements - layout_.set_begin(block.unit)) *
+                                          layout_.format().gradient_bytes();
+  }
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory

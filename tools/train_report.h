@@ -22,11 +22,24 @@ struct StepRecord {
   std::uint64_t tokens = 0;
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
+  RankTraffic rank_traffic;
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;
   StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
+};
+
+// What one rank takes, in bytes.
+struct RankMemory {
+  std::uint64_t device_pool = 0;
+  std::uint64_t host_pool = 0;
+  std::uint64_t nvme = 0;
+  std::uint64_t peak_rss = 0;
+  std::uint64_t parameters = 0;  // at home, on any tier
+  std::uint64_t window = 0;
+  std::uint64_t gradients = 0;  // the set
+  std::uint64_t optimizer = 0;  // records, on any tier
 };
 
 struct RunRecord {
@@ -38,6 +51,7 @@ struct RunRecord {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t activation_bytes = 0;
+  std::vector<RankMemory> ranks;
   std::optional<double> validation_loss;
   std::optional<double> bigram_cross_entropy;
   std::string state_sha256;
@@ -73,6 +87,9 @@ class ProgressDisplay {
 void write_json(const std::string& path, const RunRecord& run);
 // One row a step, with a header.
 void write_csv(const std::string& path, const RunRecord& run);
+
+// Of every rank; each calls it.
+std::vector<RankMemory> memory_of_ranks(Engine& engine);
 
 // The largest resident set of this process so far.
 std::uint64_t peak_rss_bytes();

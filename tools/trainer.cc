@@ -49,7 +49,9 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
                                   .micro_batches = config_.micro_batches});
   for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
     device_.launch(stream_.id(), [this, step_number, micro_batch] {
-      const TokenBatch batch = dataset_.training_batch(step_number, micro_batch);
+      // Ranks take turns: together they see what one rank sees with as many more micro-batches.
+      const TokenBatch batch =
+          dataset_.training_batch(step_number, micro_batch * engine_.rank_count() + engine_.rank());
       compute_.start_training(batch.tokens, batch.targets);
     });
     for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
