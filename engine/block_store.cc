@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
-const char* name_of(Plane plane) {
-  return plane == Plane::kParameter ? "parameters" : "optimizer state";
-}
-
 }  // namespace
 
 // A transfer that the application's thread waits for. On the heap: where the drive never answers,
@@ -39,7 +35,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       tiers_(tiers),
       queue_(queue),
       scheduler_(scheduler),
-      entries_(2 * layout.blocks().size()),
+      first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
+      entries_(first_activation_ + tiers.activation_piece_count()),
       integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
@@ -139,16 +136,20 @@ void BlockStore::complete(Transfer& transfer) {
   } else {
     home.storing = false;
   }
-  if (trace_enabled()) {
-    trace_record({.begin_ns = transfer.begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = transfer.request.length_bytes,
-                  .step = transfer.version,
-                  .unit = index_of(layout_.block(transfer.block).unit),
-                  .block = index_of(transfer.block),
-                  .kind = is_read ? TraceKind::kRead : TraceKind::kWrite});
-  }
+  if (trace_enabled()) trace(transfer);
   transfer.done();
+}
+
+void BlockStore::trace(const Transfer& transfer) const {
+  const bool is_block = transfer.plane != Plane::kActivation;
+  trace_record(
+      {.begin_ns = transfer.begin_ns,
+       .end_ns = steady_now_ns(),
+       .size_bytes = transfer.request.length_bytes,
+       .step = transfer.version,
+       .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
+       .block = is_block ? index_of(transfer.block) : kTraceNone,
+       .kind = transfer.request.kind == IoKind::kRead ? TraceKind::kRead : TraceKind::kWrite});
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {
@@ -256,21 +257,26 @@ std::vector<std::string> BlockStore::take_notes() {
 
 const Extent& BlockStore::extent_of(const Transfer& transfer) const {
   const std::uint32_t copy = copy_of(transfer);
-  return transfer.plane == Plane::kParameter ? tiers_.parameter_extent(transfer.block, copy)
-                                             : tiers_.record_extent(transfer.block, copy);
+  switch (transfer.plane) {
+    case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
+    case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
+    case Plane::kActivation: break;
+  }
+  return tiers_.activation_extent(index_of(transfer.block));
 }
 
-std::string BlockStore::describe_block(BlockId block, Plane plane) const {
-  const UnitPlace& unit = layout_.unit(layout_.block(block).unit);
-  return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(block) - unit.first_block,
-                     name_of(plane));
+std::string BlockStore::describe_plane(std::uint32_t plane) const {
+  if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
+  const UnitPlace& unit = layout_.unit(layout_.block(BlockId{plane / 2}).unit);
+  return fmt::format("unit \"{}\" block {} ({})", unit.name, plane / 2 - unit.first_block,
+                     plane % 2 == 0 ? "parameters" : "optimizer state");
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {
   const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",
-                     describe_block(transfer.block, transfer.plane),
+                     describe_plane(plane_index(transfer.block, transfer.plane)),
                      tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
 }
 
@@ -286,8 +292,7 @@ Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage
       what = fmt::format(
           "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
           "place)",
-          describe_block(BlockId{damage.owner % static_cast<std::uint32_t>(entries_.size()) / 2},
-                         damage.owner % 2 == 0 ? Plane::kParameter : Plane::kRecord),
+          describe_plane(damage.owner % static_cast<std::uint32_t>(entries_.size())),
           damage.version);
       break;
   }

@@ -58,9 +58,11 @@ struct Engine::Parts {
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device) {
     const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement = plan_placement(
-        layout, model, config.placement, budgets_of(config, device),
-        {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+    Placement placement =
+        plan_placement(layout, model, config.placement, budgets_of(config, device),
+                       {.overlaps = policy != OverlapPolicy::kSerial,
+                        .lanes = config.optimizer.lanes,
+                        .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -74,7 +76,8 @@ struct Engine::Parts {
     std::vector<int> files;
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
-        .transfers_max = placement.parameter_slots.count + placement.lanes.count,
+        .transfers_max = placement.parameter_slots.count + placement.lanes.count +
+                         placement.activation_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);

@@ -39,6 +39,28 @@ std::byte* Lease::gradient(std::size_t tensor) const {
   return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
 }
 
+ActivationLease::ActivationLease(ActivationLease&& other) noexcept
+    : flow_(std::exchange(other.flow_, nullptr)), lease_(other.lease_) {}
+
+ActivationLease& ActivationLease::operator=(ActivationLease&& other) noexcept {
+  std::swap(flow_, other.flow_);
+  std::swap(lease_, other.lease_);
+  return *this;
+}
+
+ActivationLease::~ActivationLease() {
+  release();
+}
+
+void ActivationLease::release() {
+  if (flow_ != nullptr) std::exchange(flow_, nullptr)->release(lease_);
+}
+
+std::byte* ActivationLease::data() const {
+  SLUICE_CHECK(flow_ != nullptr, "the lease has ended");
+  return lease_.data;
+}
+
 Step::Step(Step&& other) noexcept
     : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
 
@@ -49,6 +71,18 @@ Step::~Step() {
 Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
   return Lease(*loop_, *layout_, loop_->acquire(unit, pass, stream.id()));
+}
+
+ActivationLease Step::save(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  ActivationFlow& flow = loop_->activations();
+  return {flow, flow.acquire(ref, ActivationAction::kSave, stream.id())};
+}
+
+ActivationLease Step::load(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  ActivationFlow& flow = loop_->activations();
+  return {flow, flow.acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 StepReport Step::finish() {
@@ -68,6 +102,18 @@ Inference::~Inference() {
 Lease Inference::acquire(UnitId unit, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
   return Lease(*loop_, *layout_, loop_->acquire(unit, Pass::kInference, stream.id()));
+}
+
+ActivationLease Inference::save(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  ActivationFlow& flow = loop_->activations();
+  return {flow, flow.acquire(ref, ActivationAction::kSave, stream.id())};
+}
+
+ActivationLease Inference::load(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  ActivationFlow& flow = loop_->activations();
+  return {flow, flow.acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 }  // namespace sluice

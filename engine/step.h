@@ -44,6 +44,31 @@ class Lease {
   LeasedUse use_;
 };
 
+// One boundary activation on the device (Config::Activations says whether the engine keeps them),
+// until the lease ends. Its end is that of a Lease.
+class ActivationLease {
+ public:
+  ActivationLease(ActivationLease&& other) noexcept;
+  ActivationLease& operator=(ActivationLease&& other) noexcept;
+  ~ActivationLease();
+
+  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes of it. To be written, if saved, or
+  // read, if loaded, by work on the lease's stream only.
+  std::byte* data() const;
+
+  // Ends the lease early.
+  void release();
+
+ private:
+  friend class Step;
+  friend class Inference;
+  ActivationLease(ActivationFlow& flow, const LeasedActivation& lease)
+      : flow_(&flow), lease_(lease) {}
+
+  ActivationFlow* flow_ = nullptr;  // null once released
+  LeasedActivation lease_;
+};
+
 // One training step: every unit of the schedule is acquired and released in order, then finish()
 // updates the state.
 class Step {
@@ -58,6 +83,15 @@ class Step {
   // Fails with: kInvalidArgument when `unit` and `pass` are not next in the schedule or too many
   // leases are held; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
+
+  // Where the engine keeps the activations: room for `ref`, to be written by work enqueued on
+  // `stream` after this call; and `ref` as it was saved, to be read by such work. In the sequence
+  // of engine/activation_plan.h, which skips no use and repeats none. Both block until what is to
+  // be moved for it is on its way.
+  // Fails with: kInvalidArgument when that is not next, too many are held, or the application keeps
+  // activations itself; kIo and others when a transfer has failed.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
   // The update that this step will make, counted from 1.
   std::uint64_t number() const { return loop_->scheduled_step() + 1; }
@@ -86,6 +120,9 @@ class Inference {
 
   // As Step::acquire(), with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
+  // As Step's.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
  private:
   friend class Engine;

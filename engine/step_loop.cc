@@ -36,7 +36,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       drain_(layout, placement, tiers, device, scheduler, worker,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {}
+            [this] { pump(); }),
+      activations_(placement, tiers, store, device, scheduler, activations_held_max(model)) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -157,6 +158,7 @@ void StepLoop::begin(const StepPlan& plan) {
     drain_.begin(step_ + 1);
     prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
   });
+  activations_.begin(plan.activations);
 }
 
 std::string StepLoop::describe_use(std::size_t use) const {
@@ -252,9 +254,11 @@ StepReport StepLoop::finish_step() {
         fmt::format(
             "finish: the step is not over: {} leases are held, and the schedule expects {} next",
             leases_held_, describe_use(next_use_)));
+  activations_.require_complete();
   const std::uint64_t begin_ns = steady_now_ns();
   await([this] {
-    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
+    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun() &&
+           activations_.idle();
   });
   throw_if_device_failed();
   StepReport report;
@@ -277,7 +281,12 @@ StepReport StepLoop::finish_step() {
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
-  scheduler_.run([&] { report.notes = store_.take_notes(); });
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    const ActivationFlow::Moved activations = activations_.take_moved();
+    report.activation_out_bytes = activations.out_bytes;
+    report.activation_in_bytes = activations.in_bytes;
+  });
   plan_ = nullptr;
   if (trace_enabled())
     trace_record(
@@ -342,13 +351,14 @@ void StepLoop::count_stalls(StepReport& report) const {
 }
 
 bool StepLoop::is_idle() const {
-  return prefetcher_.idle() && drain_.idle() && pass_.idle();
+  return prefetcher_.idle() && drain_.idle() && pass_.idle() && activations_.idle();
 }
 
 void StepLoop::settle() noexcept {
   scheduler_.run([this] {
     prefetcher_.stop();
     pass_.stop();
+    activations_.stop();
   });
   queue_.wait_idle();
   scheduler_.await_settled([this] { return is_idle(); });
@@ -360,6 +370,7 @@ void StepLoop::abandon() noexcept {
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();
+    activations_.stop();
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
   });
@@ -370,9 +381,11 @@ void StepLoop::abandon() noexcept {
                                 "{} nor of step {}; start again from the last saved model",
                                 step_ + 1, step_, step_ + 1));
   }
-  scheduler_.await_settled(
-      [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
+  scheduler_.await_settled([this] {
+    return store_.is_stuck() || (prefetcher_.idle() && drain_.idle() && activations_.idle());
+  });
   // The window's bytes may be overwritten next: nothing may compute on them any more.
+  activations_.close();
   for (std::uint32_t use = 0; use < next_use_; ++use) {
     try {
       device_.synchronize(prefetcher_.release_event(plan_->schedule[use].unit));

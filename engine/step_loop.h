@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/activation_flow.h"
 #include "engine/gradient_drain.h"
 #include "engine/optimizer_pass.h"
 #include "engine/prefetcher.h"
@@ -41,6 +42,10 @@ struct StepReport {
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
+  // Likewise of boundary activations, from the device to their homes and back; on storage, part of the
+  // above.
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
 };
 
@@ -66,6 +71,8 @@ class StepLoop {
 
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
+
+  ActivationFlow& activations() { return activations_; }
 
   StepReport finish_step();
   // Ends a step or an inference without an update; the state is as before. Returns when nothing is
@@ -129,6 +136,7 @@ class StepLoop {
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;
+  ActivationFlow activations_;
 
   // The step under way.
   const StepPlan* plan_ = nullptr;

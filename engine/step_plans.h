@@ -17,6 +17,7 @@ namespace sluice {
 struct StepPlan {
   Schedule schedule;
   WindowPlan window;
+  ActivationPlan activations;  // empty where the application keeps them
 };
 
 class StepPlans {
@@ -28,6 +29,8 @@ class StepPlans {
 
   const StepPlan& inference() const { return inference_; }
   // The reference stays valid.
+  // Fails with: kInvalidArgument for a step larger than the one that the pools for activations are
+  // made for.
   const StepPlan& training(std::uint32_t micro_batches, MicroBatchOrder order);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
@@ -35,7 +38,7 @@ class StepPlans {
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:
-  StepPlan plan(Schedule schedule) const;
+  StepPlan plan(Schedule schedule, const ActivationShape& activations) const;
 
   const ModelSpec& model_;
   const Layout& layout_;
