@@ -88,7 +88,7 @@ class TrainRun {
         dataset_(config_),
         init_(open_initial_model(options, config)),
         device_(open_device(config_)),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_),
+        engine_(config_.engine, training_model(config_), *device_),
         trainer_(config_, dataset_, engine_, *device_) {}
 
   int run() {
