@@ -49,6 +49,10 @@ ActivationFlow::ActivationFlow(const Placement& placement, const Tiers& tiers, B
 void ActivationFlow::begin(const ActivationPlan& plan) {
   next_access_ = 0;
   is_released_.assign(plan.accesses.size(), false);
+  while (asked_events_.size() < plan.accesses.size()) {
+    asked_events_.emplace_back(device_);
+    granted_events_.emplace_back(device_);
+  }
   scheduler_.run([&] {
     SLUICE_CHECK(idle(), "a plan begins when the one before it has ended");
     plan_ = &plan;
@@ -84,6 +88,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
                                          StreamId stream) {
   check_next(ref, action);
   const std::uint32_t access = next_access_;
+  if (may_wait(access)) device_.record(asked_events_[access].id(), stream);
   scheduler_.await([this, access] { return access < ready_; });
   const std::uint32_t place = access_at(access).place;
   if (action == ActivationAction::kSave) {
@@ -92,6 +97,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
     device_.wait(stream, used_events_[place].id());
     device_.wait(stream, arrived_events_[place].id());
   }
+  if (may_wait(access)) device_.record(granted_events_[access].id(), stream);
   ++next_access_;
   ++held_;
   return {.access = access, .stream = stream, .data = place_of(access)};
@@ -110,6 +116,15 @@ void ActivationFlow::release(const LeasedActivation& lease) noexcept {
       stores_.push_back({.access = access});
     pump();
   });
+}
+
+std::int64_t ActivationFlow::stall_ns() const {
+  std::int64_t stall_ns = 0;
+  for (std::uint32_t access = 0; access < next_access_; ++access) {
+    if (may_wait(access))
+      stall_ns += device_.elapsed_ns(asked_events_[access].id(), granted_events_[access].id());
+  }
+  return stall_ns;
 }
 
 void ActivationFlow::require_complete() const {

@@ -4,8 +4,8 @@
 // window and staging slots are free. Activations on storage are transfers of the block store like
 // any other: verified, watched, and after the parameters that computation waits for.
 //
-// Thread rule: begin(), acquire(), release(), require_complete() and close() on the application's
-// thread; the rest on the scheduler's.
+// Thread rule: begin(), acquire(), release(), require_complete(), stall_ns() and close() on the
+// application's thread; the rest on the scheduler's.
 // Progress: a fetch starts only when what it overwrites has been released and is on its way home,
 // or there; so a staging slot that it holds waits for the drive, and for copies that have been
 // queued, and for nothing else. A store's slot waits for computation that has been enqueued, and
@@ -49,6 +49,8 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
   void require_complete() const;
+  // How long computation waited for activations to come, or for room. Requires: all of it is done.
+  std::int64_t stall_ns() const;
   // Returns when nothing computes on the window any more. Requires: nothing is held.
   void close() noexcept;
 
@@ -86,6 +88,9 @@ class ActivationFlow {
 
   void check_next(const ActivationRef& ref, ActivationAction action) const;
   void pump();
+  bool may_wait(std::uint32_t access) const {
+    return access_at(access).moves || access_at(access).evicted.has_value();
+  }
   bool is_over() const { return is_stopped_ || scheduler_.failed(); }
   void drop_pending();
   void start_stores();
@@ -128,6 +133,9 @@ class ActivationFlow {
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
+  // By access, of those that something may have to move for: around the wait.
+  std::vector<Event> asked_events_;
+  std::vector<Event> granted_events_;
 
   // Scheduler thread only, but for begin().
   std::uint32_t issued_ = 0;      // accesses

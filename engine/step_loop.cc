@@ -278,6 +278,7 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t end_ns = steady_now_ns();
   report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
   count_stalls(report);
+  report.stall_ns += activations_.stall_ns();
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;

@@ -35,15 +35,15 @@ struct StepReport {
   bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
   // When blocks were updated: not kAuto, which has decided by now.
   OverlapPolicy policy = OverlapPolicy::kSerial;
-  bool redone = false;                   // speculative: clipping bit, so the update was made again
-  std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
+  bool redone = false;        // speculative: clipping bit, so the update was made again
+  std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
   std::int64_t optimizer_ns = 0;  // finish() waited from the norm on; serial: to the last write
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  // Likewise of boundary activations, from the device to their homes and back; on storage, part of the
-  // above.
+  // Likewise of boundary activations, from the device to their homes and back; on storage, part of
+  // the above.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated

@@ -16,6 +16,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
+#include "tools/order_choice.h"
 #include "tools/state_hash.h"
 #include "tools/train_report.h"
 
@@ -32,6 +33,7 @@ TrainConfig read_config(const TrainOptions& options) {
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
+  resolve_order(config);
   return config;
 }
 
@@ -105,7 +107,8 @@ class TrainRun {
     record_.parameters = engine_.layout().parameter_count();
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
-    record_.predicted = engine_.predicted_traffic(config_.micro_batches);
+    record_.order = *config_.order;
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_.activation_bytes();
@@ -115,6 +118,12 @@ class TrainRun {
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
     fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
+    if (config_.micro_batches > 1) {
+      Config engine = config_.engine;
+      fill_budgets(engine.memory);
+      fmt::print("{}\n",
+                 describe(plan_orders(engine, validated(training_model(config_))), record_.order));
+    }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -151,6 +160,8 @@ class TrainRun {
                std::uint64_t{config_.sequences} * config_.micro_batches * config_.model.context,
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
+           .activation_out_bytes = trained.report.activation_out_bytes,
+           .activation_in_bytes = trained.report.activation_in_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,

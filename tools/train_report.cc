@@ -135,11 +135,16 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},
-                                 {"policy", name_of(step.policy)}});
+                                 {"policy", name_of(step.policy)},
+                                 {"activation_out_bytes", step.activation_out_bytes},
+                                 {"activation_in_bytes", step.activation_in_bytes}});
   }
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
+  document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
+  document["order"] = name_of(run.order);
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;
@@ -156,12 +161,13 @@ void write_json(const std::string& path, const RunRecord& run) {
 void write_csv(const std::string& path, const RunRecord& run) {
   std::string text =
       "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,stall_s,stall_for_"
-      "update_s,optimizer_s,policy\n";
+      "update_s,optimizer_s,policy,activation_out_bytes,activation_in_bytes\n";
   for (const StepRecord& step : run.steps) {
     text +=
-        fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss, step.gradient_norm,
-                    step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
-                    step.stall_s, step.stall_for_update_s, step.optimizer_s, name_of(step.policy));
+        fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
+                    step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
+                    step.nvme_write_bytes, step.stall_s, step.stall_for_update_s, step.optimizer_s,
+                    name_of(step.policy), step.activation_out_bytes, step.activation_in_bytes);
   }
   write_file(path, text);
 }
