@@ -4,8 +4,8 @@
 // window and staging slots are free. Activations on storage are transfers of the block store like
 // any other: verified, watched, and after the parameters that computation waits for.
 //
-// Thread rule: begin(), acquire(), release(), require_complete(), stall_ns() and close() on the
-// application's thread; the rest on the scheduler's.
+// Thread rule: begin(), acquire(), release() and close() on the application's thread, and so
+// require_complete(), stall_ns() and take_moved(); the rest on the scheduler's.
 // Progress: a fetch starts only when what it overwrites has been released and is on its way home,
 // or there; so a staging slot that it holds waits for the drive, and for copies that have been
 // queued, and for nothing else. A store's slot waits for computation that has been enqueued, and
@@ -57,6 +57,7 @@ class ActivationFlow {
   // Starts nothing more. What is under way ends; wait for idle().
   void stop();
   // Bytes, in whole storage units, that have left the device and come back since the last call.
+  // Requires: idle.
   struct Moved {
     std::uint64_t out_bytes = 0;
     std::uint64_t in_bytes = 0;

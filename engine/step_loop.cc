@@ -278,16 +278,13 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t end_ns = steady_now_ns();
   report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
   count_stalls(report);
-  report.stall_ns += activations_.stall_ns();
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
-  scheduler_.run([&] {
-    report.notes = store_.take_notes();
-    const ActivationFlow::Moved activations = activations_.take_moved();
-    report.activation_out_bytes = activations.out_bytes;
-    report.activation_in_bytes = activations.in_bytes;
-  });
+  scheduler_.run([&] { report.notes = store_.take_notes(); });
+  const ActivationFlow::Moved activations = activations_.take_moved();
+  report.activation_out_bytes = activations.out_bytes;
+  report.activation_in_bytes = activations.in_bytes;
   plan_ = nullptr;
   if (trace_enabled())
     trace_record(
@@ -343,6 +340,7 @@ void StepLoop::fail_non_finite() {
 }
 
 void StepLoop::count_stalls(StepReport& report) const {
+  report.stall_ns = activations_.stall_ns();
   for (std::size_t use = 0; use < plan_->schedule.size(); ++use) {
     const std::int64_t stall_ns =
         device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
