@@ -137,8 +137,21 @@ void ActivationFlow::require_complete() const {
                                 describe(access_at(next_access_).ref)));
 }
 
-void ActivationFlow::close() noexcept {
+ActivationFlow::Report ActivationFlow::finish() {
+  // Nothing is on its way but the news that it has arrived.
+  scheduler_.await([this] { return idle(); });
+  Report report = std::exchange(moved_, {});
+  report.stall_ns = stall_ns();
+  return report;
+}
+
+void ActivationFlow::abandon() noexcept {
   SLUICE_CHECK(held_ == 0, "leases end before the step that gave them");
+  scheduler_.run([this] {
+    is_stopped_ = true;
+    drop_pending();
+  });
+  scheduler_.await_settled([this] { return store_.is_stuck() || idle(); });
   for (const Event& used : used_events_) {
     try {
       device_.synchronize(used.id());
@@ -148,9 +161,8 @@ void ActivationFlow::close() noexcept {
   }
 }
 
-void ActivationFlow::stop() {
-  is_stopped_ = true;
-  drop_pending();
+void ActivationFlow::settle() noexcept {
+  scheduler_.await_settled([this] { return idle(); });
 }
 
 void ActivationFlow::pump() {

@@ -4,8 +4,7 @@
 // window and staging slots are free. Activations on storage are transfers of the block store like
 // any other: verified, watched, and after the parameters that computation waits for.
 //
-// Thread rule: begin(), acquire(), release() and close() on the application's thread, and so
-// require_complete(), stall_ns() and take_moved(); the rest on the scheduler's.
+// Thread rule: the application's thread; what is private, on the scheduler's unless it says so.
 // Progress: a fetch starts only when what it overwrites has been released and is on its way home,
 // or there; so a staging slot that it holds waits for the drive, and for copies that have been
 // queued, and for nothing else. A store's slot waits for computation that has been enqueued, and
@@ -38,7 +37,8 @@ class ActivationFlow {
   ActivationFlow(const Placement& placement, const Tiers& tiers, BlockStore& store, Device& device,
                  Scheduler& scheduler, std::uint32_t held_max);
 
-  // Starts on `plan`, which must outlive its accesses. Requires: idle.
+  // Starts on `plan`, which must outlive it. Requires: the plan before has been finished or
+  // abandoned.
   void begin(const ActivationPlan& plan);
   // The next access of the plan: work enqueued on `stream` after this call may read it, or write
   // it. Blocks until its transfers are on their way to the device.
@@ -49,21 +49,19 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
   void require_complete() const;
-  // How long computation waited for activations to come, or for room. Requires: all of it is done.
-  std::int64_t stall_ns() const;
-  // Returns when nothing computes on the window any more. Requires: nothing is held.
-  void close() noexcept;
-
-  // Starts nothing more. What is under way ends; wait for idle().
-  void stop();
-  // Bytes, in whole storage units, that have left the device and come back since the last call.
-  // Requires: idle.
-  struct Moved {
-    std::uint64_t out_bytes = 0;
-    std::uint64_t in_bytes = 0;
+  // What has happened since the last call. Requires: computation has ended.
+  // Fails with: the engine's first failure.
+  struct Report {
+    std::uint64_t out_bytes = 0;  // left the device, in whole storage units
+    std::uint64_t in_bytes = 0;   // came back
+    std::int64_t stall_ns = 0;    // computation waited for them, or for room
   };
-  Moved take_moved() { return std::exchange(moved_, {}); }
-  bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
+  Report finish();
+  // Ends a plan before its end. Returns when nothing is in flight, and nothing computes on the
+  // window, any more, unless the store is stuck. Requires: nothing is held.
+  void abandon() noexcept;
+  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  void settle() noexcept;
 
  private:
   enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
@@ -87,7 +85,11 @@ class ActivationFlow {
   };
   static constexpr std::uint32_t kNoSlot = 0xffffffffu;
 
+  // Application thread.
   void check_next(const ActivationRef& ref, ActivationAction action) const;
+  std::int64_t stall_ns() const;
+
+  bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
   void pump();
   bool may_wait(std::uint32_t access) const {
     return access_at(access).moves || access_at(access).evicted.has_value();
@@ -149,7 +151,7 @@ class ActivationFlow {
   std::deque<Store> stores_;               // released, not all of them copied out
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
-  Moved moved_;
+  Report moved_;
   std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
 
   Stream up_stream_;  // last: their callbacks use all of the above

@@ -53,6 +53,7 @@ struct Engine::Parts {
         store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
+        activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {}
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
@@ -106,6 +107,7 @@ struct Engine::Parts {
   BlockStore store;
   Worker worker;
   StepLoop loop;
+  ActivationFlow activations;
   StateAccess state;
   bool is_initialized = false;
 };
@@ -115,8 +117,10 @@ Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
     : parts_(std::make_unique<Parts>(config, model, device, decorate)) {}
 
 Engine::~Engine() {
+  parts_->activations.abandon();
   parts_->loop.abandon();
   parts_->loop.settle();
+  parts_->activations.settle();
 }
 
 void Engine::initialize(const InitialValues& values) {
@@ -131,14 +135,19 @@ void Engine::initialize(const InitialValues& values) {
 Step Engine::begin_step(const StepOptions& options) {
   parts_->require_idle("begin_step");
   parts_->state.invalidate();
+  const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
-  return Step(parts_->loop, parts_->layout);
+  Step step(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(activations);
+  return step;
 }
 
 Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
   parts_->loop.begin_inference();
-  return Inference(parts_->loop, parts_->layout);
+  Inference inference(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(parts_->loop.inference_activations());
+  return inference;
 }
 
 void Engine::drain() {

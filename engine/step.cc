@@ -35,7 +35,8 @@ std::byte* Lease::gradient(std::size_t tensor) const {
   const auto tensors = layout_->tensors_of(use_.unit);
   SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
                "a tensor of the unit, while the lease is held");
-  SLUICE_CHECK(use_.gradients != nullptr, "only a backward lease has gradients");
+  SLUICE_CHECK(use_.gradients != nullptr,
+               "only a backward lease has gradients, and not of a frozen unit");
   return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
 }
 
@@ -62,10 +63,14 @@ std::byte* ActivationLease::data() const {
 }
 
 Step::Step(Step&& other) noexcept
-    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+    : loop_(std::exchange(other.loop_, nullptr)),
+      activations_(other.activations_),
+      layout_(other.layout_) {}
 
 Step::~Step() {
-  if (loop_ != nullptr) loop_->abandon();
+  if (loop_ == nullptr) return;
+  activations_->abandon();
+  loop_->abandon();
 }
 
 Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
@@ -75,28 +80,35 @@ Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
 
 ActivationLease Step::save(const ActivationRef& ref, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
-  ActivationFlow& flow = loop_->activations();
-  return {flow, flow.acquire(ref, ActivationAction::kSave, stream.id())};
+  return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
 }
 
 ActivationLease Step::load(const ActivationRef& ref, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
-  ActivationFlow& flow = loop_->activations();
-  return {flow, flow.acquire(ref, ActivationAction::kLoad, stream.id())};
+  return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 StepReport Step::finish() {
   SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
-  const StepReport report = loop_->finish_step();
+  activations_->require_complete();
+  StepReport report = loop_->finish_step();
   loop_ = nullptr;
+  const ActivationFlow::Report activations = activations_->finish();
+  report.activation_out_bytes = activations.out_bytes;
+  report.activation_in_bytes = activations.in_bytes;
+  report.stall_ns += activations.stall_ns;
   return report;
 }
 
 Inference::Inference(Inference&& other) noexcept
-    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+    : loop_(std::exchange(other.loop_, nullptr)),
+      activations_(other.activations_),
+      layout_(other.layout_) {}
 
 Inference::~Inference() {
-  if (loop_ != nullptr) loop_->abandon();
+  if (loop_ == nullptr) return;
+  activations_->abandon();
+  loop_->abandon();
 }
 
 Lease Inference::acquire(UnitId unit, const Stream& stream) {
@@ -106,14 +118,12 @@ Lease Inference::acquire(UnitId unit, const Stream& stream) {
 
 ActivationLease Inference::save(const ActivationRef& ref, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
-  ActivationFlow& flow = loop_->activations();
-  return {flow, flow.acquire(ref, ActivationAction::kSave, stream.id())};
+  return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
 }
 
 ActivationLease Inference::load(const ActivationRef& ref, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
-  ActivationFlow& flow = loop_->activations();
-  return {flow, flow.acquire(ref, ActivationAction::kLoad, stream.id())};
+  return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 }  // namespace sluice
