@@ -61,6 +61,7 @@ struct Engine::Parts {
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
              ranks),
+        activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
@@ -71,9 +72,11 @@ struct Engine::Parts {
                                 const Device& device, const Ranks& ranks) {
     ranks.check(config.placement);
     const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement = plan_placement(
-        layout, model, config.placement, budgets_of(config, device, ranks.device_bytes()),
-        {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+    Placement placement = plan_placement(layout, model, config.placement,
+                                         budgets_of(config, device, ranks.device_bytes()),
+                                         {.overlaps = policy != OverlapPolicy::kSerial,
+                                          .lanes = config.optimizer.lanes,
+                                          .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -87,7 +90,8 @@ struct Engine::Parts {
     std::vector<int> files;
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
-        .transfers_max = placement.parameter_slots.count + placement.lanes.count,
+        .transfers_max = placement.parameter_slots.count + placement.lanes.count +
+                         placement.activation_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);
@@ -162,6 +166,7 @@ struct Engine::Parts {
   BlockStore store;
   Worker worker;
   StepLoop loop;
+  ActivationFlow activations;
   StateAccess state;
   bool is_initialized = false;
 };
@@ -171,8 +176,10 @@ Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
     : parts_(std::make_unique<Parts>(config, model, device, decorate, ranks)) {}
 
 Engine::~Engine() {
+  parts_->activations.abandon();
   parts_->loop.abandon();
   parts_->loop.settle();
+  parts_->activations.settle();
   if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
   parts_->ranks.on_failure({});
 }
@@ -190,14 +197,19 @@ void Engine::initialize(const InitialValues& values) {
 Step Engine::begin_step(const StepOptions& options) {
   parts_->require_idle("begin_step");
   parts_->state.invalidate();
+  const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
-  return Step(parts_->loop, parts_->layout);
+  Step step(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(activations);
+  return step;
 }
 
 Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
   parts_->loop.begin_inference();
-  return Inference(parts_->loop, parts_->layout);
+  Inference inference(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(parts_->loop.inference_activations());
+  return inference;
 }
 
 void Engine::drain() {

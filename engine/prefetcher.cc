@@ -26,8 +26,8 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       scheduler_(scheduler),
       ranks_(ranks),
       hooks_(std::move(hooks)),
-      resident_since_ns_(layout.units().size()),
       shard_event_(device),
+      resident_since_ns_(layout.units().size()),
       gather_stream_(device, "gathers"),
       copy_stream_(device, "copy up") {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {

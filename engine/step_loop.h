@@ -35,9 +35,9 @@ struct StepReport {
   bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
   // When blocks were updated: not kAuto, which has decided by now.
   OverlapPolicy policy = OverlapPolicy::kSerial;
-  bool redone = false;                   // speculative: clipping bit, so the update was made again
-  StepTimes times;                       // where the step's time went
-  std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
+  bool redone = false;        // speculative: clipping bit, so the update was made again
+  StepTimes times;            // where the step's time went
+  std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
   // Times that computation left the schedule: each costs a wait for what is now needed.
   std::uint32_t schedule_changes = 0;
@@ -45,7 +45,11 @@ struct StepReport {
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  RankTraffic rank_traffic;        // likewise
+  RankTraffic rank_traffic;  // likewise
+  // Likewise of boundary activations, from the device to their homes and back; on storage, part of
+  // the above.
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
 };
 
@@ -84,6 +88,13 @@ class StepLoop {
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
+  // The reference stays valid.
+  const ActivationPlan& activations(const StepOptions& options) {
+    return course_.plans().activations(options.micro_batches, options.order);
+  }
+  const ActivationPlan& inference_activations() const {
+    return course_.plans().inference_activations();
+  }
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }

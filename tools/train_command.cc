@@ -16,6 +16,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
+#include "tools/order_choice.h"
 #include "tools/rank_world.h"
 #include "tools/state_hash.h"
 #include "tools/trace_session.h"
@@ -36,6 +37,7 @@ TrainConfig read_config(const TrainOptions& options) {
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;
+  resolve_order(config);
   return config;
 }
 
@@ -79,6 +81,14 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
+std::unique_ptr<Collectives> join(RankWorld& ranks, TrainingDevice& device) {
+  if (!ranks.are_several()) return nullptr;
+  if (device.host() == nullptr)
+    throw Error(ErrorCode::kUnsupported,
+                "several ranks train on the host only; set run.device to \"host\"");
+  return ranks.join(*device.host());
+}
+
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
@@ -88,11 +98,10 @@ class TrainRun {
         dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
         device_(config_),
-        collectives_(ranks.join(device_.device())),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device(), {},
-                collectives_.get()),
+        collectives_(join(ranks, device_)),
+        engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
-        limits_(engine_, validated(model_), config.micro_batches,
+        limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
                 config.engine.storage.calibration) {}
 
   int run() {
@@ -109,7 +118,8 @@ class TrainRun {
     record_.parameters = engine_.layout().parameter_count();
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
-    record_.predicted = engine_.predicted_traffic(config_.micro_batches);
+    record_.order = *config_.order;
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
@@ -122,6 +132,12 @@ class TrainRun {
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
     fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
+    if (config_.micro_batches > 1) {
+      Config engine = config_.engine;
+      fill_budgets(engine.memory);
+      fmt::print("{}\n",
+                 describe(plan_orders(engine, validated(training_model(config_))), record_.order));
+    }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -159,6 +175,8 @@ class TrainRun {
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
            .rank_traffic = trained.report.rank_traffic,
+           .activation_out_bytes = trained.report.activation_out_bytes,
+           .activation_in_bytes = trained.report.activation_in_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,

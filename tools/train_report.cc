@@ -205,12 +205,17 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"hidden_share", step.times.hidden_share()},
                                  {"percent_of_t_min", percent_of(run, &StepLimits::least, step)},
                                  {"percent_of_t_bound", percent_of(run, &StepLimits::bound, step)},
-                                 {"policy", name_of(step.policy)}});
+                                 {"policy", name_of(step.policy)},
+                                 {"activation_out_bytes", step.activation_out_bytes},
+                                 {"activation_in_bytes", step.activation_in_bytes}});
   }
   document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
+  document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
+  document["order"] = name_of(run.order);
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;
@@ -239,15 +244,16 @@ void write_csv(const std::string& path, const RunRecord& run) {
       "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
       "reduced_bytes,stall_s,stall_for_"
       "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
-      "policy\n";
+      "policy,activation_out_bytes,activation_in_bytes\n";
   for (const StepRecord& step : run.steps) {
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
         step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
         step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes, step.stall_s,
         step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
         seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
-        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy));
+        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
+        step.activation_out_bytes, step.activation_in_bytes);
   }
   write_file(path, text);
 }

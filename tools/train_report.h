@@ -23,6 +23,8 @@ struct StepRecord {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;
@@ -47,6 +49,7 @@ struct RunRecord {
   std::uint64_t state_bytes = 0;
   std::uint64_t seed = 0;
   std::vector<StepRecord> steps;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
