@@ -75,19 +75,10 @@ class Planner {
   // and read ahead.
   void plan_activation_pools() {
     const Config::Activations& activations = pass_.activations;
-    if (model_.boundary_bytes.empty() && model_.forward_order.size() > 1)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("activations is \"{}\", but the model does not say what crosses from "
-                              "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
-                              name_of(activations.home)));
-    const ActivationShape shape{model_, activations.micro_batches, activations.order};
-    const std::uint32_t all = plan_activations(shape, 0).places;
-    const std::uint32_t held = std::min(all, activations_held_max(model_));
-    const ActivationHomes homes(model_, activations);
-    const bool may_leave = activations.home != ActivationHome::kRecompute;
-    activation_places_least_ = may_leave ? held : all;
-    const std::uint32_t ahead = kPrefetchUnits * activations_held_max(model_);
-    placement_.activation_window = {.count = may_leave ? std::min(all, held + ahead) : all,
+    const ActivationNeeds needs = activation_needs(model_, activations, kPrefetchUnits);
+    const ActivationHomes& homes = needs.homes;
+    activation_places_least_ = needs.places_least;
+    placement_.activation_window = {.count = needs.places_wanted,
                                     .slot_bytes = homes.largest_bytes()};
     if (activations.home == ActivationHome::kHost)
       placement_.host_activation_bytes = homes.size_bytes();
@@ -192,11 +183,24 @@ class Planner {
     fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
               UINT64_MAX);
     const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes(lanes_least));
-    std::uint32_t staging = staging_wanted;
-    std::uint32_t lanes = lanes_wanted;
+    if (shrink_buffers(staging_wanted, lanes_wanted, lanes_least)) {
+      fill_host(parameters_may_be_host, records_may_be_host,
+                placement_.host_budget_bytes - placement_.host_bytes());
+      return;
+    }
+    // State in host memory needs no buffers: all of it may fit where part of it does not.
+    const std::vector<Pool> pools = placement_.pools();
+    fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
+    if (!shrink_buffers(staging_wanted, lanes_wanted, lanes_least))
+      fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, needed_bytes, pools);
+  }
+
+  // Sizes buffers for the present homes, as close to what is wanted as the budget allows. False
+  // when it does not hold one of each kind.
+  bool shrink_buffers(std::uint32_t staging, std::uint32_t lanes, std::uint32_t lanes_least) {
     while (true) {
       size_buffers(staging, lanes);
-      if (placement_.host_bytes() <= placement_.host_budget_bytes) break;
+      if (placement_.host_bytes() <= placement_.host_budget_bytes) return true;
       if (staging > std::max(lanes, lanes_least)) {
         --staging;
       } else if (lanes > lanes_least) {
@@ -208,12 +212,9 @@ class Planner {
       } else if (placement_.gradient_staging.count > 1) {
         --placement_.gradient_staging.count;
       } else {
-        fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, needed_bytes,
-                    placement_.pools());
+        return false;
       }
     }
-    fill_host(parameters_may_be_host, records_may_be_host,
-              placement_.host_budget_bytes - placement_.host_bytes());
   }
 
   void clear_records() {

@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "base/topology.h"
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
@@ -19,6 +18,7 @@
 #include "tools/order_choice.h"
 #include "tools/state_hash.h"
 #include "tools/train_report.h"
+#include "tools/training_device.h"
 
 namespace sluice {
 namespace {
@@ -77,11 +77,6 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
-std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
-  return make_host_device(
-      {.memory_bytes = config.engine.memory.device_bytes.value_or(topology().memory_bytes / 4)});
-}
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config)
@@ -89,9 +84,9 @@ class TrainRun {
         config_(config),
         dataset_(config_),
         init_(open_initial_model(options, config)),
-        device_(open_device(config_)),
-        engine_(config_.engine, training_model(config_), *device_),
-        trainer_(config_, dataset_, engine_, *device_) {}
+        device_(config_),
+        engine_(config_.engine, training_model(config_), device_.device()),
+        trainer_(device_.make_trainer(config_, dataset_, engine_)) {}
 
   int run() {
     introduce();
@@ -111,13 +106,13 @@ class TrainRun {
     record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
-    record_.activation_bytes = trainer_.activation_bytes();
+    record_.activation_bytes = trainer_->activation_bytes();
     if (options_.quiet) return;
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
-               record_.parameters, device_->name(), format_bytes(record_.state_bytes),
+               record_.parameters, device_.description(), format_bytes(record_.state_bytes),
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
-    fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
+    fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
       fill_budgets(engine.memory);
@@ -149,7 +144,7 @@ class TrainRun {
     ProgressDisplay progress(config_.steps, options_.quiet);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const TrainedStep trained = trainer_.train_step(step);
+      const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
           {.step = step + 1,
@@ -178,7 +173,7 @@ class TrainRun {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
       const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
-      record_.validation_loss = trainer_.evaluate(batches);
+      record_.validation_loss = trainer_->evaluate(batches);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
@@ -215,9 +210,9 @@ class TrainRun {
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
-  std::unique_ptr<HostDevice> device_;
+  TrainingDevice device_;
   Engine engine_;
-  Trainer trainer_;
+  std::unique_ptr<Training> trainer_;
   RunRecord record_;
 };
 

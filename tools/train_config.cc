@@ -30,6 +30,11 @@ void check_order(const ConfigDocument& document, const TrainConfig& config) {
                   "\"host\" or \"nvme\" there");
 }
 
+DeviceChoice device_from(const std::string& name) {
+  if (name == "cuda") return DeviceChoice::kCuda;
+  return name == "host" ? DeviceChoice::kHost : DeviceChoice::kAuto;
+}
+
 }  // namespace
 
 TrainConfig train_config(const ConfigDocument& document) {
@@ -55,6 +60,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.warmup_steps = document.integer("optimizer.warmup_steps");
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
+  config.device = device_from(document.string("run.device"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",
