@@ -140,6 +140,7 @@ void ActivationFlow::require_complete() const {
 ActivationFlow::Report ActivationFlow::finish() {
   // Nothing is on its way but the news that it has arrived.
   scheduler_.await([this] { return idle(); });
+  for (const Event& used : used_events_) device_.synchronize(used.id());
   Report report = std::exchange(moved_, {});
   report.stall_ns = stall_ns();
   return report;

@@ -49,8 +49,9 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
   void require_complete() const;
-  // What has happened since the last call. Requires: computation has ended.
-  // Fails with: the engine's first failure.
+  // What has happened since the last call. Requires: complete. Returns when nothing computes on the
+  // window any more.
+  // Fails with: the engine's first failure, or the device's.
   struct Report {
     std::uint64_t out_bytes = 0;  // left the device, in whole storage units
     std::uint64_t in_bytes = 0;   // came back

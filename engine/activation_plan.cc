@@ -179,4 +179,22 @@ std::uint64_t ActivationHomes::largest_bytes() const {
   return bytes_.empty() ? 0 : align_up(std::ranges::max(bytes_), kStorageAlignBytes);
 }
 
+ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
+                                 std::uint32_t uses_ahead) {
+  if (model.boundary_bytes.empty() && model.forward_order.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("activations is \"{}\", but the model does not say what crosses from "
+                            "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
+                            name_of(activations.home)));
+  const ActivationShape shape{model, activations.micro_batches, activations.order};
+  const std::uint32_t all = plan_activations(shape, 0).places;
+  ActivationNeeds needs{
+      .homes = ActivationHomes(model, activations), .places_least = all, .places_wanted = all};
+  if (activations.home == ActivationHome::kRecompute) return needs;
+  const std::uint32_t held = activations_held_max(model);
+  needs.places_least = std::min(all, held);
+  needs.places_wanted = std::min(all, held + uses_ahead * held);
+  return needs;
+}
+
 }  // namespace sluice

@@ -104,4 +104,18 @@ class ActivationHomes {
   std::uint64_t size_bytes_ = 0;
 };
 
+// What the largest step needs.
+struct ActivationNeeds {
+  ActivationHomes homes;
+  // In the window, of the largest boundary each: to hold all, where nothing may leave; else for
+  // what is held, and with that what is read ahead.
+  std::uint32_t places_least = 0;
+  std::uint32_t places_wanted = 0;
+};
+
+// `uses_ahead`: so many uses' accesses are read ahead.
+// Fails with: kInvalidArgument for a model that does not say what crosses its boundaries.
+ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
+                                 std::uint32_t uses_ahead);
+
 }  // namespace sluice

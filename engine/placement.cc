@@ -75,19 +75,10 @@ class Planner {
   // and read ahead.
   void plan_activation_pools() {
     const Config::Activations& activations = pass_.activations;
-    if (model_.boundary_bytes.empty() && model_.forward_order.size() > 1)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("activations is \"{}\", but the model does not say what crosses from "
-                              "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
-                              name_of(activations.home)));
-    const ActivationShape shape{model_, activations.micro_batches, activations.order};
-    const std::uint32_t all = plan_activations(shape, 0).places;
-    const std::uint32_t held = std::min(all, activations_held_max(model_));
-    const ActivationHomes homes(model_, activations);
-    const bool may_leave = activations.home != ActivationHome::kRecompute;
-    activation_places_least_ = may_leave ? held : all;
-    const std::uint32_t ahead = kPrefetchUnits * activations_held_max(model_);
-    placement_.activation_window = {.count = may_leave ? std::min(all, held + ahead) : all,
+    const ActivationNeeds needs = activation_needs(model_, activations, kPrefetchUnits);
+    const ActivationHomes& homes = needs.homes;
+    activation_places_least_ = needs.places_least;
+    placement_.activation_window = {.count = needs.places_wanted,
                                     .slot_bytes = homes.largest_bytes()};
     if (activations.home == ActivationHome::kHost)
       placement_.host_activation_bytes = homes.size_bytes();

@@ -1,6 +1,6 @@
-// Trains the GPT through the engine's public API, as any application would: one lease for each use
-// of a unit, computation submitted to a stream of the device. Where the engine keeps activations, a
-// use also holds leases on what crosses the unit's boundaries.
+// Trains the GPT on the host through the engine's public API, as any application would: one lease
+// for each use of a unit, computation submitted to a stream of the device. Where the engine keeps
+// activations, a use also holds leases on what crosses the unit's boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <optional>
 #include <random>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "tests/support/campaign.h"
+#include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/relay_training.h"
@@ -66,6 +68,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
   for (std::uint64_t seed = cases.first_seed; seed < cases.first_seed + cases.cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Rolls rolls(seed);
+    const Watchdog watchdog(std::chrono::minutes(5), "seed " + std::to_string(seed) + " hangs");
     const TempDirectory directory;
     const std::uint32_t units = rolls.draw(2, 7);
     const bool is_tied = rolls.draw(0, 2) == 0;
@@ -87,13 +90,17 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
         rolls.pick<IoBackend>({IoBackend::kAuto, IoBackend::kThreads, IoBackend::kSync});
     if (rolls.draw(0, 1) == 0) shrink(config, model);
     const std::uint32_t delay_us = rolls.pick<std::uint32_t>({0, 300});
+    std::optional<TaskDelays> task_delays;
+    if (delay_us != 0) task_delays.emplace(seed, delay_us);
     Relay relay(config, model, rolls.draw(1, 3),
                 [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
                   if (delay_us == 0) return queue;
                   return make_fault_queue(std::move(queue),
                                           {.seed = seed, .delay_us_max = delay_us});
                 },
-                {.copy_bytes_per_second = rolls.pick<std::uint64_t>({0, 200'000'000})});
+                {.seed = seed,
+                 .us_max = delay_us,
+                 .copy_bytes_per_second = rolls.pick<std::uint64_t>({0, 200'000'000})});
     const std::uint64_t places = relay.engine().placement().activation_window.count;
     for (std::uint32_t i = 0; i < 3; ++i) {
       const bool abandons = rolls.draw(0, 3) == 0;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "tests/support/delays.h"
 
 namespace sluice::test {
 namespace {
@@ -20,8 +21,7 @@ ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_b
   ModelSpec model;
   for (std::uint32_t i = 0; i < units; ++i) {
     const std::string name = "u" + std::to_string(i);
-    model.units.push_back(
-        {.name = name, .tensors = {{.name = name + ".w", .shape = {1000}}}});
+    model.units.push_back({.name = name, .tensors = {{.name = name + ".w", .shape = {1000}}}});
     model.forward_order.push_back(UnitId{i});
   }
   if (is_tied) model.forward_order.push_back(UnitId{0});
@@ -31,11 +31,13 @@ ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_b
 }
 
 Relay::Relay(const Config& config, const ModelSpec& model, std::uint32_t streams,
-             const QueueDecorator& decorate, const HostDeviceOptions& device)
+             const QueueDecorator& decorate, const RelayDelays& delays)
     : model_(model),
       device_(make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
-                                .copy_bytes_per_second = device.copy_bytes_per_second})),
-      engine_(std::make_unique<Engine>(config, model_, *device_, decorate)) {
+                                .copy_bytes_per_second = delays.copy_bytes_per_second})) {
+  if (delays.us_max != 0)
+    device_ = make_delayed_device(std::move(device_), delays.seed, delays.us_max);
+  engine_ = std::make_unique<Engine>(config, model_, *device_, decorate);
   for (std::uint32_t i = 0; i < streams; ++i) streams_.emplace_back(*device_, "compute");
   engine_->initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
     std::fill(values.begin(), values.end(), 0.5f);

@@ -19,11 +19,17 @@ namespace sluice::test {
 ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
                       std::uint32_t leases = 1, bool is_tied = false);
 
+struct RelayDelays {
+  std::uint64_t seed = 1;
+  std::uint32_t us_max = 0;  // before each piece of work of the device
+  std::uint64_t copy_bytes_per_second = 0;
+};
+
 class Relay {
  public:
   // `streams`: uses take turns on so many.
   Relay(const Config& config, const ModelSpec& model, std::uint32_t streams = 1,
-        const QueueDecorator& decorate = {}, const HostDeviceOptions& device = {});
+        const QueueDecorator& decorate = {}, const RelayDelays& delays = {});
 
   StepReport step(std::uint32_t micro_batches, MicroBatchOrder order);
   void evaluate();
