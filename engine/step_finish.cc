@@ -37,6 +37,7 @@ StepReport StepLoop::finish_step() {
   const NormAccumulator norm = agree();
   StepReport report;
   report.policy = policy_;
+  report.loss_scale = scaler_.scale();
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (norm.finite()) {
     apply(norm, report);
@@ -47,6 +48,7 @@ StepReport StepLoop::finish_step() {
   } else {
     fail_non_finite();
   }
+  scaler_.update(/*has_overflowed=*/report.skipped);
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   const std::uint64_t end_ns = steady_now_ns();
@@ -117,9 +119,10 @@ NormAccumulator StepLoop::agree() {
   return norm;
 }
 
-// The set holds the sum over the micro-batches and the ranks: how many gradients that are.
+// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how
+// many times the mean gradient that is.
 double StepLoop::gradient_count() const {
-  return static_cast<double>(options_.micro_batches) * ranks_.count();
+  return static_cast<double>(options_.micro_batches) * ranks_.count() * scaler_.scale();
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {
