@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 
-#include "base/topology.h"
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
@@ -20,6 +19,7 @@
 #include "tools/rank_world.h"
 #include "tools/state_hash.h"
 #include "tools/train_report.h"
+#include "tools/training_device.h"
 
 namespace sluice {
 namespace {
@@ -77,11 +77,6 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
-std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
-  return make_host_device(
-      {.memory_bytes = config.engine.memory.device_bytes.value_or(topology().memory_bytes / 4)});
-}
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
@@ -90,11 +85,11 @@ class TrainRun {
         config_(config),
         dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
-        device_(open_device(config_)),
-        collectives_(ranks.join(*device_)),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_, {},
+        device_(config_),
+        collectives_(ranks.join(device_.host())),
+        engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device(), {},
                 collectives_.get()),
-        trainer_(config_, dataset_, engine_, *device_) {}
+        trainer_(device_.make_trainer(config_, dataset_, engine_)) {}
 
   int run() {
     introduce();
@@ -113,16 +108,16 @@ class TrainRun {
     record_.predicted = engine_.predicted_traffic(config_.micro_batches);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
-    record_.activation_bytes = trainer_.activation_bytes();
+    record_.activation_bytes = trainer_->activation_bytes();
     if (is_quiet_) return;
     if (engine_.rank_count() > 1)
       fmt::print("{} ranks, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
                  config_.engine.sharding.stage);
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
-               record_.parameters, device_->name(), format_bytes(record_.state_bytes),
+               record_.parameters, device_.description(), format_bytes(record_.state_bytes),
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
-    fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
+    fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -148,7 +143,7 @@ class TrainRun {
     ProgressDisplay progress(config_.steps, is_quiet_);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const TrainedStep trained = trainer_.train_step(step);
+      const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
           {.step = step + 1,
@@ -181,7 +176,7 @@ class TrainRun {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
       const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
-      record_.validation_loss = trainer_.evaluate(batches);
+      record_.validation_loss = trainer_->evaluate(batches);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
@@ -222,10 +217,10 @@ class TrainRun {
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
-  std::unique_ptr<HostDevice> device_;
+  TrainingDevice device_;
   std::unique_ptr<Collectives> collectives_;
   Engine engine_;
-  Trainer trainer_;
+  std::unique_ptr<Training> trainer_;
   RunRecord record_;
 };
 
@@ -253,7 +248,7 @@ int run_train(const TrainOptions& options) {
   check_output(options.csv_file);
   check_model_output(options.save_file);
   RankWorld ranks(config.engine.sharding);
-  ranks.share_host(config.engine);
+  ranks.share_host(config);
   if (!ranks.are_several()) return train_here(options, config, ranks);
   try {
     return train_here(options, config, ranks);

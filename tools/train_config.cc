@@ -13,6 +13,11 @@ TokenFormat format_from(const std::string& name) {
   return name == "uint16" ? TokenFormat::kUint16 : TokenFormat::kAuto;
 }
 
+DeviceChoice device_from(const std::string& name) {
+  if (name == "cuda") return DeviceChoice::kCuda;
+  return name == "host" ? DeviceChoice::kHost : DeviceChoice::kAuto;
+}
+
 }  // namespace
 
 TrainConfig train_config(const ConfigDocument& document) {
@@ -37,6 +42,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.warmup_steps = document.integer("optimizer.warmup_steps");
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
+  config.device = device_from(document.string("run.device"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",

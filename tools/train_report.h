@@ -10,7 +10,6 @@
 
 #include "engine/engine.h"
 #include "tools/train_config.h"
-#include "tools/trainer.h"
 
 namespace sluice {
 
