@@ -59,7 +59,7 @@ struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
     DType gradients = DType::kBf16;
-    LossScaleOptions loss_scale;
+    LossScaleOptions loss_scale = {};
 
     bool scale_moves() const { return loss_scale.static_scale == 0; }
   } precision;
