@@ -215,6 +215,18 @@ void validate(const Config& config) {
           "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
+  const LossScaleOptions& scale = config.precision.loss_scale;
+  require(scale.static_scale >= 0 && std::isfinite(static_cast<float>(scale.static_scale)),
+          "precision.loss_scale.static_scale",
+          fmt::format("{} is not finite and at least 0", scale.static_scale));
+  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 31 &&
+              scale.minimum >= 0,
+          "precision.loss_scale",
+          "window and hysteresis must be at least 1, initial_scale_power at most 31, minimum at "
+          "least 0");
+  require(!config.precision.scale_moves() || config.optimizer.overlap != OverlapPolicy::kEager,
+          "optimizer.overlap",
+          "eager updates before an overflow is known, so it needs a static loss scale");
   require(config.sharding.stage <= 3, "sharding.stage",
           fmt::format("{} is not in 0..3", config.sharding.stage));
   require(config.activations.micro_batches >= 1, "activations.micro_batches", "must be at least 1");

@@ -58,10 +58,32 @@ enum class ActivationHome : std::uint8_t {
 
 std::string_view name_of(ActivationHome home);
 
+// How the loss is scaled (engine/loss_scaler.h). The application multiplies its loss, or the
+// gradient of it, with Step::loss_scale(); the engine divides the gradients again. With a scale
+// that moves, a step whose gradients overflow is skipped, whatever `non_finite` says.
+struct LossScaleOptions {
+  // The scale of every step; 0 = it moves, by what follows. 1 = no scaling.
+  double static_scale = 1;
+  std::uint32_t initial_scale_power = 16;  // it starts at two to the power of this; 0..31
+  // Steps without overflow before it doubles. Small: more steps are lost by trying; large: small
+  // gradients are lost for longer.
+  std::uint32_t window = 1000;
+  // Overflows before it is halved, the last of them included. At least 1.
+  std::uint32_t hysteresis = 2;
+  // An overflow that was let pass is forgotten by the next step without one; else only when the
+  // scale doubles.
+  bool consecutive_hysteresis = false;
+  // It is not halved below; an overflow there ends the run. 0 = no bound.
+  double minimum = 1;
+};
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
     DType gradients = DType::kBf16;
+    LossScaleOptions loss_scale = {};
+
+    bool scale_moves() const { return loss_scale.static_scale == 0; }
   } precision;
 
   struct Optimizer {

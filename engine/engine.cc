@@ -17,6 +17,7 @@ namespace {
 Config checked(Config config) {
   validate(config);
   config.threads = granted_threads(config.threads);
+  if (config.precision.scale_moves()) config.optimizer.non_finite = NonFinitePolicy::kSkip;
   return config;
 }
 
@@ -110,6 +111,10 @@ struct Engine::Parts {
                         config.optimizer.adam.epsilon, config.optimizer.adam.weight_decay,
                         config.optimizer.momentum, config.optimizer.clip_norm,
                         static_cast<int>(config.optimizer.non_finite));
+    const LossScaleOptions& scale = config.precision.loss_scale;
+    text +=
+        fmt::format("scale {} {} {} {} {} {}\n", scale.static_scale, scale.initial_scale_power,
+                    scale.window, scale.hysteresis, scale.consecutive_hysteresis, scale.minimum);
     for (const Config::Optimizer::Group& group : config.optimizer.groups)
       text += fmt::format("{} {} {}\n", fmt::join(group.tensors, " "), group.learning_rate_factor,
                           group.weight_decay.value_or(-1));

@@ -10,23 +10,9 @@
 
 #include <cstdint>
 
-namespace sluice {
+#include "engine/config.h"
 
-struct LossScaleOptions {
-  // The scale of every step; 0 = it moves, by what follows.
-  double static_scale = 0;
-  std::uint32_t initial_scale_power = 16;  // it starts at two to the power of this; 0..31
-  // Steps without overflow before it doubles. Small: more steps are lost by trying; large: small
-  // gradients are lost for longer.
-  std::uint32_t window = 1000;
-  // Overflows before it is halved, the last of them included. At least 1.
-  std::uint32_t hysteresis = 2;
-  // An overflow that was let pass is forgotten by the next step without one; else only when the
-  // scale doubles.
-  bool consecutive_hysteresis = false;
-  // It is not halved below; an overflow there ends the run. 0 = no bound.
-  double minimum = 1;
-};
+namespace sluice {
 
 class LossScaler {
  public:

@@ -35,6 +35,7 @@ StepReport StepLoop::finish_step() {
   const NormAccumulator norm = agree();
   StepReport report;
   report.policy = policy_;
+  report.loss_scale = scaler_.scale();
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (norm.finite()) {
     apply(norm, report);
@@ -45,6 +46,7 @@ StepReport StepLoop::finish_step() {
   } else {
     fail_non_finite();
   }
+  scaler_.update(/*has_overflowed=*/report.skipped);
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
@@ -116,9 +118,10 @@ NormAccumulator StepLoop::agree() {
   return norm;
 }
 
-// The set holds the sum over the micro-batches and the ranks: how many gradients that are.
+// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how
+// many times the mean gradient that is.
 double StepLoop::gradient_count() const {
-  return static_cast<double>(options_.micro_batches) * ranks_.count();
+  return static_cast<double>(options_.micro_batches) * ranks_.count() * scaler_.scale();
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {

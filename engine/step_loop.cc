@@ -26,6 +26,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scheduler_(scheduler),
       ranks_(ranks),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
+      scaler_(config.precision.loss_scale),
       traffic_(queue),
       course_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),

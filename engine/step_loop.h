@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/gradient_drain.h"
+#include "engine/loss_scaler.h"
 #include "engine/prefetcher.h"
 #include "engine/step_course.h"
 #include "engine/step_failure.h"
@@ -29,6 +30,7 @@ struct StepOptions {
 };
 
 struct StepReport {
+  double loss_scale = 1;     // that the gradients came with
   std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
   double gradient_norm = 0;  // of the mean gradient over micro-batches and ranks, before clipping
   double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
@@ -95,6 +97,7 @@ class StepLoop {
   const ActivationPlan& inference_activations() const {
     return course_.plans().inference_activations();
   }
+  double loss_scale() const { return scaler_.scale(); }
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }
@@ -145,6 +148,7 @@ class StepLoop {
   Scheduler& scheduler_;
   Ranks& ranks_;
   UpdatePolicy update_policy_;
+  LossScaler scaler_;
   TrafficMeter traffic_;
   StepCourse course_;
   bool is_pumping_ = false;  // scheduler's thread only, as is the next

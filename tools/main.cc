@@ -160,6 +160,7 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--ranks", options.ranks, "Ranks that share the state")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
+  plan->add_flag("--stages", options.stages, "Also what each ZeRO stage leaves on one rank");
   plan->add_option("--parameters", options.parameters,
                    "Plan for a model of so many parameters (such as 70e9), not the config's");
   plan->add_option("--layers", options.layers, "Units of that model, all alike")

@@ -16,6 +16,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/order_choice.h"
 #include "tools/planner.h"
+#include "tools/stage_table.h"
 #include "tools/train_config.h"
 
 namespace sluice {
@@ -29,6 +30,7 @@ constexpr double kSecondsADay = 86400;
 
 struct Subject {
   PlanRequest request;
+  ModelSpec model;  // the whole one
   PlanRates rates;
   std::array<OrderPlan, 2> orders;
   double parameters = 0;  // of the whole model
@@ -84,6 +86,7 @@ Subject subject_of(const PlanOptions& options) {
   if (options.parameters && config.engine.activations.home != ActivationHome::kKeep)
     add_boundaries(model, *options.parameters, options.layers,
                    subject.tokens / config.micro_batches);
+  subject.model = model;
   request.model = options.ranks == 1 ? model : shard_of(model, options.ranks);
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
@@ -212,6 +215,14 @@ void write_json(const PlanOptions& options, const Subject& subject,
       {"placements", nlohmann::ordered_json::array()}};
   if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
+  if (options.stages) {
+    for (const StageMemory& stage :
+         memory_by_stage(subject.request.config, subject.model, options.ranks))
+      root["stages"].push_back({{"parameter_bytes", stage.parameter_bytes},
+                                {"window_bytes", stage.window_bytes},
+                                {"gradient_bytes", stage.gradient_bytes},
+                                {"optimizer_bytes", stage.optimizer_bytes}});
+  }
   std::ofstream file(options.json_file);
   file << root.dump(2) << '\n';
   file.close();
@@ -251,6 +262,8 @@ int run_plan(const PlanOptions& options) {
   if (const auto steps = fits ? steps_of_life(options, own) : std::nullopt)
     fmt::print("{} written last for {:.3g} steps, {:.3g} days of this\n",
                options.bytes_written_rating, *steps, *steps * own.step.step_s / kSecondsADay);
+  if (options.stages)
+    fmt::print("{}", stage_table(subject.request.config, subject.model, options.ranks));
   if (options.ranks > 1)
     fmt::print(
         "device memory holds gathered units beside the shards' pools; collectives take no "

@@ -13,6 +13,7 @@ struct PlanOptions {
   std::string config_file;
   std::vector<std::string> assignments;
   std::uint32_t ranks = 1;
+  bool stages = false;               // also what each ZeRO stage leaves on a rank
   std::optional<double> parameters;  // of the whole model, instead of the config's
   std::uint32_t layers = 1;          // with `parameters`: units, all alike
   std::optional<double> tokens;      // of a step and rank; else as the config's batch

@@ -31,8 +31,14 @@ RankWorld::RankWorld(const Config::Sharding& sharding) : launch_(find_launch(std
                     mpi_->rank(), mpi_->rank_count()));
 }
 
-void RankWorld::share_host(Config& config) const {
+void RankWorld::share_host(TrainConfig& train) const {
   if (!are_several()) return;
+  if (train.device == DeviceChoice::kCuda)
+    throw Error(ErrorCode::kUnsupported,
+                "run.device is \"cuda\", but several ranks exchange their data over MPI, from host "
+                "memory; set run.device to \"host\", or start one rank");
+  train.device = DeviceChoice::kHost;
+  Config& config = train.engine;
   const std::uint32_t ranks = std::max(1u, launch_->local_rank_count);
   const std::uint64_t memory_bytes = topology().memory_bytes;
   if (!config.memory.device_bytes) config.memory.device_bytes = memory_bytes / 4 / ranks;
@@ -40,8 +46,10 @@ void RankWorld::share_host(Config& config) const {
   if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / ranks);
 }
 
-std::unique_ptr<Collectives> RankWorld::join(HostDevice& device) {
-  return are_several() ? mpi_->join(device) : nullptr;
+std::unique_ptr<Collectives> RankWorld::join(HostDevice* device) {
+  if (!are_several()) return nullptr;
+  SLUICE_CHECK(device != nullptr, "several ranks compute on hosts");
+  return mpi_->join(*device);
 }
 
 void RankWorld::give_up(const std::exception& failure) {

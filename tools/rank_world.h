@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 
-#include "engine/config.h"
 #include "gpu/launch.h"
 #include "gpu/mpi_collectives.h"
+#include "tools/train_config.h"
 
 namespace sluice {
 
@@ -25,10 +25,13 @@ class RankWorld {
   std::uint32_t rank() const { return are_several() ? mpi_->rank() : 0; }
   std::uint32_t count() const { return are_several() ? mpi_->rank_count() : 1; }
 
-  // What "auto" means for one of the host's ranks: its part of memory and cores.
-  void share_host(Config& config) const;
+  // What "auto" means for one of the host's ranks: its part of memory and cores, and the host to
+  // compute on.
+  // Fails with: kUnsupported for several ranks and run.device "cuda".
+  void share_host(TrainConfig& config) const;
   // Null for one rank. `device` must outlive it, and so must this.
-  std::unique_ptr<Collectives> join(HostDevice& device);
+  // Requires: `device` is not null for several.
+  std::unique_ptr<Collectives> join(HostDevice* device);
 
   // Says why on standard error, and ends every rank.
   // Requires: are_several().

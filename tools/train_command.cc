@@ -81,14 +81,6 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
-std::unique_ptr<Collectives> join(RankWorld& ranks, TrainingDevice& device) {
-  if (!ranks.are_several()) return nullptr;
-  if (device.host() == nullptr)
-    throw Error(ErrorCode::kUnsupported,
-                "several ranks train on the host only; set run.device to \"host\"");
-  return ranks.join(*device.host());
-}
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
@@ -98,7 +90,7 @@ class TrainRun {
         dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
         device_(config_),
-        collectives_(join(ranks, device_)),
+        collectives_(ranks.join(device_.host())),
         engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
@@ -288,7 +280,7 @@ int run_train(const TrainOptions& options) {
   check_model_output(options.save_file);
   check_output(config.trace_file);
   RankWorld ranks(config.engine.sharding);
-  ranks.share_host(config.engine);
+  ranks.share_host(config);
   if (!ranks.are_several()) return train_here(options, config, ranks);
   try {
     return train_here(options, config, ranks);

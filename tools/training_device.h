@@ -22,8 +22,7 @@ class TrainingDevice {
   TrainingDevice& operator=(const TrainingDevice&) = delete;
 
   Device& device() { return *device_; }
-  // Null where it is a GPU.
-  HostDevice* host() { return host_; }
+  HostDevice* host() { return host_; }  // null where the device is another one
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 

@@ -74,6 +74,7 @@ TEST(LossScaler, FollowsDeepSpeedStepByStep) {
   for (std::uint32_t script = 0; script < 400; ++script) {
     std::mt19937 random(script);
     const LossScaleOptions options{
+        .static_scale = 0,
         .initial_scale_power = static_cast<std::uint32_t>(4 + random() % 20),
         .window = static_cast<std::uint32_t>(1 + random() % 7),
         .hysteresis = static_cast<std::uint32_t>(1 + random() % 4),
@@ -105,7 +106,8 @@ TEST(LossScaler, WithoutHysteresisFollowsGradScaler) {
   for (std::uint32_t script = 0; script < 200; ++script) {
     std::mt19937 random(script);
     const int interval = 1 + static_cast<int>(random() % 9);
-    LossScaler scaler({.window = static_cast<std::uint32_t>(interval),
+    LossScaler scaler({.static_scale = 0,
+                       .window = static_cast<std::uint32_t>(interval),
                        .hysteresis = 1,
                        .consecutive_hysteresis = script % 2 == 0,
                        .minimum = 0});
@@ -124,7 +126,7 @@ TEST(LossScaler, WithoutHysteresisFollowsGradScaler) {
 
 // By hand: hysteresis 2, window 3.
 TEST(LossScaler, WorkedExample) {
-  LossScaler scaler({.initial_scale_power = 4, .window = 3, .hysteresis = 2});
+  LossScaler scaler({.static_scale = 0, .initial_scale_power = 4, .window = 3, .hysteresis = 2});
   const std::pair<bool, double> steps[] = {{true, 16}, {true, 8},  {true, 4},  {false, 4},
                                            {false, 4}, {false, 8}, {true, 8},  {false, 8},
                                            {true, 4},  {false, 4}, {false, 4}, {false, 8}};
@@ -143,7 +145,7 @@ TEST(LossScaler, StaticScaleStays) {
 }
 
 TEST(LossScaler, OverflowAtTheMinimumIsAnError) {
-  LossScaler scaler({.initial_scale_power = 1, .hysteresis = 1, .minimum = 1});
+  LossScaler scaler({.static_scale = 0, .initial_scale_power = 1, .hysteresis = 1, .minimum = 1});
   scaler.update(true);
   EXPECT_EQ(scaler.scale(), 1);
   EXPECT_THROW(scaler.update(true), Error);

@@ -1,0 +1,65 @@
+#include "tools/stage_table.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "engine/layout.h"
+#include "engine/window_plan.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kUnitsAhead = 2;  // as the placement plans its window
+
+StageMemory memory_of(const Layout& layout, const ModelSpec& model, bool shares_parameters) {
+  StageMemory memory;
+  std::vector<std::uint64_t> sizes;
+  for (const UnitPlace& unit : layout.units()) {
+    sizes.push_back(layout.unit_parameter_bytes(unit.id));
+    memory.parameter_bytes += shares_parameters ? layout.shard_parameter_bytes(unit.id)
+                                                : layout.unit_parameter_bytes(unit.id);
+    memory.gradient_bytes += layout.set_gradient_bytes(unit.id);
+  }
+  for (const BlockPlace& block : layout.blocks())
+    memory.optimizer_bytes += layout.record_bytes(block.id);
+  if (shares_parameters)
+    memory.window_bytes =
+        window_bytes_for(training_schedule(model, 1), sizes, model.concurrent_leases + kUnitsAhead);
+  return memory;
+}
+
+}  // namespace
+
+std::array<StageMemory, 4> memory_by_stage(const Config& config, const ModelSpec& given,
+                                           std::uint32_t ranks) {
+  const ModelSpec model = validated(given);
+  std::array<StageMemory, 4> stages;
+  for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
+    const Shard shard{.count = stage == 0 ? 1 : ranks,
+                      .keeps_all_gradients = stage < 2,
+                      .keeps_all_parameters = stage < 3};
+    const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
+    stages[stage] = memory_of(layout, model, stage == 3 && ranks > 1);
+  }
+  return stages;
+}
+
+std::string stage_table(const Config& config, const ModelSpec& model, std::uint32_t ranks) {
+  std::string table = fmt::format(
+      "\none of {} ranks keeps, whatever the tier:\n{:<7}{:>12}{:>12}"
+      "{:>12}{:>12}{:>12}\n",
+      ranks, "stage", "parameters", "window", "gradients", "optimizer", "sum");
+  std::uint32_t stage = 0;
+  for (const StageMemory& memory : memory_by_stage(config, model, ranks)) {
+    table += fmt::format("{:<7}{:>12}{:>12}{:>12}{:>12}{:>12}\n", stage++,
+                         format_bytes(memory.parameter_bytes), format_bytes(memory.window_bytes),
+                         format_bytes(memory.gradient_bytes), format_bytes(memory.optimizer_bytes),
+                         format_bytes(memory.parameter_bytes + memory.window_bytes +
+                                      memory.gradient_bytes + memory.optimizer_bytes));
+  }
+  return table;
+}
+
+}  // namespace sluice
