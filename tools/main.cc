@@ -143,6 +143,10 @@ void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
   step->add_option("--lanes", options.lanes,
                    "As optimizer.lanes (default: a tenth of the model's blocks)")
       ->check(CLI::Range(1, 100000));
+  step->add_option("--window", options.window_units, "Units that the device window has room for")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--trace", options.trace_file, "Record the steps of one regime and policy");
   step->add_option("--memory-share", options.memory_share,
                    "Share of the state at home in host memory")
       ->check(CLI::Range(0.0, 1.0))
@@ -191,10 +195,14 @@ struct TraceCommands {
   sluice::TraceSummaryOptions summary;
   sluice::TraceHtmlOptions html;
   sluice::TraceExportOptions files;
+  sluice::TraceDiffOptions diff;
+  sluice::TraceWhatIfOptions whatif;
 
   int run(const CLI::App* trace) const {
     if (trace->got_subcommand("html")) return sluice::run_trace_html(html);
     if (trace->got_subcommand("export")) return sluice::run_trace_export(files);
+    if (trace->got_subcommand("diff")) return sluice::run_trace_diff(diff);
+    if (trace->got_subcommand("whatif")) return sluice::run_trace_whatif(whatif);
     return sluice::run_trace_summary(summary);
   }
 };
@@ -212,6 +220,25 @@ void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
   files->add_option("--json", commands.files.json_file, "Steps, waits and records");
 }
 
+void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
+  CLI::App* diff = trace.add_subcommand("diff", "How much longer the second trace's steps are");
+  diff->add_option("A", commands.diff.before, "The trace to compare with")->required();
+  diff->add_option("B", commands.diff.after, "The trace to look at")->required();
+  diff->add_option("--percent", commands.diff.percent,
+                   "Exit with 3 when steps are longer by more than this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  CLI::App* whatif = trace.add_subcommand("whatif", "A step under other settings");
+  whatif->add_option("FILE", commands.whatif.file, "Trace file")->required();
+  whatif
+      ->add_option("--set", commands.whatif.settings,
+                   "nvme, nvme.read, nvme.write, nvme.latency, copy, adam or compute=2x; drives, "
+                   "prefetch_window or lanes=N; memory.host or memory.device=SIZE; policy=NAME "
+                   "(may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+}
+
 void add_trace(CLI::App& app, TraceCommands& commands) {
   sluice::TraceSummaryOptions& summary = commands.summary;
   CLI::App* trace = app.add_subcommand("trace", "Look at what train --trace recorded");
@@ -224,6 +251,7 @@ void add_trace(CLI::App& app, TraceCommands& commands) {
   command->add_option("--bytes-written-rating", summary.bytes_written_rating,
                       "What the drives may be written in their life (such as 1200TB)");
   add_trace_outputs(*trace, commands);
+  add_trace_questions(*trace, commands);
 }
 
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {

@@ -12,9 +12,11 @@
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/plan_rates.h"
+#include "tools/trace_diff.h"
 #include "tools/trace_export.h"
 #include "tools/trace_html.h"
 #include "tools/trace_summary.h"
+#include "tools/trace_whatif.h"
 
 namespace sluice {
 namespace {
@@ -71,6 +73,21 @@ int run_trace_export(const TraceExportOptions& options) {
         [](std::FILE* file, const std::vector<TraceAnalysis>& of) { write_csv(file, of); });
   write(options.json_file,
         [](std::FILE* file, const std::vector<TraceAnalysis>& of) { write_json(file, of); });
+  return kExitOk;
+}
+
+int run_trace_diff(const TraceDiffOptions& options) {
+  const TraceFile before = read_trace(options.before), after = read_trace(options.after);
+  const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
+  fmt::print("{}", text_of(diff));
+  if (!diff.is_regression(options.percent)) return kExitOk;
+  fmt::print("regression: the step is longer by more than {:g} %\n", options.percent);
+  return kExitRegression;
+}
+
+int run_trace_whatif(const TraceWhatIfOptions& options) {
+  const TraceFile file = read_trace(options.file);
+  fmt::print("{}", text_of(what_if(TraceAnalysis(file), options.settings)));
   return kExitOk;
 }
 

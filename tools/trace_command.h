@@ -27,10 +27,23 @@ struct TraceExportOptions {
   std::string json_file;
 };
 
+struct TraceDiffOptions {
+  std::string before;
+  std::string after;
+  double percent = 5;  // a step longer by more is a regression: exit code 3
+};
+
+struct TraceWhatIfOptions {
+  std::string file;
+  std::vector<std::string> settings;
+};
+
 // Each returns the exit code (tools/exit_codes.h) and fails with: kInput for a file that cannot be
 // read or written, or is no trace; kConfig for an option.
 int run_trace_summary(const TraceSummaryOptions& options);
 int run_trace_html(const TraceHtmlOptions& options);
 int run_trace_export(const TraceExportOptions& options);
+int run_trace_diff(const TraceDiffOptions& options);
+int run_trace_whatif(const TraceWhatIfOptions& options);
 
 }  // namespace sluice
