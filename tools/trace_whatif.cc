@@ -134,7 +134,8 @@ class Replay {
     if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
     const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
     if (scenario.window_units)
-      placement.window_bytes = *scenario.window_units * std::ranges::max(unit_bytes);
+      placement.window_bytes =
+          *scenario.window_units * align_up(std::ranges::max(unit_bytes), kStorageAlignBytes);
     const WindowPlan window =
         plan_window(schedule_, unit_bytes, placement.window_bytes, model_.concurrent_leases);
     const StepShape shape{*layout_, placement, schedule_, window, scenario.rates};
