@@ -109,7 +109,7 @@ TraceCounts trace_counts();
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing what was there
-  std::uint32_t ring_records = 1 << 16;  // of each thread; rounded up to a power of two
+  std::uint32_t ring_records = 1 << 17;  // of each thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };

@@ -23,6 +23,10 @@ namespace sluice {
 enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
+// Which of two streams whose kernels are ready goes first: a hint, without effect on copies, and on
+// a device that runs all its streams at once.
+enum class StreamPriority : std::uint8_t { kNormal, kHigh };
+
 class Device {
  public:
   Device() = default;
@@ -40,13 +44,15 @@ class Device {
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
 
-  // Makes host memory fit for asynchronous copies (CUDA: page-locked). It stays owned by the
-  // caller, who unregisters the same span before freeing it. An empty span is passed over.
+  // Makes host memory fit for asynchronous copies (CUDA: page-locked); a copy lies within one
+  // registered span. It stays owned by the caller, who unregisters the same span before freeing it.
+  // An empty span is passed over.
+  // Requires: the span begins at a page, and the rest of its last page is nobody else's.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
 
   // `name` shows in traces and thread names.
-  virtual StreamId create_stream(std::string_view name) = 0;
+  virtual StreamId create_stream(std::string_view name, StreamPriority priority) = 0;
   // Waits for the stream's work first.
   virtual void destroy_stream(StreamId stream) noexcept = 0;
   virtual EventId create_event() = 0;
@@ -72,10 +78,12 @@ class Device {
                     StreamId stream) = 0;
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // Runs `function` on a thread of the device after the work already on `stream`; later work waits
-  // for it. What it throws is a failure of the stream's work. After a failure on any stream later
-  // copies, fills and computation are skipped, while events complete and host functions run: they
-  // are how completions are heard of, and nobody may be left waiting. Whoever acts on what the work
-  // before them produced calls synchronize() first, which rethrows the failure.
+  // for it; functions of different streams may run one after another, so none waits for another.
+  // What it throws is a failure of the stream's work. After a failure on any stream, copies, fills
+  // and computation that are enqueued from then on are skipped, and those already enqueued may be,
+  // while events complete and host functions run: they are how completions are heard of, and nobody
+  // may be left waiting. Whoever acts on what the work before them produced calls synchronize()
+  // first, which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 
@@ -109,8 +117,8 @@ class DeviceBuffer {
 class Stream {
  public:
   Stream() = default;
-  Stream(Device& device, std::string_view name)
-      : device_(&device), id_(device.create_stream(name)) {}
+  Stream(Device& device, std::string_view name, StreamPriority priority = StreamPriority::kNormal)
+      : device_(&device), id_(device.create_stream(name, priority)) {}
   Stream(Stream&& other) noexcept { *this = std::move(other); }
   Stream& operator=(Stream&& other) noexcept {
     std::swap(device_, other.device_);

@@ -39,7 +39,7 @@ class ThreadedHostDevice final : public HostDevice {
   void register_host_memory(std::span<std::byte> memory) override;
   void unregister_host_memory(std::span<std::byte> memory) noexcept override;
 
-  StreamId create_stream(std::string_view name) override;
+  StreamId create_stream(std::string_view name, StreamPriority priority) override;
   void destroy_stream(StreamId stream) noexcept override;
   EventId create_event() override;
   void destroy_event(EventId event) noexcept override;
@@ -125,7 +125,7 @@ void ThreadedHostDevice::unregister_host_memory(std::span<std::byte> memory) noe
   registered_bytes_.erase(entry);
 }
 
-StreamId ThreadedHostDevice::create_stream(std::string_view name) {
+StreamId ThreadedHostDevice::create_stream(std::string_view name, StreamPriority) {
   auto stream = std::make_unique<HostStream>(std::string(name), copy_bytes_per_second_, failure_);
   const std::scoped_lock lock(objects_mutex_);
   const StreamId id{++last_id_};

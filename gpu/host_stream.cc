@@ -31,6 +31,16 @@ bool is_in_host_function() {
   return in_host_function;
 }
 
+void run_host_function(const std::function<void()>& function, FailureLatch& failure) {
+  in_host_function = true;
+  try {
+    function();
+  } catch (...) {
+    failure.set(std::current_exception());
+  }
+  in_host_function = false;
+}
+
 void FailureLatch::set(std::exception_ptr failure) {
   const std::scoped_lock lock(mutex_);
   if (first_ == nullptr) first_ = std::move(failure);
@@ -106,9 +116,8 @@ void HostStream::run_one(Queued& queued) {
     wait->ticket->await();
     free_ns_ = std::max(free_ns_, wait->ticket->completed_ns());
   } else if (auto* call = std::get_if<CallHostTask>(&queued.task)) {
-    in_host_function = true;
-    run_function(call->function);
-    in_host_function = false;
+    run_host_function(call->function, failure_);
+    free_ns_ = std::max(free_ns_, steady_now_ns());
   } else if (failure_.is_set()) {
     return;
   } else if (auto* copy = std::get_if<CopyTask>(&queued.task)) {

@@ -66,6 +66,8 @@ using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, Laun
 
 // Whether the calling thread is inside a call_host function.
 bool is_in_host_function();
+// Runs a call_host function on the calling thread; what it throws is latched in `failure`.
+void run_host_function(const std::function<void()>& function, FailureLatch& failure);
 
 class HostStream {
  public:

@@ -7,19 +7,22 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "base/units.h"
 
 namespace sluice {
 
 void MemoryLedger::check_fits(std::uint64_t size_bytes, std::string_view purpose) const {
-  if (size_bytes <= capacity_bytes_ - taken_bytes_) return;
-  throw Error(
-      ErrorCode::kOutOfMemory,
-      fmt::format("device memory cannot hold {} ({} B) more for {}: {} of {} ({} of {} B) "
-                  "is taken{}; raise memory.device or lower what is kept there",
-                  format_bytes(size_bytes), size_bytes, purpose, format_bytes(taken_bytes_),
-                  format_bytes(capacity_bytes_), taken_bytes_, capacity_bytes_, describe_taken()));
+  if (size_bytes > capacity_bytes_ - taken_bytes_) throw refusal(size_bytes, purpose, "");
+}
+
+Error MemoryLedger::refusal(std::uint64_t size_bytes, std::string_view purpose,
+                            std::string_view why) const {
+  return {ErrorCode::kOutOfMemory,
+          fmt::format("device memory cannot hold {} ({} B) more for {}: {}{}{} of {} ({} of {} B) "
+                      "is taken{}; raise memory.device or lower what is kept there",
+                      format_bytes(size_bytes), size_bytes, purpose, why, why.empty() ? "" : "; ",
+                      format_bytes(taken_bytes_), format_bytes(capacity_bytes_), taken_bytes_,
+                      capacity_bytes_, describe_taken())};
 }
 
 void MemoryLedger::add(const std::byte* memory, std::uint64_t size_bytes,

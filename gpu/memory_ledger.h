@@ -10,6 +10,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "base/error.h"
+
 namespace sluice {
 
 class MemoryLedger {
@@ -19,6 +21,10 @@ class MemoryLedger {
   // Fails with: kOutOfMemory when `size_bytes` more do not fit, with the request and all that is
   // taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
+
+  // The error of check_fits(), for a device that has less than its capacity says: `why` is its
+  // account of that.
+  Error refusal(std::uint64_t size_bytes, std::string_view purpose, std::string_view why) const;
 
   // Requires: check_fits() passed; `memory` is not in the books.
   void add(const std::byte* memory, std::uint64_t size_bytes, std::string_view purpose);

@@ -19,7 +19,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kTraceRingBytes = 4_MiB;
+constexpr std::uint64_t kTraceRingBytes = 8_MiB;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kConfig, "bench step: " + message);

@@ -1,6 +1,5 @@
 #include "tools/doctor_command.h"
 
-#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -17,6 +16,7 @@
 #include "base/error.h"
 #include "base/topology.h"
 #include "base/units.h"
+#include "gpu/cuda_device.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tools/exit_codes.h"
@@ -157,17 +157,18 @@ Finding look_at_huge_pages() {
 }
 
 Finding look_at_cuda() {
-  const std::string driver = first_line("/proc/driver/nvidia/version");
-  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  Finding finding{.subject = "CUDA", .text = "no GPU: computation on the host", .remedy = ""};
-  if (library != nullptr) {
-    finding.text = "driver found";
-  } else if (!driver.empty()) {
+  Finding finding{.subject = "CUDA", .text = "", .remedy = ""};
+  if (const std::string why = why_no_cuda_device(); !why.empty()) {
+    finding.text = why + ": run.device \"auto\" computes on the host";
+    if (first_line("/proc/driver/nvidia/version").empty()) return finding;
     finding.health = Health::kWarn;
-    finding.text = "a GPU is here, but libcuda.so.1 is not";
-    finding.remedy = "install the driver's libraries; in a container: docker run --gpus all";
+    finding.text += "; yet this machine has an NVIDIA driver";
+    finding.remedy =
+        "build with SLUICE_CUDA=ON and a driver's libraries in reach; in a container: docker run "
+        "--gpus all";
+    return finding;
   }
-  if (library != nullptr) ::dlclose(library);
+  finding.text = describe_cuda_device() + ": run.device \"auto\" computes there";
   return finding;
 }
 

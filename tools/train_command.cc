@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "base/topology.h"
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
@@ -19,6 +18,7 @@
 #include "tools/state_hash.h"
 #include "tools/trace_session.h"
 #include "tools/train_report.h"
+#include "tools/training_device.h"
 
 namespace sluice {
 namespace {
@@ -77,11 +77,6 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
-std::unique_ptr<HostDevice> open_device(const TrainConfig& config) {
-  return make_host_device(
-      {.memory_bytes = config.engine.memory.device_bytes.value_or(topology().memory_bytes / 4)});
-}
-
 class TrainRun {
  public:
   TrainRun(const TrainOptions& options, const TrainConfig& config)
@@ -89,9 +84,9 @@ class TrainRun {
         config_(config),
         dataset_(config_),
         init_(open_initial_model(options, config)),
-        device_(open_device(config_)),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), *device_),
-        trainer_(config_, dataset_, engine_, *device_),
+        device_(config_),
+        engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device()),
+        trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(model_), config.micro_batches,
                 config.engine.storage.calibration) {}
 
@@ -112,13 +107,13 @@ class TrainRun {
     record_.predicted = engine_.predicted_traffic(config_.micro_batches);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
-    record_.activation_bytes = trainer_.activation_bytes();
+    record_.activation_bytes = trainer_->activation_bytes();
     if (options_.quiet) return;
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
-               record_.parameters, device_->name(), format_bytes(record_.state_bytes),
+               record_.parameters, device_.description(), format_bytes(record_.state_bytes),
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
-    fmt::print("{}", pool_table(engine_, trainer_.activation_bytes()));
+    fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -144,7 +139,7 @@ class TrainRun {
     ProgressDisplay progress(config_.steps, options_.quiet);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const TrainedStep trained = trainer_.train_step(step);
+      const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
           {.step = step + 1,
@@ -174,7 +169,7 @@ class TrainRun {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
       const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
-      record_.validation_loss = trainer_.evaluate(batches);
+      record_.validation_loss = trainer_->evaluate(batches);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
@@ -212,9 +207,9 @@ class TrainRun {
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
-  std::unique_ptr<HostDevice> device_;
+  TrainingDevice device_;
   Engine engine_;
-  Trainer trainer_;
+  std::unique_ptr<Training> trainer_;
   LimitMeter limits_;
   RunRecord record_;
 };

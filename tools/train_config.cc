@@ -15,6 +15,11 @@ TokenFormat format_from(const std::string& name) {
   return name == "uint16" ? TokenFormat::kUint16 : TokenFormat::kAuto;
 }
 
+DeviceChoice device_from(const std::string& name) {
+  if (name == "cuda") return DeviceChoice::kCuda;
+  return name == "host" ? DeviceChoice::kHost : DeviceChoice::kAuto;
+}
+
 }  // namespace
 
 TrainConfig train_config(const ConfigDocument& document) {
@@ -40,7 +45,8 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
   config.trace_file = document.string("trace.file");
-  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(4_MiB);
+  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(8_MiB);
+  config.device = device_from(document.string("run.device"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",

@@ -10,6 +10,9 @@
 
 namespace sluice {
 
+// Where computation runs; kAuto takes a GPU where there is one that can.
+enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
+
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16 };
 
 struct TrainConfig {
@@ -24,6 +27,7 @@ struct TrainConfig {
   double minimum_learning_rate = 1e-4;
   std::uint64_t warmup_steps = 20;
   std::uint64_t steps = 100;
+  DeviceChoice device = DeviceChoice::kAuto;
   std::uint64_t seed = 1;
   std::string trace_file;              // empty = none
   std::uint64_t trace_ring_bytes = 0;  // of each thread

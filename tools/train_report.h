@@ -11,7 +11,6 @@
 #include "engine/engine.h"
 #include "tools/step_limits.h"
 #include "tools/train_config.h"
-#include "tools/trainer.h"
 
 namespace sluice {
 

@@ -2,6 +2,7 @@
 
 #include "base/topology.h"
 #include "tools/gpt/gpt_model.h"
+#include "tools/stream_guard.h"
 
 namespace sluice {
 namespace {
@@ -11,26 +12,6 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
           .precision = {.parameters = config.engine.precision.parameters,
                         .gradients = config.engine.precision.gradients}};
 }
-
-// Waits for a stream when it goes, also when an exception passes: work that was enqueued uses local
-// variables of the function that leaves.
-class StreamGuard {
- public:
-  StreamGuard(HostDevice& device, const Stream& stream) : device_(device), stream_(stream) {}
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
-  ~StreamGuard() {
-    try {
-      device_.synchronize(stream_.id());
-    } catch (...) {
-      // The failure that is on its way already, or the one that it led to.
-    }
-  }
-
- private:
-  HostDevice& device_;
-  const Stream& stream_;
-};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Trains the GPT through the engine's public API, as any application would: one lease for each use
-// of a unit, computation submitted to a stream of the device.
+// Trains the GPT on the host through the engine's public API, as any application would: one lease
+// for each use of a unit, computation submitted to a stream of the device.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -11,28 +11,18 @@
 
 #include "engine/engine.h"
 #include "gpu/host_device.h"
-#include "tools/dataset.h"
 #include "tools/gpt/gpt_compute.h"
+#include "tools/training.h"
 
 namespace sluice {
 
-struct TrainedStep {
-  double loss = 0;  // mean over the micro-batches, before the update
-  StepReport report;
-};
-
-class Trainer {
+class Trainer final : public Training {
  public:
   Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, HostDevice& device);
 
-  // Step number `step`, counted from 0: forward and backward over its micro-batches, then the
-  // update.
-  TrainedStep train_step(std::uint64_t step);
-
-  // Mean cross-entropy in nats a token.
-  double evaluate(std::span<const TokenBatch> batches);
-
-  std::uint64_t activation_bytes() const { return compute_.activation_bytes(); }
+  TrainedStep train_step(std::uint64_t step) override;
+  double evaluate(std::span<const TokenBatch> batches) override;
+  std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
 
  private:
   using ParameterList = std::vector<const std::byte*>;

@@ -61,13 +61,17 @@ TEST_P(DeviceContract, EnqueueingReturnsBeforeTheWorkIsDone) {
 
 TEST_P(DeviceContract, StreamsRunConcurrently) {
   const Stream held(device(), "held");
-  const Stream free(device(), "free");
+  const Stream free(device(), "free", StreamPriority::kHigh);
+  HostArray source(device(), 4096);
+  HostArray target(device(), 4096);
+  const DeviceBuffer buffer(device(), 4096, "test");
+  source.fill_pattern(5);
   Gate gate;
   gate.block(device(), held.id());
-  bool ran = false;
-  device().call_host(free.id(), [&ran] { ran = true; });
+  device().copy(buffer.data(), source.data(), 4096, free.id());
+  device().copy(target.data(), buffer.data(), 4096, free.id());
   device().synchronize(free.id());
-  EXPECT_TRUE(ran);
+  EXPECT_EQ(std::memcmp(target.data(), source.data(), 4096), 0);
   gate.open();
 }
 
@@ -91,15 +95,9 @@ TEST_P(DeviceContract, FirstFailureIsKeptAndLaterCopiesSkippedWhileEventsAndHost
   const Event after(device());
   HostArray source(device(), 64);
   HostArray target(device(), 64);
+  const DeviceBuffer buffer(device(), 64, "test");
   source.fill_pattern(1);
   bool ran = false;
-  device().call_host(failing.id(), [] { throw std::runtime_error("first failure"); });
-  device().call_host(failing.id(), [] { throw std::runtime_error("second failure"); });
-  device().record(failed.id(), failing.id());
-  device().wait(other.id(), failed.id());
-  device().call_host(other.id(), [&ran] { ran = true; });
-  device().copy(target.data(), source.data(), 64, other.id());
-  device().record(after.id(), other.id());
   const auto expect_first = [](const auto& synchronize) {
     try {
       synchronize();
@@ -108,12 +106,24 @@ TEST_P(DeviceContract, FirstFailureIsKeptAndLaterCopiesSkippedWhileEventsAndHost
       EXPECT_STREQ(error.what(), "first failure");
     }
   };
+  device().copy(buffer.data(), source.data(), 64, other.id());
+  device().synchronize(other.id());
+  device().call_host(failing.id(), [] { throw std::runtime_error("first failure"); });
+  device().call_host(failing.id(), [] { throw std::runtime_error("second failure"); });
+  device().record(failed.id(), failing.id());
+  expect_first([&] { device().synchronize(failed.id()); });
+  device().wait(other.id(), failed.id());
+  device().call_host(other.id(), [&ran] { ran = true; });
+  device().copy(target.data(), buffer.data(), 64, other.id());
+  device().copy(target.data() + 1, source.data(), 1, other.id());
+  device().record(after.id(), other.id());
   expect_first([&] { device().synchronize(after.id()); });
   expect_first([&] { device().synchronize(failing.id()); });
   expect_first([&] { device().synchronize(other.id()); });
   EXPECT_TRUE(device().is_complete(after.id()));
   EXPECT_TRUE(ran);
   EXPECT_EQ(target.data()[0], std::byte{0});
+  EXPECT_EQ(target.data()[1], std::byte{0});
 }
 
 }  // namespace sluice

@@ -74,6 +74,20 @@ TEST(HostDevice, ComputesInAPipeline) {
   }
 }
 
+// Stricter than the contract: also what was enqueued before the failure happened is skipped.
+TEST(HostDevice, CopiesAlreadyEnqueuedAreSkippedAfterAFailure) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  std::array<std::byte, 2> memory{std::byte{7}, std::byte{0}};
+  Gate gate;
+  gate.block(*device, stream.id());
+  device->call_host(stream.id(), [] { throw std::runtime_error("failure"); });
+  device->copy(memory.data() + 1, memory.data(), 1, stream.id());
+  gate.open();
+  EXPECT_THROW(device->synchronize(stream.id()), std::runtime_error);
+  EXPECT_EQ(memory[1], std::byte{0});
+}
+
 TEST(HostDevice, FailureOfLaunchedWorkIsRethrownAsItWasThrown) {
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   const Stream stream(*device, "test");
@@ -145,7 +159,8 @@ TEST(HostDevice, DestructionFinishesTheWorkOfStreamsThatWaitForEachOther) {
   {
     const auto device = make_host_device({.memory_bytes = 1_MiB});
     std::array<StreamId, 6> streams{};
-    for (StreamId& stream : streams) stream = device->create_stream("test");
+    for (StreamId& stream : streams)
+      stream = device->create_stream("test", StreamPriority::kNormal);
     const EventId event = device->create_event();
     for (int i = 0; i < 600; ++i) {
       const StreamId stream = streams[static_cast<std::size_t>(i) % streams.size()];

@@ -1,7 +1,7 @@
 """What the tests of the sluice command share: a folder for each test, runs of the real binary, and
 checks that hold after every run (no sanitizer report, nothing left in the storage folder).
 
-Environment: SLUICE_BINARY, SLUICE_SOURCE (the repository), SLUICE_SANITIZE, SLUICE_VERSION.
+Environment: SLUICE_BINARY, SLUICE_SOURCE (the repository), SLUICE_SANITIZE, SLUICE_VERSION, SLUICE_TEST_DEVICE.
 """
 
 import copy
@@ -16,6 +16,8 @@ import unittest
 BINARY = os.environ.get("SLUICE_BINARY", "sluice")
 SOURCE = os.environ.get("SLUICE_SOURCE", os.path.join(os.path.dirname(__file__), "../../.."))
 SANITIZE = os.environ.get("SLUICE_SANITIZE", "")
+# Where runs compute: the host, also on a machine with a GPU, unless a test asks for "cuda".
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "host")
 RUN_TIMEOUT_S = 240
 
 # Small enough for many runs, large enough for many blocks: 118,528 parameters, 4,096 in a block.
@@ -25,7 +27,7 @@ SMALL_CONFIG = {
     "batch": {"sequences": 2, "micro_batches": 1},
     "optimizer": {"learning_rate": 3e-3, "minimum_learning_rate": 3e-4, "warmup_steps": 4},
     "storage": {"paths": ["storage"], "block_elements": 4096},
-    "run": {"steps": 3, "seed": 7, "threads": 2},
+    "run": {"steps": 3, "seed": 7, "threads": 2, "device": DEVICE},
 }
 
 ON_NVME = {"placement.parameters": "nvme", "placement.optimizer": "nvme"}

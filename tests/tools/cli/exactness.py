@@ -3,7 +3,7 @@ bits. One run of one variant for CTest:
 
   exactness.py PRECISION MICRO_BATCHES VARIANT REFERENCE_FILE
 
-The variant "reference" trains in memory on one thread and writes REFERENCE_FILE; every other one
+With SLUICE_TEST_DEVICE=cuda, on a GPU. The variant "reference" trains in memory on one thread and writes REFERENCE_FILE; every other one
 is compared with that file. exactness.py --list names the variants.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import unittest
 
-from cli_support import ON_NVME, CliCase
+from cli_support import DEVICE, ON_NVME, CliCase
 
 STEPS = 20
 SKIPPED = 77
@@ -78,7 +78,15 @@ class ExactnessCase(CliCase):
         if probe.returncode == 5 and b"io_uring" in probe.stderr:
             self.skipTest(probe.stderr.decode().strip())
 
+    def skip_without_gpu(self):
+        if DEVICE != "cuda":
+            return
+        found = re.search("CUDA: (.*)", self.run_sluice("doctor", expect=(0, 5)).stdout).group(1)
+        if "computes there" not in found:
+            self.skipTest(found)
+
     def runTest(self):
+        self.skip_without_gpu()
         self.skip_without_io_uring()
         self.add_budgets()
         run = self.train(self.values)

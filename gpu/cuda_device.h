@@ -1,0 +1,43 @@
+// The Device over an NVIDIA GPU: device memory, streams, events and copies of the CUDA runtime. The
+// runtime is linked statically and finds the driver when it is first called, so a program with this
+// in it starts anywhere and asks why_no_cuda_device().
+//
+// Thread rule: as Device.
+// Beyond the contract of Device: host functions of different streams may run one after another, so
+// none may wait for another stream's. A failure that a host function throws reaches work enqueued
+// after it, not copies that are already in a stream. Copies between host and host run on a thread
+// of the CUDA runtime.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "gpu/device.h"
+
+namespace sluice {
+
+struct CudaDeviceOptions {
+  int ordinal = 0;
+  // What allocate() may hand out in all; 0 = what is free now, less a reserve for libraries and
+  // kernels.
+  std::uint64_t memory_bytes = 0;
+};
+
+class CudaDevice : public Device {
+ public:
+  virtual int ordinal() const = 0;
+  // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
+  virtual void* native_stream(StreamId stream) const = 0;
+};
+
+// Why GPU `ordinal` cannot be used; empty when it can.
+std::string why_no_cuda_device(int ordinal = 0);
+// "NVIDIA H200, compute capability 9.0, 139.8 GiB".
+// Requires: why_no_cuda_device() is empty.
+std::string describe_cuda_device(int ordinal = 0);
+
+// Fails with: kUnsupported with why_no_cuda_device(), kOutOfMemory when the GPU has less memory.
+std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options = {});
+
+}  // namespace sluice

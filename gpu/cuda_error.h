@@ -1,0 +1,24 @@
+// Errors of the CUDA runtime as sluice::Error: the failed call, its place, CUDA's name and number
+// of the error, and what to try. Pure.
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+
+namespace sluice {
+
+// `status` is a cudaError_t.
+Error cuda_error(int status, const char* expression, const char* file, int line);
+
+}  // namespace sluice
+
+// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess.
+// Fails with: kOutOfMemory, kUnsupported (no driver, no device, no code for this device), else
+// kInternal.
+#define SLUICE_CUDA(expression)                                                               \
+  do {                                                                                        \
+    if (const int sluice_cuda_status = static_cast<int>(expression); sluice_cuda_status != 0) \
+        [[unlikely]]                                                                          \
+      throw ::sluice::cuda_error(sluice_cuda_status, #expression, __FILE__, __LINE__);        \
+  } while (false)

@@ -1,0 +1,108 @@
+// Runs kernel bodies (gpu/kernel_elements.h) on a GPU. For .cu files alone: nvcc brings the CUDA
+// runtime's declarations with it.
+// Thread rule: as Device. The device must outlive the launcher.
+// Invariants: sums of a team run in one order, whatever the GPU: lanes of a warp by halves, then
+// warps in order. Grids stride over 64-bit indices.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gpu/cuda_current_device.h"
+#include "gpu/cuda_device.h"
+#include "gpu/cuda_error.h"
+#include "gpu/kernel_elements.h"
+
+namespace sluice {
+
+inline constexpr unsigned kTeamThreads = 256;
+inline constexpr std::uint64_t kBlocksMax = 1 << 16;
+
+// The threads of one block. Its functions are for device code: elsewhere they do nothing, so that
+// bodies, which the compiler sees as host functions too, can call them.
+class BlockTeam {
+ public:
+  SLUICE_HOST_DEVICE unsigned rank() const {
+#ifdef __CUDA_ARCH__
+    return threadIdx.x;
+#else
+    return 0;
+#endif
+  }
+  SLUICE_HOST_DEVICE unsigned size() const {
+    return kTeamThreads;
+  }
+  SLUICE_HOST_DEVICE float sum(float value) const {
+    return reduce(value, [](float a, float b) { return a + b; });
+  }
+  SLUICE_HOST_DEVICE float max(float value) const {
+    return reduce(value, [](float a, float b) { return a < b ? b : a; });
+  }
+
+ private:
+  template <class Combine>
+  SLUICE_HOST_DEVICE float reduce(float value, [[maybe_unused]] const Combine& combine) const {
+#ifdef __CUDA_ARCH__
+    constexpr unsigned kWarps = kTeamThreads / 32;
+    __shared__ float of_warp[kWarps];
+    for (unsigned distance = 16; distance != 0; distance /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    __syncthreads();  // of_warp has been read by everybody in the call before
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = of_warp[0];
+    for (unsigned warp = 1; warp < kWarps; ++warp) value = combine(value, of_warp[warp]);
+#endif
+    return value;
+  }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) elements_kernel(std::uint64_t count, Body body) {
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kTeamThreads;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kTeamThreads + threadIdx.x; i < count;
+       i += stride)
+    body(i);
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count, Body body) {
+  const BlockTeam team;
+  for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
+}
+
+class CudaLauncher {
+ public:
+  explicit CudaLauncher(CudaDevice& device) : device_(device) {}
+
+  // body(i) for every i in [0, count), enqueued on `stream`.
+  // Fails with: as SLUICE_CUDA.
+  template <class Body>
+  void elements(StreamId stream, std::uint64_t count, const Body& body) const {
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks = std::min((count + kTeamThreads - 1) / kTeamThreads, kBlocksMax);
+    elements_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count,
+                                                                                        body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+  // body(team, i) for every i in [0, count).
+  template <class Body>
+  void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks = std::min(count, kBlocksMax);
+    teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+ private:
+  cudaStream_t native(StreamId stream) const {
+    return static_cast<cudaStream_t>(device_.native_stream(stream));
+  }
+
+  CudaDevice& device_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,230 @@
+#include "tests/gpu/fake_cuda_runtime.h"
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gpu/host_device.h"
+
+namespace sluice::test {
+namespace {
+
+struct Runtime {
+  std::unique_ptr<HostDevice> device = make_host_device({.memory_bytes = kFakeCudaMemoryBytes});
+  std::mutex callback_mutex;
+  std::atomic<int> failed{0};
+  std::atomic<bool> refuses_callbacks{false};
+  std::mutex mutex;
+  std::map<std::byte*, std::uint64_t> registered;  // guarded by mutex
+};
+
+Runtime& runtime() {
+  static Runtime fake;
+  return fake;
+}
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t answer(cudaError_t status) {
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+// What every call answers after a failure of the device.
+cudaError_t standing() {
+  return answer(static_cast<cudaError_t>(runtime().failed.load()));
+}
+
+template <class Handle, class Id>
+Handle handle_of(Id id) {
+  return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
+}
+StreamId id_of(cudaStream_t stream) {
+  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
+  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
+}
+EventId id_of(cudaEvent_t event) {
+  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
+}
+
+}  // namespace
+
+void fail_fake_cuda(FakeCudaFailure failure) {
+  runtime().refuses_callbacks = failure.status != 0 && failure.refuses_callbacks;
+  runtime().failed = failure.status;
+}
+
+std::uint64_t fake_cuda_allocated_bytes() {
+  return runtime().device->allocated_bytes();
+}
+
+std::uint64_t fake_cuda_registered_bytes() {
+  const std::scoped_lock lock(runtime().mutex);
+  std::uint64_t sum = 0;
+  for (const auto& [memory, size_bytes] : runtime().registered) sum += size_bytes;
+  return sum;
+}
+
+}  // namespace sluice::test
+
+using namespace sluice;
+using namespace sluice::test;
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  current_device = device;
+  return device == 0 ? cudaSuccess : answer(cudaErrorInvalidDevice);
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "fake GPU");
+  properties->major = 9;
+  properties->totalGlobalMem = kFakeCudaMemoryBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  *total_bytes = kFakeCudaMemoryBytes;
+  *free_bytes = kFakeCudaMemoryBytes - fake_cuda_allocated_bytes();
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  return std::exchange(last_error, cudaSuccess);
+}
+const char* cudaGetErrorName(cudaError_t) {
+  return "cudaErrorOfTheFake";
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "an error of the fake runtime";
+}
+
+// Off by 256 bytes: all the alignment that CUDA promises. What was there before stays there.
+cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
+  if (standing() != cudaSuccess) return standing();
+  try {
+    std::byte* const base = runtime().device->allocate(size_bytes + 256, "fake");
+    std::memset(base, 0xee, size_bytes + 256);
+    *memory = base + 256;
+  } catch (const Error&) {
+    return answer(cudaErrorMemoryAllocation);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  runtime().device->free(static_cast<std::byte*>(memory) - 256);
+  return standing();
+}
+cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
+  if (!is_aligned(reinterpret_cast<std::uintptr_t>(memory), 4096) || !is_aligned(size_bytes, 4096))
+    return answer(cudaErrorInvalidValue);
+  const std::scoped_lock lock(runtime().mutex);
+  const bool is_new =
+      runtime().registered.emplace(static_cast<std::byte*>(memory), size_bytes).second;
+  return is_new ? standing() : answer(cudaErrorHostMemoryAlreadyRegistered);
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  const std::scoped_lock lock(runtime().mutex);
+  const bool was_there = runtime().registered.erase(static_cast<std::byte*>(memory)) == 1;
+  return was_there ? standing() : answer(cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  if (flags != cudaStreamNonBlocking || priority > 0 || priority < -5)
+    return answer(cudaErrorInvalidValue);
+  *stream =
+      handle_of<cudaStream_t>(runtime().device->create_stream("fake", StreamPriority::kNormal));
+  return standing();
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  runtime().device->destroy_stream(id_of(stream));
+  return standing();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  runtime().device->synchronize(id_of(stream));
+  return standing();
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if ((flags & cudaEventBlockingSync) == 0) return answer(cudaErrorInvalidValue);
+  *event = handle_of<cudaEvent_t>(runtime().device->create_event());
+  return standing();
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  runtime().device->destroy_event(id_of(event));
+  return standing();
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (standing() != cudaSuccess) return standing();
+  runtime().device->record(id_of(event), id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (standing() != cudaSuccess) return standing();
+  return runtime().device->is_complete(id_of(event)) ? cudaSuccess : answer(cudaErrorNotReady);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (standing() != cudaSuccess) return standing();
+  runtime().device->synchronize(id_of(event));
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent_t end) {
+  *elapsed_ms = static_cast<float>(
+      static_cast<double>(runtime().device->elapsed_ns(id_of(begin), id_of(end))) * 1e-6);
+  return standing();
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (standing() != cudaSuccess) return standing();
+  runtime().device->wait(id_of(stream), id_of(event));
+  return cudaSuccess;
+}
+
+// Between host and host the call is synchronous: it would wait for the stream.
+cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
+                            cudaMemcpyKind kind, cudaStream_t stream) {
+  if (standing() != cudaSuccess) return standing();
+  SLUICE_CHECK(kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost ||
+                   kind == cudaMemcpyDeviceToDevice,
+               "copies between host and host are not the runtime's");
+  runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
+                         size_bytes, id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
+  if (standing() != cudaSuccess) return standing();
+  SLUICE_CHECK(value == 0, "memory is filled with zeros");
+  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
+                                  unsigned) {
+  if (runtime().refuses_callbacks) return standing();
+  runtime().device->launch(id_of(stream), [stream, callback, data] {
+    const std::scoped_lock one_at_a_time(runtime().callback_mutex);
+    callback(stream, static_cast<cudaError_t>(runtime().failed.load()), data);
+  });
+  return cudaSuccess;
+}
+
+}  // extern "C"

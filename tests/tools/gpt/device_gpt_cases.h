@@ -1,0 +1,174 @@
+// Cases of the GPT for GPUs, on whatever device: the same loss and gradients as the CPU's
+// GptCompute, which is held to a reference in double. A test program includes this header once and
+// instantiates DeviceGptTest with device_gpt_cases() for its machines. Thread rule: one thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/tools/gpt/device_gpt_run.h"
+#include "tests/tools/gpt/device_machine.h"
+#include "tools/gpt/gpt_model.h"
+
+namespace sluice::gpt {
+
+struct DeviceGptCase {
+  DeviceMachineFactory machine;
+  const char* name;
+  GptConfig config;
+  BatchShape shape;
+  std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
+};
+
+// No extent is a multiple of a lane count or of kPartialRows; several pieces of rows, sequences
+// shorter than the context, and one head at a time.
+inline std::vector<DeviceGptCase> device_gpt_cases(const DeviceMachineFactory& machine) {
+  return {{machine,
+           "tied",
+           {.layers = 2,
+            .heads = 3,
+            .embedding = 12,
+            .context = 7,
+            .vocabulary = 13,
+            .tied_head = true},
+           {.batch = 2, .sequence = 5}},
+          {machine,
+           "untied",
+           {.layers = 1,
+            .heads = 2,
+            .embedding = 10,
+            .context = 9,
+            .vocabulary = 17,
+            .tied_head = false},
+           {.batch = 3, .sequence = 9}},
+          {machine,
+           "long",
+           {.layers = 2,
+            .heads = 2,
+            .embedding = 32,
+            .context = 50,
+            .vocabulary = 40,
+            .tied_head = true},
+           {.batch = 3, .sequence = 45}},
+          {machine,
+           "one_head_at_a_time",
+           {.layers = 1,
+            .heads = 3,
+            .embedding = 24,
+            .context = 8,
+            .vocabulary = 30,
+            .tied_head = true},
+           {.batch = 2, .sequence = 8},
+           1}};
+}
+
+inline std::string device_gpt_case_name(const testing::TestParamInfo<DeviceGptCase>& info) {
+  return info.param.machine.name + "_" + info.param.name;
+}
+
+class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
+ protected:
+  DeviceGptTest()
+      : spec_(gpt_model_spec(GetParam().config)),
+        tokens_(random_tokens("tokens", GetParam().shape.rows(), GetParam().config.vocabulary)),
+        targets_(random_tokens("targets", GetParam().shape.rows(), GetParam().config.vocabulary)) {}
+
+  void SetUp() override {
+    if (const std::string why = GetParam().machine.why_not(); !why.empty()) GTEST_SKIP() << why;
+  }
+
+  // Random parameters, in bf16 rounded, and the result of the CPU from the same ones.
+  TensorMemory parameters(DType type) const {
+    const TensorMemory values(spec_, DType::kFp32);
+    fill_random(spec_, values);
+    TensorMemory made(spec_, type);
+    for_each_tensor(spec_, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
+      for (std::uint64_t i = 0; i < t.element_count(); ++i) {
+        const float value = values.floats(unit, tensor)[i];
+        if (type == DType::kFp32) {
+          made.floats(unit, tensor)[i] = value;
+        } else {
+          made.halves(unit, tensor)[i] = bf16_from_float(value);
+        }
+      }
+    });
+    return made;
+  }
+  PassResult on_cpu(DType type) const {
+    GptCompute compute(
+        GetParam().config, GetParam().shape,
+        {.threads = 1, .precision = {.parameters = type, .gradients = DType::kFp32}});
+    return run_training_pass(compute, spec_, parameters(type), DType::kFp32, tokens_, targets_);
+  }
+  PassResult on_device(DType type, DType gradient_type) const {
+    const DeviceMachine machine = GetParam().machine.make(type, gradient_type);
+    DeviceGpt gpt(GetParam().config, GetParam().shape, *machine.device, *machine.ops,
+                  GetParam().attention_scratch_bytes);
+    EXPECT_GT(gpt.activation_bytes(), 0u);
+    return run_device_pass(gpt, *machine.device, *machine.ops, spec_, parameters(type), tokens_,
+                           targets_);
+  }
+  void expect_close(const PassResult& actual, const PassResult& expected, double tolerance) {
+    EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
+    ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
+    for (const auto& [name, gradient] : expected.gradients)
+      EXPECT_LT(relative_difference(actual.gradients.at(name), gradient), tolerance) << name;
+  }
+
+  const ModelSpec spec_;
+  const std::vector<std::uint32_t> tokens_;
+  const std::vector<std::uint32_t> targets_;
+};
+
+TEST_P(DeviceGptTest, Fp32EqualsTheCpu) {
+  expect_close(on_device(DType::kFp32, DType::kFp32), on_cpu(DType::kFp32), 2e-5);
+}
+
+// Activations are rounded to 8 bits of mantissa at every step: a coarse comparison.
+TEST_P(DeviceGptTest, Bf16IsNearTheCpu) {
+  expect_close(on_device(DType::kBf16, DType::kFp32), on_cpu(DType::kBf16), 0.1);
+}
+
+TEST_P(DeviceGptTest, Bf16GradientsAreTheRoundedOnes) {
+  const PassResult exact = on_device(DType::kBf16, DType::kFp32);
+  const PassResult rounded = on_device(DType::kBf16, DType::kBf16);
+  EXPECT_EQ(rounded.loss, exact.loss);
+  for (const auto& [name, gradient] : exact.gradients) {
+    // Tensors that are used twice are rounded twice.
+    EXPECT_LT(relative_difference(rounded.gradients.at(name), gradient), 0.01) << name;
+  }
+}
+
+TEST_P(DeviceGptTest, SecondPassOfTheSameObjectGivesTheSameBits) {
+  const DeviceMachine machine = GetParam().machine.make(DType::kFp32, DType::kFp32);
+  Device& device = *machine.device;
+  DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops);
+  const TensorMemory values = parameters(DType::kFp32);
+  const PassResult first =
+      run_device_pass(gpt, device, *machine.ops, spec_, values, tokens_, targets_);
+  (void)run_device_pass(gpt, device, *machine.ops, spec_, values, targets_, tokens_);
+  const PassResult again =
+      run_device_pass(gpt, device, *machine.ops, spec_, values, tokens_, targets_);
+  EXPECT_EQ(first.loss, again.loss);
+  for (const auto& [name, gradient] : first.gradients)
+    EXPECT_EQ(again.gradients.at(name), gradient);
+}
+
+TEST_P(DeviceGptTest, EvaluationHasTheLossOfTraining) {
+  const DeviceMachine machine = GetParam().machine.make(DType::kFp32, DType::kFp32);
+  Device& device = *machine.device;
+  DeviceGpt gpt(GetParam().config, GetParam().shape, device, *machine.ops);
+  const Stream stream(device, "test");
+  const std::vector<DeviceUnit> units =
+      units_on_device(device, stream.id(), spec_, parameters(DType::kFp32), DType::kFp32);
+  gpt.start(DeviceGpt::Mode::kEvaluation, tokens_, targets_, stream.id());
+  for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
+    gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id());
+  double loss = 1.0;  // is added to
+  gpt.add_loss(loss, stream.id());
+  device.synchronize(stream.id());
+  EXPECT_NEAR(loss - 1.0, on_cpu(DType::kFp32).loss, 1e-4);
+}
+
+}  // namespace sluice::gpt

@@ -1,0 +1,49 @@
+// A device and the operations on it, for tests that run on the host device here and on a GPU where
+// there is one. Thread rule: one thread at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/units.h"
+#include "gpu/host_launch.h"
+#include "tools/gpt/cuda_ops.h"
+#include "tools/gpt/device_ops_over.h"
+
+namespace sluice::gpt {
+
+struct DeviceMachine {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<DeviceOps> ops;
+};
+
+struct DeviceMachineFactory {
+  std::string name;
+  std::function<std::string()> why_not;  // empty when make() works
+  std::function<DeviceMachine(DType type, DType gradient_type)> make;
+};
+
+// The kernel bodies on the host.
+inline DeviceMachineFactory host_machine() {
+  return {"host", [] { return std::string(); },
+          [](DType type, DType gradient_type) {
+            auto device = make_host_device({.memory_bytes = 256_MiB});
+            auto ops = std::make_unique<DeviceOpsOver<HostLauncher>>(HostLauncher(*device), type,
+                                                                     gradient_type);
+            return DeviceMachine{std::move(device), std::move(ops)};
+          }};
+}
+
+// A GPU, with the library's products or with plain ones.
+inline DeviceMachineFactory cuda_machine(ProductKernels products) {
+  return {products == ProductKernels::kFast ? "cuda" : "cuda_plain",
+          [] { return why_no_cuda_device(); },
+          [products](DType type, DType gradient_type) {
+            auto device = make_cuda_device({.memory_bytes = 1_GiB});
+            auto ops = make_cuda_ops(*device, type, gradient_type, products);
+            return DeviceMachine{std::move(device), std::move(ops)};
+          }};
+}
+
+}  // namespace sluice::gpt

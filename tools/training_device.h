@@ -1,0 +1,40 @@
+// Where a training run computes: the device that run.device asks for, and on a GPU the model's
+// memory and kernels, which are made before the engine takes what is left. Thread rule: one thread
+// at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "gpu/host_device.h"
+#include "tools/gpt/device_gpt.h"
+#include "tools/training.h"
+
+namespace sluice {
+
+class TrainingDevice {
+ public:
+  // "auto" takes a GPU that is there and computes what `config` asks for, else the host.
+  // Fails with: kUnsupported when run.device is "cuda" and no GPU can, kOutOfMemory.
+  explicit TrainingDevice(const TrainConfig& config);
+  TrainingDevice(const TrainingDevice&) = delete;
+  TrainingDevice& operator=(const TrainingDevice&) = delete;
+
+  Device& device() { return *device_; }
+  // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
+  const std::string& description() const { return description_; }
+
+  // All must outlive it.
+  std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
+                                         Engine& engine);
+
+ private:
+  std::unique_ptr<Device> device_;
+  HostDevice* host_ = nullptr;  // device_, where that is the host
+  std::unique_ptr<gpt::DeviceOps> ops_;
+  std::unique_ptr<gpt::DeviceGpt> gpt_;
+  std::string description_;
+};
+
+}  // namespace sluice
