@@ -125,7 +125,7 @@ struct TraceResult {
 // Fails with: kInput when the file cannot be created; kInvalidArgument when a trace runs already.
 void trace_start(const TraceOptions& options);
 // Adds a named text to the file, such as the config; nothing without a file. At most 16 bytes of
-// name, 256 MiB of text.
+// name; a text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
 // Writes what is left and closes the file. Without a trace, nothing happens.
 TraceResult trace_stop();

@@ -223,7 +223,13 @@ int run_train(const TrainOptions& options) {
   check_model_output(options.save_file);
   check_output(config.trace_file);
   TraceSession trace(config.trace_file, config.trace_ring_bytes);
-  auto run = std::make_unique<TrainRun>(options, config);
+  std::unique_ptr<TrainRun> run;
+  try {
+    run = std::make_unique<TrainRun>(options, config);
+  } catch (...) {
+    trace.discard();  // a run that is refused leaves nothing behind
+    throw;
+  }
   int code = kExitOk;
   try {
     code = run->run();

@@ -162,6 +162,10 @@ class Trace(CliCase):
         self.run_sluice("trace", "export", "text.txt", expect=2)
         self.assertIn("none/x", self.run_sluice("train", self.write_config(ON_NVME), "--trace", "none/x", expect=2).stderr)
 
+    def test_a_refused_run_leaves_no_trace(self):
+        self.run_sluice("train", self.write_config({**ON_NVME, "memory.host": "1KiB"}), "--trace", "run.trace", expect=5)
+        self.assertFalse(os.path.exists(self.path("run.trace")))
+
     def test_a_short_trace_is_summarised_but_not_replayed(self):
         self.run_sluice("train", self.write_config(ON_NVME), "--trace", "run.trace", "--steps", 1)
         self.run_sluice("trace", "summary", "run.trace")
