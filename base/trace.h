@@ -110,7 +110,7 @@ TraceCounts trace_counts();
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing what was there
-  std::uint32_t ring_records = 1 << 16;  // of each thread; rounded up to a power of two
+  std::uint32_t ring_records = 1 << 17;  // of each thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };
@@ -126,7 +126,7 @@ struct TraceResult {
 // Fails with: kInput when the file cannot be created; kInvalidArgument when a trace runs already.
 void trace_start(const TraceOptions& options);
 // Adds a named text to the file, such as the config; nothing without a file. At most 16 bytes of
-// name, 256 MiB of text.
+// name; a text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
 // Writes what is left and closes the file. Without a trace, nothing happens.
 TraceResult trace_stop();

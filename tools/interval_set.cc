@@ -2,17 +2,26 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace sluice {
 
 void IntervalSet::add(std::uint64_t begin_ns, std::uint64_t end_ns) {
   if (end_ns <= begin_ns) return;
-  joined_.emplace_back(begin_ns, end_ns);
+  const bool is_next =
+      !joined_.empty() && joined_.back().first <= begin_ns && begin_ns <= joined_.back().second;
+  if (is_next) {
+    joined_.back().second = std::max(joined_.back().second, end_ns);
+  } else {
+    joined_.emplace_back(begin_ns, end_ns);
+  }
+  if (use_ == For::kBusy) return;
   begins_.at.push_back(begin_ns);
   ends_.at.push_back(end_ns);
 }
 
 void IntervalSet::seal() {
-  std::ranges::sort(joined_);
+  if (!std::ranges::is_sorted(joined_)) std::ranges::sort(joined_);
   std::size_t kept = 0;
   for (const Interval& next : joined_) {
     if (kept != 0 && next.first <= joined_[kept - 1].second) {
@@ -27,6 +36,7 @@ void IntervalSet::seal() {
     busy_before_.push_back(busy_ns);
     busy_ns += end_ns - begin_ns;
   }
+  if (use_ == For::kBusy) return;
   begins_.seal();
   ends_.seal();
 }
@@ -48,6 +58,7 @@ double IntervalSet::share(std::uint64_t begin_ns, std::uint64_t end_ns) const {
 }
 
 double IntervalSet::depth(std::uint64_t begin_ns, std::uint64_t end_ns) const {
+  SLUICE_CHECK(use_ == For::kDepth, "depth is asked of a set that was made for it");
   if (end_ns <= begin_ns) return 0;
   const double until_end = begins_.passed(end_ns) - ends_.passed(end_ns);
   const double until_begin = begins_.passed(begin_ns) - ends_.passed(begin_ns);
@@ -55,7 +66,7 @@ double IntervalSet::depth(std::uint64_t begin_ns, std::uint64_t end_ns) const {
 }
 
 void IntervalSet::Times::seal() {
-  std::ranges::sort(at);
+  if (!std::ranges::is_sorted(at)) std::ranges::sort(at);
   // Sums of distances from the first, which are small enough to be exact.
   double sum = 0;
   for (const std::uint64_t time_ns : at) {

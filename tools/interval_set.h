@@ -12,6 +12,11 @@ namespace sluice {
 
 class IntervalSet {
  public:
+  // kDepth: depth() will be asked for, which takes 32 bytes an interval; without it, intervals that
+  // come in order of time take next to nothing.
+  enum class For : std::uint8_t { kBusy, kDepth };
+  explicit IntervalSet(For use = For::kBusy) : use_(use) {}
+
   // [begin, end); nothing when it is empty.
   void add(std::uint64_t begin_ns, std::uint64_t end_ns);
   // No more will be added.
@@ -23,6 +28,7 @@ class IntervalSet {
   // The share of [begin, end) that does; 0 of nothing.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   // How many intervals there are at once, on the average over [begin, end).
+  // Requires: kDepth.
   double depth(std::uint64_t begin_ns, std::uint64_t end_ns) const;
 
   using Interval = std::pair<std::uint64_t, std::uint64_t>;
@@ -39,6 +45,7 @@ class IntervalSet {
     double passed(std::uint64_t time_ns) const;
   };
 
+  For use_;
   std::vector<Interval> joined_;
   std::vector<std::uint64_t> busy_before_;  // by joined interval
   Times begins_;

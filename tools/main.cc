@@ -143,6 +143,10 @@ void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
   step->add_option("--lanes", options.lanes,
                    "As optimizer.lanes (default: a tenth of the model's blocks)")
       ->check(CLI::Range(1, 100000));
+  step->add_option("--window", options.window_units, "Units that the device window has room for")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--trace", options.trace_file, "Record the steps of one regime and policy");
   step->add_option("--memory-share", options.memory_share,
                    "Share of the state at home in host memory")
       ->check(CLI::Range(0.0, 1.0))
@@ -188,7 +192,56 @@ void add_trace_files(CLI::App* command, std::vector<std::string>& files) {
   command->add_option("FILE", files, "Trace files, one of each rank")->required();
 }
 
-void add_trace(CLI::App& app, sluice::TraceSummaryOptions& summary) {
+struct TraceCommands {
+  sluice::TraceSummaryOptions summary;
+  sluice::TraceHtmlOptions html;
+  sluice::TraceExportOptions files;
+  sluice::TraceDiffOptions diff;
+  sluice::TraceWhatIfOptions whatif;
+
+  int run(const CLI::App* trace) const {
+    if (trace->got_subcommand("html")) return sluice::run_trace_html(html);
+    if (trace->got_subcommand("export")) return sluice::run_trace_export(files);
+    if (trace->got_subcommand("diff")) return sluice::run_trace_diff(diff);
+    if (trace->got_subcommand("whatif")) return sluice::run_trace_whatif(whatif);
+    return sluice::run_trace_summary(summary);
+  }
+};
+
+void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
+  CLI::App* html = trace.add_subcommand("html", "A page with timeline, maps and tables");
+  add_trace_files(html, commands.html.files);
+  html->add_option("-o,--output", commands.html.output, "The page")->required();
+  html->add_option("--io", commands.html.calibration,
+                   "Calibration written by bench io --json, to compare with");
+  CLI::App* files = trace.add_subcommand("export", "Records for other programs");
+  add_trace_files(files, commands.files.files);
+  files->add_option("--chrome", commands.files.chrome_file, "JSON for Perfetto");
+  files->add_option("--csv", commands.files.csv_file, "One row a record");
+  files->add_option("--json", commands.files.json_file, "Steps, waits and records");
+}
+
+void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
+  CLI::App* diff = trace.add_subcommand("diff", "How much longer the second trace's steps are");
+  diff->add_option("A", commands.diff.before, "The trace to compare with")->required();
+  diff->add_option("B", commands.diff.after, "The trace to look at")->required();
+  diff->add_option("--percent", commands.diff.percent,
+                   "Exit with 3 when steps are longer by more than this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  CLI::App* whatif = trace.add_subcommand("whatif", "A step under other settings");
+  whatif->add_option("FILE", commands.whatif.file, "Trace file")->required();
+  whatif
+      ->add_option("--set", commands.whatif.settings,
+                   "nvme, nvme.read, nvme.write, nvme.latency, copy, adam or compute=2x; drives, "
+                   "prefetch_window or lanes=N; memory.host or memory.device=SIZE; policy=NAME "
+                   "(may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+}
+
+void add_trace(CLI::App& app, TraceCommands& commands) {
+  sluice::TraceSummaryOptions& summary = commands.summary;
   CLI::App* trace = app.add_subcommand("trace", "Look at what train --trace recorded");
   trace->require_subcommand(1);
   CLI::App* command = trace->add_subcommand(
@@ -198,6 +251,8 @@ void add_trace(CLI::App& app, sluice::TraceSummaryOptions& summary) {
                       "Calibration written by bench io --json, to compare with");
   command->add_option("--bytes-written-rating", summary.bytes_written_rating,
                       "What the drives may be written in their life (such as 1200TB)");
+  add_trace_outputs(*trace, commands);
+  add_trace_questions(*trace, commands);
 }
 
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
@@ -217,7 +272,7 @@ struct Commands {
   sluice::BenchStepOptions bench_step;
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
-  sluice::TraceSummaryOptions trace_summary;
+  TraceCommands trace;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
@@ -228,7 +283,7 @@ struct Commands {
       return sluice::run_bench_adam(bench_adam);
     }
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
-    if (app.got_subcommand("trace")) return sluice::run_trace_summary(trace_summary);
+    if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
   }
@@ -252,7 +307,7 @@ int main(int argc, char** argv) {
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
   add_bench_step(*bench, commands.bench_step);
-  add_trace(app, commands.trace_summary);
+  add_trace(app, commands.trace);
   add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);

@@ -122,8 +122,8 @@ class TraceAnalysis {
                           std::uint64_t end_ns) const;
 
   const TraceFile& trace_;
-  std::vector<IntervalSet> drives_;  // from the drive's taking a request up
-  IntervalSet requests_;             // from the request on, all drives
+  std::vector<IntervalSet> drives_;                 // from the drive's taking a request up
+  IntervalSet requests_{IntervalSet::For::kDepth};  // from the request on, all drives
   IntervalSet processor_;
   IntervalSet link_up_;
   IntervalSet link_down_;

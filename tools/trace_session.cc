@@ -1,5 +1,7 @@
 #include "tools/trace_session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -25,6 +27,11 @@ TraceSession::TraceSession(std::string file, std::uint64_t ring_bytes) : file_(s
 
 TraceSession::~TraceSession() {
   (void)trace_stop();
+}
+
+void TraceSession::discard() {
+  (void)trace_stop();
+  if (!file_.empty()) (void)::unlink(file_.c_str());
 }
 
 std::string TraceSession::finish() {

@@ -18,6 +18,8 @@ class TraceSession {
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
+  // Ends the trace and removes its file: there was nothing to record.
+  void discard();
   // Ends the trace and returns its summary, and what went wrong with it, as lines for the user.
   std::string finish();
 

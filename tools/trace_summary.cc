@@ -91,12 +91,12 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
       static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
   std::string lines;
   if (engine.parameters != 0) {
-    std::uint64_t parameter_bytes = 0;
-    for (std::size_t unit = 0; unit < engine.units.size(); ++unit) {
-      if (engine.parameter_tier[unit] == "nvme")
-        parameter_bytes += engine.units[unit].parameter_bytes;
+    std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
+    for (const TracedPool& pool : engine.pools) {
+      if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
+      stored += pool.size_bytes;
+      if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
     }
-    const std::uint64_t stored = std::min(engine.nvme_bytes, engine.state_bytes);  // no shadows
     const auto each = [&](double bytes) { return bytes / static_cast<double>(engine.parameters); };
     lines += fmt::format(
         "bytes a parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",

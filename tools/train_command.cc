@@ -251,14 +251,16 @@ std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
 
 int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
   TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes);
-  auto run = std::make_unique<TrainRun>(options, config, ranks);
+  std::unique_ptr<TrainRun> run;
   int code = kExitOk;
   try {
+    run = std::make_unique<TrainRun>(options, config, ranks);
     code = run->run();
   } catch (const std::exception& failure) {
     // Before the engine goes: it would wait for ranks that wait for this one.
     if (ranks.are_several()) ranks.give_up(failure);
     const auto* const error = dynamic_cast<const Error*>(&failure);
+    if (run == nullptr) trace.discard();  // a run that is refused leaves nothing behind
     if (error == nullptr || error->code() != ErrorCode::kTimeout) throw;
     // The engine's destructor would wait for the drive.
     fmt::print(stderr, "sluice: {}\n", failure.what());

@@ -61,9 +61,9 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.warmup_steps = document.integer("optimizer.warmup_steps");
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
-  config.device = device_from(document.string("run.device"));
   config.trace_file = document.string("trace.file");
-  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(4_MiB);
+  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(8_MiB);
+  config.device = device_from(document.string("run.device"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",

@@ -17,13 +17,16 @@ TEST(IntervalSet, AnswersAsCountingDoes) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     std::array<int, 100> count{};
-    IntervalSet set;
+    IntervalSet set(IntervalSet::For::kDepth);
+    IntervalSet busy_set;
     for (std::uint64_t i = random() % 12; i-- > 0;) {
       const std::uint64_t begin = random() % 100, end = random() % 101;
       set.add(begin, end);
+      busy_set.add(begin, end);
       for (std::uint64_t at = begin; at < end; ++at) ++count[at];
     }
     set.seal();
+    busy_set.seal();
     const std::uint64_t begin = random() % 100, end = begin + random() % (101 - begin);
     std::uint64_t busy = 0, sum = 0;
     for (std::uint64_t at = begin; at < end; ++at) {
@@ -31,6 +34,7 @@ TEST(IntervalSet, AnswersAsCountingDoes) {
       sum += static_cast<std::uint64_t>(count[at]);
     }
     EXPECT_EQ(set.busy_ns(begin, end), busy);
+    EXPECT_EQ(busy_set.busy_ns(begin, end), busy);
     if (end == begin) continue;
     const auto length = static_cast<double>(end - begin);
     EXPECT_DOUBLE_EQ(set.share(begin, end), static_cast<double>(busy) / length);

@@ -128,7 +128,8 @@ struct Plant {
   std::optional<std::uint32_t> lanes = {};
   std::uint64_t elements = 64 << 10;
   TierChoice home = TierChoice::kNvme;
-  std::uint64_t pause_ns = 0;  // before each step
+  std::uint64_t pause_ns = 0;     // before each step
+  bool changes_schedule = false;  // the last step's forward begins with the last unit
 };
 
 TraceFile planted(const Plant& plant) {
@@ -163,8 +164,11 @@ TraceFile planted(const Plant& plant) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(plant.pause_ns));
       Step step = engine.begin_step({.learning_rate = 1e-3});
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        for (const UnitId unit :
-             pass == Pass::kForward ? model.forward_order : model.backward_order) {
+        std::vector<UnitId> order =
+            pass == Pass::kForward ? model.forward_order : model.backward_order;
+        if (plant.changes_schedule && i == 2 && pass == Pass::kForward)
+          std::ranges::rotate(order, order.end() - 1);
+        for (const UnitId unit : order) {
           const Lease lease = step.acquire(unit, pass, stream);
           if (plant.compute_ns != 0) device->occupy(stream.id(), plant.compute_ns);
         }
@@ -214,6 +218,23 @@ TEST(PlantedCause, AStarvedPool) {
   const auto groups = group_stalls(analysis);
   ASSERT_FALSE(groups.empty());
   EXPECT_EQ(name_of(groups[0].cause), name_of(StallCause::kNoBuffer));
+}
+
+TEST(PlantedCause, AChangedSchedule) {
+  const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
+                                  .throttle = {.latency_ns = 20 * kMs},
+                                  .changes_schedule = true});
+  const TraceAnalysis analysis(file);
+  const auto is_first_use_of_last_unit = [](const Stall& stall) {
+    return stall.cause == StallCause::kSchedule && stall.record->step == 3 &&
+           stall.record->use == 0;
+  };
+  EXPECT_TRUE(std::ranges::any_of(analysis.stalls(), is_first_use_of_last_unit));
+  for (const Stall& stall : analysis.stalls()) {
+    if (stall.record->step < 3) {
+      EXPECT_NE(stall.cause, StallCause::kSchedule);
+    }
+  }
 }
 
 TEST(PlantedCause, ASlowAdam) {
