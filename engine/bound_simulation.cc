@@ -126,7 +126,7 @@ void Simulation::end(const SimulatedJob& job) {
 // The next step begins as soon as it may.
 bool Simulation::pump_step() {
   const bool is_over = policy_ == OverlapPolicy::kSerial
-                           ? pass_.home() == (step_ + 1) * layout_.blocks().size()
+                           ? pass_.home() == (step_ + 1) * pass_.trained_blocks()
                            : normed_uses_ == final_uses_;
   if (!is_over || step_ == kSteps) return false;
   ++step_;
@@ -203,11 +203,12 @@ bool Simulation::pump_compute() {
   const std::uint32_t use = next_compute_;
   const UnitPlace& unit = layout_.unit(schedule_[use].unit);
   const bool is_backward = schedule_[use].pass == Pass::kBackward;
+  const bool has_gradient = is_backward && !unit.is_frozen;
   if (window_.uses[use].fetch && uses_[use].blocks_copied < unit.block_count) return false;
   // For units at home on the device, which nobody fetches.
   if (!pass_.has_updated(unit.id, step_)) return false;
-  if (is_backward && gradient_slots_free_ == 0) return false;
-  if (is_backward) --gradient_slots_free_;
+  if (has_gradient && gradient_slots_free_ == 0) return false;
+  if (has_gradient) --gradient_slots_free_;
   ++next_compute_;
   is_computing_ = true;
   const UnitTime& time = rates_.units[index_of(unit.id)];
@@ -219,7 +220,7 @@ bool Simulation::pump_compute() {
 void Simulation::computed(std::uint32_t use) {
   is_computing_ = false;
   uses_[use].is_computed = true;
-  if (schedule_[use].pass != Pass::kBackward) return;
+  if (schedule_[use].pass != Pass::kBackward || layout_.unit(schedule_[use].unit).is_frozen) return;
   machine_.copy_down({SimulatedTask::kDrain, use, ranked(0, use)},
                      layout_.unit_gradient_bytes(schedule_[use].unit));
 }

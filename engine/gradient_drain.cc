@@ -1,5 +1,6 @@
 #include "engine/gradient_drain.h"
 
+#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,14 +22,20 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       on_final_(std::move(on_final)),
       slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
+      units_(layout.units().size()),
       unit_norms_(layout.units().size()),
-      copy_stream_(device, "gradients down") {}
+      copy_stream_(device, "gradients down") {
+  for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
+}
 
 void GradientDrain::begin(std::uint64_t step) {
   SLUICE_CHECK(idle(), "a step begins when the drain of the one before has ended");
   step_ = step;
+  units_.assign(units_.size(), {});
   final_units_ = 0;
-  norm_ = NormAccumulator();
+  units_without_gradient_ = 0;
+  is_closing_ = false;
+  was_reopened_ = false;
 }
 
 std::optional<std::uint32_t> GradientDrain::try_take_slot() {
@@ -43,7 +50,14 @@ std::optional<std::uint32_t> GradientDrain::try_take_slot() {
 void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId computed) {
   // The copy stream meets the waits in order of release, as it meets the copies.
   device_.wait(copy_stream_.id(), computed);
-  jobs_.push_back({.use = use, .slot = slot});
+  Unit& unit = units_[index_of(use.unit)];
+  if (unit.is_final) --final_units_;
+  was_reopened_ = was_reopened_ || unit.is_whole;
+  unit.is_whole = unit.is_final = false;
+  unit.is_closed = unit.is_closed || use.final_gradient;
+  ++unit.jobs;
+  jobs_.push_back({.use = use, .is_first = !unit.has_gradient, .slot = slot});
+  unit.has_gradient = true;
   pump();
 }
 
@@ -52,13 +66,13 @@ void GradientDrain::pump() {
   Job& job = jobs_.front();
   if (!front_is_started_) {
     front_is_started_ = true;
-    if (job.use.first_gradient) {
+    if (job.is_first) {
       start_copy(job);
     } else {
       job.copies_left = job.additions_left = layout_.unit(job.use.unit).block_count;
     }
   }
-  while (job.next_piece < layout_.unit(job.use.unit).block_count && !job.use.first_gradient &&
+  while (job.next_piece < layout_.unit(job.use.unit).block_count && !job.is_first &&
          start_piece(job)) {
   }
 }
@@ -130,20 +144,55 @@ void GradientDrain::copy_done() {
 void GradientDrain::finish_front() {
   const Job& job = jobs_.front();
   if (job.copies_left != 0 || job.additions_left != 0) return;
-  if (job.use.final_gradient) start_norm(job.use.unit);
+  const ScheduledUse use = job.use;
   jobs_.pop_front();
   front_is_started_ = false;
+  if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
+  close_units();
+}
+
+void GradientDrain::close() {
+  is_closing_ = true;
+  close_units();
+}
+
+void GradientDrain::close_units() {
+  if (!is_closing_ || !jobs_.empty()) return;
+  is_closing_ = false;
+  for (const UnitPlace& place : layout_.units()) {
+    if (place.is_frozen) continue;
+    const Unit& unit = units_[index_of(place.id)];
+    if (!unit.has_gradient) ++units_without_gradient_;
+    if (!unit.is_whole) start_norm(place.id);
+  }
 }
 
 void GradientDrain::start_norm(UnitId unit) {
+  units_[index_of(unit)].is_whole = true;
+  ++units_[index_of(unit)].norms;
   ++norms_in_flight_;
-  worker_.post([this, unit] { take_norm(unit); },
-               [this, unit] {
-                 norm_.merge(unit_norms_[index_of(unit)]);
-                 --norms_in_flight_;
-                 ++final_units_;
-                 on_final_(unit);
-               });
+  const bool is_zero = !units_[index_of(unit)].has_gradient;
+  worker_.post(
+      [this, unit, is_zero] {
+        if (is_zero) std::memset(tiers_.gradient_set(unit), 0, layout_.unit_gradient_bytes(unit));
+        take_norm(unit);
+      },
+      [this, unit] { norm_taken(unit); });
+}
+
+void GradientDrain::norm_taken(UnitId id) {
+  Unit& unit = units_[index_of(id)];
+  --norms_in_flight_;
+  if (--unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
+  unit.is_final = true;
+  ++final_units_;
+  on_final_(id);
+}
+
+NormAccumulator GradientDrain::norm() const {
+  NormAccumulator norm;
+  for (const NormAccumulator& unit : unit_norms_) norm.merge(unit);
+  return norm;
 }
 
 // On the worker's thread.
@@ -165,6 +214,7 @@ void GradientDrain::take_norm(UnitId unit) {
 
 std::string GradientDrain::describe_non_finite() const {
   for (const TensorPlace& tensor : layout_.tensors()) {
+    if (layout_.unit(tensor.unit).is_frozen) continue;
     const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
                                 tensor.offset_elements * layout_.format().gradient_bytes();
     const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);

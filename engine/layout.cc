@@ -54,7 +54,8 @@ void Layout::add_unit(const UnitSpec& spec) {
                  .first_tensor = static_cast<std::uint32_t>(tensors_.size()),
                  .tensor_count = static_cast<std::uint32_t>(spec.tensors.size()),
                  .first_block = static_cast<std::uint32_t>(blocks_.size()),
-                 .block_count = 0};
+                 .block_count = 0,
+                 .is_frozen = spec.is_frozen};
   for (const TensorSpec& tensor : spec.tensors) {
     tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
                         .unit = unit.id,
@@ -85,7 +86,8 @@ std::span<const BlockPlace> Layout::blocks_of(UnitId id) const {
 std::uint64_t Layout::state_bytes() const {
   std::uint64_t bytes = 0;
   for (const UnitPlace& unit : units_)
-    bytes += unit.element_count * (format_.parameter_bytes() + format_.record_bytes());
+    bytes += unit.element_count *
+             (format_.parameter_bytes() + (unit.is_frozen ? 0 : format_.record_bytes()));
   return bytes;
 }
 
@@ -94,7 +96,7 @@ std::uint64_t Layout::parameter_bytes(BlockId id) const {
 }
 
 std::uint64_t Layout::record_bytes(BlockId id) const {
-  return block(id).element_count * format_.record_bytes();
+  return is_frozen(id) ? 0 : block(id).element_count * format_.record_bytes();
 }
 
 std::uint64_t Layout::parameter_slot_bytes(BlockId id) const {
@@ -110,7 +112,7 @@ std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {
 }
 
 std::uint64_t Layout::unit_gradient_bytes(UnitId id) const {
-  return unit(id).element_count * format_.gradient_bytes();
+  return unit(id).is_frozen ? 0 : unit(id).element_count * format_.gradient_bytes();
 }
 
 }  // namespace sluice

@@ -76,6 +76,7 @@ struct UnitPlace {
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
   std::uint32_t block_count = 0;
+  bool is_frozen = false;  // no gradient, no record
 };
 
 class Layout {
@@ -94,13 +95,14 @@ class Layout {
   const UnitPlace& unit(UnitId id) const { return units_[index_of(id)]; }
   const TensorPlace& tensor(TensorId id) const { return tensors_[index_of(id)]; }
   const BlockPlace& block(BlockId id) const { return blocks_[index_of(id)]; }
+  bool is_frozen(BlockId id) const { return unit(block(id).unit).is_frozen; }
 
   std::uint64_t block_elements() const { return block_elements_; }
   std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
   // Parameters, master and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
-  // Exact bytes of one block's states.
+  // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
   // The same as slots and file extents hold them, padded to kStorageAlignBytes.

@@ -71,11 +71,15 @@ ModelSpec validated(ModelSpec spec) {
     spec.backward_order.assign(spec.forward_order.rbegin(), spec.forward_order.rend());
   check_order(spec, spec.forward_order, "forward_order");
   check_order(spec, spec.backward_order, "backward_order");
+  std::vector<bool> is_in_backward(spec.units.size(), false);
+  for (const UnitId unit : spec.backward_order) is_in_backward[index_of(unit)] = true;
   for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
-    if (std::ranges::count(spec.backward_order, UnitId{unit}) == 0)
+    if (!spec.units[unit].is_frozen && !is_in_backward[unit])
       fail(fmt::format("unit \"{}\" is not in backward_order, so its gradient would never come",
                        spec.units[unit].name));
   }
+  if (std::ranges::all_of(spec.units, &UnitSpec::is_frozen))
+    fail("every unit is frozen; there is nothing to train");
   return spec;
 }
 

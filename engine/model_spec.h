@@ -26,6 +26,10 @@ struct TensorSpec {
 struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
+  // A frozen unit has parameters and nothing else: no gradient, no master, no moments. Backward may
+  // acquire it, for the gradients of others. Of its initial values the compute dtype's part is
+  // kept.
+  bool is_frozen = false;
 };
 
 struct ModelSpec {
@@ -33,7 +37,7 @@ struct ModelSpec {
 
   // The order in which one micro-batch acquires units. Empty means 0, 1, ... forward, and the
   // reverse of forward_order backward. A unit may appear more than once (a tied head acquires the
-  // embedding again); its gradients add up.
+  // embedding again); its gradients add up. Steps that go otherwise cost waits (engine/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
@@ -46,8 +50,8 @@ struct ModelSpec {
 
 // Returns `spec` with empty orders filled in.
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
-// name used twice, an order that names an unknown unit, or a unit that backward_order leaves out
-// (its gradient would never come).
+// name used twice, an order that names an unknown unit, a unit with gradients that backward_order
+// leaves out, or a model with none that has any.
 ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

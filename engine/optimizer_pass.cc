@@ -277,6 +277,9 @@ void OptimizerPass::post_updates() {
       const Lane& lane = lanes_[i];
       if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
         continue;
+      // Where the schedule has changed, the unit may be used once more after its gradient was
+      // final.
+      if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
       if (best == kNone || is_next(lane, lanes_[best])) best = i;
     }
     if (best == kNone) return;

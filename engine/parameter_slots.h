@@ -48,6 +48,8 @@ class ParameterSlots {
   void store(std::uint32_t slot, std::uint64_t version, StoreTarget target);
   bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
   bool is_transferring(std::uint32_t slot) const { return slots_[slot].is_transferring; }
+  // The prefetcher is about to copy the slot's bytes to the device.
+  bool is_being_copied(std::uint32_t slot) const { return slots_[slot].prefetch_users != 0; }
 
   // Whether the slot's bytes are the block's parameters at `version`.
   bool holds(std::uint32_t slot, std::uint64_t version) const {

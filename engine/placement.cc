@@ -50,7 +50,7 @@ class Planner {
     placement_.device_budget_bytes = budgets.device_bytes;
     placement_.host_budget_bytes = budgets.host_bytes;
     placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
-    placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
+    clear_records();
   }
 
   Placement plan() {
@@ -175,15 +175,23 @@ class Planner {
               placement_.host_budget_bytes - placement_.host_bytes());
   }
 
+  void clear_records() {
+    placement_.record_tier.assign(layout_.blocks().size(), Tier::kNvme);
+    for (const BlockPlace& block : layout_.blocks()) {
+      if (layout_.is_frozen(block.id)) placement_.record_tier[index_of(block.id)] = Tier::kHost;
+    }
+  }
+
   // Gives blocks a home in host memory from the first unit on, up to `room_bytes` beyond what is
-  // already there. Parameters come first: a byte of them in RAM saves four bytes of traffic a step
-  // (two or three reads and a write of every two), a byte of record two.
+  // already there. Parameters come first: a byte of them in RAM saves three or four bytes of
+  // traffic a step (two or three reads and a write of every two), a byte of record two, one of
+  // frozen parameters two reads.
   void fill_host(bool parameters, bool records, std::uint64_t room_bytes) {
     if (room_bytes == UINT64_MAX) {  // from scratch
       placement_.host_parameter_bytes = 0;
       placement_.host_record_bytes = 0;
       std::ranges::replace(placement_.parameter_tier, Tier::kHost, Tier::kNvme);
-      std::ranges::replace(placement_.record_tier, Tier::kHost, Tier::kNvme);
+      clear_records();
     }
     const auto take = [&](Tier& tier, std::uint64_t bytes, std::uint64_t& pool_bytes) {
       if (tier != Tier::kNvme || bytes > room_bytes) return;
@@ -191,16 +199,20 @@ class Planner {
       pool_bytes += bytes;
       room_bytes -= bytes;
     };
-    for (const BlockPlace& block : layout_.blocks()) {
-      if (parameters)
-        take(placement_.parameter_tier[index_of(block.id)], layout_.parameter_slot_bytes(block.id),
-             placement_.host_parameter_bytes);
-    }
+    const auto take_parameters = [&](bool frozen) {
+      for (const BlockPlace& block : layout_.blocks()) {
+        if (parameters && layout_.is_frozen(block.id) == frozen)
+          take(placement_.parameter_tier[index_of(block.id)],
+               layout_.parameter_slot_bytes(block.id), placement_.host_parameter_bytes);
+      }
+    };
+    take_parameters(/*frozen=*/false);
     for (const BlockPlace& block : layout_.blocks()) {
       if (records)
         take(placement_.record_tier[index_of(block.id)], layout_.record_slot_bytes(block.id),
              placement_.host_record_bytes);
     }
+    take_parameters(/*frozen=*/true);
   }
 
   std::uint32_t lanes_for_bursts() const {

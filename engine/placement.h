@@ -37,7 +37,7 @@ struct SlotPool {
 };
 
 struct Placement {
-  // Homes, by block.
+  // Homes, by block. Of frozen blocks, which have no record, the latter is host memory.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
 

@@ -50,6 +50,17 @@ void Prefetcher::stop() {
   is_stopped_ = true;
 }
 
+void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired) {
+  SLUICE_CHECK(is_stopped_ && idle(), "a schedule changes when nothing is under way");
+  schedule_ = &schedule;
+  plan_ = &plan;
+  next_use_ = ready_uses_ = acquired;
+  next_block_ = 0;
+  is_stopped_ = false;
+  released_.resize(schedule.size());
+  hooks_.on_change();
+}
+
 void Prefetcher::release(std::uint32_t use) {
   released_[use] = true;
   hooks_.on_change();
@@ -108,8 +119,8 @@ bool Prefetcher::may_start(std::uint32_t use) {
 
 bool Prefetcher::is_updated(const BlockPlace& block) const {
   const auto slot = slots_.find(block.id);
-  if (slot && slots_.holds(*slot, version_)) return true;
-  return store_.version(block.id, Plane::kParameter) == version_ &&
+  if (slot && slots_.holds(*slot, version_of(block.id))) return true;
+  return store_.version(block.id, Plane::kParameter) == version_of(block.id) &&
          !store_.is_storing(block.id, Plane::kParameter);
 }
 
@@ -122,14 +133,14 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
       // the block's earlier fetch ends first.
       if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return false;
       // What a cancelled update has made of the bytes is of no use: the pass lets go of them soon.
-      if (!slots_.will_hold(*bound, version_)) return false;
+      if (!slots_.will_hold(*bound, version_of(block.id))) return false;
       item.slot = *bound;
       slots_.join(*bound, SlotUser::kPrefetch);
     } else {
       const auto taken = slots_.take(block.id, SlotUser::kPrefetch);
       if (!taken) return false;
       item.slot = *taken;
-      slots_.fetch(*taken, version_);
+      slots_.fetch(*taken, version_of(block.id));
     }
   }
   pipeline_.push_back(item);
@@ -140,7 +151,8 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
 void Prefetcher::process_head() {
   while (!pipeline_.empty()) {
     const Item item = pipeline_.front();
-    const bool has_arrived = item.slot == kNoSlot || slots_.holds(item.slot, version_);
+    const bool has_arrived =
+        item.slot == kNoSlot || slots_.holds(item.slot, version_of(BlockId{item.block}));
     const bool is_void = scheduler_.failed();  // its bytes may mean nothing
     if (!has_arrived && (!is_void || slots_.is_transferring(item.slot))) return;
     pipeline_.pop_front();

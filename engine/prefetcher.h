@@ -40,6 +40,12 @@ class Prefetcher {
              bool keeps_for_update);
   // Starts no more fetches. What is under way ends; wait for idle().
   void stop();
+  // Where the schedule changes: stop(), and when idle() has come, resume() with what follows from
+  // use `acquired` on. The uses before are those of the schedule so far.
+  WindowProgress progress(std::uint32_t acquired) const {
+    return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
+  }
+  void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
 
   // The lease of `use` is released and release_event() of its unit recorded on the stream that
   // computed with it.
@@ -84,6 +90,8 @@ class Prefetcher {
 
   bool issue_next();
   bool may_start(std::uint32_t use);
+  // The version that a use of the block wants.
+  std::uint64_t version_of(BlockId block) const { return layout_.is_frozen(block) ? 0 : version_; }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
   void finish_issue(std::uint32_t use);

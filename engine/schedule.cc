@@ -1,5 +1,8 @@
 #include "engine/schedule.h"
 
+#include <algorithm>
+#include <ranges>
+
 namespace sluice {
 
 std::string_view name_of(Pass pass) {
@@ -24,19 +27,36 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
     add(model.forward_order, Pass::kForward, is_vertical ? micro_batches : 1);
     add(model.backward_order, Pass::kBackward, is_vertical ? micro_batches : 1);
   }
-  std::vector<bool> seen(model.units.size(), false);
-  for (ScheduledUse& use : schedule) {
-    if (use.pass != Pass::kBackward) continue;
-    use.first_gradient = !seen[index_of(use.unit)];
-    seen[index_of(use.unit)] = true;
-  }
-  seen.assign(model.units.size(), false);
-  for (auto use = schedule.rbegin(); use != schedule.rend(); ++use) {
-    if (use->pass != Pass::kBackward) continue;
-    use->final_gradient = !seen[index_of(use->unit)];
-    seen[index_of(use->unit)] = true;
-  }
+  mark_gradients(model, schedule);
   return schedule;
+}
+
+void mark_gradients(const ModelSpec& model, Schedule& schedule) {
+  std::vector<bool> seen(model.units.size(), false);
+  // Whether the use is the first of its unit with a gradient that this is asked for.
+  const auto is_new = [&](const ScheduledUse& use) {
+    const std::uint32_t unit = index_of(use.unit);
+    if (use.pass != Pass::kBackward || model.units[unit].is_frozen || seen[unit]) return false;
+    seen[unit] = true;
+    return true;
+  };
+  for (ScheduledUse& use : schedule) use.first_gradient = is_new(use);
+  seen.assign(model.units.size(), false);
+  for (ScheduledUse& use : std::views::reverse(schedule)) use.final_gradient = is_new(use);
+}
+
+Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit,
+                          Pass pass) {
+  const auto here = expected.begin() + acquired;
+  const auto planned = std::find_if(here, expected.end(), [&](const ScheduledUse& use) {
+    return use.unit == unit && use.pass == pass;
+  });
+  Schedule changed(expected.begin(), here);
+  changed.push_back({.unit = unit, .pass = pass});
+  changed.insert(changed.end(), planned == expected.end() ? here : planned + 1, expected.end());
+  for (std::size_t use = acquired; use < changed.size(); ++use)
+    changed[use].first_gradient = changed[use].final_gradient = false;
+  return changed;
 }
 
 Schedule inference_schedule(const ModelSpec& model) {

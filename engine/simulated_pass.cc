@@ -18,10 +18,18 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
   for (const ScheduledUse& use : shape.schedule) {
     if (use.final_gradient) arrival_order_.push_back(use.unit);
   }
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (layout_.is_frozen(block.id)) {
+      blocks_[index_of(block.id)].updates = blocks_[index_of(block.id)].grants = UINT64_MAX;
+    } else {
+      ++trained_blocks_;
+    }
+  }
 }
 
 bool SimulatedPass::has_updated(UnitId unit, std::uint64_t steps) const {
-  return units_[index_of(unit)].updates >= steps * layout_.unit(unit).block_count;
+  return layout_.unit(unit).is_frozen ||
+         units_[index_of(unit)].updates >= steps * layout_.unit(unit).block_count;
 }
 
 bool SimulatedPass::is_eager(std::uint32_t block) const {
@@ -44,7 +52,7 @@ bool SimulatedPass::settle() {
 }
 
 bool SimulatedPass::pump() {
-  if (granted_ == (pass_ + 1) * blocks_.size()) {
+  if (granted_ == (pass_ + 1) * trained_blocks_) {
     ++pass_;
     next_block_ = 0;
     next_arrival_ = 0;
@@ -147,7 +155,7 @@ void SimulatedPass::note_if_ready(std::uint32_t index) {
 bool SimulatedPass::pump_adam() {
   if (ready_places_.empty() || !machine_.cpu_is_free()) return false;
   const std::uint64_t place = *ready_places_.begin();
-  const bool is_by_unit = place / blocks_.size() < normed_steps_;
+  const bool is_by_unit = place / trained_blocks_ < normed_steps_;
   const auto index = is_by_unit
                          ? static_cast<std::uint32_t>(*ready_blocks_.begin() % blocks_.size())
                          : block_at_place_[place % blocks_.size()];

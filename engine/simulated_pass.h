@@ -38,13 +38,15 @@ class SimulatedPass {
 
   // Updates that fetches of the block may see, and that computation on the device may.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
+  // Blocks that each pass updates.
+  std::uint64_t trained_blocks() const { return trained_blocks_; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
   // Updates of all blocks that are home.
   std::uint64_t home() const { return home_; }
 
  private:
   struct Block {
-    std::uint64_t updates = 0;
+    std::uint64_t updates = 0;  // of a frozen one, as many as anybody asks for
     std::uint64_t grants = 0;   // passes in which the block has had its turn
     std::uint64_t place = 0;    // of the present one in the order of all passes
     std::uint32_t pending = 0;  // parts before Adam, or after it
@@ -82,6 +84,7 @@ class SimulatedPass {
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
+  std::uint64_t trained_blocks_ = 0;
 
   std::uint64_t pass_ = 0;  // the step whose blocks have their turn
   std::uint64_t granted_ = 0;

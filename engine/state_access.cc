@@ -95,6 +95,7 @@ void StateAccess::fill(const View& view, const BlockPlace& block, const InitialV
 // Elements [first, first + values.size()) of the block.
 void StateAccess::set_masters(const View& view, std::uint64_t first,
                               std::span<const float> values) const {
+  const bool has_record = !layout_.is_frozen(view.block);
   auto* const halves = reinterpret_cast<std::uint16_t*>(view.parameters) + first;
   switch (layout_.format().master) {
     case MasterLayout::kFp32:
@@ -105,12 +106,13 @@ void StateAccess::set_masters(const View& view, std::uint64_t first,
       for (std::size_t i = 0; i < values.size(); ++i) {
         const SplitMaster split = split_master(values[i]);
         halves[i] = split.high;
-        reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
+        if (has_record) reinterpret_cast<std::int16_t*>(view.record)[first + i] = split.low;
       }
       return;
     case MasterLayout::kFp16: break;
   }
-  std::memcpy(reinterpret_cast<float*>(view.record) + first, values.data(), values.size_bytes());
+  if (has_record)
+    std::memcpy(reinterpret_cast<float*>(view.record) + first, values.data(), values.size_bytes());
   for (std::size_t i = 0; i < values.size(); ++i) halves[i] = fp16_from_float(values[i]);
 }
 
@@ -132,13 +134,30 @@ void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
   }
 }
 
+// The compute parameters of a frozen block, which are all that it has of a master.
+void StateAccess::read_as_masters(const View& view, std::uint64_t begin,
+                                  std::span<std::byte> target) const {
+  const auto* halves = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;
+  const auto* floats = reinterpret_cast<const float*>(view.parameters) + begin;
+  for (std::size_t i = 0; i < target.size() / sizeof(float); ++i) {
+    float master = 0;
+    switch (layout_.format().parameter) {
+      case DType::kFp32: master = floats[i]; break;
+      case DType::kBf16: master = float_from_bf16(halves[i]); break;
+      case DType::kFp16: master = float_from_fp16(halves[i]); break;
+    }
+    std::memcpy(target.data() + i * sizeof(float), &master, sizeof(float));
+  }
+}
+
 void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t begin,
                              std::span<std::byte> target) const {
   const std::uint64_t block_count = layout_.block(view.block).element_count;
   const StateFormat& format = layout_.format();
-  // A moment that the optimizer does not keep reads as zeros.
+  const bool has_record = !layout_.is_frozen(view.block);
+  // A moment that is not kept reads as zeros.
   const auto read_moment = [&](bool is_kept, std::uint64_t begin_bytes) {
-    if (is_kept) {
+    if (is_kept && has_record) {
       const std::byte* moment = view.record + begin_bytes * block_count + begin * sizeof(float);
       std::memcpy(target.data(), moment, target.size());
     } else {
@@ -158,6 +177,7 @@ void StateAccess::read_block(const View& view, StateKind kind, std::uint64_t beg
       return;
     case StateKind::kMaster: break;
   }
+  if (!has_record) return read_as_masters(view, begin, target);
   if (format.master != MasterLayout::kSplitBf16) {
     const std::byte* masters = format.master == MasterLayout::kFp32 ? view.parameters : view.record;
     std::memcpy(target.data(), masters + begin * sizeof(float), target.size());

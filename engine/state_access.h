@@ -59,6 +59,7 @@ class StateAccess {
   void copy_resident(const BlockPlace& block, std::byte* lane, bool to_device);
   void fill(const View& view, const BlockPlace& block, const InitialValues& values);
   void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;
+  void read_as_masters(const View& view, std::uint64_t begin, std::span<std::byte> target) const;
   void read_block(const View& view, StateKind kind, std::uint64_t begin,
                   std::span<std::byte> target) const;
 

@@ -35,7 +35,8 @@ std::byte* Lease::gradient(std::size_t tensor) const {
   const auto tensors = layout_->tensors_of(use_.unit);
   SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
                "a tensor of the unit, while the lease is held");
-  SLUICE_CHECK(use_.gradients != nullptr, "only a backward lease has gradients");
+  SLUICE_CHECK(use_.gradients != nullptr,
+               "only a backward lease has gradients, and not of a frozen unit");
   return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
 }
 

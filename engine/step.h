@@ -27,7 +27,7 @@ class Lease {
   const std::byte* parameter(std::size_t tensor) const;
   // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
   // stream.
-  // Requires: the lease is a backward one.
+  // Requires: the lease is a backward one, of a unit that is not frozen.
   std::byte* gradient(std::size_t tensor) const;
 
   // Ends the lease early.
@@ -44,8 +44,9 @@ class Lease {
   LeasedUse use_;
 };
 
-// One training step: every unit of the schedule is acquired and released in order, then finish()
-// updates the state.
+// One training step: units are acquired and released in the order of the schedule, then finish()
+// updates the state. A unit that is left out, used once more, or out of order costs a wait, and the
+// next step is expected to go as this one went.
 class Step {
  public:
   Step(Step&& other) noexcept;
@@ -55,8 +56,9 @@ class Step {
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
   // transfers are on their way to the device; the stream itself waits for the rest.
-  // Fails with: kInvalidArgument when `unit` and `pass` are not next in the schedule or too many
-  // leases are held; kIo and others when a transfer has failed.
+  // Fails with: kInvalidArgument when too many leases are held, or the unit has been updated by the
+  // eager policy; kOutOfMemory where the schedule has changed and the device window cannot hold the
+  // unit beside what is leased; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
   // The update that this step will make, counted from 1.
@@ -65,8 +67,9 @@ class Step {
   // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
   // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
   // the next step computes, and its failure is reported by a later call.
-  // Fails with: kInvalidArgument before the end of the schedule; kNonFinite (the state is
-  // unchanged); kIo (the engine is poisoned).
+  // Units without a gradient have one of zeros.
+  // Fails with: kInvalidArgument while a lease is held, and before any backward use; kNonFinite
+  // (the state is unchanged); kIo (the engine is poisoned).
   StepReport finish();
 
  private:

@@ -1,7 +1,6 @@
 #include "engine/step_loop.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -9,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
-#include "base/units.h"
 
 namespace sluice {
 
@@ -28,7 +26,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scheduler_(scheduler),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
-      plans_(model, layout, placement),
+      course_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
                   {.on_change = [this] { pump(); },
@@ -36,7 +34,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       drain_(layout, placement, tiers, device, scheduler, worker,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }) {}
+            [this] { pump(); }),
+      failure_(pass_, device, scheduler) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -52,47 +51,6 @@ void StepLoop::pump() {
   is_pumping_ = false;
 }
 
-void StepLoop::throw_if_unusable() {
-  if (poison_) throw *poison_;
-  try {
-    scheduler_.throw_if_failed();
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-void StepLoop::await(const std::function<bool()>& ready) {
-  try {
-    scheduler_.await(ready);
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-// After a failure that struck in mid-update, later calls say so.
-void StepLoop::give_up() {
-  if (poison_) return;
-  bool is_partial = false;
-  std::uint64_t version = 0;
-  scheduler_.run([&] {
-    is_partial = pass_.is_partial();
-    version = pass_.version();
-  });
-  if (!is_partial) return;
-  try {
-    scheduler_.throw_if_failed();
-    device_.synchronize(arrived_events_.front().id());
-  } catch (const std::exception& error) {
-    poison_ =
-        Error(ErrorCode::kPoisoned,
-              fmt::format("the update of step {} failed midway, so the state is neither that of "
-                          "step {} nor of step {}; start again from the last saved model: {}",
-                          version + 1, version, version + 1, error.what()));
-  }
-}
-
 void StepLoop::begin_step(const StepOptions& options) {
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
     throw Error(ErrorCode::kInvalidArgument,
@@ -101,25 +59,29 @@ void StepLoop::begin_step(const StepOptions& options) {
   if (options.micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "begin_step: micro_batches is 0; a step has at least one");
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   options_ = options;
   policy_ = update_policy_.choose();
   const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
-  begin(plans_.training(options.micro_batches, options.order));
+  throw_if_active();
+  course_.begin_training(options.micro_batches, options.order);
+  begin();
   scheduler_.run(
       [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
 }
 
 void StepLoop::begin_inference() {
   drain();
+  throw_if_active();
   traffic_.pause();
-  begin(plans_.inference());
+  course_.begin_inference();
+  begin();
 }
 
 void StepLoop::drain() {
-  throw_if_unusable();
-  await([this] { return pass_.is_home(); });
-  if (std::exchange(has_undrained_update_, false)) throw_if_device_failed();
+  failure_.throw_if_unusable();
+  failure_.await([this] { return pass_.is_home(); });
+  if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
 }
 
 std::uint64_t StepLoop::applied_step() const {
@@ -138,32 +100,30 @@ void StepLoop::return_buffers() {
   traffic_.resume();
 }
 
-void StepLoop::begin(const StepPlan& plan) {
-  throw_if_unusable();
+void StepLoop::throw_if_active() const {
   if (is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "a step or an inference is still active; finish or destroy it first");
-  next_use_ = 0;
+}
+
+// Along the course.
+void StepLoop::begin() {
   leases_held_ = 0;
-  uses_.assign(plan.schedule.size(), {});
-  while (arrived_events_.size() < plan.schedule.size()) {
-    arrived_events_.emplace_back(device_);
-    resumed_events_.emplace_back(device_);
-  }
-  plan_ = &plan;
+  uses_.assign(course_.schedule().size(), {});
+  make_events();
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   scheduler_.run([&] {
     drain_.begin(step_ + 1);
-    prefetcher_.begin(plan.schedule, plan.window, step_, keeps_for_update);
+    prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
 }
 
-std::string StepLoop::describe_use(std::size_t use) const {
-  if (use == plan_->schedule.size()) return "the end of the step";
-  const ScheduledUse& scheduled = plan_->schedule[use];
-  return fmt::format("unit \"{}\" ({})", layout_.unit(scheduled.unit).name,
-                     name_of(scheduled.pass));
+void StepLoop::make_events() {
+  while (arrived_events_.size() < course_.schedule().size()) {
+    arrived_events_.emplace_back(device_);
+    resumed_events_.emplace_back(device_);
+  }
 }
 
 void StepLoop::check_acquire(UnitId unit, Pass pass) const {
@@ -174,33 +134,76 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));
-  if (next_use_ == plan_->schedule.size() || plan_->schedule[next_use_].unit != unit ||
-      plan_->schedule[next_use_].pass != pass) {
-    fail(
-        fmt::format("unit \"{}\" ({}) is not next; the schedule expects {} "
-                    "(ModelSpec::forward_order and backward_order "
-                    "declare it)",
-                    layout_.unit(unit).name, name_of(pass), describe_use(next_use_)));
-  }
-  if (next_use_ >= model_.concurrent_leases &&
-      !uses_[next_use_ - model_.concurrent_leases].is_released)
+  if ((pass == Pass::kInference) != course_.is_inference())
+    fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
+                     name_of(pass), course_.is_inference() ? "an inference" : "a training step"));
+  if (course_.next() >= model_.concurrent_leases &&
+      !uses_[course_.next() - model_.concurrent_leases].is_released)
     fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
-                     describe_use(next_use_ - model_.concurrent_leases), model_.concurrent_leases));
+                     course_.describe(course_.next() - model_.concurrent_leases),
+                     model_.concurrent_leases));
+}
+
+// Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
+// and the rest of the step is planned anew around it.
+void StepLoop::change_schedule(UnitId unit, Pass pass) {
+  bool is_closed = false;
+  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
+  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
+                    "backward use of the step, and optimizer.overlap \"eager\" may have updated it "
+                    "by then; declare the use in ModelSpec::backward_order, or set "
+                    "optimizer.overlap to \"deferred\"",
+                    layout_.unit(unit).name, name_of(pass)));
+  WindowProgress progress;
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([&] {
+    progress = prefetcher_.progress(course_.next());
+    return prefetcher_.idle();
+  });
+  try {
+    follow(course_.changed(progress, unit, pass));
+  } catch (const Error&) {
+    scheduler_.run(
+        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
+    throw;
+  }
+}
+
+// What the schedule still expects will not come.
+void StepLoop::end_schedule() {
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([this] { return prefetcher_.idle(); });
+  follow(course_.ended());
+}
+
+void StepLoop::follow(StepPlan plan) {
+  update_policy_.note_schedule_change();
+  scheduler_.run([&] {
+    course_.follow(std::move(plan));
+    uses_.resize(course_.schedule().size());
+    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
+  });
+  make_events();
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   check_acquire(unit, pass);
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   const std::uint64_t begin_ns = steady_now_ns();
-  const std::uint32_t use = next_use_;
+  const std::uint32_t use = course_.next();
+  const bool has_gradient = pass == Pass::kBackward && !layout_.unit(unit).is_frozen;
   UseState& state = uses_[use];
   device_.record(arrived_events_[use].id(), stream);
   std::uint64_t update_awaited_ns = 0;  // last seen
-  await([&] {
+  failure_.await([&] {
     if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
     if (!prefetcher_.is_ready(use)) return false;
-    if (pass == Pass::kBackward) state.gradient_slot = drain_.try_take_slot();
-    return pass != Pass::kBackward || state.gradient_slot.has_value();
+    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
+    return !has_gradient || state.gradient_slot.has_value();
   });
   if (update_awaited_ns > begin_ns)
     state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
@@ -209,15 +212,15 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                            : prefetcher_.ready_event(unit));
   device_.record(resumed_events_[use].id(), stream);
   LeasedUse lease{.use = use, .unit = unit};
-  lease.parameters = plans_.window_unit_bytes()[index_of(unit)] == 0
+  lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
-                         : tiers_.window() + plan_->window.uses[use].offset_bytes;
+                         : tiers_.window() + course_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
   }
   state.stream = stream;
-  ++next_use_;
+  course_.advance();
   ++leases_held_;
   if (trace_enabled()) {
     trace_record({.begin_ns = begin_ns,
@@ -235,7 +238,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   state.is_released = true;
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
-    const ScheduledUse& scheduled = plan_->schedule[use];
+    const ScheduledUse& scheduled = course_.schedule()[use];
     if (uses_[use].gradient_slot)
       drain_.release(scheduled, *uses_[use].gradient_slot,
                      prefetcher_.release_event(scheduled.unit));
@@ -244,19 +247,27 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 StepReport StepLoop::finish_step() {
-  throw_if_unusable();
+  failure_.throw_if_unusable();
   if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
-  if (next_use_ != plan_->schedule.size() || leases_held_ != 0)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "finish: the step is not over: {} leases are held, and the schedule expects {} next",
-            leases_held_, describe_use(next_use_)));
+  if (leases_held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (!course_.has_been_backward())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: no unit has been through backward in this step; the schedule "
+                            "expects {} next",
+                            course_.describe(course_.next())));
   const std::uint64_t begin_ns = steady_now_ns();
-  await([this] {
+  if (!course_.is_over()) end_schedule();
+  scheduler_.run([this] { drain_.close(); });
+  failure_.await([this] {
     return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
   });
-  throw_if_device_failed();
+  // What came after the last gradient, nobody has waited for yet.
+  std::uint32_t rest = course_.next();
+  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  await_computation(rest);
+  failure_.throw_if_device_failed();
   StepReport report;
   report.policy = policy_;
   const std::uint64_t pass_begin_ns = steady_now_ns();
@@ -278,22 +289,25 @@ StepReport StepLoop::finish_step() {
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
   scheduler_.run([&] { report.notes = store_.take_notes(); });
-  plan_ = nullptr;
+  describe_changes(report);
+  course_.end(/*is_example=*/true);
   if (trace_enabled())
     trace_record(
         {.begin_ns = begin_ns, .end_ns = end_ns, .step = report.step, .kind = TraceKind::kFinish});
   return report;
 }
 
-// Everything enqueued has completed by now; what failed on the way must not be taken for a result.
-void StepLoop::throw_if_device_failed() {
-  if (arrived_events_.empty()) return;  // nothing has been enqueued yet
-  try {
-    device_.synchronize(arrived_events_.front().id());
-  } catch (...) {
-    give_up();
-    throw;
-  }
+void StepLoop::describe_changes(StepReport& report) const {
+  report.schedule_changes = course_.changes();
+  if (course_.changes() != 0)
+    report.notes.push_back(
+        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
+                    "such step is expected to go like this one",
+                    step_, course_.changes()));
+  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
+    report.notes.push_back(fmt::format(
+        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
+        step_, units, layout_.units().size()));
 }
 
 // sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
@@ -310,7 +324,7 @@ StepCoefficients StepLoop::coefficients(double clip_factor) const {
 void StepLoop::apply(StepReport& report) {
   report.gradient_norm = mean_gradient_norm();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = report.clip_factor == 1;
+  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const StepCoefficients known = coefficients(report.clip_factor);
   has_undrained_update_ = true;
@@ -333,7 +347,7 @@ void StepLoop::fail_non_finite() {
 }
 
 void StepLoop::count_stalls(StepReport& report) const {
-  for (std::size_t use = 0; use < plan_->schedule.size(); ++use) {
+  for (std::size_t use = 0; use < course_.schedule().size(); ++use) {
     const std::int64_t stall_ns =
         device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
     report.stall_ns += stall_ns;
@@ -354,6 +368,17 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
+// The window's bytes may be overwritten next: nothing may compute on them any more.
+void StepLoop::await_computation(std::uint32_t first_use) noexcept {
+  for (std::uint32_t use = first_use; use < course_.next(); ++use) {
+    try {
+      device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
+    } catch (...) {
+      // The device keeps its failure and reports it at the application's own synchronize().
+    }
+  }
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
@@ -363,25 +388,12 @@ void StepLoop::abandon() noexcept {
     is_partial = pass_.is_begun() && pass_.is_partial();
     pass_.cancel();
   });
-  if (is_partial && !poison_) {
-    poison_ = Error(ErrorCode::kPoisoned,
-                    fmt::format("step {} was abandoned after blocks had been updated "
-                                "(optimizer.overlap eager), so the state is neither that of step "
-                                "{} nor of step {}; start again from the last saved model",
-                                step_ + 1, step_, step_ + 1));
-  }
+  if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
-  // The window's bytes may be overwritten next: nothing may compute on them any more.
-  for (std::uint32_t use = 0; use < next_use_; ++use) {
-    try {
-      device_.synchronize(prefetcher_.release_event(plan_->schedule[use].unit));
-    } catch (...) {
-      // The device keeps its failure and reports it at the application's own synchronize().
-    }
-  }
-  if (plan_ == &plans_.inference()) traffic_.resume();
-  plan_ = nullptr;
+  await_computation(0);
+  if (course_.is_inference()) traffic_.resume();
+  course_.end(/*is_example=*/course_.is_inference());
 }
 
 }  // namespace sluice

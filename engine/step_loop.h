@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "engine/gradient_drain.h"
-#include "engine/optimizer_pass.h"
 #include "engine/prefetcher.h"
-#include "engine/step_plans.h"
+#include "engine/step_course.h"
+#include "engine/step_failure.h"
 #include "engine/update_policy.h"
 
 namespace sluice {
@@ -37,6 +37,8 @@ struct StepReport {
   bool redone = false;                   // speculative: clipping bit, so the update was made again
   std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
   std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
+  // Times that computation left the schedule: each costs a wait for what is now needed.
+  std::uint32_t schedule_changes = 0;
   std::int64_t optimizer_ns = 0;  // finish() waited from the norm on; serial: to the last write
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
@@ -49,7 +51,7 @@ struct LeasedUse {
   std::uint32_t use = 0;
   UnitId unit{};
   const std::byte* parameters = nullptr;  // device memory
-  std::byte* gradients = nullptr;         // device memory; null but in backward
+  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
 };
 
 class StepLoop {
@@ -74,15 +76,15 @@ class StepLoop {
   // Returns when nothing is in flight, stuck or not: memory may be freed after it.
   void settle() noexcept;
 
-  bool is_active() const { return plan_ != nullptr; }
+  bool is_active() const { return course_.is_active(); }
   // Updates applied to every block, and those plus the one that may be under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
-    return plans_.predict_traffic(micro_batches, order);
+    return course_.plans().predict_traffic(micro_batches, order);
   }
   // Throws what keeps the engine from going on, if anything does.
-  void throw_if_unusable();
+  void throw_if_unusable() { failure_.throw_if_unusable(); }
   // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
   // Requires: no step is active.
   void lend_buffers();
@@ -96,18 +98,21 @@ class StepLoop {
     bool is_released = false;
   };
 
-  void begin(const StepPlan& plan);
+  void throw_if_active() const;
+  void begin();
+  void make_events();
   void pump();
-  void await(const std::function<bool()>& ready);
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
-  std::string describe_use(std::size_t use) const;
-  void throw_if_device_failed();
+  void change_schedule(UnitId unit, Pass pass);
+  void end_schedule();
+  void follow(StepPlan plan);
+  void describe_changes(StepReport& report) const;
+  void await_computation(std::uint32_t first_use) noexcept;
   double mean_gradient_norm() const;
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
   void apply(StepReport& report);
-  void give_up();
   void count_stalls(StepReport& report) const;
 
   const Config& config_;
@@ -122,18 +127,17 @@ class StepLoop {
   Scheduler& scheduler_;
   UpdatePolicy update_policy_;
   TrafficMeter traffic_;
-  StepPlans plans_;
+  StepCourse course_;
   bool is_pumping_ = false;  // scheduler's thread only, as is the next
   bool must_pump_again_ = false;
   ParameterSlots slots_;
   Prefetcher prefetcher_;
   GradientDrain drain_;
   OptimizerPass pass_;
+  StepFailure failure_;
 
   // The step under way.
-  const StepPlan* plan_ = nullptr;
   StepOptions options_;
-  std::uint32_t next_use_ = 0;
   std::uint32_t leases_held_ = 0;
   std::vector<UseState> uses_;
   std::vector<Event> arrived_events_;  // by use: computation is ready for the unit
@@ -142,7 +146,6 @@ class StepLoop {
 
   std::uint64_t step_ = 0;             // updates scheduled
   bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
-  std::optional<Error> poison_;
 };
 
 }  // namespace sluice

@@ -1,5 +1,7 @@
 #include "engine/step_plans.h"
 
+#include "base/error.h"
+
 namespace sluice {
 
 StepPlans::StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement)
@@ -17,13 +19,46 @@ StepPlan StepPlans::plan(Schedule schedule) const {
   return {.schedule = std::move(schedule), .window = std::move(window)};
 }
 
+std::pair<std::uint32_t, MicroBatchOrder> StepPlans::key(std::uint32_t micro_batches,
+                                                         MicroBatchOrder order) {
+  // With one micro-batch they are the same.
+  return {micro_batches, micro_batches == 1 ? MicroBatchOrder::kHorizontal : order};
+}
+
 const StepPlan& StepPlans::training(std::uint32_t micro_batches, MicroBatchOrder order) {
-  if (micro_batches == 1) order = MicroBatchOrder::kHorizontal;  // they are the same
-  const std::pair key(micro_batches, order);
-  const auto known = training_.find(key);
+  const auto known = training_.find(key(micro_batches, order));
   if (known != training_.end()) return known->second;
-  return training_.emplace(key, plan(training_schedule(model_, micro_batches, order)))
+  return training_
+      .emplace(key(micro_batches, order), plan(training_schedule(model_, micro_batches, order)))
       .first->second;
+}
+
+StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
+                            Pass pass) const {
+  StepPlan changed{.schedule = changed_schedule(plan.schedule, progress.acquired, unit, pass),
+                   .window = {}};
+  changed.window =
+      replan_window(plan.schedule, plan.window, progress, changed.schedule, window_unit_bytes_,
+                    placement_.window_bytes, model_.concurrent_leases);
+  return changed;
+}
+
+void StepPlans::expect_inference(Schedule schedule) {
+  try {
+    inference_ = plan(std::move(schedule));
+  } catch (const Error&) {
+    // It went well with places found on the way; planned from the start, there are none.
+  }
+}
+
+void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder order,
+                                Schedule schedule) {
+  mark_gradients(model_, schedule);
+  try {
+    training_.at(key(micro_batches, order)) = plan(std::move(schedule));
+  } catch (const Error&) {
+    // As above.
+  }
 }
 
 Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {

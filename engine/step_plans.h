@@ -29,12 +29,23 @@ class StepPlans {
   const StepPlan& inference() const { return inference_; }
   // The reference stays valid.
   const StepPlan& training(std::uint32_t micro_batches, MicroBatchOrder order);
+
+  // The plan of a step that leaves the schedule of `plan` where `progress` says, to use `unit`.
+  // Fails with: kOutOfMemory when the window cannot hold it beside what is leased.
+  StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
+                   Pass pass) const;
+  // From now on inferences, or such steps, are expected to go as this one went, where a window plan
+  // allows it.
+  void expect_inference(Schedule schedule);
+  void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // What each unit needs in the device window: 0 for units homed on the device.
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:
+  static std::pair<std::uint32_t, MicroBatchOrder> key(std::uint32_t micro_batches,
+                                                       MicroBatchOrder order);
   StepPlan plan(Schedule schedule) const;
 
   const ModelSpec& model_;

@@ -36,7 +36,10 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
     if (plan.uses[use].fetch)
       traffic.nvme_read_bytes += nvme_parameter_bytes(layout, placement, schedule[use].unit);
   }
-  const std::uint64_t pass_bytes = placement.nvme_parameter_bytes + placement.nvme_record_bytes;
+  std::uint64_t pass_bytes = placement.nvme_record_bytes;
+  for (const UnitPlace& unit : layout.units()) {
+    if (!unit.is_frozen) pass_bytes += nvme_parameter_bytes(layout, placement, unit.id);
+  }
   traffic.nvme_read_bytes += pass_bytes;
   traffic.nvme_write_bytes += pass_bytes;
   traffic.nvme_read_bytes_least =

@@ -16,7 +16,7 @@ UpdateOrder::UpdateOrder(const Layout& layout, const Placement& placement,
       gradient_final_(layout.units().size(), false) {
   std::vector<bool> is_ordered(layout.units().size(), false);
   const auto add = [&](UnitId unit) {
-    if (is_ordered[index_of(unit)]) return;
+    if (is_ordered[index_of(unit)] || layout.unit(unit).is_frozen) return;
     is_ordered[index_of(unit)] = true;
     for (const BlockPlace& block : layout.blocks_of(unit)) {
       rank_[index_of(block.id)] = static_cast<std::uint32_t>(forward_blocks_.size());
@@ -39,7 +39,7 @@ void UpdateOrder::begin_announced() {
   SLUICE_CHECK(may_begin(), "an update begins when the one before has ended");
   current_ = *std::exchange(next_, std::nullopt);
   phase_ = Phase::kAhead;
-  states_.assign(states_.size(), State::kWaiting);
+  for (const BlockId block : forward_blocks_) states_[index_of(block)] = State::kWaiting;
   updated_count_ = 0;
   for (const UnitPlace& unit : layout_.units())
     unit_blocks_left_[index_of(unit.id)] = unit.block_count;
@@ -128,7 +128,7 @@ bool UpdateOrder::count_updated(const BlockPlace& block) {
 }
 
 void UpdateOrder::end_if_complete() {
-  if (phase_ == Phase::kApplying && updated_count_ == states_.size()) phase_ = Phase::kIdle;
+  if (phase_ == Phase::kApplying && updated_count_ == forward_blocks_.size()) phase_ = Phase::kIdle;
 }
 
 }  // namespace sluice

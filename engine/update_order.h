@@ -95,13 +95,13 @@ class UpdateOrder {
 
   const Layout& layout_;
   const Placement& placement_;
-  std::vector<BlockId> forward_blocks_;  // every block, in forward order
+  std::vector<BlockId> forward_blocks_;  // every block that is trained, in forward order
   std::vector<std::uint32_t> rank_;      // by block, its place in there
 
   Phase phase_ = Phase::kIdle;
   Update current_;
   std::optional<Update> next_;
-  std::vector<State> states_;  // by block
+  std::vector<State> states_;  // by block; frozen ones are always updated
   std::uint64_t updated_count_ = 0;
   std::vector<std::uint32_t> unit_blocks_left_;  // by unit, to be updated
   Queue buffered_;

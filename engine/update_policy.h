@@ -22,6 +22,9 @@ class UpdatePolicy {
   double clip_factor(double norm) const;
   // A step has ended; whether its update was other than what speculation assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
+  // Computation has left its schedule: which gradient is a unit's last is a guess from now on, and
+  // an eager update cannot be taken back.
+  void note_schedule_change() { keeps_schedule_ = false; }
 
  private:
   // Constant after construction.
@@ -30,6 +33,7 @@ class UpdatePolicy {
 
   // A bit for each of the last 32 steps; those before the first count as clipped.
   std::uint32_t recent_clips_ = ~0u;
+  bool keeps_schedule_ = true;
 };
 
 }  // namespace sluice

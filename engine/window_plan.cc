@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <optional>
 
 #include <fmt/format.h>
@@ -13,15 +12,8 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kNever = WindowResident::kNever;
 constexpr std::uint64_t kWindowAlignBytes = 4096;
-
-struct Resident {
-  std::uint32_t unit = 0;
-  std::uint64_t begin_bytes = 0;
-  std::uint64_t end_bytes = 0;
-  std::uint32_t last_use = 0;
-};
 
 // What it costs to place a unit at `begin_bytes`: the soonest that any unit evicted for it is
 // needed again (later is better), and how long one has to wait until the last of them has been used
@@ -44,6 +36,13 @@ struct Candidate {
   }
 };
 
+// Whether a resident overlaps [begin, begin + length).
+auto overlaps(std::uint64_t begin_bytes, std::uint64_t length_bytes) {
+  return [=](const WindowResident& other) {
+    return other.begin_bytes < begin_bytes + length_bytes && begin_bytes < other.end_bytes;
+  };
+}
+
 class Planner {
  public:
   Planner(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
@@ -57,35 +56,63 @@ class Planner {
       positions_[index_of(schedule[use].unit)].push_back(use);
   }
 
-  WindowPlan plan() {
-    WindowPlan plan;
+  // Plans the uses from plan.uses.size() on.
+  void complete(WindowPlan& plan) {
     plan.uses.reserve(schedule_.size());
-    for (std::uint32_t use = 0; use < schedule_.size(); ++use) plan.uses.push_back(plan_use(use));
-    return plan;
+    for (auto use = static_cast<std::uint32_t>(plan.uses.size()); use < schedule_.size(); ++use)
+      plan.uses.push_back(plan_use(use));
   }
 
+  // Takes in who is where after the fetches of another schedule.
+  void replay(const Schedule& schedule, const WindowPlan& plan, const WindowProgress& progress) {
+    residents_ = plan.residents;
+    for (std::uint32_t use = plan.first_use; use < progress.fetched; ++use) {
+      const std::uint32_t unit = index_of(schedule[use].unit);
+      if (unit_bytes_[unit] == 0) continue;
+      if (plan.uses[use].fetch) occupy(unit, plan.uses[use].offset_bytes);
+      if (use < progress.acquired) find(unit)->last_use = use;
+    }
+    if (!progress.is_partly_fetched) return;
+    const std::uint32_t unit = index_of(schedule[progress.fetched].unit);
+    std::erase_if(residents_, overlaps(plan.uses[progress.fetched].offset_bytes, bytes_of(unit)));
+  }
+
+  const std::vector<WindowResident>& residents() const { return residents_; }
+
  private:
+  std::uint64_t bytes_of(std::uint32_t unit) const {
+    return align_up(unit_bytes_[unit], kWindowAlignBytes);
+  }
+
+  std::vector<WindowResident>::iterator find(std::uint32_t unit) {
+    return std::ranges::find(residents_, unit, &WindowResident::unit);
+  }
+
+  // Puts the unit there, in place of whoever is there.
+  void occupy(std::uint32_t unit, std::uint64_t begin_bytes) {
+    std::erase_if(residents_, overlaps(begin_bytes, bytes_of(unit)));
+    const auto place = std::ranges::upper_bound(residents_, begin_bytes, std::less<>(),
+                                                &WindowResident::begin_bytes);
+    residents_.insert(place, {unit, begin_bytes, begin_bytes + bytes_of(unit), kNever});
+  }
+
   WindowUse plan_use(std::uint32_t use) {
     const std::uint32_t unit = index_of(schedule_[use].unit);
     if (unit_bytes_[unit] == 0) return {};
-    const auto resident = std::ranges::find(residents_, unit, &Resident::unit);
+    const auto resident = find(unit);
     if (resident != residents_.end()) {
       resident->last_use = use;
       return {.offset_bytes = resident->begin_bytes, .fetch = false, .evicted_uses = {}};
     }
-    const std::uint64_t bytes = align_up(unit_bytes_[unit], kWindowAlignBytes);
-    const Candidate best = choose(use, bytes);
+    const Candidate best = choose(use, bytes_of(unit));
     WindowUse result{.offset_bytes = best.begin_bytes, .fetch = true, .evicted_uses = {}};
-    const auto overlaps = [&](const Resident& other) {
-      return other.begin_bytes < best.begin_bytes + bytes && best.begin_bytes < other.end_bytes;
-    };
-    for (const Resident& other : residents_) {
-      if (overlaps(other)) result.evicted_uses.push_back(other.last_use);
+    const auto is_evicted = overlaps(best.begin_bytes, bytes_of(unit));
+    for (const WindowResident& other : residents_) {
+      if (is_evicted(other) && other.last_use != kNever)
+        result.evicted_uses.push_back(other.last_use);
     }
-    std::erase_if(residents_, overlaps);
-    const auto place = std::ranges::upper_bound(residents_, best.begin_bytes, std::less<>(),
-                                                &Resident::begin_bytes);
-    residents_.insert(place, {unit, best.begin_bytes, best.begin_bytes + bytes, use});
+    occupy(unit, best.begin_bytes);
+    find(unit)->last_use = use;
     return result;
   }
 
@@ -98,7 +125,7 @@ class Planner {
       if (candidate && (!best || candidate->better_than(*best))) best = candidate;
     };
     consider(0);
-    for (const Resident& resident : residents_) {
+    for (const WindowResident& resident : residents_) {
       consider(resident.begin_bytes);
       consider(resident.end_bytes);
       if (resident.begin_bytes >= bytes) consider(resident.begin_bytes - bytes);
@@ -120,11 +147,13 @@ class Planner {
     if (begin + bytes > window_bytes_) return std::nullopt;
     Candidate candidate{.begin_bytes = begin};
     auto resident =
-        std::ranges::upper_bound(residents_, begin, std::less<>(), &Resident::end_bytes);
+        std::ranges::upper_bound(residents_, begin, std::less<>(), &WindowResident::end_bytes);
     for (; resident != residents_.end() && resident->begin_bytes < begin + bytes; ++resident) {
-      if (resident->last_use + concurrent_leases_ > use) return std::nullopt;
+      const bool was_used = resident->last_use != kNever;
+      if (was_used && resident->last_use + concurrent_leases_ > use) return std::nullopt;
       candidate.evicts = true;
       candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident->unit, use));
+      if (!was_used) continue;
       candidate.latest_use = std::max(candidate.latest_use, resident->last_use);
       candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
     }
@@ -142,14 +171,30 @@ class Planner {
   std::uint64_t window_bytes_;
   std::uint32_t concurrent_leases_;
   std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
-  std::vector<Resident> residents_;                    // by place; none overlap
+  std::vector<WindowResident> residents_;              // by place; none overlap
 };
 
 }  // namespace
 
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases) {
-  return Planner(schedule, unit_bytes, window_bytes, concurrent_leases).plan();
+  WindowPlan plan;
+  Planner(schedule, unit_bytes, window_bytes, concurrent_leases).complete(plan);
+  return plan;
+}
+
+WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
+                         const WindowProgress& progress, const Schedule& changed,
+                         std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
+                         std::uint32_t concurrent_leases) {
+  Planner planner(changed, unit_bytes, window_bytes, concurrent_leases);
+  planner.replay(schedule, plan, progress);
+  WindowPlan result;
+  result.uses.assign(plan.uses.begin(), plan.uses.begin() + progress.acquired);
+  result.first_use = progress.acquired;
+  result.residents = planner.residents();
+  planner.complete(result);
+  return result;
 }
 
 std::uint64_t window_bytes_for(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,

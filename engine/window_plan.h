@@ -20,8 +20,28 @@ struct WindowUse {
   std::vector<std::uint32_t> evicted_uses;
 };
 
+// A unit's place in the window.
+struct WindowResident {
+  std::uint32_t unit = 0;
+  std::uint64_t begin_bytes = 0;
+  std::uint64_t end_bytes = 0;
+  std::uint32_t last_use = 0;  // kNever: it was fetched ahead for a use that did not come
+
+  static constexpr std::uint32_t kNever = UINT32_MAX;
+};
+
 struct WindowPlan {
   std::vector<WindowUse> uses;  // one for each entry of the schedule
+  // Where the schedule has changed last: the first use planned then, and who was there.
+  std::uint32_t first_use = 0;
+  std::vector<WindowResident> residents;  // by place
+};
+
+// How far a schedule has come when it changes.
+struct WindowProgress {
+  std::uint32_t acquired = 0;      // uses
+  std::uint32_t fetched = 0;       // uses whose fetches have been issued in full, if they had any
+  bool is_partly_fetched = false;  // of the next use, some blocks have been fetched
 };
 
 // `unit_bytes[u]` is what unit u needs in the window, 0 for a unit homed on the device. Uses k -
@@ -30,6 +50,14 @@ struct WindowPlan {
 // would.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
+
+// The same for a schedule that has changed: `changed` equals `schedule`, which `plan` was made for,
+// up to `progress.acquired`. What has been fetched ahead stays where it is for as long as it may be
+// wanted. Fails as plan_window(); with several leases also when what is held lies in the way.
+WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
+                         const WindowProgress& progress, const Schedule& changed,
+                         std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
+                         std::uint32_t concurrent_leases);
 
 // The smallest window for `leases` simultaneous leases: the largest sum of the distinct units in
 // `leases` consecutive uses.

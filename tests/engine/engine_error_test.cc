@@ -113,23 +113,22 @@ TEST_F(EngineError, BadStepOptionsAreNamed) {
             "");
 }
 
-TEST_F(EngineError, AcquiringOutOfOrderNamesWhatIsExpected) {
+TEST_F(EngineError, AcquiringWhatIsNotThereIsAnError) {
   Engine engine(config_, model_, *device_);
   engine.initialize(toy_values());
   const Stream stream(*device_, "compute");
   Step step = engine.begin_step({.learning_rate = 1});
   EXPECT_NE(complaint(ErrorCode::kInvalidArgument,
-                      [&] { (void)step.acquire(UnitId{1}, Pass::kForward, stream); })
-                .find("the schedule expects unit \"embedding\" (forward)"),
+                      [&] { (void)step.acquire(UnitId{99}, Pass::kForward, stream); })
+                .find("unit 99 does not exist; the model has 6"),
             std::string::npos);
   EXPECT_NE(complaint(ErrorCode::kInvalidArgument,
-                      [&] { (void)step.acquire(UnitId{0}, Pass::kBackward, stream); }),
-            "");
-  EXPECT_NE(complaint(ErrorCode::kInvalidArgument,
-                      [&] { (void)step.acquire(UnitId{99}, Pass::kForward, stream); }),
-            "");
+                      [&] { (void)step.acquire(UnitId{0}, Pass::kInference, stream); })
+                .find("pass \"inference\" does not belong to a training step"),
+            std::string::npos);
+  const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream);
   EXPECT_NE(complaint(ErrorCode::kInvalidArgument, [&] { (void)step.finish(); })
-                .find("the step is not over"),
+                .find("1 leases are held"),
             std::string::npos);
 }
 

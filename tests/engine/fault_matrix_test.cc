@@ -20,7 +20,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr ToyOptions kToy{.steps = 2};
+const ToyOptions kToy{.steps = 2};
 
 struct KernelFault {
   const char* name;

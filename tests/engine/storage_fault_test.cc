@@ -19,7 +19,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr ToyOptions kToy{.steps = 2};
+const ToyOptions kToy{.steps = 2};
 
 // Everything on storage under a small budget, in blocks of 8 and 40 KiB.
 Config storage_config(const std::string& path) {

@@ -148,5 +148,88 @@ TEST(WindowPlan, RandomModelsKeepEveryInvariant) {
   }
 }
 
+// The pages of a window whose schedule changes again and again, as the fetches and uses of its
+// plans leave them.
+class ChangingWindow {
+ public:
+  explicit ChangingWindow(std::uint64_t seed) : random_(seed), seed_(seed) {
+    bytes_.resize(1 + random_() % 9);
+    for (std::uint64_t& size : bytes_) size = random_() % 5 == 0 ? 0 : 1 + random_() % (6 * kPage);
+    for (int use = 0; use < 40; ++use) schedule_.push_back({.unit = any_unit()});
+    window_ = (window_bytes_for(schedule_, bytes_, 1) + random_() % (16 * kPage)) / kPage * kPage;
+    plan_ = plan_window(schedule_, bytes_, window_, 1);
+    owner_.assign(window_ / kPage, kNobody);
+  }
+
+  void run() {
+    while (acquired_ < schedule_.size()) {
+      while (fetched_ <= acquired_) fetch(fetched_++, /*is_whole=*/true);
+      expect_whole(acquired_++);
+      while (may_fetch_ahead() && random_() % 3 != 0) fetch(fetched_++, /*is_whole=*/true);
+      if (random_() % 6 == 0 && schedule_.size() < 100) change();
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kNobody = UINT32_MAX;
+
+  UnitId any_unit() { return UnitId{static_cast<std::uint32_t>(random_() % bytes_.size())}; }
+
+  // What the next fetch overwrites has been used.
+  bool may_fetch_ahead() const {
+    return fetched_ < schedule_.size() &&
+           std::ranges::all_of(plan_.uses[fetched_].evicted_uses,
+                               [&](std::uint32_t use) { return use < acquired_; });
+  }
+
+  std::span<std::uint32_t> pages_of(std::uint32_t use) {
+    return std::span(owner_).subspan(plan_.uses[use].offset_bytes / kPage,
+                                     (bytes_[index_of(schedule_[use].unit)] + kPage - 1) / kPage);
+  }
+
+  void fetch(std::uint32_t use, bool is_whole) {
+    if (!plan_.uses[use].fetch) return;
+    for (const std::uint32_t& page : pages_of(use)) {
+      const std::uint32_t victim = page;
+      if (victim != kNobody) std::ranges::replace(owner_, victim, kNobody);
+    }
+    if (is_whole) std::ranges::fill(pages_of(use), index_of(schedule_[use].unit));
+  }
+
+  void expect_whole(std::uint32_t use) {
+    for (const std::uint32_t page : pages_of(use))
+      EXPECT_EQ(page, index_of(schedule_[use].unit)) << "use " << use << ", seed " << seed_;
+  }
+
+  void change() {
+    const bool is_partly = may_fetch_ahead() && plan_.uses[fetched_].fetch && random_() % 2 == 0;
+    const Schedule changed = changed_schedule(
+        schedule_, acquired_, schedule_[random_() % schedule_.size()].unit, Pass::kForward);
+    if (is_partly) fetch(fetched_, /*is_whole=*/false);
+    plan_ =
+        replan_window(schedule_, plan_,
+                      {.acquired = acquired_, .fetched = fetched_, .is_partly_fetched = is_partly},
+                      changed, bytes_, window_, 1);
+    schedule_ = changed;
+    fetched_ = acquired_;
+  }
+
+  std::mt19937_64 random_;
+  std::uint64_t seed_;
+  std::vector<std::uint64_t> bytes_;  // by unit
+  std::uint64_t window_ = 0;
+  Schedule schedule_;
+  WindowPlan plan_;
+  std::vector<std::uint32_t> owner_;  // by page: the unit whose bytes are there, whole
+  std::uint32_t acquired_ = 0;
+  std::uint32_t fetched_ = 0;
+};
+
+TEST(WindowPlan, ChangedSchedulesFindTheirUnitsWhole) {
+  const test::Campaign seeds = test::campaign(300);
+  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed)
+    ChangingWindow(seed).run();
+}
+
 }  // namespace
 }  // namespace sluice

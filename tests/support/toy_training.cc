@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -60,29 +61,37 @@ float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// Calls `visit(unit, pass, use)` in `order`. A use keeps its number, its place in horizontal order.
-void for_each_use(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order,
-                  const std::function<void(UnitId, Pass, std::uint64_t)>& visit) {
+// The uses of a step in `order`. A use keeps its number, its place in horizontal order.
+ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches, MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();
   const std::size_t backward = model.backward_order.size();
-  const auto visit_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
+  ToyUses uses;
+  const auto add_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
     const auto& units = pass == Pass::kForward ? model.forward_order : model.backward_order;
     for (std::size_t i = 0; i < units.size(); ++i) {
       for (std::uint32_t micro_batch = first; micro_batch < last; ++micro_batch)
-        visit(units[i], pass,
-              micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i));
+        uses.push_back(
+            {units[i], pass,
+             micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i)});
     }
   };
   const std::uint32_t at_once = order == MicroBatchOrder::kVertical ? micro_batches : 1;
   for (std::uint32_t first = 0; first < micro_batches; first += at_once) {
-    visit_pass(Pass::kForward, first, first + at_once);
-    visit_pass(Pass::kBackward, first, first + at_once);
+    add_pass(Pass::kForward, first, first + at_once);
+    add_pass(Pass::kBackward, first, first + at_once);
   }
+  return uses;
+}
+
+ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& options) {
+  ToyUses uses = planned_uses(validated(model), options.micro_batches, options.order);
+  if (options.change) options.change(step, uses);
+  return uses;
 }
 
 }  // namespace
 
-ModelSpec toy_model() {
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units) {
   const auto tensor = [](std::string name, std::vector<std::uint64_t> shape, WeightDecay decay) {
     return TensorSpec{.name = std::move(name), .shape = std::move(shape), .weight_decay = decay};
   };
@@ -102,6 +111,7 @@ ModelSpec toy_model() {
   // The embedding serves as the head too, as with tied weights.
   for (std::uint32_t unit = 0; unit < 6; ++unit) model.forward_order.push_back(UnitId{unit});
   model.forward_order.push_back(UnitId{0});
+  for (const std::uint32_t unit : frozen_units) model.units[unit].is_frozen = true;
   return model;
 }
 
@@ -137,21 +147,26 @@ StateBytes read_state(Engine& engine) {
   return state;
 }
 
-void walk_step(Step& step, const ModelSpec& given, const Engine& engine, HostDevice& device,
+void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order) {
-  const ModelSpec model = validated(given);
-  for_each_use(model, micro_batches, order, [&](UnitId unit, Pass pass, std::uint64_t use) {
-    const Lease lease = step.acquire(unit, pass, stream);
-    if (pass == Pass::kForward) return;
-    const auto tensors = engine.layout().tensors_of(unit);
+  walk_step(step, planned_uses(validated(model), micro_batches, order), engine, device, stream,
+            config);
+}
+
+void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config) {
+  for (const ToyUse& use : uses) {
+    const Lease lease = step.acquire(use.unit, use.pass, stream);
+    if (use.pass == Pass::kForward || engine.layout().unit(use.unit).is_frozen) continue;
+    const auto tensors = engine.layout().tensors_of(use.unit);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       device.launch(stream.id(),
                     [&config, parameters = lease.parameter(i), gradients = lease.gradient(i),
-                     count = tensors[i].element_count, number = step.number(), use,
+                     count = tensors[i].element_count, number = step.number(), use = use.number,
                      i] { fill_gradient(config, parameters, gradients, count, number, use, i); });
     }
-  });
+  }
 }
 
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
@@ -163,7 +178,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     Step step = engine.begin_step({.learning_rate = options.learning_rate,
                                    .micro_batches = options.micro_batches,
                                    .order = options.order});
-    walk_step(step, model, engine, device, stream, config, options.micro_batches, options.order);
+    walk_step(step, uses_of(model, step.number(), options), engine, device, stream, config);
     result.reports.push_back(step.finish());
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
@@ -178,7 +193,7 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
 ToyResult run_toy(const Config& config, const ToyOptions& options) {
   const auto device =
       make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
-  const ModelSpec model = toy_model();
+  const ModelSpec model = toy_model(options.frozen_units);
   Engine engine(config, model, *device);
   return run_toy(engine, model, *device, config, options);
 }
@@ -188,10 +203,14 @@ namespace {
 // The job in plain arrays: what the engine must equal bit for bit.
 class Oracle {
  public:
-  explicit Oracle(const Config& config) : config_(config), model_(validated(toy_model())) {
+  Oracle(const Config& config, const ToyOptions& options)
+      : config_(config), model_(validated(toy_model(options.frozen_units))) {
     for (const UnitSpec& spec : model_.units) {
       std::vector<Tensor>& tensors = units_.emplace_back();
-      for (const TensorSpec& tensor : spec.tensors) tensors.push_back(make_tensor(tensor));
+      for (const TensorSpec& tensor : spec.tensors) {
+        tensors.push_back(make_tensor(tensor));
+        tensors.back().is_frozen = spec.is_frozen;
+      }
     }
   }
 
@@ -220,6 +239,10 @@ class Oracle {
       state.insert(state.end(), bytes, bytes + size_bytes);
     };
     for_each_tensor([&](Tensor& tensor) {
+      if (tensor.is_frozen) {  // what there is of a master are the parameters
+        for (std::size_t i = 0; i < tensor.master.size(); ++i)
+          tensor.master[i] = load(config_.precision.parameters, tensor.parameters.data(), i);
+      }
       append(tensor.parameters.data(), tensor.parameters.size());
       append(tensor.master.data(), tensor.master.size() * sizeof(float));
       append(tensor.exp_avg.data(), tensor.exp_avg.size() * sizeof(float));
@@ -234,6 +257,7 @@ class Oracle {
     std::vector<std::byte> parameters, gradients, fresh;
     WeightDecay decay{};
     std::string name;
+    bool is_frozen = false;
   };
 
   template <typename Body>
@@ -274,12 +298,13 @@ class Oracle {
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
     std::vector<bool> seen(units_.size(), false);
-    for_each_use(model_, options.micro_batches, options.order,
-                 [&](UnitId id, Pass pass, std::uint64_t use) {
-                   if (pass == Pass::kForward) return;
-                   add_gradients(units_[index_of(id)], seen[index_of(id)], step, use);
-                   seen[index_of(id)] = true;
-                 });
+    for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
+    for (const ToyUse& use : uses_of(model_, step, options)) {
+      const std::uint32_t unit = index_of(use.unit);
+      if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
+      add_gradients(units_[unit], seen[unit], step, use.number);
+      seen[unit] = true;
+    }
   }
 
   void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
@@ -307,6 +332,7 @@ class Oracle {
   }
 
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
+    if (tensor.is_frozen) return;
     OptimizerOptions options = config_.optimizer.options();
     if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
     if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
@@ -331,7 +357,7 @@ class Oracle {
 }  // namespace
 
 ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
-  Oracle oracle(config);
+  Oracle oracle(config, options);
   ToyResult result;
   for (std::uint64_t step = 1; step <= options.steps; ++step)
     result.reports.push_back(oracle.train_step(step, options));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,16 @@ namespace sluice::test {
 
 // Units of uneven sizes, tensors with and without decay, a unit that is used twice, and one of a
 // single element.
-ModelSpec toy_model();
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {});
+
+// One use of a unit. `number` is its place in the planned step, or anything else that no other use
+// of the step has; "gradients" depend on it.
+struct ToyUse {
+  UnitId unit{};
+  Pass pass = Pass::kForward;
+  std::uint64_t number = 0;
+};
+using ToyUses = std::vector<ToyUse>;
 
 struct ToyOptions {
   std::uint32_t steps = 4;
@@ -24,6 +34,9 @@ struct ToyOptions {
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
+  std::vector<std::uint32_t> frozen_units = {};
+  // Changes what a step does from what is planned.
+  std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
 };
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
@@ -55,6 +68,8 @@ InitialValues toy_values();
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,
                MicroBatchOrder order = MicroBatchOrder::kHorizontal);
+void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
+               const Stream& stream, const Config& config);
 
 // A config for tests: storage in `path`, 4,096-element blocks, two threads.
 Config toy_config(const std::string& path);

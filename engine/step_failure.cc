@@ -1,0 +1,66 @@
+#include "engine/step_failure.h"
+
+#include <fmt/format.h>
+
+namespace sluice {
+
+void StepFailure::throw_if_unusable() {
+  if (poison_) throw *poison_;
+  try {
+    scheduler_.throw_if_failed();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+void StepFailure::await(const std::function<bool()>& ready) {
+  try {
+    scheduler_.await(ready);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+void StepFailure::throw_if_device_failed() {
+  try {
+    device_.synchronize(probe_.id());
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+// After a failure that struck in mid-update, later calls say so.
+void StepFailure::give_up() {
+  if (poison_) return;
+  bool is_partial = false;
+  std::uint64_t version = 0;
+  scheduler_.run([&] {
+    is_partial = pass_.is_partial();
+    version = pass_.version();
+  });
+  if (!is_partial) return;
+  try {
+    scheduler_.throw_if_failed();
+    device_.synchronize(probe_.id());
+  } catch (const std::exception& error) {
+    poison_ =
+        Error(ErrorCode::kPoisoned,
+              fmt::format("the update of step {} failed midway, so the state is neither that of "
+                          "step {} nor of step {}; start again from the last saved model: {}",
+                          version + 1, version, version + 1, error.what()));
+  }
+}
+
+void StepFailure::abandoned_midway(std::uint64_t version) {
+  if (poison_) return;
+  poison_ = Error(ErrorCode::kPoisoned,
+                  fmt::format("step {} was abandoned after blocks had been updated "
+                              "(optimizer.overlap eager), so the state is neither that of step "
+                              "{} nor of step {}; start again from the last saved model",
+                              version + 1, version, version + 1));
+}
+
+}  // namespace sluice

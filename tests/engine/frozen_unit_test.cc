@@ -1,0 +1,123 @@
+// Units without gradients: parameters and nothing else, wherever they live.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+struct Case {
+  std::string name;
+  void (*change)(Config& config);
+};
+
+void PrintTo(const Case& value, std::ostream* out) {
+  *out << value.name;
+}
+
+const Case kPlaces[] = {
+    {"in_memory",
+     [](Config& c) {
+       c.placement = {TierChoice::kDevice, TierChoice::kHost};
+     }},
+    {"parameters_host",
+     [](Config& c) {
+       c.placement = {TierChoice::kHost, TierChoice::kNvme};
+     }},
+    {"all_nvme",
+     [](Config& c) {
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
+     }},
+    {"small_budgets", [](Config& c) { c.memory.host_bytes = 900_KiB; }},
+};
+
+class FrozenUnit
+    : public testing::TestWithParam<std::tuple<Case, OverlapPolicy, DType, std::uint32_t>> {};
+
+TEST_P(FrozenUnit, KeepsItsParametersAndTheRestTrains) {
+  const auto& [place, policy, dtype, micro_batches] = GetParam();
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.precision = {.parameters = dtype,
+                      .gradients = dtype == DType::kFp16 ? DType::kFp32 : DType::kBf16};
+  config.memory.device_bytes = 300_KiB;
+  config.optimizer.overlap = policy;
+  config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1;
+  place.change(config);
+  if (config.placement.parameters == TierChoice::kDevice) config.memory.device_bytes = 8_MiB;
+  for (const std::vector<std::uint32_t>& frozen :
+       {std::vector<std::uint32_t>{1, 4}, {0}, {0, 1, 2, 3, 4}}) {
+    const ToyOptions options{
+        .steps = 4, .micro_batches = micro_batches, .evaluate = true, .frozen_units = frozen};
+    const ToyResult result = run_toy(config, options);
+    const ToyResult oracle = toy_oracle(config, options);
+    EXPECT_TRUE(result.state == oracle.state) << frozen.size() << " units are frozen";
+    for (std::size_t step = 0; step < 4; ++step) {
+      EXPECT_EQ(result.reports[step].gradient_norm, oracle.reports[step].gradient_norm);
+      EXPECT_EQ(result.reports[step].schedule_changes, 0u);
+      if (policy != OverlapPolicy::kSerial) continue;
+      EXPECT_EQ(result.reports[step].nvme_read_bytes, result.predicted.nvme_read_bytes);
+      EXPECT_EQ(result.reports[step].nvme_write_bytes, result.predicted.nvme_write_bytes);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FrozenUnit,
+    testing::Combine(testing::ValuesIn(kPlaces),
+                     testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative),
+                     testing::Values(DType::kBf16, DType::kFp16), testing::Values(1u, 2u)),
+    [](const auto& value) {
+      return std::get<0>(value.param).name + "_" + std::string(name_of(std::get<1>(value.param))) +
+             "_" + (std::get<2>(value.param) == DType::kBf16 ? "bf16_" : "fp16_") +
+             std::to_string(std::get<3>(value.param));
+    });
+
+TEST(FrozenUnits, TakeNoRoomButForTheirParameters) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.device_bytes = 300_KiB;
+  const auto device = make_host_device({.memory_bytes = 300_KiB});
+  const Engine all(config, toy_model(), *device);
+  const auto other_device = make_host_device({.memory_bytes = 300_KiB});
+  const Engine some(config, toy_model({1, 2}), *other_device);
+  std::uint64_t elements = 0;
+  std::uint64_t gradients = 0;
+  std::uint64_t records = 0;
+  for (const std::uint32_t unit : {1u, 2u}) {
+    elements += all.layout().units()[unit].element_count;
+    gradients += (all.layout().unit_gradient_bytes(UnitId{unit}) + 4095) / 4096 * 4096;
+    for (const BlockPlace& block : all.layout().blocks_of(UnitId{unit}))
+      records += all.layout().record_slot_bytes(block.id);
+  }
+  EXPECT_EQ(all.placement().gradient_set_bytes - some.placement().gradient_set_bytes, gradients);
+  EXPECT_EQ(all.placement().nvme_record_bytes - some.placement().nvme_record_bytes, records);
+  EXPECT_EQ(all.placement().nvme_parameter_bytes, some.placement().nvme_parameter_bytes);
+  EXPECT_EQ(all.layout().state_bytes() - some.layout().state_bytes(), elements * 10);
+}
+
+TEST(FrozenUnits, AModelOfNothingElseIsRefused) {
+  try {
+    (void)validated(toy_model({0, 1, 2, 3, 4, 5}));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("every unit is frozen"), std::string::npos);
+  }
+}
+
+TEST(FrozenUnits, BackwardMayLeaveThemOut) {
+  ModelSpec model = toy_model({5});
+  model.backward_order = {UnitId{0}, UnitId{4}, UnitId{3}, UnitId{2}, UnitId{1}};
+  EXPECT_NO_THROW((void)validated(model));
+  model.units[5].is_frozen = false;
+  EXPECT_THROW((void)validated(model), Error);
+}
+
+}  // namespace
+}  // namespace sluice::test
