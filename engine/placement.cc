@@ -153,11 +153,24 @@ class Planner {
     fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
               UINT64_MAX);
     const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes(lanes_least));
-    std::uint32_t staging = staging_wanted;
-    std::uint32_t lanes = lanes_wanted;
+    if (shrink_buffers(staging_wanted, lanes_wanted, lanes_least)) {
+      fill_host(parameters_may_be_host, records_may_be_host,
+                placement_.host_budget_bytes - placement_.host_bytes());
+      return;
+    }
+    // State in host memory needs no buffers: all of it may fit where part of it does not.
+    const std::vector<Pool> pools = placement_.pools();
+    fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
+    if (!shrink_buffers(staging_wanted, lanes_wanted, lanes_least))
+      fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, needed_bytes, pools);
+  }
+
+  // Sizes buffers for the present homes, as close to what is wanted as the budget allows. False
+  // when it does not hold one of each kind.
+  bool shrink_buffers(std::uint32_t staging, std::uint32_t lanes, std::uint32_t lanes_least) {
     while (true) {
       size_buffers(staging, lanes);
-      if (placement_.host_bytes() <= placement_.host_budget_bytes) break;
+      if (placement_.host_bytes() <= placement_.host_budget_bytes) return true;
       if (staging > std::max(lanes, lanes_least)) {
         --staging;
       } else if (lanes > lanes_least) {
@@ -167,12 +180,9 @@ class Planner {
       } else if (placement_.gradient_staging.count > 1) {
         --placement_.gradient_staging.count;
       } else {
-        fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, needed_bytes,
-                    placement_.pools());
+        return false;
       }
     }
-    fill_host(parameters_may_be_host, records_may_be_host,
-              placement_.host_budget_bytes - placement_.host_bytes());
   }
 
   void clear_records() {

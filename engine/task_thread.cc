@@ -38,6 +38,7 @@ void TaskThread::run() {
       batch.swap(tasks_);
     }
     for (auto& task : batch) {
+      if (void (*const hook)() = before_task_) hook();
       try {
         task();
       } catch (...) {

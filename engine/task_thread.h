@@ -3,6 +3,7 @@
 // Thread rule: post() from any thread. The destructor runs what was posted before it, then joins.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -29,7 +30,13 @@ class TaskThread {
   // Returns at once; `task` runs later on the thread.
   void post(std::function<void()> task);
 
+  // Runs `hook` before each task of every such thread, for tests that reorder things; null:
+  // nothing.
+  static void set_before_task(void (*hook)()) { before_task_ = hook; }
+
  private:
+  static inline std::atomic<void (*)()> before_task_ = nullptr;
+
   void run();
 
   // Constant after construction.

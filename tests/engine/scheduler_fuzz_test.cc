@@ -1,0 +1,130 @@
+// Everything at once: a random engine (placement, budgets down to the least that works, buffers,
+// policy, clipping, precision, micro-batches, frozen units, storage), computation that may leave
+// its schedule, and delays before every task of every flow. Always the oracle's bits, never a hang.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tests/support/campaign.h"
+#include "tests/support/delays.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+class RandomJob {
+ public:
+  RandomJob(std::uint64_t seed, const std::string& path)
+      : random_(seed), config_(toy_config(path)) {
+    config_.precision = any({Config::Precision{DType::kBf16, DType::kBf16},
+                             Config::Precision{DType::kBf16, DType::kFp32},
+                             Config::Precision{DType::kFp32, DType::kFp32},
+                             Config::Precision{DType::kFp16, DType::kFp16}});
+    config_.placement.parameters =
+        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
+    config_.placement.optimizer =
+        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
+    config_.memory.host_bytes = any({1_KiB, 1_MiB, 2_MiB, 16_MiB});
+    config_.memory.device_bytes = any({1_KiB, 700_KiB, 1_MiB});
+    config_.optimizer.overlap = any({OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative});
+    const bool is_eager = config_.optimizer.overlap == OverlapPolicy::kEager;
+    config_.optimizer.clip_norm = is_eager ? 0 : any({0.0, 1e-3, 160.0, 1e9});
+    if (random_() % 2 == 0) config_.optimizer.lanes = any({1u, 2u, 7u});
+    config_.storage.backend = any({IoBackend::kAuto, IoBackend::kThreads, IoBackend::kSync});
+    config_.storage.queue_depth = any({1u, 3u, 32u});
+    config_.storage.block_elements = any({4096u, 8192u, 65536u});
+    config_.storage.verify = any({Verify::kFull, Verify::kSample, Verify::kOff});
+    if (random_() % 3 == 0) config_.storage.paths.push_back(path);
+    config_.threads = any({1u, 2u});
+    options_.steps = 4;
+    options_.micro_batches = any({1u, 2u, 3u});
+    options_.order = any({MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical});
+    options_.evaluate = random_() % 3 == 0;
+    if (random_() % 3 == 0) options_.frozen_units = any({std::vector<std::uint32_t>{0}, {1, 3}});
+    if (random_() % 2 == 0 && !is_eager) leave_schedule(seed);
+  }
+
+  void run() {
+    grow_budgets();
+    const auto device = make_delayed_device(
+        make_host_device({.memory_bytes = *config_.memory.device_bytes}), random_(), 150);
+    const ModelSpec model = toy_model(options_.frozen_units);
+    const StateBytes expected = toy_oracle(config_, options_).state;
+    const TaskDelays delays(random_(), 60);
+    Engine engine(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_fault_queue(std::move(queue), {.seed = random_(), .delay_us_max = 200});
+    });
+    EXPECT_TRUE(run_toy(engine, model, *device, config_, options_).state == expected)
+        << name_of(config_.optimizer.overlap) << ", " << engine.placement().lanes.count
+        << " lanes, " << engine.placement().parameter_slots.count << " slots";
+    EXPECT_LE(engine.placement().host_bytes(), *config_.memory.host_bytes);
+    EXPECT_LE(device->allocated_bytes(), *config_.memory.device_bytes);
+  }
+
+ private:
+  template <typename T>
+  T any(std::initializer_list<T> choices) {
+    return std::data(choices)[random_() % choices.size()];
+  }
+
+  // Uses left out, used twice or swapped, every other step as the one before.
+  void leave_schedule(std::uint64_t seed) {
+    options_.change = [seed](std::uint64_t step, ToyUses& uses) {
+      std::mt19937_64 choice(seed * 100 + step / 2);
+      for (std::uint64_t change = choice() % 4; change-- > 0;) {
+        const auto at = uses.begin() + static_cast<std::ptrdiff_t>(choice() % (uses.size() - 1));
+        switch (choice() % 3) {
+          case 0: uses.erase(at); break;
+          case 1: std::swap(*at, uses[choice() % uses.size()]); break;
+          default: uses.insert(at, {at->unit, at->pass, 1000 + change});
+        }
+      }
+    };
+  }
+
+  // Budgets that are too small become the smallest that work, as the error names them.
+  void grow_budgets() {
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      const auto device = make_host_device({.memory_bytes = *config_.memory.device_bytes});
+      try {
+        const Engine engine(config_, toy_model(options_.frozen_units), *device);
+        return;
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+        const std::string message = error.what();
+        const std::string before = "the smallest that works is \"";
+        const std::size_t begin = message.find(before) + before.size();
+        const std::uint64_t bytes =
+            parse_size(message.substr(begin, message.find('"', begin) - begin));
+        (message.starts_with("memory.device") ? config_.memory.device_bytes
+                                              : config_.memory.host_bytes) = bytes;
+      }
+    }
+    FAIL() << "the budgets that errors name do not work";
+  }
+
+  std::mt19937_64 random_;
+  Config config_;
+  ToyOptions options_;
+};
+
+TEST(SchedulerFuzz, AnyEngineUnderAnyDelaysGivesTheOraclesBits) {
+  const Campaign seeds = campaign(10);
+  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+    const std::string name = "seed " + std::to_string(seed);
+    const testing::ScopedTrace trace(__FILE__, __LINE__, name);
+    const Watchdog watchdog(std::chrono::seconds(120), name);
+    const TempDirectory directory;
+    RandomJob(seed, directory.path()).run();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
