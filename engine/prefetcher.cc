@@ -24,7 +24,7 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       device_(device),
       scheduler_(scheduler),
       hooks_(std::move(hooks)),
-      copy_stream_(device, "copy up") {
+      copy_stream_(device, "copy up", StreamPriority::kHigh) {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
     ready_events_.emplace_back(device);
     release_events_.emplace_back(device);
