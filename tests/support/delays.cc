@@ -49,7 +49,9 @@ class DelayedDevice : public HostDevice {
   void unregister_host_memory(std::span<std::byte> memory) noexcept override {
     inner_->unregister_host_memory(memory);
   }
-  StreamId create_stream(std::string_view name) override { return inner_->create_stream(name); }
+  StreamId create_stream(std::string_view name, StreamPriority priority) override {
+    return inner_->create_stream(name, priority);
+  }
   void destroy_stream(StreamId stream) noexcept override { inner_->destroy_stream(stream); }
   EventId create_event() override { return inner_->create_event(); }
   void destroy_event(EventId event) noexcept override { inner_->destroy_event(event); }
