@@ -1,89 +1,77 @@
-#!/ usr / bin / env bash
-#Builds, tests and measures Sluice on a machine with an NVIDIA GPU, its CUDA compiler, CMake, \
-    ninja and python3.Packages are
-#not installed : what is missing comes from a bundle of tools / bundle_deps.sh.
-#tools / gpu_check.sh[--deps BUNDLE][--only build | tests | bench] OUT
-#-- deps BUNDLE a folder made by tools / bundle_deps.sh, or a tar file of one
-#-- only PART one part; \
-    each ends within 9 minutes.The later ones use what `build` left in build / gpu, or make it
-#Writes OUT / PART.json and OUT / PART.md(what passed, what failed, what was missing) and \
-    OUT / PART.log.
-#Exits with 0 when nothing failed; \
-    what could not run for lack of hardware or tools is named and is no failure.
-set - uo pipefail cd "$(dirname " $ {
-  BASH_SOURCE[0]
-}
-")/.."
+#!/usr/bin/env bash
+# Builds, tests and measures Sluice on a machine with an NVIDIA GPU, its CUDA compiler, CMake, ninja and python3. Packages are
+# not installed: what is missing comes from a bundle of tools/bundle_deps.sh.
+#   tools/gpu_check.sh [--deps BUNDLE] [--only build|tests|bench] OUT
+#   --deps BUNDLE   a folder made by tools/bundle_deps.sh, or a tar file of one
+#   --only PART     one part; each ends within 9 minutes. The later ones use what `build` left in build/gpu, or make it
+# Writes OUT/PART.json and OUT/PART.md (what passed, what failed, what was missing) and OUT/PART.log.
+# Exits with 0 when nothing failed; what could not run for lack of hardware or tools is named and is no failure.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-    usage() {
-  sed - n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools / gpu_check.sh;
-}
-part_seconds = 520
+usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/gpu_check.sh; }
+part_seconds=520
 
-    parts = (build tests bench)deps = out = while [[$ # - gt 0]];
-do
+parts=(build tests bench)
+deps=
+out=
+while [[ $# -gt 0 ]]; do
   case $1 in
-    --deps) deps=${2:-
-  }
-  &&shift;
-  ;
+    --deps) deps=${2:-} && shift ;;
     --only)
       [[ ${2:-} =~ ^(build|tests|bench)$ ]] || {
         echo "tools/gpu_check.sh: --only takes build, tests or bench" >&2
         exit 2
       }
       parts=("$2") && shift
-      ;
-    ;
-    --help | -h) usage && exit 0 ;
-    ;
-    -*) usage >&2 && exit 2 ;
-    ;
-    *) out=$1 ;
-    ;
-    esac shift done[[-n $out]] || {
-      usage > &2 && exit 2;
-    }
+      ;;
+    --help | -h) usage && exit 0 ;;
+    -*) usage >&2 && exit 2 ;;
+    *) out=$1 ;;
+  esac
+  shift
+done
+[[ -n $out ]] || { usage >&2 && exit 2; }
 mkdir -p "$out" build
 out=$(realpath "$out")
 
 missing=()
-for command in cmake ninja python3 nvcc;
-do
-  command - v "$command" > / dev / null ||
-      [[$command == nvcc && -x / usr / local / cuda / bin / nvcc]] ||
-      missing += ("$command")done if [[$ { #missing[@] } - gt 0]];
-then echo "tools/gpu_check.sh: needed and not found: ${missing[*]}" > & 2 exit 1 fi
+for command in cmake ninja python3 nvcc; do
+  command -v "$command" >/dev/null || [[ $command == nvcc && -x /usr/local/cuda/bin/nvcc ]] || missing+=("$command")
+done
+if [[ ${#missing[@]} -gt 0 ]]; then
+  echo "tools/gpu_check.sh: needed and not found: ${missing[*]}" >&2
+  exit 1
+fi
 
-                                                                          capability =
-    $(nvidia - smi-- query - gpu = compute_cap-- format = csv,
-      noheader 2 > / dev / null | head - n 1 | tr - d ' .') architecture =
-${capability : -90} - real configure =
-    (-S.- B build / gpu - G Ninja - DCMAKE_BUILD_TYPE =
-         Release - DSLUICE_CUDA = ON "-DSLUICE_CUDA_ARCHITECTURES=$architecture") if[[-n $deps]];
-then if[[-f $deps]]; then
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' .')
+architecture=${capability:-90}-real
+configure=(-S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON "-DSLUICE_CUDA_ARCHITECTURES=$architecture")
+if [[ -n $deps ]]; then
+  if [[ -f $deps ]]; then
     rm -rf build/gpu-deps && mkdir -p build/gpu-deps
     tar -C build/gpu-deps --strip-components=1 -xf "$deps" || exit 1
     deps=build/gpu-deps
   fi
   deps=$(realpath "$deps")
   configure+=("-DCMAKE_PREFIX_PATH=$deps" "-DPKG_CONFIG_EXECUTABLE=$deps/bin/pkg-config")
-#What the bundle's libraries need themselves; its path is not in them.
+  # What the bundle's libraries need themselves; its path is not in them.
   export LD_LIBRARY_PATH=$deps/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
-#cuBLASLt and NCCL are opened at run time : the toolkit 's, or those of PyTorch' s packages.
+# cuBLASLt and NCCL are opened at run time: the toolkit's, or those of PyTorch's packages.
 for folder in /usr/local/cuda/lib64 $(python3 -c 'import site, glob
 for base in site.getsitepackages():
     print(*glob.glob(base + "/nvidia/*/lib"))' 2>/dev/null); do
   [[ -d $folder ]] && export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
 
-#step NAME SECONDS - \
-    MAX COMMAND... : runs one step within what is left of the part and notes how it went.
+# step NAME SECONDS-MAX COMMAND...: runs one step within what is left of the part and notes how it went.
 step() {
-  local name = $1 limit = $2 begin = $SECONDS status = passed rc shift 2 local left =
-      $((part_begin + part_seconds - SECONDS))((limit > left))&& limit = $left if ((limit < 5));
-  then
+  local name=$1 limit=$2 begin=$SECONDS status=passed rc
+  shift 2
+  local left=$((part_begin + part_seconds - SECONDS))
+  ((limit > left)) && limit=$left
+  if ((limit < 5)); then
     note "$name" skipped 0 "no time left in this part"
     return 1
   fi
@@ -98,9 +86,8 @@ step() {
   [[ $status == passed ]]
 }
 
-#note NAME passed | failed | timeout | skipped | missing SECONDS TEXT
-note() {
-  printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4//$'\t'/ }" >>"$records"; }
+# note NAME passed|failed|timeout|skipped|missing SECONDS TEXT
+note() { printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4//$'\t'/ }" >>"$records"; }
 
 run_build() {
   step configure 120 cmake "${configure[@]}" || return
@@ -108,16 +95,15 @@ run_build() {
 }
 
 run_tests() {
-  [[-x build / gpu / tools / sluice]] || run_build || return local ctest =
-      (ctest-- test - dir build / gpu-- output - on - failure-- timeout 120) step
-      "cpu tests" 150 "${ctest[@]}" --parallel "$(nproc)" --label -
-      regex '^cpu$' step "bench adam" 60 build / gpu / tools /
-          sluice bench adam-- json "$out/adam.json" step "gpu tests" 200 "${ctest[@]}" --label -
-      regex '^gpu$' local skipped skipped =
-          $(grep - c 'Skipped' "$log" || true) [[$skipped == 0]] ||
-          note "gpu tests that skipped" skipped 0 "$skipped lines of the log say why" if command -
-                  v compute - sanitizer >
-              / dev / null; then
+  [[ -x build/gpu/tools/sluice ]] || run_build || return
+  local ctest=(ctest --test-dir build/gpu --output-on-failure --timeout 120)
+  step "cpu tests" 150 "${ctest[@]}" --parallel "$(nproc)" --label-regex '^cpu$'
+  step "bench adam" 60 build/gpu/tools/sluice bench adam --rounds 5 --json "$out/adam.json"
+  step "gpu tests" 200 "${ctest[@]}" --label-regex '^gpu$'
+  local skipped
+  skipped=$(grep -c 'Skipped' "$log" || true)
+  [[ $skipped == 0 ]] || note "gpu tests that skipped" skipped 0 "$skipped lines of the log say why"
+  if command -v compute-sanitizer >/dev/null; then
     local checked
     for checked in "gpu/cuda_device_test -*Many*:*Random*:*OddSizes*" "gpu/cuda_math_test *Unscales*:*Norm*:*Notices*" \
       "tools/gpt/cuda_gpt_test *_tied*"; do
