@@ -7,9 +7,9 @@
 # Writes OUT/PART.json and OUT/PART.md (what passed, what failed, what was missing) and OUT/PART.log.
 # Exits with 0 when nothing failed; what could not run for lack of hardware or tools is named and is no failure.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+script=$(realpath "${BASH_SOURCE[0]}")
 
-usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' tools/gpu_check.sh; }
+usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$script"; }
 part_seconds=520
 
 parts=(build tests bench)
@@ -32,8 +32,11 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 [[ -n $out ]] || { usage >&2 && exit 2; }
-mkdir -p "$out" build
+mkdir -p "$out" || exit 1
 out=$(realpath "$out")
+[[ -z $deps ]] || deps=$(realpath "$deps")
+cd "$(dirname "$script")/.." || exit 1
+mkdir -p build
 
 missing=()
 for command in cmake ninja python3 nvcc; do
