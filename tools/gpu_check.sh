@@ -52,9 +52,9 @@ architecture=${capability:-90}-real
 configure=(-S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON "-DSLUICE_CUDA_ARCHITECTURES=$architecture")
 if [[ -n $deps ]]; then
   if [[ -f $deps ]]; then
-    rm -rf build/gpu-deps && mkdir -p build/gpu-deps
-    tar -C build/gpu-deps --strip-components=1 -xf "$deps" || exit 1
-    deps=build/gpu-deps
+    # By python3, which brings its own xz. The archive holds one folder.
+    rm -rf build/gpu-deps && python3 -m tarfile --extract "$deps" build/gpu-deps || exit 1
+    deps=$(echo build/gpu-deps/*)
   fi
   deps=$(realpath "$deps")
   configure+=("-DCMAKE_PREFIX_PATH=$deps" "-DPKG_CONFIG_EXECUTABLE=$deps/bin/pkg-config")
