@@ -128,7 +128,8 @@ for part in "${parts[@]}"; do
   part_begin=$SECONDS
   log=$out/$part.log
   records=$out/$part.tsv
-  : >"$log" >"$records"
+  : >"$log"
+  : >"$records"
   [[ -n $capability ]] || note GPU missing 0 "nvidia-smi names none: compiled for $architecture, GPU tests skip"
   "run_$part"
   python3 - "$part" "$records" "$out" <<'PYTHON' || failed=1
