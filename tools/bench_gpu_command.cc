@@ -15,6 +15,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "gpu/cuda_copies.h"
+#include "tools/bench_adam.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/cuda_ops.h"
 #include "tools/gpu_bench.h"
@@ -58,7 +59,7 @@ Json json_of(const GpuSpread& spread) {
   return {{"median", spread.median}, {"least", spread.least}, {"most", spread.most}};
 }
 
-Json measure_copies(CudaDevice& device) {
+Json measure_copies(CudaDevice& device, Rates& rates) {
   const CopyBenchOptions options{.size_bytes = 1_GiB, .piece_bytes = 16_MiB, .rounds = 7};
   const auto plain = [&](const PlainCopy& ends) {
     return plain_copies_s(device, {ends.host_up, ends.device_up},
@@ -71,6 +72,8 @@ Json measure_copies(CudaDevice& device) {
         "copies {:5} {:6.1f} GB/s, {:5.1f} % of a plain loop's {:.1f} ({:.1f} to {:.1f} %)\n",
         copies.direction, copies.gb_per_s.median, copies.percent.median,
         copies.plain_gb_per_s.median, copies.percent.least, copies.percent.most);
+    if (copies.direction == "up") rates.up_bytes_per_second = 1e9 * copies.gb_per_s.median;
+    if (copies.direction == "down") rates.down_bytes_per_second = 1e9 * copies.gb_per_s.median;
     list.push_back({{"direction", copies.direction},
                     {"gb_per_s", json_of(copies.gb_per_s)},
                     {"plain_gb_per_s", json_of(copies.plain_gb_per_s)},
@@ -91,6 +94,16 @@ Json measure_adam(CudaDevice& device) {
           {"percent_of_copy", json_of(adam.percent)}};
 }
 
+// Of the processor, which updates what the engine keeps.
+double cpu_adam_parameters_per_s() {
+  const BenchResult adam = bench_adam(
+      kBenchCases[1], {.parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3},
+      [](unsigned) {});
+  fmt::print("Adam on {} cores: {:.2f} G parameters/s\n", topology().granted_cores,
+             1e-9 * adam.parameters_per_s.median);
+  return adam.parameters_per_s.median;
+}
+
 TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOptions& options,
                       const std::string& token_file) {
   TrainConfig config;
@@ -108,7 +121,7 @@ TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOpti
 }
 
 Json measure_training(const Shape& shape, const Place& place, const BenchGpuOptions& options,
-                      const std::string& token_file) {
+                      const std::string& token_file, const Rates& rates) {
   Json entry{{"shape", shape.name}, {"place", place.name}};
   const auto left_out = [&](const std::string& why) {
     fmt::print("{:5} {:26} left out: {}\n", shape.name, place.name, why);
@@ -119,22 +132,27 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
     const TrainConfig config = config_of(shape, place, options, token_file);
     const auto device = make_cuda_device();
     const auto ops = gpt::make_cuda_ops(*device, DType::kBf16, DType::kBf16);
-    const StepBench step = bench_training(config, *device, *ops, options.steps);
+    const StepBench step = bench_training(config, *device, *ops, options.steps, rates);
+    const std::string of_t_min =
+        step.percent_of_t_min ? fmt::format(", {:.1f} % of T_min", *step.percent_of_t_min) : "";
     fmt::print(
         "{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
-        "computation alone, stall {:.3f} s\n",
+        "computation alone{}, stall {:.3f} s\n",
         shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
-        step.step_s.most, step.percent_of_compute, step.stall_s);
-    entry.update({{"tokens_per_s", step.tokens_per_s},
-                  {"step_s", json_of(step.step_s)},
-                  {"stall_s", step.stall_s},
-                  {"compute_step_s", step.compute_step_s},
-                  {"percent_of_compute", step.percent_of_compute},
-                  {"products", ops->description()},
-                  {"device_pool_bytes", step.device_pool_bytes},
-                  {"host_pool_bytes", step.host_pool_bytes},
-                  {"nvme_bytes", step.nvme_bytes},
-                  {"activation_bytes", step.activation_bytes}});
+        step.step_s.most, step.percent_of_compute, of_t_min, step.stall_s);
+    entry.update(
+        {{"tokens_per_s", step.tokens_per_s},
+         {"step_s", json_of(step.step_s)},
+         {"stall_s", step.stall_s},
+         {"compute_step_s", step.compute_step_s},
+         {"percent_of_compute", step.percent_of_compute},
+         {"t_min_s", step.t_min_s ? Json(*step.t_min_s) : Json()},
+         {"percent_of_t_min", step.percent_of_t_min ? Json(*step.percent_of_t_min) : Json()},
+         {"products", ops->description()},
+         {"device_pool_bytes", step.device_pool_bytes},
+         {"host_pool_bytes", step.host_pool_bytes},
+         {"nvme_bytes", step.nvme_bytes},
+         {"activation_bytes", step.activation_bytes}});
   } catch (const Error& error) {
     const std::string text = error.what();
     return left_out(text.substr(0, text.find('\n')));
@@ -151,13 +169,16 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   for (const std::string& name : names) (void)shape_of(name);
   const auto begin = std::chrono::steady_clock::now();
   Json root;
+  Rates rates;
   {
     const auto device = make_cuda_device();
     root["gpu"] = describe_cuda_device();
     root["processor"] = topology().processor;
     fmt::print("{}\n", describe_cuda_device());
-    root["copies"] = measure_copies(*device);
+    root["copies"] = measure_copies(*device, rates);
     root["adam"] = measure_adam(*device);
+    rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
+    root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
   }
   const std::filesystem::path token_file =
       std::filesystem::path(options.path) / fmt::format("sluice-bench-tokens-{}", ::getpid());
@@ -171,7 +192,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
         continue;
       }
       root["training"].push_back(
-          measure_training(shape_of(name), place, options, token_file.string()));
+          measure_training(shape_of(name), place, options, token_file.string(), rates));
       std::fflush(stdout);
     }
   }

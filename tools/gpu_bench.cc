@@ -8,6 +8,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/bound.h"
 #include "tools/device_trainer.h"
 #include "tools/gpt/counter_random.h"
 #include "tools/gpt/gpt_model.h"
@@ -218,6 +219,20 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
   return gpu_spread(times).median;
 }
 
+// T_min of a step whose passes take `compute_s` alone. How that is spread over the units is of no
+// consequence: a third to the forward pass, each use the same.
+double minimum_step_s(const TrainConfig& config, const Engine& engine, double compute_s,
+                      Rates rates) {
+  const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
+  const Schedule schedule = training_schedule(model, config.micro_batches);
+  const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
+  rates.units.assign(model.units.size(), {.forward_s = use_s, .backward_s = 2 * use_s});
+  const Placement& placement = engine.placement();
+  const WindowPlan window = plan_window(schedule, window_unit_bytes(engine.layout(), placement),
+                                        placement.window_bytes, model.concurrent_leases);
+  return minimum_step(StepShape{engine.layout(), placement, schedule, window, rates}).step_s;
+}
+
 // Small, of both signs, and cheap: the values do not matter, that they differ does.
 void fill_cheaply(std::uint64_t first, std::span<float> values) {
   for (std::uint64_t i = 0; i < values.size(); ++i) {
@@ -229,7 +244,7 @@ void fill_cheaply(std::uint64_t first, std::span<float> values) {
 }  // namespace
 
 StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
-                         unsigned steps) {
+                         unsigned steps, Rates rates) {
   const Dataset dataset(config);
   gpt::DeviceGpt gpt(config.model, {.batch = config.sequences, .sequence = config.model.context},
                      device, ops);
@@ -262,6 +277,10 @@ StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceO
   result.device_pool_bytes = engine.placement().device_bytes();
   result.host_pool_bytes = engine.placement().host_bytes();
   result.nvme_bytes = engine.placement().nvme_bytes();
+  if (result.nvme_bytes == 0) {
+    result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
+    result.percent_of_t_min = 100 * *result.t_min_s / result.step_s.median;
+  }
   return result;
 }
 

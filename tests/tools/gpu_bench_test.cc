@@ -63,13 +63,39 @@ TEST(GpuBench, TrainingStepsAreMeasuredBesideComputationAlone) {
   config.data_format = TokenFormat::kUint16;
   write_random_tokens(config.data_file, config.model.vocabulary, 4096);
   const gpt::DeviceMachine machine = gpt::host_machine().make(DType::kBf16, DType::kBf16);
-  const StepBench step = bench_training(config, *machine.device, *machine.ops, 2);
+  const Rates rates{.up_bytes_per_second = 1e9,
+                    .down_bytes_per_second = 1e9,
+                    .adam_parameters_per_second = 1e9,
+                    .units = {}};
+  const StepBench step = bench_training(config, *machine.device, *machine.ops, 2, rates);
   EXPECT_GT(step.compute_step_s, 0);
   EXPECT_NEAR(step.tokens_per_s * step.step_s.median, 2 * 8, 1e-6) << "two sequences of eight";
   EXPECT_NEAR(step.percent_of_compute, 100 * step.compute_step_s / step.step_s.median, 1e-6);
   EXPECT_GT(step.nvme_bytes, 0u);
   EXPECT_GT(step.device_pool_bytes, 0u);
   EXPECT_GT(step.activation_bytes, 0u);
+  EXPECT_FALSE(step.t_min_s.has_value()) << "nobody has measured the drive";
+}
+
+// An optimizer of 10 k parameters a second is the scarcest resource of all.
+TEST(GpuBench, StepsAreComparedWithTheScarcestResource) {
+  const test::TempDirectory folder;
+  TrainConfig config = test::small_train_config(folder.path(), DType::kBf16);
+  config.engine.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost};
+  config.data_file = folder.file("tokens");
+  config.data_format = TokenFormat::kUint16;
+  write_random_tokens(config.data_file, config.model.vocabulary, 4096);
+  const gpt::DeviceMachine machine = gpt::host_machine().make(DType::kBf16, DType::kBf16);
+  const double parameters = static_cast<double>(2 * (12 * 32 * 32 + 13 * 32) + 256 * 32 + 8 * 32 +
+                                                2 * 32);  // small_gpt()
+  const StepBench step = bench_training(config, *machine.device, *machine.ops, 1,
+                                        {.adam_parameters_per_second = 1e4, .units = {}});
+  EXPECT_GE(*step.t_min_s, parameters / 1e4);
+  EXPECT_LT(*step.t_min_s, 1.2 * parameters / 1e4) << "padding is updated too";
+  EXPECT_NEAR(*step.percent_of_t_min, 100 * *step.t_min_s / step.step_s.median, 1e-6);
+  const StepBench free = bench_training(config, *machine.device, *machine.ops, 1, Rates{});
+  EXPECT_NEAR(*free.t_min_s, free.compute_step_s, 1e-3 * free.compute_step_s)
+      << "computation is all that takes time";
 }
 
 }  // namespace
