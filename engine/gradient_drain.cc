@@ -27,7 +27,7 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
-      copy_stream_(device, "gradients down") {
+      copy_stream_(device, "gradients down", StreamPriority::kHigh) {
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 

@@ -34,8 +34,8 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       lanes_(placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(placement.lanes.count),
       in_lane_(layout.blocks().size(), false),
-      down_stream_(device, "optimizer down"),
-      up_stream_(device, "optimizer up") {
+      down_stream_(device, "optimizer down", StreamPriority::kHigh),
+      up_stream_(device, "optimizer up", StreamPriority::kHigh) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].record_transfer.done = [this, lane] {
       --lanes_[lane].pending;

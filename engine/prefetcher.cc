@@ -28,8 +28,8 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       hooks_(std::move(hooks)),
       shard_event_(device),
       resident_since_ns_(layout.units().size()),
-      gather_stream_(device, "gathers"),
-      copy_stream_(device, "copy up") {
+      gather_stream_(device, "gathers", StreamPriority::kHigh),
+      copy_stream_(device, "copy up", StreamPriority::kHigh) {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
     ready_events_.emplace_back(device);
     release_events_.emplace_back(device);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "tools/bench_adam_command.h"
+#include "tools/bench_gpu_command.h"
 #include "tools/bench_io_command.h"
 #include "tools/bench_step_command.h"
 #include "tools/doctor_command.h"
@@ -93,6 +94,21 @@ void add_bench_adam(CLI::App& bench, sluice::BenchAdamOptions& options) {
           CLI::ignore_case));
   adam->add_option("--json", options.json_file, "Write every figure");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
+}
+
+void add_bench_gpu(CLI::App& bench, sluice::BenchGpuOptions& options) {
+  CLI::App* gpu = bench.add_subcommand(
+      "gpu", "Copies, the optimizer's kernel and training steps on the first GPU");
+  gpu->add_option("--shape", options.shapes, "124M, 1.5B or 7B (may be repeated); default: all")
+      ->allow_extra_args(false);
+  gpu->add_option("--path", options.path, "Folder of the storage")->capture_default_str();
+  gpu->add_option("--steps", options.steps, "Counted steps of each training")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  gpu->add_option("--seconds", options.seconds, "No measurement begins after so many")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  gpu->add_option("--json", options.json_file, "Write the figures");
 }
 
 void add_bench_io(CLI::App& bench, sluice::BenchIoOptions& options) {
@@ -267,6 +283,7 @@ void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
 struct Commands {
   sluice::TrainOptions train;
   sluice::GenerateOptions generate;
+  sluice::BenchGpuOptions bench_gpu;
   sluice::BenchIoOptions bench_io;
   sluice::BenchAdamOptions bench_adam;
   sluice::BenchStepOptions bench_step;
@@ -278,6 +295,7 @@ struct Commands {
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) {
       const CLI::App* bench = app.get_subcommand("bench");
+      if (bench->got_subcommand("gpu")) return sluice::run_bench_gpu(bench_gpu);
       if (bench->got_subcommand("io")) return sluice::run_bench_io(bench_io);
       if (bench->got_subcommand("step")) return sluice::run_bench_step(bench_step);
       return sluice::run_bench_adam(bench_adam);
@@ -304,6 +322,7 @@ int main(int argc, char** argv) {
   add_plan(app, commands.plan);
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
+  add_bench_gpu(*bench, commands.bench_gpu);
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
   add_bench_step(*bench, commands.bench_step);
