@@ -13,10 +13,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/parameter_slots.h"
+#include "engine/resident_units.h"
+#include "engine/step_timeline.h"
 #include "engine/update_order.h"
 #include "engine/worker.h"
 
@@ -28,7 +31,7 @@ class OptimizerPass {
   // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-                Worker& worker, std::span<const UnitId> forward_order,
+                Worker& worker, ResidentUnits& residents, std::span<const UnitId> forward_order,
                 std::function<void()> on_change);
 
   // The step's update, with the coefficients that eager and speculative updates assume. It begins
@@ -63,10 +66,10 @@ class OptimizerPass {
   std::uint64_t version() const { return order_.current().version; }
   // Likewise, and every write has ended. Lanes may hold what they have read ahead.
   bool is_home() const;
+  // What keeps `block` from being updated; without one, the pass from being over.
+  WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
   bool idle() const { return lanes_busy_ == 0; }
-  // Recorded behind the last copy that updates a unit homed on the device.
-  EventId resident_event(UnitId unit) const { return resident_events_[index_of(unit)].id(); }
 
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
@@ -81,6 +84,7 @@ class OptimizerPass {
     std::byte* record = nullptr;
     std::uint64_t version = 0;      // that the update starts from
     std::uint64_t sequence = 0;     // of starts
+    std::uint64_t begin_ns = 0;     // of this one
     StepCoefficients coefficients;  // what the worker uses
     std::uint32_t pending = 0;      // record transfers and device copies before the next phase
     LanePhase phase = LanePhase::kFree;
@@ -118,6 +122,7 @@ class OptimizerPass {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  ResidentUnits& residents_;
   std::function<void()> on_change_;
   UpdateOrder order_;
 
@@ -131,8 +136,7 @@ class OptimizerPass {
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions
 
-  std::vector<Event> resident_events_;  // by unit
-  Stream down_stream_;                  // last: their callbacks use all of the above
+  Stream down_stream_;  // last: their callbacks use all of the above
   Stream up_stream_;
 };
 

@@ -19,6 +19,7 @@
 #include "tools/generate_command.h"
 #include "tools/plan_command.h"
 #include "tools/step_regimes.h"
+#include "tools/trace_command.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -45,6 +46,8 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
   train->add_option("--json", options.json_file,
                     "Write every step's figures and the state's SHA-256");
   train->add_option("--csv", options.csv_file, "Write one row of figures a step");
+  train->add_option("--trace", options.trace_file,
+                    "Record every transfer, copy, update and wait (sluice trace reads it)");
   train->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
@@ -196,6 +199,22 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--json", options.json_file, "Write the plan");
 }
 
+void add_trace_files(CLI::App* command, std::vector<std::string>& files) {
+  command->add_option("FILE", files, "Trace files, one of each rank")->required();
+}
+
+void add_trace(CLI::App& app, sluice::TraceSummaryOptions& summary) {
+  CLI::App* trace = app.add_subcommand("trace", "Look at what train --trace recorded");
+  trace->require_subcommand(1);
+  CLI::App* command = trace->add_subcommand(
+      "summary", "Where a step's time went, how the drives did, and what would help");
+  add_trace_files(command, summary.files);
+  command->add_option("--io", summary.calibration,
+                      "Calibration written by bench io --json, to compare with");
+  command->add_option("--bytes-written-rating", summary.bytes_written_rating,
+                      "What the drives may be written in their life (such as 1200TB)");
+}
+
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
@@ -214,6 +233,7 @@ struct Commands {
   sluice::BenchStepOptions bench_step;
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
+  sluice::TraceSummaryOptions trace_summary;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
@@ -225,6 +245,7 @@ struct Commands {
       return sluice::run_bench_adam(bench_adam);
     }
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
+    if (app.got_subcommand("trace")) return sluice::run_trace_summary(trace_summary);
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
   }
@@ -249,6 +270,7 @@ int main(int argc, char** argv) {
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
   add_bench_step(*bench, commands.bench_step);
+  add_trace(app, commands.trace_summary);
   add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);

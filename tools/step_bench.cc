@@ -17,7 +17,7 @@ namespace {
 // Room in the window for the unit in use and two read ahead, and gradients of two units.
 constexpr std::uint64_t kWindowUnits = 3;
 constexpr std::uint64_t kGradientSlots = 2;
-constexpr std::uint32_t kTraceRecords = 1 << 14;  // of a thread: the last ones of a run
+constexpr std::uint32_t kTraceRecords = 1 << 16;  // of a thread: the first ones of a run
 
 ModelSpec model_of(const StepBenchModel& bench) {
   ModelSpec model;
@@ -109,17 +109,19 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     steps.push_back({.report = step()});
   }
   engine_->drain();
-  cpu_rates_ = {.adam = traced_rate(TraceKind::kAdam), .norm = traced_rate(TraceKind::kNorm)};
+  const std::vector<TraceRecord> records = trace_take();
+  cpu_rates_ = {.adam = traced_rate(records, TraceKind::kAdam),
+                .norm = traced_rate(records, TraceKind::kNorm)};
   trace_enable(0);
   return {steps.begin() + warm, steps.end() - 1};
 }
 
 // Parameters over the time that the worker spent on them.
-double StepBench::traced_rate(TraceKind kind) const {
+double StepBench::traced_rate(const std::vector<TraceRecord>& records, TraceKind kind) const {
   const Layout& layout = engine_->layout();
   std::uint64_t parameters = 0;
   std::uint64_t busy_ns = 0;
-  for (const TraceRecord& record : trace_take()) {
+  for (const TraceRecord& record : records) {
     if (record.kind != kind) continue;
     parameters += kind == TraceKind::kAdam ? layout.block(BlockId{record.block}).element_count
                                            : layout.unit(UnitId{record.unit}).element_count;

@@ -65,7 +65,7 @@ class StepBench {
 
  private:
   StepReport step();
-  double traced_rate(TraceKind kind) const;
+  double traced_rate(const std::vector<TraceRecord>& records, TraceKind kind) const;
   template <class Function>
   StepCost with_shape(const Rates& rates, const Function& function) const;
 
