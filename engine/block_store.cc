@@ -17,8 +17,13 @@ namespace {
 
 constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
-const char* name_of(Plane plane) {
-  return plane == Plane::kParameter ? "parameters" : "optimizer state";
+std::uint8_t trace_detail_of(Plane plane) {
+  switch (plane) {
+    case Plane::kParameter: return kTraceParameters;
+    case Plane::kRecord: return kTraceOptimizerState;
+    case Plane::kActivation: break;
+  }
+  return kTraceActivations;
 }
 
 }  // namespace
@@ -39,7 +44,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       tiers_(tiers),
       queue_(queue),
       scheduler_(scheduler),
-      entries_(2 * layout.blocks().size()),
+      first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
+      entries_(first_activation_ + tiers.activation_piece_count()),
       integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
@@ -80,6 +86,7 @@ void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte
 void BlockStore::start(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
                        std::byte* data) {
   prepare(transfer, block, plane, kind, data);
+  scheduler_.work().begin(Work::kStorage);
   transfer.request.context = &transfer;
   transfer.request.on_complete = [](IoRequest& request) {
     auto* ended = static_cast<Transfer*>(request.context);
@@ -97,7 +104,7 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
   transfer.block = block;
   transfer.plane = plane;
   const Extent& extent = extent_of(transfer);
-  transfer.begin_ns = steady_now_ns();
+  transfer.begin_ns = trace_now_ns();
   transfer.is_reread = false;
   transfer.request = {.kind = kind,
                       .priority = kind == IoKind::kRead ? transfer.read_priority : IoPriority::kLow,
@@ -128,7 +135,10 @@ void BlockStore::complete(Transfer& transfer) {
   Entry& home = entry(transfer.block, transfer.plane);
   const bool is_read = transfer.request.kind == IoKind::kRead;
   if (const std::optional<Error> fault = fault_of(transfer)) {
-    if (repeat_read(transfer, *fault)) return submit(transfer);
+    if (repeat_read(transfer, *fault)) {
+      trace(transfer);
+      return submit(transfer);
+    }
     scheduler_.fail(*fault);
   } else if (!is_read) {
     if (transfer.target == StoreTarget::kHome) home.version = transfer.version;
@@ -139,16 +149,29 @@ void BlockStore::complete(Transfer& transfer) {
   } else {
     home.storing = false;
   }
-  if (trace_enabled()) {
-    trace_record({.begin_ns = transfer.begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = transfer.request.length_bytes,
-                  .step = transfer.version,
-                  .unit = index_of(layout_.block(transfer.block).unit),
-                  .block = index_of(transfer.block),
-                  .kind = is_read ? TraceKind::kRead : TraceKind::kWrite});
-  }
+  scheduler_.work().end(Work::kStorage);
+  trace(transfer);
   transfer.done();
+}
+
+// What the queue counts: transfers that moved their bytes.
+void BlockStore::trace(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) return;
+  const bool is_read = request.kind == IoKind::kRead;
+  const bool is_block = transfer.plane != Plane::kActivation;
+  const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
+  trace_span({.begin_ns = transfer.begin_ns,
+              .end_ns = std::max(trace_now_ns(), started_ns),
+              .started_ns = started_ns,
+              .moved_ns = std::max(request.moved_ns, started_ns),
+              .size_bytes = request.length_bytes,
+              .step = is_read ? transfer.version + 1 : transfer.version,
+              .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
+              .block = is_block ? index_of(transfer.block) : kTraceNone,
+              .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+              .lane = static_cast<std::uint8_t>(request.drive),
+              .detail = trace_detail_of(transfer.plane)});
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {
@@ -215,8 +238,10 @@ void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte
     take_sum(transfer);
     const std::optional<Error> fault = fault_of(transfer);
     if (!fault) break;
+    trace(transfer);
     if (!repeat_read(transfer, *fault)) throw *fault;
   }
+  trace(transfer);
   if (kind == IoKind::kWrite) accept_write(transfer);
 }
 
@@ -256,21 +281,26 @@ std::vector<std::string> BlockStore::take_notes() {
 
 const Extent& BlockStore::extent_of(const Transfer& transfer) const {
   const std::uint32_t copy = copy_of(transfer);
-  return transfer.plane == Plane::kParameter ? tiers_.parameter_extent(transfer.block, copy)
-                                             : tiers_.record_extent(transfer.block, copy);
+  switch (transfer.plane) {
+    case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
+    case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
+    case Plane::kActivation: break;
+  }
+  return tiers_.activation_extent(index_of(transfer.block));
 }
 
-std::string BlockStore::describe_block(BlockId block, Plane plane) const {
-  const UnitPlace& unit = layout_.unit(layout_.block(block).unit);
-  return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(block) - unit.first_block,
-                     name_of(plane));
+std::string BlockStore::describe_plane(std::uint32_t plane) const {
+  if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
+  const UnitPlace& unit = layout_.unit(layout_.block(BlockId{plane / 2}).unit);
+  return fmt::format("unit \"{}\" block {} ({})", unit.name, plane / 2 - unit.first_block,
+                     plane % 2 == 0 ? "parameters" : "optimizer state");
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {
   const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",
-                     describe_block(transfer.block, transfer.plane),
+                     describe_plane(plane_index(transfer.block, transfer.plane)),
                      tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
 }
 
@@ -286,8 +316,7 @@ Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage
       what = fmt::format(
           "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
           "place)",
-          describe_block(BlockId{damage.owner % static_cast<std::uint32_t>(entries_.size()) / 2},
-                         damage.owner % 2 == 0 ? Plane::kParameter : Plane::kRecord),
+          describe_plane(damage.owner % static_cast<std::uint32_t>(entries_.size())),
           damage.version);
       break;
   }

@@ -36,6 +36,28 @@ enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative
 
 std::string_view name_of(OverlapPolicy policy);
 
+// How the micro-batches of a step go through the units. Horizontal: forward and backward of each in
+// turn, so that activations of one are alive, and parameters are fetched for every one. Vertical:
+// all of them through a unit before the next unit, so that parameters are fetched as for one, and
+// activations at the units' boundaries are alive for all. Gradients are added in order of use; that
+// is the same order, and so the same bits, unless backward uses a unit more than once (tied
+// weights).
+enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
+
+std::string_view name_of(MicroBatchOrder order);
+
+// Who keeps what forward leaves for backward. Under all but kKeep that is what crosses from one
+// use of a unit to the next (engine/activation_plan.h), and the application computes the rest again
+// in backward.
+enum class ActivationHome : std::uint8_t {
+  kKeep,       // the application, all of it
+  kRecompute,  // the engine, in device memory
+  kHost,       // the engine, in host memory
+  kNvme,       // the engine, on storage
+};
+
+std::string_view name_of(ActivationHome home);
+
 // How the loss is scaled (engine/loss_scaler.h). The application multiplies its loss, or the
 // gradient of it, with Step::loss_scale(); the engine divides the gradients again. With a scale
 // that moves, a step whose gradients overflow is skipped, whatever `non_finite` says.
@@ -97,6 +119,13 @@ struct Config {
     TierChoice parameters = TierChoice::kAuto;
     TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
   } placement;
+
+  struct Activations {
+    ActivationHome home = ActivationHome::kKeep;
+    // The largest step that there will be; pools hold its activations.
+    std::uint32_t micro_batches = 1;
+    MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+  } activations;
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};

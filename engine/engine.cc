@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "engine/engine_trace.h"
 #include "engine/storage_queue.h"
 #include "io/direct_file.h"
 
@@ -61,18 +62,22 @@ struct Engine::Parts {
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
              ranks),
+        activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
+    if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
   }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, const Ranks& ranks) {
     ranks.check(config.placement);
     const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement = plan_placement(
-        layout, model, config.placement, budgets_of(config, device, ranks.device_bytes()),
-        {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+    Placement placement = plan_placement(layout, model, config.placement,
+                                         budgets_of(config, device, ranks.device_bytes()),
+                                         {.overlaps = policy != OverlapPolicy::kSerial,
+                                          .lanes = config.optimizer.lanes,
+                                          .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -86,7 +91,8 @@ struct Engine::Parts {
     std::vector<int> files;
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
-        .transfers_max = placement.parameter_slots.count + placement.lanes.count,
+        .transfers_max = placement.parameter_slots.count + placement.lanes.count +
+                         placement.activation_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);
@@ -165,6 +171,7 @@ struct Engine::Parts {
   BlockStore store;
   Worker worker;
   StepLoop loop;
+  ActivationFlow activations;
   StateAccess state;
   bool is_initialized = false;
 };
@@ -174,8 +181,11 @@ Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
     : parts_(std::make_unique<Parts>(config, model, device, decorate, ranks)) {}
 
 Engine::~Engine() {
+  parts_->activations.abandon();
   parts_->loop.abandon();
   parts_->loop.settle();
+  parts_->activations.settle();
+  if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
   parts_->ranks.on_failure({});
 }
 
@@ -192,14 +202,19 @@ void Engine::initialize(const InitialValues& values) {
 Step Engine::begin_step(const StepOptions& options) {
   parts_->require_idle("begin_step");
   parts_->state.invalidate();
+  const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
-  return Step(parts_->loop, parts_->layout);
+  Step step(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(activations);
+  return step;
 }
 
 Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
   parts_->loop.begin_inference();
-  return Inference(parts_->loop, parts_->layout);
+  Inference inference(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(parts_->loop.inference_activations());
+  return inference;
 }
 
 void Engine::drain() {
@@ -242,6 +257,9 @@ const Placement& Engine::placement() const {
 }
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
   return parts_->loop.predict_traffic(micro_batches, order);
+}
+std::vector<UnitTime> Engine::unit_times() const {
+  return parts_->loop.timeline().unit_times();
 }
 std::span<const DirectFile> Engine::storage_files() const {
   return parts_->tiers.files();

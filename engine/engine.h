@@ -85,6 +85,9 @@ class Engine {
   // else within the bounds that it gives.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
+  // Mean time of computation for each use of each unit, as measured on its stream since the second
+  // step; empty before.
+  std::vector<UnitTime> unit_times() const;
   // The scratch files, one for each of storage.paths; none where nothing is on storage.
   std::span<const DirectFile> storage_files() const;
   // Lines for the user about choices that this machine forced, such as no io_uring.

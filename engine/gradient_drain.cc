@@ -27,7 +27,7 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
-      copy_stream_(device, "gradients down") {
+      copy_stream_(device, "gradients down", StreamPriority::kHigh) {
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 
@@ -60,8 +60,13 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
   unit.is_whole = unit.is_final = false;
   unit.is_closed = unit.is_closed || use.final_gradient;
   ++unit.jobs;
-  jobs_.push_back({.use = use, .is_first = !unit.has_gradient, .slot = slot});
+  jobs_.push_back(
+      {.use = use, .is_first = !unit.has_gradient, .slot = slot, .released_ns = trace_now_ns()});
   unit.has_gradient = true;
+  device_.call_host(copy_stream_.id(), [this] {
+    scheduler_.post(
+        [this] { std::ranges::find(jobs_, 0u, &Job::computed_ns)->computed_ns = trace_now_ns(); });
+  });
   pump();
 }
 
@@ -186,20 +191,18 @@ void GradientDrain::piece_copied(std::uint32_t staging_slot) {
 
 // On the worker's thread.
 void GradientDrain::add_piece(std::uint32_t staging_slot) {
-  const std::uint64_t begin_ns = steady_now_ns();
+  const std::uint64_t begin_ns = trace_now_ns();
   const Range& piece = staging_[staging_slot].piece;
   const StateFormat& format = layout_.format();
   worker_.optimizer().accumulate(format.gradient, in_set(piece),
                                  tiers_.gradient_staging(staging_slot), piece.count);
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = piece.count * format.gradient_bytes(),
-                  .step = step_,
-                  .unit = index_of(piece.unit),
-                  .block = block_of(piece),
-                  .kind = TraceKind::kAccumulate});
-  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = piece.count * format.gradient_bytes(),
+              .step = step_,
+              .unit = index_of(piece.unit),
+              .block = block_of(piece),
+              .kind = TraceKind::kAccumulate});
 }
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
@@ -210,9 +213,29 @@ void GradientDrain::piece_added(std::uint32_t staging_slot) {
 }
 
 void GradientDrain::copy_done() {
-  --jobs_.front().copies_left;
+  Job& job = jobs_.front();
+  if (--job.copies_left == 0) trace_copy(job);
   move_front();
   pump();
+}
+
+void GradientDrain::trace_copy(const Job& job) {
+  const std::uint64_t now_ns = trace_now_ns();
+  trace_span({.begin_ns = job.released_ns,
+              .end_ns = now_ns,
+              .started_ns = std::max(job.computed_ns, copied_ns_),
+              .moved_ns = now_ns,
+              .size_bytes = layout_.unit_gradient_bytes(job.use.unit),
+              .step = step_,
+              .unit = index_of(job.use.unit),
+              .kind = TraceKind::kCopyToHost});
+  copied_ns_ = now_ns;
+}
+
+WaitCause GradientDrain::waits_for() const {
+  if (jobs_.empty() || jobs_.front().copies_left == 0)
+    return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
+  return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
 }
 
 void GradientDrain::move_front() {
@@ -277,19 +300,17 @@ NormAccumulator GradientDrain::norm() const {
 
 // On the worker's thread.
 void GradientDrain::take_norm(UnitId unit) {
-  const std::uint64_t begin_ns = steady_now_ns();
+  const std::uint64_t begin_ns = trace_now_ns();
   NormAccumulator& norm = unit_norms_[index_of(unit)];
   norm = NormAccumulator();
   worker_.optimizer().add_squared_norm(layout_.format().gradient, in_set(owned(unit)),
                                        owned(unit).count, norm);
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
-                  .step = step_,
-                  .unit = index_of(unit),
-                  .kind = TraceKind::kNorm});
-  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
+              .step = step_,
+              .unit = index_of(unit),
+              .kind = TraceKind::kNorm});
 }
 
 std::string GradientDrain::describe_non_finite() const {

@@ -27,6 +27,7 @@
 #include "engine/placement.h"
 #include "engine/ranks.h"
 #include "engine/schedule.h"
+#include "engine/step_timeline.h"
 #include "engine/tiers.h"
 #include "engine/worker.h"
 
@@ -68,6 +69,8 @@ class GradientDrain {
   // Every unit's final gradient is in the set and in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
+  // What is_complete() or a gradient slot waits for.
+  WaitCause waits_for() const;
   // Of all that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
   // What the ranks have reduced since the last call.
@@ -81,6 +84,8 @@ class GradientDrain {
     ScheduledUse use;
     bool is_first = false;  // of its unit in the step
     std::uint32_t slot = 0;
+    std::uint64_t released_ns = 0;
+    std::uint64_t computed_ns = 0;     // 0 = computation has not filled the slot yet
     std::uint32_t next_piece = 0;      // of the unit's part in the set; only when adding
     std::uint32_t copies_left = 0;     // out of the slot
     std::uint32_t additions_left = 0;  // until the set holds the sum
@@ -123,6 +128,7 @@ class GradientDrain {
   void piece_copied(std::uint32_t staging_slot);
   void piece_added(std::uint32_t staging_slot);
   void copy_done();
+  void trace_copy(const Job& job);
   void move_front();
   void close_units();
   void start_norm(UnitId unit);
@@ -145,6 +151,7 @@ class GradientDrain {
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
+  std::uint64_t copied_ns_ = 0;  // when the last copy had ended
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;
   std::uint32_t trained_units_ = 0;  // constant; those that are not frozen

@@ -34,8 +34,8 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       lanes_(placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(placement.lanes.count),
       in_lane_(layout.blocks().size(), false),
-      down_stream_(device, "optimizer down"),
-      up_stream_(device, "optimizer up") {
+      down_stream_(device, "optimizer down", StreamPriority::kHigh),
+      up_stream_(device, "optimizer up", StreamPriority::kHigh) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].record_transfer.done = [this, lane] {
       --lanes_[lane].pending;
@@ -226,6 +226,7 @@ bool OptimizerPass::start(std::uint32_t index, BlockId block) {
                                                                        : tiers_.lane(index);
   lane.version = version();
   lane.sequence = starts_++;
+  lane.begin_ns = trace_now_ns();
   lane.is_void = false;
   load(index);
   return true;
@@ -297,20 +298,17 @@ void OptimizerPass::post_updates() {
 void OptimizerPass::update(std::uint32_t index) {
   const Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
-  const std::uint64_t begin_ns = steady_now_ns();
+  const std::uint64_t begin_ns = trace_now_ns();
   const BlockPlanes planes{
       .parameters = lane.parameters, .record = lane.record, .gradients = tiers_.gradient(block)};
   update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
-  if (trace_enabled()) {
-    trace_record(
-        {.begin_ns = begin_ns,
-         .end_ns = steady_now_ns(),
-         .size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
-         .step = lane.version + 1,
-         .unit = index_of(block.unit),
-         .block = index_of(lane.block),
-         .kind = TraceKind::kAdam});
-  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
+              .step = lane.version + 1,
+              .unit = index_of(block.unit),
+              .block = index_of(lane.block),
+              .kind = TraceKind::kAdam});
 }
 
 void OptimizerPass::updated(std::uint32_t index) {
@@ -364,11 +362,31 @@ void OptimizerPass::count_updated(const BlockPlace& block) {
 
 void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {
   Lane& lane = lanes_[index];
+  trace_span({.begin_ns = lane.begin_ns,
+              .end_ns = trace_now_ns(),
+              .step = lane.version + 1,
+              .unit = index_of(layout_.block(lane.block).unit),
+              .block = index_of(lane.block),
+              .kind = TraceKind::kLane});
   lane.phase = LanePhase::kFree;
   in_lane_[index_of(lane.block)] = false;
   --lanes_busy_;
   if (lane.slot != kNone) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
   on_change_();
+}
+
+WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
+  WaitCause cause{.reason = TraceReason::kUpdateLane};
+  if (block) cause = {cause.reason, index_of(layout_.block(*block).unit), index_of(*block)};
+  LanePhase last = LanePhase::kFree;  // of those looked at, the one that says most
+  for (const Lane& lane : lanes_) {
+    if (lane.phase == LanePhase::kFree || (block && lane.block != *block)) continue;
+    if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;
+    if (lane.phase == LanePhase::kLoaded) return cause.with(TraceReason::kUpdate);
+  }
+  if (last == LanePhase::kReading) return cause.with(TraceReason::kUpdateRead);
+  if (last == LanePhase::kUpdating) return cause.with(TraceReason::kUpdate);
+  return last == LanePhase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;
 }
 
 std::byte* OptimizerPass::resident_block(const BlockPlace& block) const {

@@ -13,11 +13,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/parameter_slots.h"
 #include "engine/resident_units.h"
+#include "engine/step_timeline.h"
 #include "engine/update_order.h"
 #include "engine/worker.h"
 
@@ -64,6 +66,8 @@ class OptimizerPass {
   std::uint64_t version() const { return order_.current().version; }
   // Likewise, and every write has ended. Lanes may hold what they have read ahead.
   bool is_home() const;
+  // What keeps `block` from being updated; without one, the pass from being over.
+  WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
   bool idle() const { return lanes_busy_ == 0; }
 
@@ -80,6 +84,7 @@ class OptimizerPass {
     std::byte* record = nullptr;
     std::uint64_t version = 0;      // that the update starts from
     std::uint64_t sequence = 0;     // of starts
+    std::uint64_t begin_ns = 0;     // of this one
     StepCoefficients coefficients;  // what the worker uses
     std::uint32_t pending = 0;      // record transfers and device copies before the next phase
     LanePhase phase = LanePhase::kFree;

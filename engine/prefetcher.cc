@@ -1,5 +1,6 @@
 #include "engine/prefetcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -26,8 +27,9 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       ranks_(ranks),
       hooks_(std::move(hooks)),
       shard_event_(device),
-      gather_stream_(device, "gathers"),
-      copy_stream_(device, "copy up") {
+      resident_since_ns_(layout.units().size()),
+      gather_stream_(device, "gathers", StreamPriority::kHigh),
+      copy_stream_(device, "copy up", StreamPriority::kHigh) {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
     ready_events_.emplace_back(device);
     release_events_.emplace_back(device);
@@ -37,6 +39,7 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
 void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
                        bool keeps_for_update) {
   SLUICE_CHECK(idle(), "a schedule begins when the one before it has ended");
+  for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit) trace_eviction(unit);
   schedule_ = &schedule;
   plan_ = &plan;
   version_ = version;
@@ -76,7 +79,7 @@ void Prefetcher::pump() {
 
 // Issues the next block, or the next use that needs none. False when something has to happen first.
 bool Prefetcher::issue_next() {
-  awaits_update_ = false;
+  blocked_ = {};
   if (next_use_ == schedule_->size() || pipeline_.size() == kPipelineItemsMax) return false;
   const std::uint32_t use = next_use_;
   if (next_block_ == 0 && !may_start(use)) return false;
@@ -87,10 +90,7 @@ bool Prefetcher::issue_next() {
   }
   const auto blocks = layout_.blocks_of((*schedule_)[use].unit);
   const BlockPlace& block = blocks[next_block_];
-  if (!is_updated(block)) {
-    awaits_update_ = true;
-    return false;
-  }
+  if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, block.unit, index_of(block.id));
   const bool is_last = next_block_ + 1 == blocks.size();
   if (!issue_block(use, block, next_block_ == 0, is_last)) return false;
   ++next_block_;
@@ -108,14 +108,12 @@ void Prefetcher::finish_issue(std::uint32_t use) {
 // updated.
 bool Prefetcher::may_start(std::uint32_t use) {
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
-    if (!released_[evicted]) return false;
+    if (!released_[evicted]) return blocked_by(TraceReason::kWindow, (*schedule_)[use].unit);
   }
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   if (!placement_.unit_is_on_device(unit)) return true;
   for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
-    if (is_updated(block)) continue;
-    awaits_update_ = true;
-    return false;
+    if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, unit.id, index_of(block.id));
   }
   return true;
 }
@@ -130,24 +128,40 @@ bool Prefetcher::is_updated(const BlockPlace& block) const {
 bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is_first,
                              bool is_last) {
   Item item{.use = use, .block = index_of(block.id), .is_first = is_first, .is_last = is_last};
+  const auto lacks_slot = [&] {
+    return blocked_by(TraceReason::kSlot, block.unit, index_of(block.id));
+  };
   if (placement_.parameter_tier[index_of(block.id)] == Tier::kNvme) {
     if (const auto bound = slots_.find(block.id)) {
       // Without keeping, as under the serial policy, traffic is what was predicted, to the byte:
       // the block's earlier fetch ends first.
-      if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return false;
+      if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return lacks_slot();
       // What a cancelled update has made of the bytes is of no use: the pass lets go of them soon.
-      if (!slots_.will_hold(*bound, version_of(block.id))) return false;
+      if (!slots_.will_hold(*bound, version_of(block.id))) return lacks_slot();
       item.slot = *bound;
       slots_.join(*bound, SlotUser::kPrefetch);
     } else {
       const auto taken = slots_.take(block.id, SlotUser::kPrefetch);
-      if (!taken) return false;
+      if (!taken) return lacks_slot();
       item.slot = *taken;
       slots_.fetch(*taken, version_of(block.id));
     }
   }
   pipeline_.push_back(item);
   return true;
+}
+
+bool Prefetcher::blocked_by(TraceReason reason, UnitId unit, std::uint32_t block) {
+  blocked_ = {.reason = reason, .unit = index_of(unit), .block = block};
+  return false;
+}
+
+WaitCause Prefetcher::waits_for() const {
+  if (pipeline_.empty()) return blocked_;
+  const std::uint32_t block = pipeline_.front().block;
+  return {.reason = TraceReason::kRead,
+          .unit = index_of((*schedule_)[pipeline_.front().use].unit),
+          .block = block};
 }
 
 // Queues the copies of whatever has arrived at the front, in schedule order.
@@ -193,9 +207,19 @@ void Prefetcher::complete_unit(std::uint32_t use) {
 
 void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   const WindowUse& place = plan_->uses[item.use];
-  if (item.is_first) {
+  const bool is_gated = item.is_first && !place.evicted_uses.empty();
+  if (is_gated) {
     for (const std::uint32_t evicted : place.evicted_uses)
       device_.wait(copy_stream_.id(), release_event((*schedule_)[evicted].unit));
+    // Gates open in the order of the copies behind them.
+    device_.call_host(copy_stream_.id(), [this, use = item.use] {
+      scheduler_.post([this, use] {
+        for (const std::uint32_t evicted : plan_->uses[use].evicted_uses)
+          trace_eviction(index_of((*schedule_)[evicted].unit));
+        std::ranges::find_if(copies_, &Copy::is_gated)->is_gated = false;
+        meter_copies();
+      });
+    });
   }
   const std::uint64_t offset = block.offset_elements * layout_.format().parameter_bytes();
   const std::byte* source =
@@ -204,8 +228,11 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
                layout_.parameter_bytes(block.id), copy_stream_.id());
   copies_.push_back({.block = item.block,
                      .slot = item.slot,
-                     .begin_ns = steady_now_ns(),
+                     .begin_ns = trace_now_ns(),
+                     .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
+                     .is_gated = is_gated,
                      .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
+  meter_copies();
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copied(); }); });
 }
 
@@ -213,16 +240,44 @@ void Prefetcher::copied() {
   const Copy copy = copies_.front();
   copies_.pop_front();
   if (copy.slot != kNoSlot) slots_.leave(copy.slot, SlotUser::kPrefetch, copy.keep);
-  if (trace_enabled()) {
-    trace_record({.begin_ns = copy.begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .size_bytes = layout_.parameter_bytes(BlockId{copy.block}),
-                  .step = version_,
-                  .unit = index_of(layout_.block(BlockId{copy.block}).unit),
-                  .block = copy.block,
-                  .kind = TraceKind::kCopyToDevice});
-  }
+  const std::uint64_t now_ns = trace_now_ns();
+  trace_span({.begin_ns = copy.begin_ns,
+              .end_ns = now_ns,
+              .started_ns = std::max(copy.begin_ns, copying_since_ns_),
+              .moved_ns = now_ns,
+              .size_bytes = layout_.parameter_bytes(BlockId{copy.block}),
+              .step = version_ + 1,
+              .unit = index_of(layout_.block(BlockId{copy.block}).unit),
+              .block = copy.block,
+              .kind = TraceKind::kCopyToDevice});
+  if (copy.unit_copied != kNoUnit) resident_since_ns_[copy.unit_copied] = now_ns;
+  copying_since_ns_ = now_ns;
+  meter_copies();
   hooks_.on_change();
+}
+
+// The device copies while the first copy's gate is open.
+void Prefetcher::meter_copies() {
+  const bool is_copying = !copies_.empty() && !copies_.front().is_gated;
+  if (is_copying == is_copying_) return;
+  is_copying_ = is_copying;
+  if (is_copying) {
+    copying_since_ns_ = trace_now_ns();
+    scheduler_.work().begin(Work::kCopyUp);
+  } else {
+    scheduler_.work().end(Work::kCopyUp);
+  }
+}
+
+void Prefetcher::trace_eviction(std::uint32_t unit) {
+  if (resident_since_ns_[unit] == 0) return;
+  trace_span({.begin_ns = resident_since_ns_[unit],
+              .end_ns = trace_now_ns(),
+              .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
+              .step = version_ + 1,
+              .unit = unit,
+              .kind = TraceKind::kResident});
+  resident_since_ns_[unit] = 0;
 }
 
 }  // namespace sluice

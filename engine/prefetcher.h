@@ -21,6 +21,7 @@
 
 #include "engine/parameter_slots.h"
 #include "engine/ranks.h"
+#include "engine/step_timeline.h"
 #include "engine/window_plan.h"
 
 namespace sluice {
@@ -65,8 +66,9 @@ class Prefetcher {
   // No read, copy or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty(); }
 
-  // The schedule is held up by a block that has not been updated yet.
-  bool awaits_update() const { return awaits_update_; }
+  // What the next use that is not ready waits for. kUpdate: for an update, of which the pass knows
+  // more.
+  WaitCause waits_for() const;
 
   // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
@@ -80,6 +82,7 @@ class Prefetcher {
  private:
   static constexpr std::uint32_t kNoSlot = 0xffffffffu;
   static constexpr std::uint32_t kNoBlock = 0xffffffffu;
+  static constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
   // One block of one use on its way, or, without a block, a use that needs nothing.
   struct Item {
@@ -93,7 +96,9 @@ class Prefetcher {
     std::uint32_t block = 0;
     std::uint32_t slot = kNoSlot;
     std::uint64_t begin_ns = 0;
-    bool keep = false;  // the slot's bytes are wanted again
+    std::uint32_t unit_copied = kNoUnit;  // its last copy
+    bool is_gated = false;                // until computation has left the place
+    bool keep = false;                    // the slot's bytes are wanted again
   };
 
   bool issue_next();
@@ -107,6 +112,9 @@ class Prefetcher {
   void copy_block(const Item& item, const BlockPlace& block);
   void copied();
   void complete_unit(std::uint32_t use);
+  void meter_copies();
+  bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
+  void trace_eviction(std::uint32_t unit);
 
   const Layout& layout_;
   const Placement& placement_;
@@ -129,7 +137,7 @@ class Prefetcher {
   std::uint32_t next_use_ = 0;    // to be issued
   std::uint32_t next_block_ = 0;  // of next_use_, counted in its unit
   bool keeps_for_update_ = false;
-  bool awaits_update_ = false;
+  WaitCause blocked_;  // what keeps the next block from being issued
   bool is_stopped_ = true;
   std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
   std::vector<bool> released_;
@@ -137,6 +145,9 @@ class Prefetcher {
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
   std::deque<Copy> copies_;  // queued on the device, in order
+  bool is_copying_ = false;  // the first of them, as far as is known here
+  std::uint64_t copying_since_ns_ = 0;
+  std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
 
   Stream gather_stream_;
   Stream copy_stream_;  // last: its callbacks use all of the above

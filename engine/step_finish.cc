@@ -26,9 +26,7 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
   scheduler_.run([this] { drain_.close(); });
-  failure_.await([this] {
-    return drain_.is_complete() && drain_.idle() && prefetcher_.idle() && pass_.is_begun();
-  });
+  failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
@@ -51,23 +49,24 @@ StepReport StepLoop::finish_step() {
   scaler_.update(/*has_overflowed=*/report.skipped);
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
-  const std::uint64_t end_ns = steady_now_ns();
-  report.optimizer_ns = static_cast<std::int64_t>(end_ns - pass_begin_ns);
-  count_stalls(report);
+  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
   const Traffic moved = traffic_.take();
   report.nvme_read_bytes = moved.nvme_read_bytes;
   report.nvme_write_bytes = moved.nvme_write_bytes;
+  WorkTimes work;
   scheduler_.run([&] {
     report.notes = store_.take_notes();
+    work = scheduler_.work().take();
     report.rank_traffic = drain_.take_traffic();
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
+  const UnitId last = course_.schedule()[course_.next() - 1].unit;
+  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
+  report.stall_ns = report.times.stall_ns;
+  report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);
   course_.end(/*is_example=*/true);
-  if (trace_enabled())
-    trace_record(
-        {.begin_ns = begin_ns, .end_ns = end_ns, .step = report.step, .kind = TraceKind::kFinish});
   return report;
 }
 
@@ -157,15 +156,6 @@ void StepLoop::fail_non_finite() {
                   drain_.norm().finite() ? "a gradient of another rank's shard is not finite"
                                          : drain_.describe_non_finite(),
                   step_ + 1, outcome));
-}
-
-void StepLoop::count_stalls(StepReport& report) const {
-  for (std::size_t use = 0; use < course_.schedule().size(); ++use) {
-    const std::int64_t stall_ns =
-        device_.elapsed_ns(arrived_events_[use].id(), resumed_events_[use].id());
-    report.stall_ns += stall_ns;
-    report.stall_for_update_ns += std::min(stall_ns, uses_[use].update_wait_ns);
-  }
 }
 
 }  // namespace sluice

@@ -38,7 +38,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
             model.forward_order, [this] { pump(); }),
-      failure_(pass_, device, scheduler) {}
+      failure_(pass_, device, scheduler),
+      timeline_(layout, device) {}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
 // again.
@@ -83,7 +84,11 @@ void StepLoop::begin_inference() {
 
 void StepLoop::drain() {
   failure_.throw_if_unusable();
-  failure_.await([this] { return pass_.is_home(); });
+  failure_.await([this] {
+    const bool is_home = pass_.is_home();
+    timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
+    return is_home;
+  });
   if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
 }
 
@@ -122,7 +127,7 @@ void StepLoop::throw_if_active() const {
 void StepLoop::begin() {
   leases_held_ = 0;
   uses_.assign(course_.schedule().size(), {});
-  make_events();
+  timeline_.begin(course_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   // Stages without sharded gradients communicate once a step, unless that would give other bits
@@ -130,16 +135,10 @@ void StepLoop::begin() {
   const bool reduces_each = ranks_.shard_gradients() || options_.micro_batches == 1 ||
                             options_.order == MicroBatchOrder::kVertical;
   scheduler_.run([&] {
+    (void)scheduler_.work().take();
     drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
-}
-
-void StepLoop::make_events() {
-  while (arrived_events_.size() < course_.schedule().size()) {
-    arrived_events_.emplace_back(device_);
-    resumed_events_.emplace_back(device_);
-  }
 }
 
 void StepLoop::check_acquire(UnitId unit, Pass pass) const {
@@ -214,31 +213,20 @@ void StepLoop::follow(StepPlan plan) {
     uses_.resize(course_.schedule().size());
     prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
   });
-  make_events();
+  timeline_.follow(course_.schedule());
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
-  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
-  const std::uint64_t begin_ns = steady_now_ns();
   const std::uint32_t use = course_.next();
-  const bool has_gradient = pass == Pass::kBackward && !layout_.unit(unit).is_frozen;
+  timeline_.arrive(use, stream);
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
-  device_.record(arrived_events_[use].id(), stream);
-  std::uint64_t update_awaited_ns = 0;  // last seen
-  failure_.await([&] {
-    if (prefetcher_.awaits_update()) update_awaited_ns = steady_now_ns();
-    if (!prefetcher_.is_ready(use)) return false;
-    if (has_gradient) state.gradient_slot = drain_.try_take_slot();
-    return !has_gradient || state.gradient_slot.has_value();
-  });
-  if (update_awaited_ns > begin_ns)
-    state.update_wait_ns = static_cast<std::int64_t>(update_awaited_ns - begin_ns);
-  device_.wait(stream, placement_.unit_is_on_device(layout_.unit(unit))
-                           ? residents_.event(unit)
-                           : prefetcher_.ready_event(unit));
-  device_.record(resumed_events_[use].id(), stream);
+  failure_.await([&] { return is_ready(use); });
+  const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
+  device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
@@ -250,14 +238,33 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.stream = stream;
   course_.advance();
   ++leases_held_;
-  if (trace_enabled()) {
-    trace_record({.begin_ns = begin_ns,
-                  .end_ns = steady_now_ns(),
-                  .step = step_ + 1,
-                  .unit = index_of(unit),
-                  .kind = TraceKind::kAcquire});
-  }
   return lease;
+}
+
+// On the scheduler's thread: whether everything that `use` needs is on its way to the device.
+bool StepLoop::is_ready(std::uint32_t use) {
+  const ScheduledUse& scheduled = course_.schedule()[use];
+  const bool has_gradient =
+      scheduled.pass == Pass::kBackward && !layout_.unit(scheduled.unit).is_frozen;
+  WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
+  if (prefetcher_.is_ready(use)) {
+    if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || uses_[use].gradient_slot) cause = {};
+  } else {
+    cause = prefetcher_.waits_for();
+    if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
+  }
+  timeline_.waits_for(use, cause);
+  return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
+}
+
+// Likewise: whether every gradient of the step is final, and its update may be applied.
+bool StepLoop::is_over() {
+  const bool is_drained = drain_.is_complete() && drain_.idle();
+  timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
+                                  : !pass_.is_begun() ? pass_.waits_for()
+                                                      : WaitCause());
+  return is_drained && prefetcher_.idle() && pass_.is_begun();
 }
 
 void StepLoop::release(const LeasedUse& lease) noexcept {

@@ -17,6 +17,7 @@
 #include "engine/prefetcher.h"
 #include "engine/step_course.h"
 #include "engine/step_failure.h"
+#include "engine/step_timeline.h"
 #include "engine/update_policy.h"
 
 namespace sluice {
@@ -36,8 +37,9 @@ struct StepReport {
   bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
   // When blocks were updated: not kAuto, which has decided by now.
   OverlapPolicy policy = OverlapPolicy::kSerial;
-  bool redone = false;                   // speculative: clipping bit, so the update was made again
-  std::int64_t stall_ns = 0;             // computation waited for parameters or gradient slots
+  bool redone = false;        // speculative: clipping bit, so the update was made again
+  StepTimes times;            // where the step's time went
+  std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
   // Times that computation left the schedule: each costs a wait for what is now needed.
   std::uint32_t schedule_changes = 0;
@@ -45,7 +47,11 @@ struct StepReport {
   // Since the report before: under overlap, with the update that the step before left running.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  RankTraffic rank_traffic;        // likewise
+  RankTraffic rank_traffic;  // likewise
+  // Likewise of boundary activations, from the device to their homes and back; on storage, part of
+  // the above.
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
 };
 
@@ -83,6 +89,14 @@ class StepLoop {
   // Updates applied to every block, and those plus the one that may be under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
+  const StepTimeline& timeline() const { return timeline_; }
+  // The reference stays valid.
+  const ActivationPlan& activations(const StepOptions& options) {
+    return course_.plans().activations(options.micro_batches, options.order);
+  }
+  const ActivationPlan& inference_activations() const {
+    return course_.plans().inference_activations();
+  }
   double loss_scale() const { return scaler_.scale(); }
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
@@ -100,13 +114,11 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
-    std::int64_t update_wait_ns = 0;  // of the application, for the update of the unit
     bool is_released = false;
   };
 
   void throw_if_active() const;
   void begin();
-  void make_events();
   void pump();
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
@@ -121,7 +133,8 @@ class StepLoop {
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
   void apply(const NormAccumulator& norm, StepReport& report);
-  void count_stalls(StepReport& report) const;
+  bool is_ready(std::uint32_t use);
+  bool is_over();
 
   const Config& config_;
   const ModelSpec& model_;
@@ -151,8 +164,7 @@ class StepLoop {
   StepOptions options_;
   std::uint32_t leases_held_ = 0;
   std::vector<UseState> uses_;
-  std::vector<Event> arrived_events_;  // by use: computation is ready for the unit
-  std::vector<Event> resumed_events_;  // by use: and goes on with it
+  StepTimeline timeline_;
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 
   std::uint64_t step_ = 0;             // updates scheduled

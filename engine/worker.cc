@@ -12,13 +12,17 @@ Worker::Worker(unsigned threads, Scheduler& scheduler)
                               }}) {}
 
 void Worker::post(std::function<void()> work, std::function<void()> done) {
+  scheduler_.work().begin(Work::kCpu);
   thread_.post([this, work = std::move(work), done = std::move(done)]() mutable {
     try {
       work();
     } catch (...) {
       scheduler_.fail(std::current_exception());
     }
-    scheduler_.post(std::move(done));
+    scheduler_.post([this, done = std::move(done)] {
+      scheduler_.work().end(Work::kCpu);
+      done();
+    });
   });
 }
 

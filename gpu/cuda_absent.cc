@@ -1,6 +1,8 @@
-// What gpu/cuda_device.h promises, in a build without CUDA.
+// What gpu/cuda_device.h, gpu/cuda_copies.h and gpu/device_math.h promise, in a build without CUDA.
 #include "base/error.h"
+#include "gpu/cuda_copies.h"
 #include "gpu/cuda_device.h"
+#include "gpu/device_math.h"
 
 namespace sluice {
 
@@ -14,6 +16,15 @@ std::string describe_cuda_device(int ordinal) {
 
 std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
   throw Error(ErrorCode::kUnsupported, why_no_cuda_device(options.ordinal));
+}
+
+double plain_copies_s(CudaDevice&, const CopyEnds&, const CopyEnds&, std::uint64_t, std::uint64_t,
+                      unsigned) {
+  throw Error(ErrorCode::kUnsupported, why_no_cuda_device(0));
+}
+
+std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice&) {
+  throw Error(ErrorCode::kUnsupported, why_no_cuda_device(0));
 }
 
 }  // namespace sluice

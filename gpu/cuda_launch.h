@@ -71,6 +71,20 @@ __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
 }
 
+// Eight threads a leaf. Every thread of a warp takes part in its shuffles.
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
+  constexpr std::uint64_t kLeaves = kTeamThreads / 8;
+  const unsigned lane = threadIdx.x % 8;
+  for (std::uint64_t begin = blockIdx.x * kLeaves; begin < count; begin += gridDim.x * kLeaves) {
+    const std::uint64_t leaf = begin + threadIdx.x / 8;
+    double sum = leaf < count ? body.lane(leaf, lane) : 0.0;
+    for (unsigned distance = 4; distance != 0; distance /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (lane == 0 && leaf < count) body.store(leaf, sum);
+  }
+}
+
 class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
@@ -94,6 +108,18 @@ class CudaLauncher {
     const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks = std::min(count, kBlocksMax);
     teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+  // body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in
+  // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
+  template <class Body>
+  void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks =
+        std::min((count + kTeamThreads / 8 - 1) / (kTeamThreads / 8), kBlocksMax);
+    leaves_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
     SLUICE_CUDA(cudaGetLastError());
   }
 

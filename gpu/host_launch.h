@@ -30,6 +30,20 @@ class HostLauncher {
     });
   }
 
+  // body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in
+  // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
+  template <class Body>
+  void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    device_.launch(stream, [count, body] {
+      for (std::uint64_t i = 0; i < count; ++i) {
+        double lanes[8];
+        for (unsigned lane = 0; lane < 8; ++lane) lanes[lane] = body.lane(i, lane);
+        body.store(i, ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                          ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+      }
+    });
+  }
+
  private:
   HostDevice& device_;
 };

@@ -51,6 +51,14 @@ auto with_element_type(DType dtype, const Body& body) {
   return body(static_cast<float*>(nullptr));
 }
 
+// Eight elements that one thread reads and writes as a whole: accesses of 16 bytes. What they lie
+// in is aligned to 16 bytes.
+inline constexpr std::uint64_t kPackElements = 8;
+template <class T>
+struct alignas(16) Pack {
+  T values[kPackElements];
+};
+
 struct SerialTeam {
   unsigned rank() const { return 0; }
   unsigned size() const { return 1; }

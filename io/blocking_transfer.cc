@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "base/trace_clock.h"
 #include "io/transfer_progress.h"
 
 namespace sluice {
@@ -18,11 +19,13 @@ std::int64_t attempt_blocking(const IoRequest& request) {
 }
 
 void transfer_blocking(IoRequest& request, RequestLedger& ledger) {
+  request.started_ns = trace_now_ns();
   TransferStep step;
   do {
     step = advance_transfer(request, attempt_blocking(request));
     ledger.count(request, step);
   } while (step != TransferStep::kEnded);
+  request.moved_ns = trace_now_ns();
 }
 
 }  // namespace sluice

@@ -48,6 +48,8 @@ struct IoRequest {
   // Results.
   int error = 0;                        // 0, or the errno that ended the transfer
   std::uint64_t transferred_bytes = 0;  // length_bytes when error is 0
+  std::uint64_t started_ns = 0;         // trace_now_ns() when the drive was asked first,
+  std::uint64_t moved_ns = 0;           // and when it had moved the last byte
 
   // The queue's own, while the request is in flight.
   std::uint32_t attempts = 0;

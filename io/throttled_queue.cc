@@ -70,6 +70,7 @@ class DeadlineQueue final : public ThrottledQueue {
     IoRequest turn;                // its place among those that wait for the emulated drive
     std::uint64_t ticket = 0;
     std::uint64_t arrived_ns = 0;
+    std::uint64_t taken_up_ns = 0;  // by the emulated drive
     std::uint64_t deadline_ns = 0;
     std::uint64_t served = 0;    // number in the order of being taken up
     std::uint64_t moved_ns = 0;  // when the real queue was done with it; 0 = not yet
@@ -186,7 +187,8 @@ std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
     while (line.waiting.count() != 0 && line.free_ns <= now_ns) {
       Job* const job = static_cast<Job*>(line.waiting.pop().request->context);
       job->served = ++served_;
-      line.free_ns = std::max(line.free_ns, job->arrived_ns) + transfer_ns(*job->request);
+      job->taken_up_ns = std::max(line.free_ns, job->arrived_ns);
+      line.free_ns = job->taken_up_ns + transfer_ns(*job->request);
       job->deadline_ns = line.free_ns + options_.latency_ns;
     }
     if (line.waiting.count() != 0) wake_ns = std::min(wake_ns, line.free_ns);
@@ -219,6 +221,8 @@ void DeadlineQueue::deliver(Job& job, std::unique_lock<std::mutex>& lock) {
   IoRequest& request = *job.request;
   request.error = job.real.error;
   request.transferred_bytes = job.real.transferred_bytes;
+  request.started_ns = job.taken_up_ns;
+  request.moved_ns = std::max(job.deadline_ns, job.moved_ns);
   const std::uint64_t ticket = job.ticket;
   spare_.splice(spare_.end(), jobs_, job.self);
   lock.unlock();

@@ -34,6 +34,8 @@ void begin_transfer(IoRequest& request) {
   request.error = 0;
   request.transferred_bytes = 0;
   request.attempts = 0;
+  request.started_ns = 0;
+  request.moved_ns = 0;
 }
 
 TransferAttempt next_attempt(const IoRequest& request) {

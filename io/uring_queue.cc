@@ -20,6 +20,7 @@
 #include <liburing.h>
 
 #include "base/error.h"
+#include "base/trace_clock.h"
 #include "base/units.h"
 #include "io/handover.h"
 #include "io/io_queue.h"
@@ -308,7 +309,8 @@ class UringQueue final : public IoQueue {
   }
 
   void prepare(std::uint64_t slot) {
-    const IoRequest& request = *slots_[slot].request;
+    IoRequest& request = *slots_[slot].request;
+    if (request.started_ns == 0) request.started_ns = trace_now_ns();
     ring_.prepare(request.kind, request.descriptor, next_attempt(request), slot);
   }
 
@@ -332,6 +334,7 @@ class UringQueue final : public IoQueue {
     const TransferStep step = advance_transfer(request, result);
     ledger_.count(request, step);
     if (step == TransferStep::kEnded) {
+      request.moved_ns = trace_now_ns();
       ended_.push_back(slots_[tag]);
       free_slots_.push_back(tag);
     } else {

@@ -14,9 +14,12 @@
 #include "tools/exit_codes.h"
 #include "tools/interrupt.h"
 #include "tools/step_regimes.h"
+#include "tools/trace_session.h"
 
 namespace sluice {
 namespace {
+
+constexpr std::uint64_t kTraceRingBytes = 8_MiB;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kConfig, "bench step: " + message);
@@ -145,6 +148,8 @@ void write_json(const BenchStepOptions& options, const std::vector<RegimeResult>
 }
 
 void check(const BenchStepOptions& options) {
+  if (!options.trace_file.empty() && (options.regimes.size() != 1 || options.policies.size() != 1))
+    refuse("--trace is of one engine: give one --regime and one --policy");
   if (options.parameters < options.units || options.units < 1)
     refuse(fmt::format("{} parameters in {} units", options.parameters, options.units));
   if (parse_size(options.rate) < 1'000'000)
@@ -163,6 +168,7 @@ int run_bench_step(const BenchStepOptions& options) {
              options.parameters, options.units, options.rate);
   std::fflush(stdout);
   std::vector<RegimeResult> results;
+  TraceSession trace(options.trace_file, kTraceRingBytes);
   const StepRegimeOptions regime_options{.policies = options.policies,
                                          .parameters = options.parameters,
                                          .units = options.units,
@@ -170,6 +176,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                          .path = options.path,
                                          .rate_bytes_per_second = parse_size(options.rate),
                                          .lanes = options.lanes,
+                                         .window_units = options.window_units,
                                          .memory_share = options.memory_share};
   for (const std::string& regime : options.regimes.empty() ? step_regimes() : options.regimes) {
     if (interrupted()) break;
@@ -177,6 +184,7 @@ int run_bench_step(const BenchStepOptions& options) {
     print(options, results.back());
   }
   if (!options.json_file.empty()) write_json(options, results);
+  fmt::print("{}", trace.finish());
   return interrupted() ? kExitInterrupted : kExitOk;
 }
 

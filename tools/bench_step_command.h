@@ -18,6 +18,8 @@ struct BenchStepOptions {
   std::string path = "/var/tmp";
   std::string rate = "1GB";            // of the throttled drive, a second
   std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
+  std::uint32_t window_units = 3;      // that the device window has room for
+  std::string trace_file;              // empty = none; else of one regime and policy
   double memory_share = 0;             // of the state in host memory
   std::string json_file;
 };

@@ -8,6 +8,7 @@ namespace sluice {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitInternal = 1;
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitRegression = 3;
 inline constexpr int kExitResource = 5;
 inline constexpr int kExitInterrupted = 130;
 

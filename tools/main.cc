@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "tools/bench_adam_command.h"
+#include "tools/bench_gpu_command.h"
 #include "tools/bench_io_command.h"
 #include "tools/bench_step_command.h"
 #include "tools/doctor_command.h"
@@ -18,6 +19,7 @@
 #include "tools/generate_command.h"
 #include "tools/plan_command.h"
 #include "tools/step_regimes.h"
+#include "tools/trace_command.h"
 #include "tools/train_command.h"
 
 namespace {
@@ -44,6 +46,8 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
   train->add_option("--json", options.json_file,
                     "Write every step's figures and the state's SHA-256");
   train->add_option("--csv", options.csv_file, "Write one row of figures a step");
+  train->add_option("--trace", options.trace_file,
+                    "Record every transfer, copy, update and wait (sluice trace reads it)");
   train->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
@@ -90,6 +94,21 @@ void add_bench_adam(CLI::App& bench, sluice::BenchAdamOptions& options) {
           CLI::ignore_case));
   adam->add_option("--json", options.json_file, "Write every figure");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
+}
+
+void add_bench_gpu(CLI::App& bench, sluice::BenchGpuOptions& options) {
+  CLI::App* gpu = bench.add_subcommand(
+      "gpu", "Copies, the optimizer's kernel and training steps on the first GPU");
+  gpu->add_option("--shape", options.shapes, "124M, 1.5B or 7B (may be repeated); default: all")
+      ->allow_extra_args(false);
+  gpu->add_option("--path", options.path, "Folder of the storage")->capture_default_str();
+  gpu->add_option("--steps", options.steps, "Counted steps of each training")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  gpu->add_option("--seconds", options.seconds, "No measurement begins after so many")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  gpu->add_option("--json", options.json_file, "Write the figures");
 }
 
 void add_bench_io(CLI::App& bench, sluice::BenchIoOptions& options) {
@@ -140,6 +159,10 @@ void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
   step->add_option("--lanes", options.lanes,
                    "As optimizer.lanes (default: a tenth of the model's blocks)")
       ->check(CLI::Range(1, 100000));
+  step->add_option("--window", options.window_units, "Units that the device window has room for")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--trace", options.trace_file, "Record the steps of one regime and policy");
   step->add_option("--memory-share", options.memory_share,
                    "Share of the state at home in host memory")
       ->check(CLI::Range(0.0, 1.0))
@@ -181,6 +204,73 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--json", options.json_file, "Write the plan");
 }
 
+void add_trace_files(CLI::App* command, std::vector<std::string>& files) {
+  command->add_option("FILE", files, "Trace files, one of each rank")->required();
+}
+
+struct TraceCommands {
+  sluice::TraceSummaryOptions summary;
+  sluice::TraceHtmlOptions html;
+  sluice::TraceExportOptions files;
+  sluice::TraceDiffOptions diff;
+  sluice::TraceWhatIfOptions whatif;
+
+  int run(const CLI::App* trace) const {
+    if (trace->got_subcommand("html")) return sluice::run_trace_html(html);
+    if (trace->got_subcommand("export")) return sluice::run_trace_export(files);
+    if (trace->got_subcommand("diff")) return sluice::run_trace_diff(diff);
+    if (trace->got_subcommand("whatif")) return sluice::run_trace_whatif(whatif);
+    return sluice::run_trace_summary(summary);
+  }
+};
+
+void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
+  CLI::App* html = trace.add_subcommand("html", "A page with timeline, maps and tables");
+  add_trace_files(html, commands.html.files);
+  html->add_option("-o,--output", commands.html.output, "The page")->required();
+  html->add_option("--io", commands.html.calibration,
+                   "Calibration written by bench io --json, to compare with");
+  CLI::App* files = trace.add_subcommand("export", "Records for other programs");
+  add_trace_files(files, commands.files.files);
+  files->add_option("--chrome", commands.files.chrome_file, "JSON for Perfetto");
+  files->add_option("--csv", commands.files.csv_file, "One row a record");
+  files->add_option("--json", commands.files.json_file, "Steps, waits and records");
+}
+
+void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
+  CLI::App* diff = trace.add_subcommand("diff", "How much longer the second trace's steps are");
+  diff->add_option("A", commands.diff.before, "The trace to compare with")->required();
+  diff->add_option("B", commands.diff.after, "The trace to look at")->required();
+  diff->add_option("--percent", commands.diff.percent,
+                   "Exit with 3 when steps are longer by more than this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  CLI::App* whatif = trace.add_subcommand("whatif", "A step under other settings");
+  whatif->add_option("FILE", commands.whatif.file, "Trace file")->required();
+  whatif
+      ->add_option("--set", commands.whatif.settings,
+                   "nvme, nvme.read, nvme.write, nvme.latency, copy, adam or compute=2x; drives, "
+                   "prefetch_window or lanes=N; memory.host or memory.device=SIZE; policy=NAME "
+                   "(may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+}
+
+void add_trace(CLI::App& app, TraceCommands& commands) {
+  sluice::TraceSummaryOptions& summary = commands.summary;
+  CLI::App* trace = app.add_subcommand("trace", "Look at what train --trace recorded");
+  trace->require_subcommand(1);
+  CLI::App* command = trace->add_subcommand(
+      "summary", "Where a step's time went, how the drives did, and what would help");
+  add_trace_files(command, summary.files);
+  command->add_option("--io", summary.calibration,
+                      "Calibration written by bench io --json, to compare with");
+  command->add_option("--bytes-written-rating", summary.bytes_written_rating,
+                      "What the drives may be written in their life (such as 1200TB)");
+  add_trace_outputs(*trace, commands);
+  add_trace_questions(*trace, commands);
+}
+
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
@@ -193,21 +283,25 @@ void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
 struct Commands {
   sluice::TrainOptions train;
   sluice::GenerateOptions generate;
+  sluice::BenchGpuOptions bench_gpu;
   sluice::BenchIoOptions bench_io;
   sluice::BenchAdamOptions bench_adam;
   sluice::BenchStepOptions bench_step;
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
+  TraceCommands trace;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) {
       const CLI::App* bench = app.get_subcommand("bench");
+      if (bench->got_subcommand("gpu")) return sluice::run_bench_gpu(bench_gpu);
       if (bench->got_subcommand("io")) return sluice::run_bench_io(bench_io);
       if (bench->got_subcommand("step")) return sluice::run_bench_step(bench_step);
       return sluice::run_bench_adam(bench_adam);
     }
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
+    if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
   }
@@ -228,9 +322,11 @@ int main(int argc, char** argv) {
   add_plan(app, commands.plan);
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
+  add_bench_gpu(*bench, commands.bench_gpu);
   add_bench_io(*bench, commands.bench_io);
   add_bench_adam(*bench, commands.bench_adam);
   add_bench_step(*bench, commands.bench_step);
+  add_trace(app, commands.trace);
   add_doctor(app, commands.doctor.paths);
   try {
     app.parse(argc, argv);

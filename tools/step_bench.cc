@@ -14,10 +14,8 @@
 namespace sluice {
 namespace {
 
-// Room in the window for the unit in use and two read ahead, and gradients of two units.
-constexpr std::uint64_t kWindowUnits = 3;
+// Gradients of two units.
 constexpr std::uint64_t kGradientSlots = 2;
-constexpr std::uint32_t kTraceRecords = 1 << 14;  // of a thread: the last ones of a run
 
 ModelSpec model_of(const StepBenchModel& bench) {
   ModelSpec model;
@@ -36,7 +34,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.storage.paths = {bench.path};
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
-  const std::uint64_t window_units = bench.window_holds_all ? bench.units : kWindowUnits;
+  const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
   const Layout layout(model, state_format(config), {});
   const auto tenth = static_cast<std::uint32_t>(layout.blocks().size() / 10);
   config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
@@ -63,6 +61,14 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
 float initial_value(std::uint64_t tensor, std::uint64_t element) {
   const std::uint64_t mixed = (tensor << 40 ^ element) * 0x9e3779b97f4a7c15u;
   return (static_cast<float>(mixed >> 40) * 0x1p-23f - 1) * 0.02f;
+}
+
+// Bytes a second that the worker went through between the two.
+double counted_rate(const TraceCounts& before, const TraceCounts& after, TraceKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  const std::uint64_t busy_ns = after[index].busy_ns - before[index].busy_ns;
+  const std::uint64_t size_bytes = after[index].size_bytes - before[index].size_bytes;
+  return busy_ns == 0 ? 0 : static_cast<double>(size_bytes) * 1e9 / static_cast<double>(busy_ns);
 }
 
 std::uint64_t as_ns(double seconds) {
@@ -100,7 +106,7 @@ StepBench::~StepBench() = default;
 
 std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   std::vector<MeasuredStep> steps;
-  trace_enable(kTraceRecords);
+  const TraceCounts before = trace_counts();
   std::uint64_t begin_ns = steady_now_ns();
   for (unsigned i = 0; i <= warm + measured; ++i) {
     const std::uint64_t now_ns = steady_now_ns();
@@ -109,23 +115,13 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
     steps.push_back({.report = step()});
   }
   engine_->drain();
-  cpu_rates_ = {.adam = traced_rate(TraceKind::kAdam), .norm = traced_rate(TraceKind::kNorm)};
-  trace_enable(0);
+  const StateFormat& format = engine_->layout().format();
+  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  const TraceCounts after = trace_counts();
+  cpu_rates_ = {.adam = counted_rate(before, after, TraceKind::kAdam) / state_bytes,
+                .norm = counted_rate(before, after, TraceKind::kNorm) /
+                        static_cast<double>(format.gradient_bytes())};
   return {steps.begin() + warm, steps.end() - 1};
-}
-
-// Parameters over the time that the worker spent on them.
-double StepBench::traced_rate(TraceKind kind) const {
-  const Layout& layout = engine_->layout();
-  std::uint64_t parameters = 0;
-  std::uint64_t busy_ns = 0;
-  for (const TraceRecord& record : trace_take()) {
-    if (record.kind != kind) continue;
-    parameters += kind == TraceKind::kAdam ? layout.block(BlockId{record.block}).element_count
-                                           : layout.unit(UnitId{record.unit}).element_count;
-    busy_ns += record.end_ns - record.begin_ns;
-  }
-  return busy_ns == 0 ? 0 : static_cast<double>(parameters) * 1e9 / static_cast<double>(busy_ns);
 }
 
 StepReport StepBench::step() {

@@ -27,8 +27,9 @@ struct StepBenchModel {
   std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
   // Of the state; 0 = all of it on storage, 1 = all of it in host memory.
   double memory_share = 0;
-  unsigned threads = 0;           // of the optimizer; 0 = the granted cores
-  bool window_holds_all = false;  // else three units
+  unsigned threads = 0;            // of the optimizer; 0 = the granted cores
+  std::uint32_t window_units = 3;  // that the device window has room for
+  bool window_holds_all = false;   // or all of them
 };
 
 // Adam and gradient norms: parameters a second.
@@ -65,7 +66,6 @@ class StepBench {
 
  private:
   StepReport step();
-  double traced_rate(TraceKind kind) const;
   template <class Function>
   StepCost with_shape(const Rates& rates, const Function& function) const;
 

@@ -112,6 +112,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
                              .lanes = options.lanes,
                              .memory_share = in_memory ? 1 : options.memory_share,
                              .threads = threads,
+                             .window_units = options.window_units,
                              .window_holds_all = in_memory};
   for (const OverlapPolicy policy : kPolicies) {
     const bool is_wanted =

@@ -23,6 +23,7 @@ struct StepRegimeOptions {
   std::string path;
   std::uint64_t rate_bytes_per_second = 0;  // of the throttled drive
   std::optional<std::uint32_t> lanes;       // empty = a tenth of the blocks
+  std::uint32_t window_units = 3;           // that the device window has room for
   double memory_share = 0;                  // of the state in host memory
 };
 

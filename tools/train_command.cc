@@ -16,8 +16,10 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
+#include "tools/order_choice.h"
 #include "tools/rank_world.h"
 #include "tools/state_hash.h"
+#include "tools/trace_session.h"
 #include "tools/train_report.h"
 #include "tools/training_device.h"
 
@@ -34,6 +36,8 @@ TrainConfig read_config(const TrainOptions& options) {
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
+  if (!options.trace_file.empty()) config.trace_file = options.trace_file;
+  resolve_order(config);
   return config;
 }
 
@@ -87,9 +91,10 @@ class TrainRun {
         init_(open_initial_model(options, config)),
         device_(config_),
         collectives_(ranks.join(device_.host())),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device(), {},
-                collectives_.get()),
-        trainer_(device_.make_trainer(config_, dataset_, engine_)) {}
+        engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
+        trainer_(device_.make_trainer(config_, dataset_, engine_)),
+        limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
+                config.engine.storage.calibration) {}
 
   int run() {
     introduce();
@@ -105,7 +110,8 @@ class TrainRun {
     record_.parameters = engine_.layout().parameter_count();
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
-    record_.predicted = engine_.predicted_traffic(config_.micro_batches);
+    record_.order = *config_.order;
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
@@ -118,6 +124,12 @@ class TrainRun {
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
     fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
+    if (config_.micro_batches > 1) {
+      Config engine = config_.engine;
+      fill_budgets(engine.memory);
+      fmt::print("{}\n",
+                 describe(plan_orders(engine, validated(training_model(config_))), record_.order));
+    }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -155,15 +167,20 @@ class TrainRun {
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
            .rank_traffic = trained.report.rank_traffic,
+           .activation_out_bytes = trained.report.activation_out_bytes,
+           .activation_in_bytes = trained.report.activation_in_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
+           .times = trained.report.times,
            .policy = trained.report.policy});
+      limits_.note(trained.report);
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
       record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
     }
     progress.finish();
+    record_.limits = limits_.limits();
   }
 
   double mean_over_ranks(double own) {
@@ -184,6 +201,7 @@ class TrainRun {
     write_outputs();
     if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
+    fmt::print("{}", time_report(record_));
     if (record_.validation_loss) {
       fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
                  *record_.validation_loss, *record_.bigram_cross_entropy);
@@ -221,23 +239,38 @@ class TrainRun {
   std::unique_ptr<Collectives> collectives_;
   Engine engine_;
   std::unique_ptr<Training> trainer_;
+  LimitMeter limits_;
   RunRecord record_;
 };
 
+// Each rank has a trace of its own.
+std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
+  if (config.trace_file.empty() || ranks.rank() == 0) return config.trace_file;
+  return fmt::format("{}.rank{}", config.trace_file, ranks.rank());
+}
+
 int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
-  TrainRun run(options, config, ranks);
+  TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes);
+  std::unique_ptr<TrainRun> run;
+  int code = kExitOk;
   try {
-    return run.run();
+    run = std::make_unique<TrainRun>(options, config, ranks);
+    code = run->run();
   } catch (const std::exception& failure) {
     // Before the engine goes: it would wait for ranks that wait for this one.
     if (ranks.are_several()) ranks.give_up(failure);
     const auto* const error = dynamic_cast<const Error*>(&failure);
+    if (run == nullptr) trace.discard();  // a run that is refused leaves nothing behind
     if (error == nullptr || error->code() != ErrorCode::kTimeout) throw;
     // The engine's destructor would wait for the drive.
     fmt::print(stderr, "sluice: {}\n", failure.what());
     std::fflush(nullptr);
     ::_exit(exit_code_of(error->code()));
   }
+  run.reset();  // the engine has its say in the trace
+  const std::string summary = trace.finish();
+  if (!options.quiet && ranks.rank() == 0) fmt::print("{}", summary);
+  return code;
 }
 
 }  // namespace
@@ -247,6 +280,7 @@ int run_train(const TrainOptions& options) {
   check_output(options.json_file);
   check_output(options.csv_file);
   check_model_output(options.save_file);
+  check_output(config.trace_file);
   RankWorld ranks(config.engine.sharding);
   ranks.share_host(config);
   if (!ranks.are_several()) return train_here(options, config, ranks);

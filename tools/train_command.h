@@ -18,6 +18,7 @@ struct TrainOptions {
   std::string csv_file;
   std::string save_file;
   std::string init_file;
+  std::string trace_file;
   bool quiet = false;
 };
 

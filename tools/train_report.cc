@@ -26,8 +26,33 @@ nlohmann::ordered_json number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
-std::string duration_text(double seconds) {
-  const auto whole = static_cast<std::uint64_t>(seconds);
+double seconds(std::int64_t duration_ns) {
+  return static_cast<double>(duration_ns) * 1e-9;
+}
+
+// null when the limits are not known.
+nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
+                                  const StepRecord& step) {
+  if (!run.limits) return nullptr;
+  return 100 * ((*run.limits).*limit).step_s / step.time_s;
+}
+
+nlohmann::ordered_json limits_json(const RunRecord& run) {
+  if (!run.limits) return nullptr;
+  const Rates& rates = run.limits->rates;
+  return {{"t_min_s", run.limits->least.step_s},
+          {"scarcest", name_of(run.limits->least.scarcest())},
+          {"t_bound_s", run.limits->bound.step_s},
+          {"policy", name_of(run.limits->policy)},
+          {"read_bytes_per_second", rates.read_bytes_per_second},
+          {"write_bytes_per_second", rates.write_bytes_per_second},
+          {"copy_bytes_per_second", rates.up_bytes_per_second},
+          {"adam_parameters_per_second", rates.adam_parameters_per_second},
+          {"norm_parameters_per_second", rates.norm_parameters_per_second}};
+}
+
+std::string duration_text(double duration_s) {
+  const auto whole = static_cast<std::uint64_t>(duration_s);
   return whole >= 3600 ? fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60)
                        : fmt::format("{}m{:02}s", whole / 60, whole % 60);
 }
@@ -49,6 +74,41 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
+
+std::string time_report(const RunRecord& run) {
+  StepTimes sum;
+  std::vector<double> times_s;
+  double hidden = 0;
+  for (std::size_t i = run.steps.size() > 1 ? 1 : 0; i < run.steps.size(); ++i) {
+    const StepTimes& times = run.steps[i].times;
+    sum.total_ns += times.total_ns;
+    sum.compute_ns += times.compute_ns;
+    sum.exposed_io_ns += times.exposed_io_ns;
+    sum.exposed_optimizer_ns += times.exposed_optimizer_ns;
+    sum.other_ns += times.other_ns;
+    hidden += times.hidden_share();
+    times_s.push_back(run.steps[i].time_s);
+  }
+  if (times_s.empty() || sum.total_ns == 0) return {};
+  const auto percent = [&](std::int64_t part_ns) {
+    return 100 * static_cast<double>(part_ns) / static_cast<double>(sum.total_ns);
+  };
+  std::string text = fmt::format(
+      "steps: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer {:.1f} %, other {:.1f} %; "
+      "hidden {:.1f} % of I/O and optimizer\n",
+      percent(sum.compute_ns), percent(sum.exposed_io_ns), percent(sum.exposed_optimizer_ns),
+      percent(sum.other_ns), 100 * hidden / static_cast<double>(times_s.size()));
+  if (!run.limits) return text;
+  std::ranges::sort(times_s);
+  const double median_s = times_s[times_s.size() / 2];
+  const auto part = [&](const StepCost& limit) {
+    return fmt::format("{:.1f} % of {:.3f} s", 100 * limit.step_s / median_s, limit.step_s);
+  };
+  return text +
+         fmt::format("the median step of {:.3f} s reaches {} (T_min, {}) and {} (T_bound, {})\n",
+                     median_s, part(run.limits->least), name_of(run.limits->least.scarcest()),
+                     part(run.limits->bound), name_of(run.limits->policy));
+}
 
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
   const Placement& placement = engine.placement();
@@ -87,10 +147,11 @@ void ProgressDisplay::show(const StepRecord& record) {
   if (is_terminal_) return show_bar(record);
   fmt::print(
       "step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
-      "{:>8}  stall {:.3f} s\n",
+      "{:>8}  stall {:.3f} s  hidden {:.0f} %\n",
       record.step, steps_, record.loss, record.gradient_norm,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
-      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
+      100 * record.times.hidden_share());
   std::fflush(stdout);
 }
 
@@ -137,11 +198,24 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},
-                                 {"policy", name_of(step.policy)}});
+                                 {"compute_s", seconds(step.times.compute_ns)},
+                                 {"exposed_io_s", seconds(step.times.exposed_io_ns)},
+                                 {"exposed_optimizer_s", seconds(step.times.exposed_optimizer_ns)},
+                                 {"other_s", seconds(step.times.other_ns)},
+                                 {"hidden_share", step.times.hidden_share()},
+                                 {"percent_of_t_min", percent_of(run, &StepLimits::least, step)},
+                                 {"percent_of_t_bound", percent_of(run, &StepLimits::bound, step)},
+                                 {"policy", name_of(step.policy)},
+                                 {"activation_out_bytes", step.activation_out_bytes},
+                                 {"activation_in_bytes", step.activation_in_bytes}});
   }
+  document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
+  document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
+  document["order"] = name_of(run.order);
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;
@@ -169,13 +243,17 @@ void write_csv(const std::string& path, const RunRecord& run) {
   std::string text =
       "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
       "reduced_bytes,stall_s,stall_for_"
-      "update_s,optimizer_s,policy\n";
+      "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
+      "policy,activation_out_bytes,activation_in_bytes\n";
   for (const StepRecord& step : run.steps) {
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
-                        step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
-                        step.nvme_write_bytes, step.rank_traffic.gathered_bytes,
-                        step.rank_traffic.reduced_bytes, step.stall_s, step.stall_for_update_s,
-                        step.optimizer_s, name_of(step.policy));
+    text += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
+        step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
+        step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes, step.stall_s,
+        step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
+        seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
+        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
+        step.activation_out_bytes, step.activation_in_bytes);
   }
   write_file(path, text);
 }

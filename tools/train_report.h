@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "tools/step_limits.h"
 #include "tools/train_config.h"
 
 namespace sluice {
@@ -22,9 +23,12 @@ struct StepRecord {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;
+  StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
 };
 
@@ -45,6 +49,7 @@ struct RunRecord {
   std::uint64_t state_bytes = 0;
   std::uint64_t seed = 0;
   std::vector<StepRecord> steps;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
@@ -54,10 +59,14 @@ struct RunRecord {
   std::optional<double> bigram_cross_entropy;
   std::string state_sha256;
   bool interrupted = false;
+  std::optional<StepLimits> limits;
 };
 
 // The pools of every tier with their reasons, and each tier's sum against its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes);
+
+// Where the time of the steps went, all but the first, and how near they came to their limits.
+std::string time_report(const RunRecord& run);
 
 // One line for `record`, or, on a terminal, a bar that replaces the one before it.
 class ProgressDisplay {

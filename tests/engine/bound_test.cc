@@ -326,5 +326,45 @@ TEST(Bound, NoScheduleBeatsTheScarcestResource) {
   }
 }
 
+// Beside a step that takes next to nothing, activations on storage take what their bytes take.
+TEST(Activations, AreBusyTimeThatNoStepEndsBefore) {
+  for (const Duplex duplex : {Duplex::kHalf, Duplex::kFull}) {
+    Model model({1, 1});
+    model.set_compute(1e-6, 1e-6);
+    model.set_tiers(Tier::kHost, Tier::kHost);
+    model.rates.duplex = duplex;
+    model.rates.read_bytes_per_second = 2e9;
+    model.rates.write_bytes_per_second = 1e9;
+    model.rates.up_bytes_per_second = 8e9;
+    model.rates.down_bytes_per_second = 4e9;
+    const StepCost without = bound_step(model.shape(), OverlapPolicy::kDeferred);
+    ActivationPlan plan;
+    plan.stored_bytes = 1'000'000'000;
+    plan.fetched_bytes = 3'000'000'000;
+    StepShape shape = model.shape();
+    shape.activations = &plan;
+    const auto added = [&](Resource resource) {
+      return bound_step(shape, OverlapPolicy::kDeferred).busy(resource) - without.busy(resource);
+    };
+    EXPECT_NEAR(added(Resource::kCopyUp), 0.375, 1e-9);
+    EXPECT_NEAR(added(Resource::kCopyDown), 0.25, 1e-9);
+    EXPECT_EQ(added(Resource::kStorage), 0) << "at home in host memory";
+    EXPECT_NEAR(bound_step(shape, OverlapPolicy::kDeferred).step_s, 0.375, 1e-3);
+    model.placement.nvme_activation_bytes = 1;
+    const StepCost cost = bound_step(shape, OverlapPolicy::kDeferred);
+    if (duplex == Duplex::kHalf) {
+      EXPECT_NEAR(added(Resource::kStorage), 2.5, 1e-9);
+      EXPECT_NEAR(cost.step_s, 2.5, 1e-3);
+    } else {
+      EXPECT_NEAR(added(Resource::kStorageRead), 1.5, 1e-9);
+      EXPECT_NEAR(added(Resource::kStorageWrite), 1.0, 1e-9);
+      EXPECT_NEAR(cost.step_s, 1.5, 1e-3);
+    }
+    EXPECT_EQ(cost.traffic.nvme_read_bytes, without.traffic.nvme_read_bytes + plan.fetched_bytes);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, without.traffic.nvme_write_bytes + plan.stored_bytes);
+    EXPECT_NEAR(minimum_step(shape).step_s, cost.step_s, 1e-3);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "gpu/cuda_device.h"
 #include "tests/contract/device_contract.h"
@@ -49,7 +51,10 @@ TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
       const DeviceBuffer buffer(*device, 4096, "test");
       Gate gate;
       gate.block(*device, stream.id());
-      device->call_host(stream.id(), [&ran] { ++ran; });
+      device->call_host(stream.id(), [&ran] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nobody may leave before
+        ++ran;
+      });
       test::fail_fake_cuda(
           {.status = cudaErrorIllegalAddress, .refuses_callbacks = refuses_callbacks});
       device->copy(buffer.data(), host.data(), 4096, stream.id());

@@ -21,7 +21,9 @@ struct Runtime {
   std::atomic<int> failed{0};
   std::atomic<bool> refuses_callbacks{false};
   std::mutex mutex;
-  std::map<std::byte*, std::uint64_t> registered;  // guarded by mutex
+  // Guarded by mutex.
+  std::map<std::byte*, std::uint64_t> registered;
+  std::map<const std::byte*, std::uint64_t> allocated;
 };
 
 Runtime& runtime() {
@@ -51,6 +53,15 @@ StreamId id_of(cudaStream_t stream) {
 }
 EventId id_of(cudaEvent_t event) {
   return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
+}
+
+bool is_device_memory(const void* memory) {
+  const std::scoped_lock lock(runtime().mutex);
+  const auto* const address = static_cast<const std::byte*>(memory);
+  auto entry = runtime().allocated.upper_bound(address);
+  if (entry == runtime().allocated.begin()) return false;
+  --entry;
+  return address < entry->first + entry->second;
 }
 
 }  // namespace
@@ -119,12 +130,18 @@ cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
     std::byte* const base = runtime().device->allocate(size_bytes + 256, "fake");
     std::memset(base, 0xee, size_bytes + 256);
     *memory = base + 256;
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().allocated.emplace(base + 256, size_bytes);
   } catch (const Error&) {
     return answer(cudaErrorMemoryAllocation);
   }
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().allocated.erase(static_cast<std::byte*>(memory));
+  }
   runtime().device->free(static_cast<std::byte*>(memory) - 256);
   return standing();
 }
@@ -157,7 +174,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
+// Does not wait. After a failure the stream stays, with its callbacks, to the end of the program.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (standing() != cudaSuccess) return standing();
   runtime().device->destroy_stream(id_of(stream));
   return standing();
 }
@@ -204,9 +223,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {
   if (standing() != cudaSuccess) return standing();
-  SLUICE_CHECK(kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost ||
-                   kind == cudaMemcpyDeviceToDevice,
-               "copies between host and host are not the runtime's");
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
+               "the kind of a copy says where its ends lie");
+  SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
   runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
                          size_bytes, id_of(stream));
   return cudaSuccess;

@@ -241,7 +241,7 @@ struct SoftmaxBackwardBody {
     for (std::uint64_t j = team.rank(); j < f.sequence; j += team.size()) {
       const float p = j <= row ? expf(f.scale * scores[j] - f.log_sums[index]) : 0.0f;
       store(p, probabilities[j]);
-      store(j <= row ? p * (d_probabilities[j] - delta) * f.scale : 0.0f, d_scores[j]);
+      store(p * (d_probabilities[j] - delta) * f.scale, d_scores[j]);
     }
   }
 };

@@ -20,8 +20,9 @@ class Help(CliCase):
 
     def options(self):
         text = "".join(self.help_of(*words) for words in (
-            (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"),
-            ("bench", "step"), ("plan",), ("doctor",)))
+            (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
+            ("bench", "step"), ("plan",), ("doctor",), ("trace", "summary"), ("trace", "html"),
+            ("trace", "export"), ("trace", "diff"), ("trace", "whatif")))
         return set(re.findall(r"--[a-z][a-z-]*", text))
 
     def test_version(self):

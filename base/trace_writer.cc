@@ -1,0 +1,163 @@
+#include "base/trace_writer.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
+
+UniqueFd create_file(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (descriptor < 0)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
+                            errno_text(errno)));
+  UniqueFd file(descriptor);
+  // Names of tensors and paths are nobody else's business, in a file that was there before too.
+  // What is no regular file (/dev/null) keeps its mode.
+  struct stat status {};
+  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
+    (void)::fchmod(descriptor, 0600);
+  return file;
+}
+
+}  // namespace
+
+TraceWriter::TraceWriter(const TraceOptions& options)
+    : path_(options.file), file_(create_file(options.file)), records_(kTraceBlockRecordsMax) {
+  add_section("sluice-trace", trace_description(options));
+  thread_ = std::thread([this] { run(); });
+}
+
+TraceWriter::~TraceWriter() {
+  (void)finish();
+}
+
+void TraceWriter::add_ring(std::shared_ptr<TraceRing> ring) {
+  const std::scoped_lock lock(mutex_);
+  added_.push_back(std::move(ring));
+}
+
+void TraceWriter::add_section(std::string_view name, std::string_view text) {
+  SLUICE_CHECK(name.size() <= kTraceNameBytes, "a section of a trace has a short name");
+  if (text.size() > kTraceSectionBytesMax) return;
+  TraceBlockHeader header;
+  header.type = static_cast<std::uint32_t>(TraceBlockType::kSection);
+  header.count = static_cast<std::uint32_t>(text.size());
+  write_block(header, name, std::as_bytes(std::span(text)));
+}
+
+TraceResult TraceWriter::finish() {
+  if (!thread_.joinable()) return result_;
+  {
+    const std::scoped_lock lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  result_.lost = lost_by_ended_;
+  for (const auto& ring : rings_) result_.lost += ring->lost();
+  add_section("end",
+              fmt::format(R"({{"records": {}, "lost": {}}})", result_.records, result_.lost));
+  file_ = UniqueFd();
+  return result_;
+}
+
+void TraceWriter::run() {
+  ::pthread_setname_np(::pthread_self(), "sluice-trace");
+  std::uint64_t calibrated_ns = steady_now_ns();
+  bool is_last = false;
+  while (!is_last) {
+    {
+      std::unique_lock lock(mutex_);
+      is_last = wake_.wait_for(lock, kDrainPeriod, [this] { return is_stopping_; });
+    }
+    // A ring that fills quickly gets no pause.
+    while (drain_all()) {
+    }
+    if (steady_now_ns() - calibrated_ns < kCalibrationPeriodNs) continue;
+    calibrate_trace_clock();
+    calibrated_ns = steady_now_ns();
+  }
+}
+
+// True when a ring is filling faster than the pauses would let it.
+bool TraceWriter::drain_all() {
+  {
+    const std::scoped_lock lock(mutex_);
+    rings_.insert(rings_.end(), added_.begin(), added_.end());
+    added_.clear();
+  }
+  bool is_busy = false;
+  for (const auto& ring : rings_) {
+    is_busy = is_busy || ring->waiting() > ring->capacity() / 4;
+    drain(*ring);
+  }
+  std::erase_if(rings_, [this](const auto& ring) {
+    const bool is_over = ring->is_closed() && ring->waiting() == 0;
+    if (is_over) lost_by_ended_ += ring->lost();
+    return is_over;
+  });
+  return is_busy;
+}
+
+void TraceWriter::drain(TraceRing& ring) {
+  // No more than one round of the ring, so that one busy thread does not keep the others waiting.
+  for (std::uint64_t left = ring.waiting(); left > 0;) {
+    const std::size_t taken = ring.drain(records_);
+    if (taken == 0) return;
+    TraceBlockHeader header;
+    header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
+    header.count = static_cast<std::uint32_t>(taken);
+    header.lost = ring.lost();
+    header.thread = ring.thread();
+    write_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
+    left -= std::min<std::uint64_t>(left, taken);
+  }
+}
+
+void TraceWriter::write_block(TraceBlockHeader header, std::string_view name,
+                              std::span<const std::byte> payload) {
+  const std::scoped_lock lock(file_mutex_);
+  std::memcpy(header.name, name.data(), std::min(name.size(), kTraceNameBytes));
+  header.payload_bytes = align_up(payload.size(), kTraceAlignBytes);
+  buffer_.assign(sizeof(header) + header.payload_bytes, std::byte{0});
+  if (!payload.empty())
+    std::memcpy(buffer_.data() + sizeof(header), payload.data(), payload.size());
+  header.checksum = trace_checksum(header, std::span(buffer_).subspan(sizeof(header)));
+  std::memcpy(buffer_.data(), &header, sizeof(header));
+  write_all(buffer_);
+  if (header.type == static_cast<std::uint32_t>(TraceBlockType::kRecords) &&
+      result_.failure.empty())
+    result_.records += header.count;
+}
+
+void TraceWriter::write_all(std::span<const std::byte> bytes) {
+  if (!result_.failure.empty()) return;
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      result_.failure = fmt::format("the trace \"{}\" ends at {}: {}", path_,
+                                    format_bytes(result_.file_bytes), errno_text(errno));
+      return;
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    result_.file_bytes += static_cast<std::uint64_t>(written);
+  }
+}
+
+}  // namespace sluice

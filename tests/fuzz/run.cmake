@@ -1,0 +1,12 @@
+# Builds TARGET with clang's libFuzzer and AddressSanitizer and runs it:
+# cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DWORK=... -DSECONDS=... -P run.cmake
+set(sources
+  base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace.cc base/trace_clock.cc base/trace_format.cc base/trace_writer.cc
+  tools/interval_set.cc tools/trace_advice.cc tools/trace_analysis.cc tools/trace_causes.cc tools/trace_engine.cc tools/trace_reader.cc tools/trace_summary.cc
+  ${TARGET})
+list(TRANSFORM sources PREPEND ${SOURCE}/)
+file(MAKE_DIRECTORY ${WORK}/corpus)
+execute_process(COMMAND ${COMPILER} -std=c++20 -O1 -g -fsanitize=fuzzer,address -I${SOURCE} ${sources} -o ${WORK}/trace_reader_fuzz -lfmt -lxxhash -lhwloc -lpthread
+                COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${WORK}/trace_reader_fuzz -max_total_time=${SECONDS} -rss_limit_mb=2048 -max_len=65536 ${WORK}/corpus
+                WORKING_DIRECTORY ${WORK} COMMAND_ERROR_IS_FATAL ANY)

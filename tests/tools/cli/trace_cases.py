@@ -1,0 +1,172 @@
+"""train --trace and sluice trace: the file, the summary, the page, the exports, comparisons and predictions."""
+
+import base64
+import collections
+import csv
+import html.parser
+import json
+import os
+import re
+import stat
+
+from cli_support import ON_NVME, CliCase
+
+STEPS = 5
+
+
+class Scripts(html.parser.HTMLParser):
+    """The scripts of a page by their ids, and every address that it refers to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.scripts = {}
+        self.addresses = []
+        self.inside = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.addresses += [values[key] for key in ("src", "href") if key in values]
+        self.inside = values.get("id", "") if tag == "script" else None
+
+    def handle_data(self, data):
+        if self.inside is not None:
+            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+
+def span_count(packed):
+    """Spans are four varints each: their last bytes are below 128."""
+    return sum(byte < 128 for byte in base64.b64decode(packed)) // 4
+
+
+class Trace(CliCase):
+    def record(self, name="run.trace", **values):
+        done = self.run_sluice("train", self.write_config({**ON_NVME, **values}), "--trace", name, "--steps", STEPS,
+                               "--json", "run.json")
+        self.run_figures = self.read_json("run.json")
+        return done.stdout
+
+    def test_a_traced_run_ends_with_its_summary(self):
+        for name in ("eager", "deferred", "speculative", "serial"):
+            with self.subTest(name):
+                clip = {"optimizer.clip_norm": 0} if name == "eager" else {}
+                output = self.record(**{"optimizer.overlap": name}, **clip)
+                self.assertRegex(output, r"trace: \d+ records in run\.trace")
+                self.assertEqual(stat.S_IMODE(os.stat(self.path("run.trace")).st_mode), 0o600)
+                summary = self.run_sluice("trace", "summary", "run.trace", "--bytes-written-rating", "600TB").stdout
+                self.assertLessEqual(len(summary.splitlines()), 40)
+                self.assertRegex(summary, rf"rank 0 of 1: {STEPS} steps, \d+ records, 0 lost")
+                self.assertIn("drives rated for", summary)
+                read, ideal = map(float, re.search(r"step: ([\d.]+) read \(ideal ([\d.]+)\)", summary).groups())
+                written, needed = map(float, re.search(r"([\d.]+) written \(ideal ([\d.]+)\)", summary).groups())
+                if name == "speculative":  # which writes again what clipping makes it update again
+                    self.assertGreaterEqual(written, needed)
+                else:
+                    self.assertEqual(written, needed)
+                self.assertLessEqual(read, ideal * (3 if name == "speculative" else 1.2))
+                shares = re.search(r"compute ([\d.]+) %, exposed I/O ([\d.]+) %, exposed optimizer ([\d.]+) %, other ([\d.]+) %", summary)
+                self.assertAlmostEqual(sum(map(float, shares.groups())), 100, delta=0.2)
+
+    def test_every_step_says_where_its_time_went(self):
+        self.record()
+        for step in self.run_figures["steps"]:
+            parts = sum(step[key] for key in ("compute_s", "exposed_io_s", "exposed_optimizer_s", "other_s"))
+            self.assertLessEqual(parts, step["time_s"] * 1.0001)
+            self.assertTrue(0 <= step["hidden_share"] <= 1)
+            self.assertGreater(step["percent_of_t_bound"], 0)
+        limits = self.run_figures["limits"]
+        self.assertLessEqual(limits["t_min_s"], limits["t_bound_s"] * 1.000001)
+        self.assertGreater(limits["adam_parameters_per_second"], 0)
+
+    def test_a_short_run_has_no_limits(self):
+        self.assertIsNone(self.train(ON_NVME, "--steps", 2)["limits"])
+
+    def test_the_page_holds_the_trace(self):
+        self.record()
+        self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
+        with open(self.path("page.html"), encoding="utf-8") as file:
+            page = Scripts(file.read())
+        self.assertEqual(page.addresses, [])
+        rank = json.loads(page.scripts["data"])["ranks"][0]
+        self.assertEqual(len(rank["steps"]), STEPS)
+        names = {lane["name"]: span_count(lane["spans"]) for lane in rank["lanes"]}
+        records = self.records()
+        self.assertEqual(names["drive 0 reads"] + names["drive 0 writes"],
+                         sum(row["kind"] in ("read", "write") and int(row["end_ns"]) >= self.first_step for row in records))
+        self.assertIn("wte.weight", sum((unit["tensors"] for unit in rank["units"]), []))
+
+    def records(self):
+        self.run_sluice("trace", "export", "run.trace", "--csv", "run.csv", "--json", "all.json", "--chrome", "chrome.json")
+        with open(self.path("run.csv"), newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self.first_step = min(int(row["begin_ns"]) for row in rows if row["kind"] == "step")
+        return rows
+
+    def test_exports_agree(self):
+        self.record()
+        rows = self.records()
+        document = self.read_json("all.json")["ranks"][0]
+        self.assertEqual(len(document["records"]), len(rows))
+        self.assertEqual(sum(record["size_bytes"] for record in document["records"]),
+                         sum(int(row["size_bytes"]) for row in rows))
+        self.assertEqual(len(document["steps"]), STEPS)
+        for stall in document["stalls"]:
+            self.assertLessEqual(stall["begin_ns"], stall["end_ns"])
+        # As many bytes as the run counted, in the steps and the evaluation behind them.
+        read = sum(int(row["size_bytes"]) for row in rows if row["kind"] == "read")
+        self.assertGreaterEqual(read, sum(step["nvme_read_bytes"] for step in self.run_figures["steps"]))
+
+    def test_chrome_events_are_paired(self):
+        self.record()
+        rows = self.records()
+        events = self.read_json("chrome.json")["traceEvents"]
+        open_spans = collections.Counter()
+        for event in events:
+            if event["ph"] in "be":
+                open_spans[(event["cat"], event["id"], event["name"])] += 1 if event["ph"] == "b" else -1
+        self.assertEqual(set(open_spans.values()), {0})
+        starts = {event["id"] for event in events if event["ph"] == "s"}
+        ends = {event["id"] for event in events if event["ph"] == "f"}
+        self.assertEqual(starts, ends)
+        self.assertTrue(starts)
+        self.assertEqual(sum(event["ph"] == "X" and event["tid"] == 2 for event in events),
+                         sum(row["kind"] == "compute" for row in rows))
+        self.assertTrue(any(event["ph"] == "C" and event["name"] == "drive 0 depth" for event in events))
+
+    def test_diff_and_its_exit_code(self):
+        self.record("a.trace")
+        self.record("b.trace")
+        self.assertIn("exposed I/O", self.run_sluice("trace", "diff", "a.trace", "a.trace").stdout)
+        self.run_sluice("trace", "diff", "a.trace", "b.trace", "--percent", 1e6)
+        self.record("slow.trace", **{"batch.micro_batches": 64})  # no noise hides sixty-four times the work
+        self.assertIn("regression", self.run_sluice("trace", "diff", "a.trace", "slow.trace", expect=3).stdout)
+
+    def test_whatif(self):
+        self.record()
+        same = self.run_sluice("trace", "whatif", "run.trace").stdout
+        recorded, predicted = (re.search(rf"{word} step ([\d.]+) ms", same)[1] for word in ("recorded", "predicted"))
+        self.assertEqual(recorded, predicted)
+        self.assertRegex(same, r"an error of [+-][\d.]+ %")
+        for setting in ("nvme.read=2x", "nvme=0.5x", "drives=2", "prefetch_window=3", "lanes=8", "policy=serial",
+                        "memory.host=1GiB", "compute=2x", "adam=2x", "copy=2x", "nvme.latency=2x"):
+            self.run_sluice("trace", "whatif", "run.trace", "--set", setting)
+        for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
+            self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
+
+    def test_what_is_no_trace_is_refused(self):
+        self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)
+        self.assertIn("none.trace", self.run_sluice("trace", "html", "none.trace", "-o", "x.html", expect=2).stderr)
+        self.run_sluice("trace", "export", "text.txt", expect=2)
+        self.assertIn("none/x", self.run_sluice("train", self.write_config(ON_NVME), "--trace", "none/x", expect=2).stderr)
+
+    def test_a_refused_run_leaves_no_trace(self):
+        self.run_sluice("train", self.write_config({**ON_NVME, "memory.host": "1KiB"}), "--trace", "run.trace", expect=5)
+        self.assertFalse(os.path.exists(self.path("run.trace")))
+
+    def test_a_short_trace_is_summarised_but_not_replayed(self):
+        self.run_sluice("train", self.write_config(ON_NVME), "--trace", "run.trace", "--steps", 1)
+        self.run_sluice("trace", "summary", "run.trace")
+        self.assertIn("steps", self.run_sluice("trace", "whatif", "run.trace", expect=2).stderr)

@@ -1,0 +1,192 @@
+#include "tools/trace_summary.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kLinesMax = 40;
+constexpr std::size_t kRanksMax = 8;   // shown one by one
+constexpr std::size_t kFlowsMax = 12;  // of all ranks
+constexpr std::size_t kStallsMax = 5;  // each takes two lines
+constexpr double kSecondsADay = 86400;
+
+double ms(std::uint64_t duration_ns) {
+  return static_cast<double>(duration_ns) * 1e-6;
+}
+
+double percent(std::int64_t part, std::int64_t whole) {
+  return whole <= 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+// The first step fills caches and touches memory; with others to look at, it is left out.
+std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
+  std::vector<StepShare> steps = rank.steps();
+  if (steps.size() > 2) steps.erase(steps.begin());
+  return steps;
+}
+
+std::string head_line(const TraceAnalysis& rank) {
+  const TraceFile& trace = rank.trace();
+  const TracedEngine engine = engine_of(trace);
+  std::string line =
+      fmt::format("rank {} of {}: {} steps, {} records, {} lost", trace.rank, trace.ranks,
+                  rank.steps().size(), trace.records.size(), trace.lost);
+  if (!trace.is_complete) line += "; the run did not end its trace";
+  if (trace.damaged_blocks != 0)
+    line += fmt::format("; {} damaged pieces left out", trace.damaged_blocks);
+  if (engine.is_known)
+    line += fmt::format("; {} parameters, {}", engine.parameters, engine.processor);
+  return line;
+}
+
+std::string time_lines(const TraceAnalysis& rank) {
+  const std::vector<StepShare> steps = steady_steps(rank);
+  if (steps.empty()) return "no step ended while it was traced\n";
+  StepShare sum;
+  std::int64_t total_ns = 0, hidden_ns = 0;
+  std::vector<std::uint64_t> durations;
+  for (const StepShare& step : steps) {
+    total_ns += step.total_ns();
+    sum.compute_ns += step.compute_ns;
+    sum.exposed_io_ns += step.exposed_io_ns;
+    sum.exposed_optimizer_ns += step.exposed_optimizer_ns;
+    sum.other_ns += step.other_ns;
+    sum.background_ns += step.background_ns;
+    hidden_ns += step.hidden_ns();
+    durations.push_back(step.end_ns - step.begin_ns);
+  }
+  const auto [least, most] = std::ranges::minmax(durations);
+  const auto background_ns = static_cast<std::int64_t>(sum.background_ns);
+  return fmt::format(
+      "step {:.2f} ms [{:.2f}, {:.2f}]: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer "
+      "{:.1f} %, other {:.1f} %\n"
+      "hidden: {:.1f} % of the {:.2f} ms a step that storage, copies and the optimizer worked\n",
+      ms(percentiles_of(durations).p50_ns), ms(least), ms(most), percent(sum.compute_ns, total_ns),
+      percent(sum.exposed_io_ns, total_ns), percent(sum.exposed_optimizer_ns, total_ns),
+      percent(sum.other_ns, total_ns), percent(hidden_ns, background_ns),
+      ms(sum.background_ns) / static_cast<double>(steps.size()));
+}
+
+// Beside what the placement needs: every parameter on storage read in forward and backward, every
+// record once, all of it written once. Of the steps whose update has ended under the trace: all but
+// the last, and the first, which finds nothing in memory.
+std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
+                       const SummaryOptions& options) {
+  if (rank.steps().size() < 3) return {};
+  const std::uint64_t first = rank.steps()[1].step;
+  const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
+  std::uint64_t read = 0, written = 0;
+  for (const TraceRecord& record : rank.trace().records) {
+    if (record.step < first || record.step > last) continue;
+    if (record.kind == TraceKind::kRead) read += record.size_bytes;
+    if (record.kind == TraceKind::kWrite) written += record.size_bytes;
+  }
+  const auto steps = static_cast<double>(last - first + 1);
+  const double span_s =
+      static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
+  std::string lines;
+  if (engine.parameters != 0) {
+    std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
+    for (const TracedPool& pool : engine.pools) {
+      if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
+      stored += pool.size_bytes;
+      if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
+    }
+    const auto each = [&](double bytes) { return bytes / static_cast<double>(engine.parameters); };
+    lines += fmt::format(
+        "bytes a parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
+        each(static_cast<double>(read) / steps),
+        each(static_cast<double>(stored + parameter_bytes)),
+        each(static_cast<double>(written) / steps), each(static_cast<double>(stored)));
+  }
+  if (written == 0) return lines;
+  const double a_day = static_cast<double>(written) / span_s * kSecondsADay;
+  lines += fmt::format("written to storage: {:.2f} TB a day", a_day * 1e-12);
+  if (options.bytes_written_rating != 0)
+    lines += fmt::format("; drives rated for {} last {:.0f} days",
+                         format_bytes(options.bytes_written_rating),
+                         static_cast<double>(options.bytes_written_rating) / a_day);
+  return lines + "\n";
+}
+
+std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const PeakRates& peaks) {
+  const bool is_storage = flow.kind == TraceKind::kRead || flow.kind == TraceKind::kWrite;
+  const double peak = flow.kind == TraceKind::kRead    ? peaks.read_bytes_per_second
+                      : flow.kind == TraceKind::kWrite ? peaks.write_bytes_per_second
+                                                       : 0;
+  const auto three = [](const Percentiles& times) {
+    return fmt::format("{:.2f}/{:.2f}/{:.2f}", ms(times.p50_ns), ms(times.p99_ns),
+                       ms(times.p999_ns));
+  };
+  const std::string name = is_storage ? fmt::format("{} drive {}", name_of(flow.kind), flow.drive)
+                                      : std::string(name_of(flow.kind));
+  return fmt::format(
+      "{:>4} {:<15}{:>9}{:>10}{:>8.2f}{:>8}  {:<21}{:<21}\n", rank.trace().rank, name, flow.spans,
+      format_bytes(flow.size_bytes), flow.bytes_per_second() * 1e-9,
+      peak == 0 ? "-" : fmt::format("{:.0f} %", 100 * flow.bytes_per_second() / peak),
+      three(flow.queue), three(flow.device));
+}
+
+std::string stall_lines(const TraceAnalysis& rank, std::size_t lines_left) {
+  const TracedEngine engine = engine_of(rank.trace());
+  std::int64_t total_ns = 0;
+  for (const StepShare& step : rank.steps()) total_ns += step.total_ns();
+  std::string lines;
+  std::size_t shown = 0;
+  for (const StallGroup& group : group_stalls(rank)) {
+    if (shown++ == kStallsMax || 2 * shown > lines_left) break;
+    const std::string block =
+        group.block == kTraceNone ? "" : fmt::format(", block {}", group.block);
+    lines += fmt::format("{:>6.2f} %  {}{}: {} waits, longest for unit {}{}\n          {}\n",
+                         percent(static_cast<std::int64_t>(group.total_ns), total_ns),
+                         group.is_of_pass ? "(pass) " : "", name_of(group.cause), group.spans,
+                         engine.unit_name(group.unit), block, advice_for(group, rank, engine));
+  }
+  return lines;
+}
+
+std::size_t lines_of(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count(text, '\n'));
+}
+
+}  // namespace
+
+std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kRanksMax); ++i)
+    text += head_line(ranks[i]) + "\n";
+  if (ranks.size() > kRanksMax)
+    text += fmt::format("and {} more ranks\n", ranks.size() - kRanksMax);
+  // The slowest rank decides how long a step takes.
+  const auto median_ns = [](const TraceAnalysis& rank) {
+    std::vector<std::uint64_t> durations;
+    for (const StepShare& step : rank.steps()) durations.push_back(step.end_ns - step.begin_ns);
+    return percentiles_of(std::move(durations)).p50_ns;
+  };
+  const TraceAnalysis& slowest = *std::ranges::max_element(ranks, {}, median_ns);
+  if (ranks.size() > 1) text += fmt::format("of rank {}, the slowest:\n", slowest.trace().rank);
+  text += time_lines(slowest);
+  text += byte_lines(slowest, engine_of(slowest.trace()), options);
+  std::size_t flows = 0;
+  for (const TraceAnalysis& rank : ranks) {
+    for (const FlowStats& flow : rank.flows()) {
+      if (flows == 0)
+        text +=
+            fmt::format("{:>4} {:<15}{:>9}{:>10}{:>8}{:>8}  {:<21}{:<21}\n", "rank", "flow",
+                        "spans", "bytes", "GB/s", "of peak", "queued p50/99/99.9", "moved (ms)");
+      if (flows++ < kFlowsMax) text += flow_line(rank, flow, options.peaks);
+    }
+  }
+  if (flows > kFlowsMax) text += fmt::format("     and {} more\n", flows - kFlowsMax);
+  const std::string stalls = stall_lines(slowest, kLinesMax - lines_of(text) - 1);
+  if (!stalls.empty())
+    text += "waits, as shares of the steps' time, and what would help:\n" + stalls;
+  return text;
+}
+
+}  // namespace sluice

@@ -1,0 +1,208 @@
+#include "tools/trace_whatif.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/bound.h"
+#include "engine/engine_trace.h"
+#include "tools/trace_rates.h"
+
+namespace sluice {
+namespace {
+
+[[noreturn]] void refuse(const std::string& setting, const std::string& why) {
+  throw Error(ErrorCode::kConfig, fmt::format("trace whatif: --set {}: {}", setting, why));
+}
+
+// Everything that a setting may change.
+struct Scenario {
+  Config config;
+  Rates rates;
+  OverlapPolicy policy{};
+  std::optional<std::uint64_t> window_units;
+};
+
+double number_in(const std::string& setting, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value > 0) || value > 1e9)
+    refuse(setting, fmt::format("\"{}\" is no positive number", text));
+  return value;
+}
+
+double factor_in(const std::string& setting, std::string_view text) {
+  if (text.empty() || text.back() != 'x') refuse(setting, "a factor such as 2x is wanted");
+  return number_in(setting, text.substr(0, text.size() - 1));
+}
+
+void apply_rate(const std::string& setting, const std::string& key, double factor, Rates& rates) {
+  const auto scale_units = [&] {
+    for (UnitTime& unit : rates.units) {
+      unit.forward_s /= factor;
+      unit.backward_s /= factor;
+    }
+  };
+  if (key == "nvme" || key == "nvme.read") rates.read_bytes_per_second *= factor;
+  if (key == "nvme" || key == "nvme.write") rates.write_bytes_per_second *= factor;
+  if (key == "nvme.latency") rates.latency_s *= factor;
+  if (key == "copy") rates.up_bytes_per_second *= factor;
+  if (key == "copy") rates.down_bytes_per_second *= factor;
+  if (key == "adam") rates.adam_parameters_per_second *= factor;
+  if (key == "adam") rates.norm_parameters_per_second *= factor;
+  if (key == "compute") scale_units();
+  constexpr const char* kKeys[] = {"nvme", "nvme.read", "nvme.write", "nvme.latency",
+                                   "copy", "adam",      "compute"};
+  if (std::ranges::find(kKeys, key) == std::end(kKeys))
+    refuse(setting, "there is no such key; --help lists them");
+}
+
+OverlapPolicy policy_in(const std::string& setting, const std::string& text) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
+    if (text == name_of(policy)) return policy;
+  }
+  refuse(setting, "the policies are eager, deferred, speculative and serial");
+}
+
+void apply(const std::string& setting, Scenario& scenario) {
+  const std::size_t equals = setting.find('=');
+  if (equals == std::string::npos) refuse(setting, "KEY=VALUE is wanted");
+  const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
+  const auto count = [&] { return static_cast<std::uint32_t>(number_in(setting, value)); };
+  if (key == "drives")
+    return apply_rate(setting, "nvme", number_in(setting, value), scenario.rates);
+  if (key == "prefetch_window") {
+    scenario.window_units = count();
+  } else if (key == "lanes") {
+    scenario.config.optimizer.lanes = std::max(1u, count());
+  } else if (key == "memory.host") {
+    scenario.config.memory.host_bytes = parse_size(value);
+  } else if (key == "memory.device") {
+    scenario.config.memory.device_bytes = parse_size(value);
+  } else if (key == "policy") {
+    scenario.policy = policy_in(setting, value);
+  } else {
+    apply_rate(setting, key, factor_in(setting, value), scenario.rates);
+  }
+}
+
+// What "auto" came to: updates that end before a step's computation does are early ones.
+OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
+  if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
+  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  std::uint64_t early = 0, updates = 0;
+  for (const TraceRecord& record : analysis.trace().records) {
+    if (record.kind != TraceKind::kAdam) continue;
+    const auto step = std::ranges::find(analysis.steps(), record.step, &StepShare::step);
+    if (step == analysis.steps().end()) continue;
+    ++updates;
+    early += record.end_ns < step->end_ns ? 1 : 0;
+  }
+  return 2 * early > updates ? OverlapPolicy::kSpeculative : OverlapPolicy::kDeferred;
+}
+
+class Replay {
+ public:
+  Replay(const TraceAnalysis& analysis, const std::string& section)
+      : model_(model_of_trace(section)), config_(config_of_trace(section)) {
+    validate(config_);
+    layout_.emplace(model_, state_format(config_), config_.storage.block_elements);
+    std::uint64_t uses = 0;
+    for (const TraceRecord& record : analysis.trace().records)
+      uses += record.kind == TraceKind::kCompute && record.step == analysis.steps()[1].step ? 1 : 0;
+    const std::size_t uses_each = model_.forward_order.size() + model_.backward_order.size();
+    schedule_ = training_schedule(
+        model_, static_cast<std::uint32_t>(std::max<std::uint64_t>(1, uses / uses_each)));
+  }
+
+  const Config& config() const { return config_; }
+  const Layout& layout() const { return *layout_; }
+
+  StepCost cost(const Scenario& scenario) const {
+    Placement placement =
+        plan_placement(*layout_, model_, scenario.config.placement,
+                       {.device_bytes = *scenario.config.memory.device_bytes,
+                        .host_bytes = *scenario.config.memory.host_bytes},
+                       {.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial,
+                        .lanes = scenario.config.optimizer.lanes});
+    if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
+    const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
+    if (scenario.window_units)
+      placement.window_bytes =
+          *scenario.window_units * align_up(std::ranges::max(unit_bytes), kStorageAlignBytes);
+    const WindowPlan window =
+        plan_window(schedule_, unit_bytes, placement.window_bytes, model_.concurrent_leases);
+    const StepShape shape{*layout_, placement, schedule_, window, scenario.rates};
+    return bound_step(shape, scenario.policy);
+  }
+
+ private:
+  ModelSpec model_;
+  Config config_;
+  std::optional<Layout> layout_;
+  Schedule schedule_;
+};
+
+// From one begin_step to the next: the median, the first left out.
+double measured_step_s(const TraceAnalysis& analysis) {
+  std::vector<std::uint64_t> times;
+  const std::vector<StepShare>& steps = analysis.steps();
+  for (std::size_t i = 1; i + 1 < steps.size(); ++i)
+    times.push_back(steps[i + 1].begin_ns - steps[i].begin_ns);
+  return static_cast<double>(percentiles_of(std::move(times)).p50_ns) * 1e-9;
+}
+
+}  // namespace
+
+WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings) {
+  const TraceFile& trace = analysis.trace();
+  const auto section = trace.sections.find("engine");
+  if (analysis.steps().size() < 3 || section == trace.sections.end())
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" has {} steps{}; whatif needs three, and the engine's description",
+                    trace.path, analysis.steps().size(),
+                    section == trace.sections.end() ? " and says nothing of its engine" : ""));
+  const Replay replay(analysis, section->second);
+  Scenario scenario{.config = replay.config(),
+                    .rates = rates_of(analysis, replay.layout()),
+                    .policy = policy_of(analysis, replay.config()),
+                    .window_units = {}};
+  WhatIf result{.measured_s = measured_step_s(analysis),
+                .replayed = replay.cost(scenario),
+                .changed = {},
+                .policy = scenario.policy,
+                .rates = scenario.rates};
+  for (const std::string& setting : settings) apply(setting, scenario);
+  result.changed = replay.cost(scenario);
+  result.predicted_s = result.changed.step_s + result.measured_s - result.replayed.step_s;
+  return result;
+}
+
+std::string text_of(const WhatIf& what_if) {
+  std::string text = fmt::format(
+      "recorded step {:.3f} ms ({}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
+      "predicted step {:.3f} ms, {:+.1f} %\n"
+      "busiest: {} for {:.3f} ms a step, before {} for {:.3f} ms\n",
+      1e3 * what_if.measured_s, name_of(what_if.policy), 1e3 * what_if.replayed.step_s,
+      100 * what_if.error(), 1e3 * what_if.predicted_s,
+      100 * (what_if.predicted_s / what_if.measured_s - 1), name_of(what_if.changed.scarcest()),
+      1e3 * what_if.changed.busy(what_if.changed.scarcest()), name_of(what_if.replayed.scarcest()),
+      1e3 * what_if.replayed.busy(what_if.replayed.scarcest()));
+  text += fmt::format("{:<26}{:>12}{:>12}\n", "busy, ms a step", "recorded", "predicted");
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    const double before = what_if.replayed.busy_s[i], after = what_if.changed.busy_s[i];
+    if (before == 0 && after == 0) continue;
+    text += fmt::format("{:<26}{:>12.3f}{:>12.3f}\n", name_of(static_cast<Resource>(i)),
+                        1e3 * before, 1e3 * after);
+  }
+  return text;
+}
+
+}  // namespace sluice
