@@ -19,6 +19,7 @@ std::string_view name_of(ErrorCode code) {
     case ErrorCode::kOutOfMemory: return "out of memory";
     case ErrorCode::kUnsupported: return "unsupported";
     case ErrorCode::kNonFinite: return "non-finite gradient";
+    case ErrorCode::kRanks: return "ranks";
     case ErrorCode::kPoisoned: return "poisoned";
   }
   return "unknown";

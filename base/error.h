@@ -21,6 +21,7 @@ enum class ErrorCode {
   kOutOfMemory,      // a tier's budget or the machine's memory is too small
   kUnsupported,      // this machine or build lacks what was asked for by name
   kNonFinite,        // a gradient that is NaN or infinite, under policy "stop"
+  kRanks,            // another rank has failed, stopped answering, or disagrees
   kPoisoned,         // an earlier failure left the engine between two steps
 };
 

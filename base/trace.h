@@ -69,6 +69,7 @@ inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or u
 // Values of TraceRecord::detail.
 inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers: which plane
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
+inline constexpr std::uint8_t kTraceActivations = 2;
 
 // One span. Where a field says nothing of the kind it is as it is here. docs/tracing.md has the
 // table of what each kind fills in.

@@ -1,10 +1,12 @@
 #include <cctype>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "cpu_optim/ordered_sum.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {
@@ -54,6 +56,20 @@ VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
     result.element_count = arrays.element_count;
   }
   return result;
+}
+
+void SimdKernels::sum_in_order(const OrderedSum& sum) const {
+  const std::uint64_t done = sum_vectors(sum);
+  if (done == sum.element_count) return;
+  std::vector<const void*> rest;
+  for (const void* source : sum.sources)
+    rest.push_back(static_cast<const std::byte*>(source) + done * size_of(sum.source_type));
+  sum_in_order_reference(
+      {.target = static_cast<std::byte*>(sum.target) + done * size_of(sum.target_type),
+       .target_type = sum.target_type,
+       .sources = rest,
+       .source_type = sum.source_type,
+       .element_count = sum.element_count - done});
 }
 
 const SimdKernels& select_simd_kernels(std::string_view name) {

@@ -14,6 +14,7 @@
 
 #include "base/dtype.h"
 #include "base/norm_accumulator.h"
+#include "base/ordered_sum.h"
 #include "cpu_optim/update.h"
 
 namespace sluice {
@@ -52,9 +53,12 @@ struct SimdKernels {
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
                                        std::uint64_t element_count, NormAccumulator& total);
+  // How many elements it has summed; the rest is left to the scalar definition.
+  std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
   // All elements: vectors, then the scalar definition for the rest.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
+  void sum_in_order(const OrderedSum& sum) const;
 };
 
 // What this build contains and this processor can run, best first; never empty.

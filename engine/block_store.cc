@@ -17,8 +17,13 @@ namespace {
 
 constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
-const char* name_of(Plane plane) {
-  return plane == Plane::kParameter ? "parameters" : "optimizer state";
+std::uint8_t trace_detail_of(Plane plane) {
+  switch (plane) {
+    case Plane::kParameter: return kTraceParameters;
+    case Plane::kRecord: return kTraceOptimizerState;
+    case Plane::kActivation: break;
+  }
+  return kTraceActivations;
 }
 
 }  // namespace
@@ -39,7 +44,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       tiers_(tiers),
       queue_(queue),
       scheduler_(scheduler),
-      entries_(2 * layout.blocks().size()),
+      first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
+      entries_(first_activation_ + tiers.activation_piece_count()),
       integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
@@ -153,7 +159,7 @@ void BlockStore::trace(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
   if (request.error != 0) return;
   const bool is_read = request.kind == IoKind::kRead;
-  const bool is_record = transfer.plane == Plane::kRecord;
+  const bool is_block = transfer.plane != Plane::kActivation;
   const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
   trace_span({.begin_ns = transfer.begin_ns,
               .end_ns = std::max(trace_now_ns(), started_ns),
@@ -161,11 +167,11 @@ void BlockStore::trace(const Transfer& transfer) const {
               .moved_ns = std::max(request.moved_ns, started_ns),
               .size_bytes = request.length_bytes,
               .step = is_read ? transfer.version + 1 : transfer.version,
-              .unit = index_of(layout_.block(transfer.block).unit),
-              .block = index_of(transfer.block),
+              .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
+              .block = is_block ? index_of(transfer.block) : kTraceNone,
               .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
               .lane = static_cast<std::uint8_t>(request.drive),
-              .detail = is_record ? kTraceOptimizerState : kTraceParameters});
+              .detail = trace_detail_of(transfer.plane)});
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {
@@ -275,21 +281,26 @@ std::vector<std::string> BlockStore::take_notes() {
 
 const Extent& BlockStore::extent_of(const Transfer& transfer) const {
   const std::uint32_t copy = copy_of(transfer);
-  return transfer.plane == Plane::kParameter ? tiers_.parameter_extent(transfer.block, copy)
-                                             : tiers_.record_extent(transfer.block, copy);
+  switch (transfer.plane) {
+    case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
+    case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
+    case Plane::kActivation: break;
+  }
+  return tiers_.activation_extent(index_of(transfer.block));
 }
 
-std::string BlockStore::describe_block(BlockId block, Plane plane) const {
-  const UnitPlace& unit = layout_.unit(layout_.block(block).unit);
-  return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(block) - unit.first_block,
-                     name_of(plane));
+std::string BlockStore::describe_plane(std::uint32_t plane) const {
+  if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
+  const UnitPlace& unit = layout_.unit(layout_.block(BlockId{plane / 2}).unit);
+  return fmt::format("unit \"{}\" block {} ({})", unit.name, plane / 2 - unit.first_block,
+                     plane % 2 == 0 ? "parameters" : "optimizer state");
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {
   const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",
-                     describe_block(transfer.block, transfer.plane),
+                     describe_plane(plane_index(transfer.block, transfer.plane)),
                      tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
 }
 
@@ -305,8 +316,7 @@ Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage
       what = fmt::format(
           "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
           "place)",
-          describe_block(BlockId{damage.owner % static_cast<std::uint32_t>(entries_.size()) / 2},
-                         damage.owner % 2 == 0 ? Plane::kParameter : Plane::kRecord),
+          describe_plane(damage.owner % static_cast<std::uint32_t>(entries_.size())),
           damage.version);
       break;
   }

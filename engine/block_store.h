@@ -31,8 +31,10 @@
 
 namespace sluice {
 
-// The two parts of a block that live apart: the compute parameters, and the optimizer's record.
-enum class Plane : std::uint8_t { kParameter, kRecord };
+// The two parts of a block that live apart: the compute parameters, and the optimizer's record. And
+// what is stored like blocks without being of one: pieces of activations (Tiers numbers them), each
+// of whose contents is a version more.
+enum class Plane : std::uint8_t { kParameter, kRecord, kActivation };
 
 // Where a store goes. kShadow: to the other of two copies, tentatively.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
@@ -127,10 +129,11 @@ class BlockStore {
     return copy_of(transfer) * static_cast<std::uint32_t>(entries_.size()) +
            plane_index(transfer.block, transfer.plane);
   }
-  std::string describe_block(BlockId block, Plane plane) const;
+  std::string describe_plane(std::uint32_t plane) const;
   std::string describe(const Transfer& transfer) const;
   Error describe_damage(const Transfer& transfer, const Damage& damage) const;
-  static std::uint32_t plane_index(BlockId block, Plane plane) {
+  std::uint32_t plane_index(BlockId block, Plane plane) const {
+    if (plane == Plane::kActivation) return first_activation_ + index_of(block);
     return 2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0);
   }
   Entry& entry(BlockId block, Plane plane) { return entries_[plane_index(block, plane)]; }
@@ -142,7 +145,8 @@ class BlockStore {
   const Tiers& tiers_;
   IoQueue& queue_;
   Scheduler& scheduler_;
-  std::vector<Entry> entries_;  // two for each block
+  const std::uint32_t first_activation_;  // in entries_
+  std::vector<Entry> entries_;  // two for each block, then one for each piece of activations
   Integrity integrity_;         // likewise, for each copy
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers

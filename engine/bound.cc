@@ -5,15 +5,43 @@
 #include "engine/bound_simulation.h"
 
 namespace sluice {
+namespace {
+
+void add_activations(const StepShape& shape, StepCost& cost) {
+  if (shape.activations == nullptr) return;
+  const ActivationPlan& plan = *shape.activations;
+  const auto add = [&](Resource resource, std::uint64_t bytes, double rate) {
+    if (rate > 0)
+      cost.busy_s[static_cast<std::size_t>(resource)] += static_cast<double>(bytes) / rate;
+  };
+  add(Resource::kCopyUp, plan.fetched_bytes, shape.rates.up_bytes_per_second);
+  add(Resource::kCopyDown, plan.stored_bytes, shape.rates.down_bytes_per_second);
+  if (shape.placement.nvme_activation_bytes != 0) {
+    const bool is_half = shape.rates.duplex == Duplex::kHalf;
+    add(is_half ? Resource::kStorage : Resource::kStorageRead, plan.fetched_bytes,
+        shape.rates.read_bytes_per_second);
+    add(is_half ? Resource::kStorage : Resource::kStorageWrite, plan.stored_bytes,
+        shape.rates.write_bytes_per_second);
+    cost.traffic.nvme_read_bytes += plan.fetched_bytes;
+    cost.traffic.nvme_write_bytes += plan.stored_bytes;
+  }
+  cost.traffic.activation_in_bytes = plan.fetched_bytes;
+  cost.traffic.activation_out_bytes = plan.stored_bytes;
+  cost.step_s = std::max(cost.step_s, std::ranges::max(cost.busy_s));
+}
+
+}  // namespace
 
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
-  return simulate_steps(shape, policy);
+  StepCost cost = simulate_steps(shape, policy);
+  add_activations(shape, cost);
+  return cost;
 }
 
 StepCost minimum_step(const StepShape& shape) {
   StepCost least;
   for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kEager}) {
-    StepCost cost = simulate_steps(shape, policy);
+    StepCost cost = bound_step(shape, policy);
     cost.step_s = std::ranges::max(cost.busy_s);
     if (policy == OverlapPolicy::kDeferred || cost.step_s < least.step_s) least = cost;
   }

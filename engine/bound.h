@@ -9,6 +9,9 @@
 
 namespace sluice {
 
+// Boundary activations count as busy time of storage and copies, beside a schedule that is ideal in
+// all else: no step ends before those are through.
+
 // T_bound of `policy` (not kAuto), its lanes those of the placement. Speculative: no step is
 // redone.
 // Requires: rates.units has an entry for each unit.

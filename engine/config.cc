@@ -26,6 +26,14 @@ IoBackend backend_from(const std::string& name) {
   return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
 }
 
+ActivationHome activations_from(const std::string& name) {
+  for (const ActivationHome home :
+       {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}) {
+    if (name == name_of(home)) return home;
+  }
+  return ActivationHome::kKeep;
+}
+
 OptimizerKind optimizer_from(const std::string& name) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
@@ -127,6 +135,20 @@ std::string_view name_of(OverlapPolicy policy) {
   return "unknown";
 }
 
+std::string_view name_of(MicroBatchOrder order) {
+  return order == MicroBatchOrder::kVertical ? "vertical" : "horizontal";
+}
+
+std::string_view name_of(ActivationHome home) {
+  switch (home) {
+    case ActivationHome::kKeep: return "keep";
+    case ActivationHome::kRecompute: return "recompute";
+    case ActivationHome::kHost: return "host";
+    case ActivationHome::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
 Config engine_config(const ConfigDocument& document) {
   Config config;
   config.precision.parameters = dtype_from(document.string("precision.parameters"));
@@ -151,7 +173,10 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
+  config.activations.home = activations_from(document.string("activations"));
   config.storage = storage_config(document);
+  config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;
 }
@@ -190,6 +215,9 @@ void validate(const Config& config) {
           "must be at least 1");
   require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
           "must be auto, host or nvme: the optimizer runs on the CPU");
+  require(config.sharding.stage <= 3, "sharding.stage",
+          fmt::format("{} is not in 0..3", config.sharding.stage));
+  require(config.activations.micro_batches >= 1, "activations.micro_batches", "must be at least 1");
   validate_storage(config.storage);
 }
 

@@ -36,6 +36,28 @@ enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative
 
 std::string_view name_of(OverlapPolicy policy);
 
+// How the micro-batches of a step go through the units. Horizontal: forward and backward of each in
+// turn, so that activations of one are alive, and parameters are fetched for every one. Vertical:
+// all of them through a unit before the next unit, so that parameters are fetched as for one, and
+// activations at the units' boundaries are alive for all. Gradients are added in order of use; that
+// is the same order, and so the same bits, unless backward uses a unit more than once (tied
+// weights).
+enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
+
+std::string_view name_of(MicroBatchOrder order);
+
+// Who keeps what forward leaves for backward. Under all but kKeep that is what crosses from one
+// use of a unit to the next (engine/activation_plan.h), and the application computes the rest again
+// in backward.
+enum class ActivationHome : std::uint8_t {
+  kKeep,       // the application, all of it
+  kRecompute,  // the engine, in device memory
+  kHost,       // the engine, in host memory
+  kNvme,       // the engine, on storage
+};
+
+std::string_view name_of(ActivationHome home);
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
@@ -76,6 +98,13 @@ struct Config {
     TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
   } placement;
 
+  struct Activations {
+    ActivationHome home = ActivationHome::kKeep;
+    // The largest step that there will be; pools hold its activations.
+    std::uint32_t micro_batches = 1;
+    MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+  } activations;
+
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
     std::vector<double> weights;  // of the paths: their shares of the bytes; empty = equal, or
@@ -87,6 +116,13 @@ struct Config {
     Verify verify = Verify::kFull;
     double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
   } storage;
+
+  // What several ranks share (docs/architecture.md, "Several ranks"); of no meaning for one.
+  struct Sharding {
+    std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+                              // parameters
+    double timeout_s = 120;   // that a rank waits for another: for whoever makes the collectives
+  } sharding;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
 };

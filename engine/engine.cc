@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -19,9 +20,13 @@ Config checked(Config config) {
   return config;
 }
 
-Budgets budgets_of(const Config& config, const Device& device) {
-  return {.device_bytes = config.memory.device_bytes.value_or(device.capacity_bytes() -
-                                                              device.allocated_bytes()),
+Budgets budgets_of(const Config& config, const Device& device, std::uint64_t ranks_bytes) {
+  const std::uint64_t free_bytes = device.capacity_bytes() - device.allocated_bytes();
+  const std::uint64_t device_bytes =
+      config.memory.device_bytes
+          ? *config.memory.device_bytes - std::min(*config.memory.device_bytes, ranks_bytes)
+          : free_bytes;
+  return {.device_bytes = device_bytes,
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
 }
 
@@ -43,27 +48,35 @@ bool has_room_for_shadows(const Config& config, const Layout& layout, Placement 
 // uses.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
-        const QueueDecorator& decorate)
+        const QueueDecorator& decorate, Collectives* collectives)
       : config(checked(given_config)),
         model(validated(given_model)),
+        ranks(config.sharding, collectives, device),
         layout(model, state_format(config), config.storage.block_elements,
-               ParameterGroups(config.optimizer, model).set_of_tensors()),
-        placement(placement_of(config, model, layout, device)),
+               ParameterGroups(config.optimizer, model).set_of_tensors(), ranks.shard()),
+        placement(placement_of(config, model, layout, device, ranks)),
         tiers(layout, placement, config.storage, device),
         queue(open_queue(config, placement, tiers, decorate, notes)),
         store(config.storage, layout, tiers, *queue, scheduler),
         worker(config.threads, scheduler),
-        loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker),
+        loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
+             ranks),
+        activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {
+    ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
+    ranks.require_agreement(describe_run(), "what is trained, and how");
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
   }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
-                                const Device& device) {
+                                const Device& device, const Ranks& ranks) {
+    ranks.check(config.placement);
     const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement = plan_placement(
-        layout, model, config.placement, budgets_of(config, device),
-        {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+    Placement placement = plan_placement(layout, model, config.placement,
+                                         budgets_of(config, device, ranks.device_bytes()),
+                                         {.overlaps = policy != OverlapPolicy::kSerial,
+                                          .lanes = config.optimizer.lanes,
+                                          .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -77,12 +90,58 @@ struct Engine::Parts {
     std::vector<int> files;
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
-        .transfers_max = placement.parameter_slots.count + placement.lanes.count,
+        .transfers_max = placement.parameter_slots.count + placement.lanes.count +
+                         placement.activation_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);
     if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
     return decorate ? decorate(std::move(queue)) : std::move(queue);
+  }
+
+  // All that decides which collectives come when, and what their bits are.
+  std::string describe_run() const {
+    std::string text =
+        fmt::format("stage {}, window {}, leases {}, step {}\n", config.sharding.stage,
+                    placement.window_bytes, model.concurrent_leases, loop.scheduled_step());
+    text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
+                        name_of(config.precision.gradients), name_of(config.optimizer.kind),
+                        config.optimizer.adam.beta1, config.optimizer.adam.beta2,
+                        config.optimizer.adam.epsilon, config.optimizer.adam.weight_decay,
+                        config.optimizer.momentum, config.optimizer.clip_norm,
+                        static_cast<int>(config.optimizer.non_finite));
+    for (const Config::Optimizer::Group& group : config.optimizer.groups)
+      text += fmt::format("{} {} {}\n", fmt::join(group.tensors, " "), group.learning_rate_factor,
+                          group.weight_decay.value_or(-1));
+    for (const UnitSpec& unit : model.units) {
+      text += fmt::format("unit {}\n", unit.name);
+      for (const TensorSpec& tensor : unit.tensors)
+        text += fmt::format("{} {} {}\n", tensor.name, fmt::join(tensor.shape, "x"),
+                            static_cast<int>(tensor.weight_decay));
+    }
+    for (const auto* order : {&model.forward_order, &model.backward_order})
+      for (const UnitId unit : *order) text += fmt::format("{} ", index_of(unit));
+    for (const UnitPlace& unit : layout.units())
+      text += placement.unit_is_on_device(unit) ? "device " : "window ";
+    return text;
+  }
+
+  // Fills in what other ranks own of elements [first_element, ...) of a tensor.
+  void complete(TensorId id, StateKind kind, std::uint64_t first_element,
+                std::span<std::byte> target) {
+    if (!ranks.shard_optimizer()) return;
+    const TensorPlace& tensor = layout.tensor(id);
+    const std::uint64_t element_bytes =
+        kind == StateKind::kParameter ? layout.format().parameter_bytes() : sizeof(float);
+    const std::uint64_t shard = layout.unit(tensor.unit).shard_elements;
+    const std::uint64_t begin = tensor.offset_elements + first_element;
+    const std::uint64_t end = begin + target.size() / element_bytes;
+    for (std::uint64_t at = begin; at < end;) {
+      const std::uint64_t next = std::min(end, (at / shard + 1) * shard);
+      ranks.broadcast(target.subspan((at - begin) * element_bytes, (next - at) * element_bytes),
+                      static_cast<std::uint32_t>(at / shard), tensor.name);
+      at = next;
+    }
   }
 
   void require_idle(const char* call) {
@@ -98,6 +157,7 @@ struct Engine::Parts {
   std::vector<std::string> notes;
   Config config;
   ModelSpec model;
+  Ranks ranks;
   Layout layout;
   Placement placement;
   Tiers tiers;
@@ -106,18 +166,22 @@ struct Engine::Parts {
   BlockStore store;
   Worker worker;
   StepLoop loop;
+  ActivationFlow activations;
   StateAccess state;
   bool is_initialized = false;
 };
 
 Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
-               const QueueDecorator& decorate)
-    : parts_(std::make_unique<Parts>(config, model, device, decorate)) {}
+               const QueueDecorator& decorate, Collectives* ranks)
+    : parts_(std::make_unique<Parts>(config, model, device, decorate, ranks)) {}
 
 Engine::~Engine() {
+  parts_->activations.abandon();
   parts_->loop.abandon();
   parts_->loop.settle();
+  parts_->activations.settle();
   if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
+  parts_->ranks.on_failure({});
 }
 
 void Engine::initialize(const InitialValues& values) {
@@ -125,6 +189,7 @@ void Engine::initialize(const InitialValues& values) {
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the state has its values already; make a new engine");
   parts_->state.initialize(values);
+  if (parts_->ranks.shard_optimizer()) parts_->loop.share_residents();
   parts_->loop.return_buffers();
   parts_->is_initialized = true;
 }
@@ -132,14 +197,19 @@ void Engine::initialize(const InitialValues& values) {
 Step Engine::begin_step(const StepOptions& options) {
   parts_->require_idle("begin_step");
   parts_->state.invalidate();
+  const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
-  return Step(parts_->loop, parts_->layout);
+  Step step(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(activations);
+  return step;
 }
 
 Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
   parts_->loop.begin_inference();
-  return Inference(parts_->loop, parts_->layout);
+  Inference inference(parts_->loop, parts_->activations, parts_->layout);
+  parts_->activations.begin(parts_->loop.inference_activations());
+  return inference;
 }
 
 void Engine::drain() {
@@ -155,7 +225,23 @@ void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_ele
   parts_->require_idle("read_state");
   parts_->loop.lend_buffers();
   parts_->state.read(tensor, kind, first_element, target);
+  parts_->complete(tensor, kind, first_element, target);
   parts_->loop.return_buffers();
+}
+
+std::vector<double> Engine::exchange(double own) {
+  const std::vector<std::byte> all =
+      parts_->ranks.exchange(std::as_bytes(std::span(&own, 1)), "the ranks' values");
+  std::vector<double> values(parts_->ranks.count());
+  std::memcpy(values.data(), all.data(), all.size());
+  return values;
+}
+
+std::uint32_t Engine::rank() const {
+  return parts_->ranks.rank();
+}
+std::uint32_t Engine::rank_count() const {
+  return parts_->ranks.count();
 }
 
 const Layout& Engine::layout() const {

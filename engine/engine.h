@@ -42,8 +42,12 @@ class Engine {
   // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
   // small, naming the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
   // nothing is left behind.
+  // `ranks`: the collectives of this rank when several train together, which must outlive the
+  // engine, too; null for one. Every rank then makes the same calls in the same order, read_state()
+  // included.
+  // Fails further with: kRanks when the ranks disagree about model or config, or one is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
-         const QueueDecorator& decorate = {});
+         const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -68,6 +72,12 @@ class Engine {
   // Requires: no step is active.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
+
+  // What every rank has to say, by rank; a single entry without ranks.
+  // Every rank calls it in the same place, as it does whatever begins, ends or reads.
+  std::vector<double> exchange(double own);
+  std::uint32_t rank() const;
+  std::uint32_t rank_count() const;
 
   const Layout& layout() const;
   const Placement& placement() const;

@@ -8,11 +8,12 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "base/units.h"
 
 namespace sluice {
 
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker,
+                             Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
                              std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
@@ -20,6 +21,7 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       device_(device),
       scheduler_(scheduler),
       worker_(worker),
+      ranks_(ranks),
       on_final_(std::move(on_final)),
       slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
@@ -29,9 +31,10 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 
-void GradientDrain::begin(std::uint64_t step) {
+void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   SLUICE_CHECK(idle(), "a step begins when the drain of the one before has ended");
   step_ = step;
+  reduces_each_ = reduces_each;
   units_.assign(units_.size(), {});
   final_units_ = 0;
   units_without_gradient_ = 0;
@@ -72,34 +75,107 @@ void GradientDrain::pump() {
   Job& job = jobs_.front();
   if (!front_is_started_) {
     front_is_started_ = true;
+    if (ranks_.are_several() && reduces_each_) reduce(job);
     if (job.is_first) {
       start_copy(job);
     } else {
-      job.copies_left = job.additions_left = layout_.unit(job.use.unit).block_count;
+      job.copies_left = job.additions_left = piece_count(job);
     }
   }
-  while (job.next_piece < layout_.unit(job.use.unit).block_count && !job.is_first &&
-         start_piece(job)) {
+  while (!job.is_first && job.next_piece < piece_count(job) && start_piece(job)) {
   }
 }
 
-// The unit's first gradient of the step needs no addition: one copy straight into the set.
+// What the job brings to the set: what this rank owns once it is reduced, else all that it keeps.
+GradientDrain::Range GradientDrain::range_of(const Job& job) const {
+  const UnitId unit = job.use.unit;
+  if (job.is_reduced) return owned(unit);
+  return {.unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
+}
+
+std::uint32_t GradientDrain::piece_count(const Job& job) const {
+  return static_cast<std::uint32_t>(div_ceil(range_of(job).count, layout_.block_elements()));
+}
+
+std::byte* GradientDrain::in_set(const Range& range) const {
+  return tiers_.gradient_set(range.unit) +
+         (range.begin - layout_.set_begin(range.unit)) * layout_.format().gradient_bytes();
+}
+
+// For traces: pieces of what other ranks update are no blocks.
+std::uint32_t GradientDrain::block_of(const Range& piece) const {
+  const UnitPlace& unit = layout_.unit(piece.unit);
+  if (layout_.shard().keeps_all_gradients && !reduces_each_) return kTraceNone;
+  return unit.first_block +
+         static_cast<std::uint32_t>((piece.begin - unit.shard_begin) / layout_.block_elements());
+}
+
+// What this rank updates of the unit.
+GradientDrain::Range GradientDrain::owned(UnitId id) const {
+  const UnitPlace& unit = layout_.unit(id);
+  return {.unit = id, .begin = unit.shard_begin, .count = unit.shard_elements};
+}
+
+// One copy straight into the set: the unit's first gradient of the step needs no addition.
 void GradientDrain::start_copy(Job& job) {
+  const Range range = range_of(job);
+  const std::uint64_t element_bytes = layout_.format().gradient_bytes();
   job.copies_left = 1;
-  device_.copy(tiers_.gradient_set(job.use.unit), tiers_.gradient_slot(job.slot),
-               layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
+  device_.copy(in_set(range), tiers_.gradient_slot(job.slot) + range.begin * element_bytes,
+               range.count * element_bytes, copy_stream_.id());
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
+}
+
+// In the slot: what this rank owns becomes the sum over the ranks.
+void GradientDrain::reduce(Job& job) {
+  const UnitPlace& unit = layout_.unit(job.use.unit);
+  const DType type = layout_.format().gradient;
+  std::byte* const slot = tiers_.gradient_slot(job.slot);
+  const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
+  job.is_reduced = true;
+  traffic_.reduced_bytes += payload_bytes;
+  if (ranks_.shard_optimizer()) {
+    ranks_.reductions().reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
+                                        .target_type = type,
+                                        .source = slot,
+                                        .source_type = type,
+                                        .shard_elements = unit.shard_elements,
+                                        .subject = unit.name},
+                                       copy_stream_.id());
+  } else {
+    ranks_.reductions().all_reduce(
+        {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
+        copy_stream_.id());
+    traffic_.gathered_bytes += payload_bytes;
+  }
+}
+
+// The set holds the sum over the step's uses, which is still to be added over the ranks.
+bool GradientDrain::awaits_reduction(const Job& job) const {
+  return ranks_.are_several() && !reduces_each_ && job.use.final_gradient && !job.is_reduced;
+}
+
+// The sum goes up into the slot, is reduced there, and comes back.
+void GradientDrain::start_last_reduction(Job& job) {
+  device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit),
+               layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
+  reduce(job);
+  start_copy(job);
 }
 
 bool GradientDrain::start_piece(Job& job) {
   for (std::uint32_t slot = 0; slot < staging_.size(); ++slot) {
     if (!staging_[slot].is_free) continue;
-    const BlockPlace& block = layout_.blocks_of(job.use.unit)[job.next_piece++];
+    const Range range = range_of(job);
+    const std::uint64_t from = job.next_piece++ * layout_.block_elements();
+    const Range piece{.unit = range.unit,
+                      .begin = range.begin + from,
+                      .count = std::min(layout_.block_elements(), range.count - from)};
     const std::uint64_t element_bytes = layout_.format().gradient_bytes();
-    staging_[slot] = {.block = index_of(block.id), .is_free = false};
+    staging_[slot] = {.piece = piece, .is_free = false};
     device_.copy(tiers_.gradient_staging(slot),
-                 tiers_.gradient_slot(job.slot) + block.offset_elements * element_bytes,
-                 block.element_count * element_bytes, copy_stream_.id());
+                 tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
+                 piece.count * element_bytes, copy_stream_.id());
     device_.call_host(copy_stream_.id(),
                       [this, slot] { scheduler_.post([this, slot] { piece_copied(slot); }); });
     return true;
@@ -116,35 +192,30 @@ void GradientDrain::piece_copied(std::uint32_t staging_slot) {
 // On the worker's thread.
 void GradientDrain::add_piece(std::uint32_t staging_slot) {
   const std::uint64_t begin_ns = trace_now_ns();
-  const BlockPlace& block = layout_.block(BlockId{staging_[staging_slot].block});
+  const Range& piece = staging_[staging_slot].piece;
   const StateFormat& format = layout_.format();
-  worker_.optimizer().accumulate(
-      format.gradient,
-      tiers_.gradient_set(block.unit) + block.offset_elements * format.gradient_bytes(),
-      tiers_.gradient_staging(staging_slot), block.element_count);
+  worker_.optimizer().accumulate(format.gradient, in_set(piece),
+                                 tiers_.gradient_staging(staging_slot), piece.count);
   trace_span({.begin_ns = begin_ns,
               .end_ns = trace_now_ns(),
-              .size_bytes = block.element_count * format.gradient_bytes(),
+              .size_bytes = piece.count * format.gradient_bytes(),
               .step = step_,
-              .unit = index_of(block.unit),
-              .block = index_of(block.id),
+              .unit = index_of(piece.unit),
+              .block = block_of(piece),
               .kind = TraceKind::kAccumulate});
 }
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
   staging_[staging_slot].is_free = true;
   --jobs_.front().additions_left;
-  finish_front();
+  move_front();
   pump();
 }
 
 void GradientDrain::copy_done() {
   Job& job = jobs_.front();
-  if (--job.copies_left == 0) {
-    slot_is_free_[job.slot] = true;
-    trace_copy(job);
-  }
-  finish_front();
+  if (--job.copies_left == 0) trace_copy(job);
+  move_front();
   pump();
 }
 
@@ -167,9 +238,15 @@ WaitCause GradientDrain::waits_for() const {
   return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
 }
 
-void GradientDrain::finish_front() {
-  const Job& job = jobs_.front();
-  if (job.copies_left != 0 || job.additions_left != 0) return;
+void GradientDrain::move_front() {
+  Job& job = jobs_.front();
+  if (job.copies_left != 0) return;
+  if (job.has_slot && !awaits_reduction(job)) {
+    slot_is_free_[job.slot] = true;
+    job.has_slot = false;
+  }
+  if (job.additions_left != 0) return;
+  if (awaits_reduction(job)) return start_last_reduction(job);
   const ScheduledUse use = job.use;
   jobs_.pop_front();
   front_is_started_ = false;
@@ -200,7 +277,7 @@ void GradientDrain::start_norm(UnitId unit) {
   const bool is_zero = !units_[index_of(unit)].has_gradient;
   worker_.post(
       [this, unit, is_zero] {
-        if (is_zero) std::memset(tiers_.gradient_set(unit), 0, layout_.unit_gradient_bytes(unit));
+        if (is_zero) std::memset(tiers_.gradient_set(unit), 0, layout_.set_gradient_bytes(unit));
         take_norm(unit);
       },
       [this, unit] { norm_taken(unit); });
@@ -226,11 +303,11 @@ void GradientDrain::take_norm(UnitId unit) {
   const std::uint64_t begin_ns = trace_now_ns();
   NormAccumulator& norm = unit_norms_[index_of(unit)];
   norm = NormAccumulator();
-  worker_.optimizer().add_squared_norm(layout_.format().gradient, tiers_.gradient_set(unit),
-                                       layout_.unit(unit).element_count, norm);
+  worker_.optimizer().add_squared_norm(layout_.format().gradient, in_set(owned(unit)),
+                                       owned(unit).count, norm);
   trace_span({.begin_ns = begin_ns,
               .end_ns = trace_now_ns(),
-              .size_bytes = layout_.unit_gradient_bytes(unit),
+              .size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
               .step = step_,
               .unit = index_of(unit),
               .kind = TraceKind::kNorm});
@@ -239,12 +316,18 @@ void GradientDrain::take_norm(UnitId unit) {
 std::string GradientDrain::describe_non_finite() const {
   for (const TensorPlace& tensor : layout_.tensors()) {
     if (layout_.unit(tensor.unit).is_frozen) continue;
-    const std::byte* gradient = tiers_.gradient_set(tensor.unit) +
-                                tensor.offset_elements * layout_.format().gradient_bytes();
-    const auto index = find_non_finite(layout_.format().gradient, gradient, tensor.element_count);
+    const Range own = owned(tensor.unit);
+    const std::uint64_t begin = std::max(tensor.offset_elements, own.begin);
+    const std::uint64_t end =
+        std::min(tensor.offset_elements + tensor.element_count, own.begin + own.count);
+    if (begin >= end) continue;
+    const auto index = find_non_finite(
+        layout_.format().gradient,
+        in_set({.unit = tensor.unit, .begin = begin, .count = end - begin}), end - begin);
     if (index)
       return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
-                         tensor.name, layout_.unit(tensor.unit).name, *index);
+                         tensor.name, layout_.unit(tensor.unit).name,
+                         begin - tensor.offset_elements + *index);
   }
   return "a gradient outside every tensor is not finite";
 }

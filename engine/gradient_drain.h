@@ -4,6 +4,10 @@
 // Which one is the last, the schedule says, or close(): units that have had no gradient by then
 // have one of zeros. Owns the device's gradient slots.
 //
+// Several ranks add up their gradients in the slot, on the device, in the order of the backward
+// uses: each use's before it goes to the set, or the unit's sum over the step once it is complete,
+// which goes up to the slot again for that.
+//
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies; those wait for the computation under its released lease,
 // and, when adding, for a staging slot, which is freed by the worker. Nothing here waits for the
@@ -15,11 +19,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/norm_accumulator.h"
 #include "engine/layout.h"
 #include "engine/placement.h"
+#include "engine/ranks.h"
 #include "engine/schedule.h"
 #include "engine/step_timeline.h"
 #include "engine/tiers.h"
@@ -32,12 +38,14 @@ class GradientDrain {
   // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
   // the norm.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker,
+                Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
                 std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
+  // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
+  // needs a set that holds all of it.
   // Requires: idle().
-  void begin(std::uint64_t step);
+  void begin(std::uint64_t step, bool reduces_each);
 
   // A free gradient slot, taken, if there is one.
   std::optional<std::uint32_t> try_take_slot();
@@ -63,8 +71,10 @@ class GradientDrain {
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
   // What is_complete() or a gradient slot waits for.
   WaitCause waits_for() const;
-  // Of all units. Requires: is_complete().
+  // Of all that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
+  // What the ranks have reduced since the last call.
+  RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
   // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -76,13 +86,22 @@ class GradientDrain {
     std::uint32_t slot = 0;
     std::uint64_t released_ns = 0;
     std::uint64_t computed_ns = 0;     // 0 = computation has not filled the slot yet
-    std::uint32_t next_piece = 0;      // piece = block of the unit; only when adding
-    std::uint32_t copies_left = 0;     // until the slot is free
+    std::uint32_t next_piece = 0;      // of the unit's part in the set; only when adding
+    std::uint32_t copies_left = 0;     // out of the slot
     std::uint32_t additions_left = 0;  // until the set holds the sum
+    bool is_reduced = false;           // over the ranks
+    bool has_slot = true;
+  };
+
+  // Elements of a unit, from its start.
+  struct Range {
+    UnitId unit{};
+    std::uint64_t begin = 0;
+    std::uint64_t count = 0;
   };
 
   struct StagingSlot {
-    std::uint32_t block = 0;
+    Range piece;
     bool is_free = true;
   };
 
@@ -96,13 +115,21 @@ class GradientDrain {
   };
 
   void pump();
+  Range range_of(const Job& job) const;
+  std::uint32_t piece_count(const Job& job) const;
+  std::byte* in_set(const Range& range) const;
+  Range owned(UnitId unit) const;
+  std::uint32_t block_of(const Range& piece) const;
   void start_copy(Job& job);
+  void reduce(Job& job);
+  bool awaits_reduction(const Job& job) const;
+  void start_last_reduction(Job& job);
   bool start_piece(Job& job);
   void piece_copied(std::uint32_t staging_slot);
   void piece_added(std::uint32_t staging_slot);
   void copy_done();
   void trace_copy(const Job& job);
-  void finish_front();
+  void move_front();
   void close_units();
   void start_norm(UnitId unit);
   void norm_taken(UnitId unit);
@@ -115,9 +142,11 @@ class GradientDrain {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  Ranks& ranks_;
   std::function<void(UnitId)> on_final_;
 
   std::uint64_t step_ = 0;
+  bool reduces_each_ = true;
   std::vector<bool> slot_is_free_;
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
@@ -127,6 +156,7 @@ class GradientDrain {
   std::uint32_t norms_in_flight_ = 0;
   std::uint32_t trained_units_ = 0;  // constant; those that are not frozen
   std::uint32_t final_units_ = 0;
+  RankTraffic traffic_;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
   bool was_reopened_ = false;

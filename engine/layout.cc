@@ -39,9 +39,11 @@ StateFormat state_format(const Config& config) {
 
 Layout::Layout(const ModelSpec& model, StateFormat format,
                std::optional<std::uint64_t> block_elements,
-               std::span<const std::uint32_t> hyperparameter_sets)
+               std::span<const std::uint32_t> hyperparameter_sets, Shard shard)
     : format_(format),
-      block_elements_(block_elements.value_or(default_block_elements(model.element_count()))) {
+      shard_(shard),
+      block_elements_(block_elements.value_or(
+          default_block_elements(div_ceil(model.element_count(), shard.count)))) {
   for (const UnitSpec& unit : model.units) add_unit(unit);
   for (std::size_t i = 0; i < hyperparameter_sets.size(); ++i)
     tensors_.at(i).hyperparameter_set = hyperparameter_sets[i];
@@ -51,6 +53,9 @@ void Layout::add_unit(const UnitSpec& spec) {
   UnitPlace unit{.id = UnitId{static_cast<std::uint32_t>(units_.size())},
                  .name = spec.name,
                  .element_count = 0,
+                 .payload_elements = 0,
+                 .shard_begin = 0,
+                 .shard_elements = 0,
                  .first_tensor = static_cast<std::uint32_t>(tensors_.size()),
                  .tensor_count = static_cast<std::uint32_t>(spec.tensors.size()),
                  .first_block = static_cast<std::uint32_t>(blocks_.size()),
@@ -63,13 +68,18 @@ void Layout::add_unit(const UnitSpec& spec) {
                         .offset_elements = unit.element_count,
                         .element_count = tensor.element_count()});
     unit.element_count += align_up(tensor.element_count(), kAlignElements);
-    parameter_count_ += tensor.element_count();
+    unit.payload_elements += tensor.element_count();
   }
-  for (std::uint64_t offset = 0; offset < unit.element_count; offset += block_elements_) {
+  parameter_count_ += unit.payload_elements;
+  unit.shard_elements = align_up(div_ceil(unit.element_count, shard_.count), kAlignElements);
+  unit.element_count = unit.shard_elements * shard_.count;
+  unit.shard_begin = unit.shard_elements * shard_.index;
+  const std::uint64_t shard_end = unit.shard_begin + unit.shard_elements;
+  for (std::uint64_t offset = unit.shard_begin; offset < shard_end; offset += block_elements_) {
     blocks_.push_back({.id = BlockId{static_cast<std::uint32_t>(blocks_.size())},
                        .unit = unit.id,
                        .offset_elements = offset,
-                       .element_count = std::min(block_elements_, unit.element_count - offset)});
+                       .element_count = std::min(block_elements_, shard_end - offset)});
   }
   unit.block_count = static_cast<std::uint32_t>(blocks_.size()) - unit.first_block;
   units_.push_back(std::move(unit));
@@ -86,7 +96,7 @@ std::span<const BlockPlace> Layout::blocks_of(UnitId id) const {
 std::uint64_t Layout::state_bytes() const {
   std::uint64_t bytes = 0;
   for (const UnitPlace& unit : units_)
-    bytes += unit.element_count *
+    bytes += unit.shard_elements *
              (format_.parameter_bytes() + (unit.is_frozen ? 0 : format_.record_bytes()));
   return bytes;
 }
@@ -113,6 +123,14 @@ std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {
 
 std::uint64_t Layout::unit_gradient_bytes(UnitId id) const {
   return unit(id).is_frozen ? 0 : unit(id).element_count * format_.gradient_bytes();
+}
+
+std::uint64_t Layout::shard_parameter_bytes(UnitId id) const {
+  return unit(id).shard_elements * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::set_gradient_bytes(UnitId id) const {
+  return set_elements(id) * format_.gradient_bytes();
 }
 
 }  // namespace sluice

@@ -2,10 +2,13 @@
 // state of a block takes. A pure function of (model, precision, block size); no budget, tier or
 // file appears here. Constant after construction, callable from any thread.
 //
+// With several ranks that share the state, every unit is padded to as many equal shards, and the
+// blocks are those of the rank's own ones: whatever works block by block works on its shard.
+//
 // Invariants: a tensor starts at a multiple of 256 elements of its unit, so that it has the same
-// address modulo 256 B in every placement; a unit's length and every block's length are multiples
-// of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero gradients,
-// and so stay zero.
+// address modulo 256 B in every placement; a unit's, a shard's and every block's length are
+// multiples of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero
+// gradients, and so stay zero.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +55,15 @@ struct StateFormat {
   }
 };
 
+// Which part of every unit this rank owns: the `index`-th of `count` equal parts.
+struct Shard {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+  // Whether the rank has those of all parts none the less.
+  bool keeps_all_gradients = false;
+  bool keeps_all_parameters = false;
+};
+
 struct TensorPlace {
   TensorId id{};
   UnitId unit{};
@@ -71,7 +83,10 @@ struct BlockPlace {
 struct UnitPlace {
   UnitId id{};
   std::string name;
-  std::uint64_t element_count = 0;  // with padding
+  std::uint64_t element_count = 0;     // with padding; `count` shards of equal length
+  std::uint64_t payload_elements = 0;  // without
+  std::uint64_t shard_begin = 0;       // what this rank owns of it
+  std::uint64_t shard_elements = 0;
   std::uint32_t first_tensor = 0;
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
@@ -84,7 +99,9 @@ class Layout {
   // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
   // model's size. `hyperparameter_sets`: one for each tensor of the model, or none.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
-         std::span<const std::uint32_t> hyperparameter_sets = {});
+         std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
+
+  Shard shard() const { return shard_; }
 
   const StateFormat& format() const { return format_; }
   std::span<const UnitPlace> units() const { return units_; }
@@ -99,7 +116,7 @@ class Layout {
 
   std::uint64_t block_elements() const { return block_elements_; }
   std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
-  // Parameters, master and moments at rest, with padding.
+  // This rank's parameters, master and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
   // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
@@ -110,12 +127,23 @@ class Layout {
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
+  std::uint64_t shard_parameter_bytes(UnitId unit) const;
+  // What of a unit the gradient set holds: from which element on, and how much.
+  std::uint64_t set_begin(UnitId id) const {
+    return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
+  }
+  std::uint64_t set_elements(UnitId id) const {
+    if (unit(id).is_frozen) return 0;
+    return shard_.keeps_all_gradients ? unit(id).element_count : unit(id).shard_elements;
+  }
+  std::uint64_t set_gradient_bytes(UnitId unit) const;
 
  private:
   void add_unit(const UnitSpec& spec);
 
   // Constant after construction.
   StateFormat format_;
+  Shard shard_;
   std::uint64_t block_elements_ = 0;
   std::uint64_t parameter_count_ = 0;
   std::vector<UnitPlace> units_;

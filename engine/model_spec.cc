@@ -1,6 +1,7 @@
 #include "engine/model_spec.h"
 
 #include <algorithm>
+#include <ranges>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -42,6 +43,18 @@ void check_order(const ModelSpec& spec, const std::vector<UnitId>& order, std::s
   }
 }
 
+void check_boundaries(const ModelSpec& spec) {
+  if (spec.boundary_bytes.empty()) return;
+  if (spec.boundary_bytes.size() + 1 != spec.forward_order.size())
+    fail(fmt::format("boundary_bytes has {} entries, but there are {} between {} forward uses",
+                     spec.boundary_bytes.size(), spec.forward_order.size() - 1,
+                     spec.forward_order.size()));
+  if (std::ranges::count(spec.boundary_bytes, 0u) != 0)
+    fail("boundary_bytes has a 0; every forward use hands something to the next");
+  if (!std::ranges::equal(spec.forward_order, std::views::reverse(spec.backward_order)))
+    fail("boundary_bytes needs a backward_order that is the reverse of forward_order");
+}
+
 }  // namespace
 
 std::uint64_t TensorSpec::element_count() const {
@@ -78,6 +91,7 @@ ModelSpec validated(ModelSpec spec) {
       fail(fmt::format("unit \"{}\" is not in backward_order, so its gradient would never come",
                        spec.units[unit].name));
   }
+  check_boundaries(spec);
   if (std::ranges::all_of(spec.units, &UnitSpec::is_frozen))
     fail("every unit is frozen; there is nothing to train");
   return spec;

@@ -45,13 +45,18 @@ struct ModelSpec {
   // that many.
   std::uint32_t concurrent_leases = 1;
 
+  // Bytes that forward use i of a micro-batch hands to use i + 1, and backward hands back as their
+  // gradient: one entry less than forward_order. Empty: the application keeps its activations.
+  std::vector<std::uint64_t> boundary_bytes;
+
   std::uint64_t element_count() const;
 };
 
 // Returns `spec` with empty orders filled in.
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
 // name used twice, an order that names an unknown unit, a unit with gradients that backward_order
-// leaves out, or a model with none that has any.
+// leaves out, a model with none that has any, or boundaries that are empty, of another number than
+// forward_order has, or beside a backward_order that is not the reverse of forward_order.
 ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

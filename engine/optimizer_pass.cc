@@ -18,7 +18,7 @@ constexpr std::uint32_t kUpdatesPostedMax = 2;
 
 OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              ParameterSlots& slots, BlockStore& store, Device& device,
-                             Scheduler& scheduler, Worker& worker,
+                             Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
                              std::span<const UnitId> forward_order, std::function<void()> on_change)
     : layout_(layout),
       placement_(placement),
@@ -28,6 +28,7 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       device_(device),
       scheduler_(scheduler),
       worker_(worker),
+      residents_(residents),
       on_change_(std::move(on_change)),
       order_(layout, placement, forward_order),
       lanes_(placement.lanes.count + kInPlaceLanes),
@@ -35,8 +36,6 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       in_lane_(layout.blocks().size(), false),
       down_stream_(device, "optimizer down"),
       up_stream_(device, "optimizer up") {
-  for (std::size_t unit = 0; unit < layout.units().size(); ++unit)
-    resident_events_.emplace_back(device);
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].record_transfer.done = [this, lane] {
       --lanes_[lane].pending;
@@ -300,10 +299,8 @@ void OptimizerPass::update(std::uint32_t index) {
   const Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
   const std::uint64_t begin_ns = trace_now_ns();
-  const BlockPlanes planes{.parameters = lane.parameters,
-                           .record = lane.record,
-                           .gradients = tiers_.gradient_set(block.unit) +
-                                        block.offset_elements * layout_.format().gradient_bytes()};
+  const BlockPlanes planes{
+      .parameters = lane.parameters, .record = lane.record, .gradients = tiers_.gradient(block)};
   update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
   trace_span({.begin_ns = begin_ns,
               .end_ns = trace_now_ns(),
@@ -360,7 +357,7 @@ void OptimizerPass::write(std::uint32_t index) {
 
 void OptimizerPass::count_updated(const BlockPlace& block) {
   if (order_.count_updated(block) && placement_.unit_is_on_device(layout_.unit(block.unit)))
-    device_.record(resident_event(block.unit), up_stream_.id());
+    residents_.updated(block.unit, up_stream_.id());
 }
 
 void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/parameter_slots.h"
+#include "engine/resident_units.h"
 #include "engine/step_timeline.h"
 #include "engine/update_order.h"
 #include "engine/worker.h"
@@ -30,7 +31,7 @@ class OptimizerPass {
   // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-                Worker& worker, std::span<const UnitId> forward_order,
+                Worker& worker, ResidentUnits& residents, std::span<const UnitId> forward_order,
                 std::function<void()> on_change);
 
   // The step's update, with the coefficients that eager and speculative updates assume. It begins
@@ -69,8 +70,6 @@ class OptimizerPass {
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
   bool idle() const { return lanes_busy_ == 0; }
-  // Recorded behind the last copy that updates a unit homed on the device.
-  EventId resident_event(UnitId unit) const { return resident_events_[index_of(unit)].id(); }
 
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
@@ -123,6 +122,7 @@ class OptimizerPass {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
+  ResidentUnits& residents_;
   std::function<void()> on_change_;
   UpdateOrder order_;
 
@@ -136,8 +136,7 @@ class OptimizerPass {
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions
 
-  std::vector<Event> resident_events_;  // by unit
-  Stream down_stream_;                  // last: their callbacks use all of the above
+  Stream down_stream_;  // last: their callbacks use all of the above
   Stream up_stream_;
 };
 

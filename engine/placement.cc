@@ -23,6 +23,9 @@ constexpr std::uint32_t kLanesMaximumWanted = 64;
 // Keeps a drive's queue filled while earlier blocks are copied to the device.
 constexpr std::uint32_t kStagingSlotsWanted = 8;
 constexpr std::uint32_t kGradientStagingWanted = 2;
+// Activations travel between device and storage in pieces that saturate a drive with a few of them.
+constexpr std::uint64_t kActivationPieceBytesMax = 4_MiB;
+constexpr std::uint32_t kActivationStagingWanted = 4;
 
 // A budget that is too small: the pools that have to fit, and the size that would hold them.
 [[noreturn]] void fail_budget(Tier tier, const char* key, std::uint64_t budget_bytes,
@@ -54,6 +57,7 @@ class Planner {
   }
 
   Placement plan() {
+    if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();
     plan_device();
     plan_host();
     for (const BlockPlace& block : layout_.blocks()) {
@@ -67,10 +71,38 @@ class Planner {
   }
 
  private:
+  // Homes for the activations of the largest step; a window that holds them all, or what is in use
+  // and read ahead.
+  void plan_activation_pools() {
+    const Config::Activations& activations = pass_.activations;
+    if (model_.boundary_bytes.empty() && model_.forward_order.size() > 1)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("activations is \"{}\", but the model does not say what crosses from "
+                              "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
+                              name_of(activations.home)));
+    const ActivationShape shape{model_, activations.micro_batches, activations.order};
+    const std::uint32_t all = plan_activations(shape, 0).places;
+    const std::uint32_t held = std::min(all, activations_held_max(model_));
+    const ActivationHomes homes(model_, activations);
+    const bool may_leave = activations.home != ActivationHome::kRecompute;
+    activation_places_least_ = may_leave ? held : all;
+    const std::uint32_t ahead = kPrefetchUnits * activations_held_max(model_);
+    placement_.activation_window = {.count = may_leave ? std::min(all, held + ahead) : all,
+                                    .slot_bytes = homes.largest_bytes()};
+    if (activations.home == ActivationHome::kHost)
+      placement_.host_activation_bytes = homes.size_bytes();
+    if (activations.home == ActivationHome::kNvme) {
+      placement_.nvme_activation_bytes = homes.size_bytes();
+      placement_.activation_staging = {
+          .count = kActivationStagingWanted,
+          .slot_bytes = std::min(homes.largest_bytes(), kActivationPieceBytesMax)};
+    }
+    placement_.activation_homes = homes;
+  }
+
   // Device: gradient slots, then either every parameter, or a window and as many whole units as fit
   // beside it.
   void plan_device() {
-    const std::uint64_t budget = placement_.device_budget_bytes;
     const std::uint32_t leases = model_.concurrent_leases;
     std::uint64_t slot_bytes = 0;
     std::uint64_t all_bytes = 0;
@@ -83,23 +115,36 @@ class Planner {
     placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
     const std::uint64_t minimum_slots_bytes = leases * slot_bytes;
     const std::uint64_t window_minimum = window_bytes_for(schedule_, sizes_, leases);
-    const bool may_be_resident =
-        choices_.parameters == TierChoice::kAuto || choices_.parameters == TierChoice::kDevice;
-    if (may_be_resident && all_bytes + minimum_slots_bytes <= budget) {
+    // Beside activations: many places if they and the least of the rest fit, else few.
+    SlotPool& activations = placement_.activation_window;
+    const std::uint64_t whole_budget = placement_.device_budget_bytes;
+    if (activations.size_bytes() + window_minimum + minimum_slots_bytes > whole_budget)
+      activations.count = activation_places_least_;
+    const std::uint64_t activation_bytes = activations.size_bytes();
+    const std::uint64_t budget = whole_budget - std::min(whole_budget, activation_bytes);
+    const bool must_be_resident =
+        choices_.parameters == TierChoice::kDevice || layout_.shard().keeps_all_parameters;
+    if ((must_be_resident || may_be_resident()) && all_bytes + minimum_slots_bytes <= budget) {
       for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-    } else if (choices_.parameters == TierChoice::kDevice) {
+    } else if (must_be_resident) {
       placement_.resident_parameter_bytes = all_bytes;
-      fail_budget(Tier::kDevice, "memory.device", budget, all_bytes + minimum_slots_bytes,
-                  placement_.pools());
+      fail_budget(Tier::kDevice, "memory.device", whole_budget,
+                  activation_bytes + all_bytes + minimum_slots_bytes, placement_.pools());
     } else {
       if (window_minimum + minimum_slots_bytes > budget) {
         placement_.window_bytes = window_minimum;
-        fail_budget(Tier::kDevice, "memory.device", budget, window_minimum + minimum_slots_bytes,
-                    placement_.pools());
+        fail_budget(Tier::kDevice, "memory.device", whole_budget,
+                    activation_bytes + window_minimum + minimum_slots_bytes, placement_.pools());
       }
       plan_window_pool(budget, window_minimum);
     }
-    if (placement_.device_bytes() + slot_bytes <= budget) ++placement_.gradient_slots.count;
+    if (placement_.device_bytes() + slot_bytes <= whole_budget) ++placement_.gradient_slots.count;
+  }
+
+  // The planner's choice. A home on the device is the whole unit, which ranks that share the
+  // parameters do not have.
+  bool may_be_resident() const {
+    return choices_.parameters == TierChoice::kAuto && layout_.shard().count == 1;
   }
 
   void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
@@ -111,7 +156,7 @@ class Planner {
     const std::uint64_t window =
         std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
     std::uint64_t rest = budget - reserved_bytes - window;
-    if (choices_.parameters == TierChoice::kAuto) {
+    if (may_be_resident()) {
       for (const UnitPlace& unit : layout_.units()) {
         if (unit_slot_bytes(unit) > rest) break;
         rest -= unit_slot_bytes(unit);
@@ -133,11 +178,11 @@ class Planner {
   void plan_host() {
     for (const UnitPlace& unit : layout_.units())
       placement_.gradient_set_bytes +=
-          align_up(layout_.unit_gradient_bytes(unit.id), kPageAlignBytes);
+          align_up(layout_.set_gradient_bytes(unit.id), kPageAlignBytes);
     placement_.gradient_staging = {
         .count = kGradientStagingWanted,
         .slot_bytes =
-            align_up(largest_block() * layout_.format().gradient_bytes(), kPageAlignBytes)};
+            align_up(largest_piece() * layout_.format().gradient_bytes(), kPageAlignBytes)};
     const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
     const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
     fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
@@ -177,6 +222,8 @@ class Planner {
         --lanes;
       } else if (staging > 1) {
         --staging;
+      } else if (placement_.activation_staging.count > 1) {
+        --placement_.activation_staging.count;
       } else if (placement_.gradient_staging.count > 1) {
         --placement_.gradient_staging.count;
       } else {
@@ -259,9 +306,11 @@ class Planner {
   // What the present homes need with one buffer of each kind.
   std::uint64_t minimum_host_bytes(std::uint32_t lanes) {
     size_buffers(1, lanes);
-    const std::uint64_t surplus =
-        (placement_.gradient_staging.count - 1) * placement_.gradient_staging.slot_bytes;
-    return placement_.host_bytes() - surplus;
+    const auto surplus = [](const SlotPool& pool) {
+      return pool.count == 0 ? 0 : (pool.count - 1) * pool.slot_bytes;
+    };
+    return placement_.host_bytes() - surplus(placement_.gradient_staging) -
+           surplus(placement_.activation_staging);
   }
 
   std::uint64_t unit_slot_bytes(const UnitPlace& unit) const {
@@ -275,6 +324,15 @@ class Planner {
     return largest;
   }
 
+  // Of a unit's gradient in the set; a block, but where the set holds other ranks' parts, too.
+  std::uint64_t largest_piece() const {
+    std::uint64_t largest = 0;
+    for (const UnitPlace& unit : layout_.units())
+      largest =
+          std::max(largest, std::min(layout_.block_elements(), layout_.set_elements(unit.id)));
+    return largest;
+  }
+
   static constexpr std::uint64_t kPageAlignBytes = 4096;
 
   const Layout& layout_;
@@ -285,6 +343,7 @@ class Planner {
   std::vector<std::uint64_t> sizes_ =
       unit_sizes();  // in the window, by unit; 0 once homed on the device
   Placement placement_;
+  std::uint32_t activation_places_least_ = 0;
 
   std::vector<std::uint64_t> unit_sizes() const {
     std::vector<std::uint64_t> sizes;
@@ -315,6 +374,8 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
       {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
        slots(gradient_slots) + ", one a unit in backward"},
+      {Tier::kDevice, "activation window", activation_window.size_bytes(),
+       slots(activation_window) + ", between units: in use, read ahead, to come"},
       {Tier::kHost, "gradient set", gradient_set_bytes, "one reduced gradient for every parameter"},
       {Tier::kHost, "gradient staging", gradient_staging.size_bytes(),
        slots(gradient_staging) + ", pieces to be added to the set"},
@@ -324,8 +385,14 @@ std::vector<Pool> Placement::pools() const {
        slots(parameter_slots) + ", between storage, device and update"},
       {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
        slots(lanes) + ", records being read, updated, written"},
+      {Tier::kHost, "activations", host_activation_bytes,
+       "between units, while they are not on the device"},
+      {Tier::kHost, "activation staging", activation_staging.size_bytes(),
+       slots(activation_staging) + ", activations between device and storage"},
       {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "activations", nvme_activation_bytes,
+       "between units, while they are not on the device"},
       {Tier::kNvme, "shadow copies", shadow_bytes,
        "the same again, for updates before the norm is known"},
   };

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/activation_plan.h"
 #include "engine/config.h"
 #include "engine/layout.h"
 #include "engine/model_spec.h"
@@ -58,22 +59,32 @@ struct Placement {
   std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
 
+  // Boundary activations, where the engine keeps them: in a window on the device, and in homes in
+  // host memory or on storage for what has to leave it.
+  ActivationHomes activation_homes;
+  SlotPool activation_window;
+  std::uint64_t host_activation_bytes = 0;
+  SlotPool activation_staging;  // pieces between the device and storage
+
   // Storage. With two copies, blocks whose parameters and record are both there have a shadow
   // beside their home, so that their update can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
+  std::uint64_t nvme_activation_bytes = 0;
 
   bool unit_is_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
   std::uint64_t device_bytes() const {
-    return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes();
+    return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
+           activation_window.size_bytes();
   }
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
-           host_record_bytes + parameter_slots.size_bytes() + lanes.size_bytes();
+           host_record_bytes + host_activation_bytes + parameter_slots.size_bytes() +
+           lanes.size_bytes() + activation_staging.size_bytes();
   }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
@@ -81,7 +92,7 @@ struct Placement {
   }
   // At rest.
   std::uint64_t nvme_bytes() const {
-    return nvme_parameter_bytes + nvme_record_bytes + shadow_bytes;
+    return nvme_parameter_bytes + nvme_record_bytes + nvme_activation_bytes + shadow_bytes;
   }
   std::vector<Pool> pools() const;
 };
@@ -91,10 +102,11 @@ struct Budgets {
   std::uint64_t host_bytes = 0;
 };
 
-// How the optimizer runs, as far as its buffers depend on it.
+// How a step runs, as far as buffers depend on it.
 struct PassNeeds {
   bool overlaps = false;               // with computation: buffers for bursts, and for keeping
   std::optional<std::uint32_t> lanes;  // nothing = as many as help
+  Config::Activations activations = {};
 };
 
 // Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or what `choices` puts

@@ -16,7 +16,7 @@ constexpr std::size_t kPipelineItemsMax = 256;
 
 Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
                        ParameterSlots& slots, BlockStore& store, Device& device,
-                       Scheduler& scheduler, Hooks hooks)
+                       Scheduler& scheduler, Ranks& ranks, Hooks hooks)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -24,8 +24,11 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       store_(store),
       device_(device),
       scheduler_(scheduler),
+      ranks_(ranks),
       hooks_(std::move(hooks)),
+      shard_event_(device),
       resident_since_ns_(layout.units().size()),
+      gather_stream_(device, "gathers"),
       copy_stream_(device, "copy up") {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
     ready_events_.emplace_back(device);
@@ -176,10 +179,30 @@ void Prefetcher::process_head() {
     }
     if (item.block != kNoBlock) copy_block(item, layout_.block(BlockId{item.block}));
     if (!item.is_last) continue;
-    if (item.block != kNoBlock)
-      device_.record(ready_event((*schedule_)[item.use].unit), copy_stream_.id());
+    if (item.block != kNoBlock) complete_unit(item.use);
     ready_uses_ = item.use + 1;
   }
+}
+
+// The copies of the use's blocks have been queued: brings the other ranks' shards, if there are
+// any, on a stream of its own, so that copies for later uses go on meanwhile.
+void Prefetcher::complete_unit(std::uint32_t use) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  if (!ranks_.shard_parameters()) {
+    device_.record(ready_event(unit.id), copy_stream_.id());
+    return;
+  }
+  std::byte* const parameters = tiers_.window() + plan_->uses[use].offset_bytes;
+  device_.record(shard_event_.id(), copy_stream_.id());
+  device_.wait(gather_stream_.id(), shard_event_.id());
+  ranks_.gathers().all_gather(
+      {.target = parameters,
+       .source = parameters + unit.shard_begin * layout_.format().parameter_bytes(),
+       .shard_bytes = layout_.shard_parameter_bytes(unit.id),
+       .subject = unit.name},
+      gather_stream_.id());
+  device_.record(ready_event(unit.id), gather_stream_.id());
+  gathered_bytes_ += unit.payload_elements * layout_.format().parameter_bytes();
 }
 
 void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {

@@ -2,7 +2,9 @@
 // parameter slot -> copy to the device, block by block and strictly in schedule order. A fetch
 // starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
 // on the device for the computation that still reads them. A block whose update is still to come
-// holds up what is behind it; one that the pass has in a slot is copied from there.
+// holds up what is behind it; one that the pass has in a slot is copied from there. Where ranks
+// share the parameters, the blocks are the rank's own shard, and a gather in place, one for each
+// fetch and in their order, completes the unit.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
@@ -14,9 +16,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "engine/parameter_slots.h"
+#include "engine/ranks.h"
 #include "engine/step_timeline.h"
 #include "engine/window_plan.h"
 
@@ -32,7 +36,7 @@ class Prefetcher {
   // All must outlive the prefetcher.
   Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
              ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-             Hooks hooks);
+             Ranks& ranks, Hooks hooks);
 
   // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
   // fetched for the last time in the step wait in their slots for the update. Both references must
@@ -68,6 +72,10 @@ class Prefetcher {
 
   // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
+  // Whose work comes before every gather.
+  StreamId stream() const { return copy_stream_.id(); }
+  // What the gathers since the last call have brought together.
+  std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
   // For the step loop to record when a lease is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
 
@@ -103,6 +111,7 @@ class Prefetcher {
   void process_head();
   void copy_block(const Item& item, const BlockPlace& block);
   void copied();
+  void complete_unit(std::uint32_t use);
   void meter_copies();
   bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
   void trace_eviction(std::uint32_t unit);
@@ -114,9 +123,12 @@ class Prefetcher {
   BlockStore& store_;
   Device& device_;
   Scheduler& scheduler_;
+  Ranks& ranks_;
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
+  Event shard_event_;                  // behind the last copy that a gather waits for
+  std::uint64_t gathered_bytes_ = 0;
 
   // The schedule being worked on.
   const Schedule* schedule_ = nullptr;
@@ -137,6 +149,7 @@ class Prefetcher {
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
 
+  Stream gather_stream_;
   Stream copy_stream_;  // last: its callbacks use all of the above
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "engine/config.h"
 #include "engine/model_spec.h"
 
 namespace sluice {
@@ -25,14 +26,6 @@ struct ScheduledUse {
 };
 
 using Schedule = std::vector<ScheduledUse>;
-
-// How the micro-batches of a step go through the units. Horizontal: forward and backward of each in
-// turn, so that activations of one are alive, and parameters are fetched for every one. Vertical:
-// all of them through a unit before the next unit, so that parameters are fetched as for one, and
-// activations at the units' boundaries are alive for all. Gradients are added in order of use; that
-// is the same order, and so the same bits, unless backward uses a unit more than once (tied
-// weights).
-enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 // `model` must be validated(); micro_batches >= 1.
 Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,

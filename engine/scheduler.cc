@@ -58,6 +58,7 @@ void Scheduler::fail(const Error& error) {
     const std::scoped_lock lock(mutex_);
     if (failure_ != nullptr) return;
     failure_ = std::make_exception_ptr(error);
+    has_failed_ = true;
   }
   post([] {});  // makes the scheduler look at its waiters
 }
@@ -70,11 +71,6 @@ void Scheduler::fail(std::exception_ptr thrown) {
   } catch (const std::exception& error) {
     fail(Error(ErrorCode::kInternal, error.what()));
   }
-}
-
-bool Scheduler::failed() const {
-  const std::scoped_lock lock(mutex_);
-  return failure_ != nullptr;
 }
 
 void Scheduler::throw_if_failed() const {

@@ -7,6 +7,7 @@
 // application's thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -39,7 +40,7 @@ class Scheduler {
   void fail(const Error& error);
   // The same for whatever was thrown; what is no Error becomes kInternal.
   void fail(std::exception_ptr thrown);
-  bool failed() const;
+  bool failed() const { return has_failed_; }
   void throw_if_failed() const;
 
   // What those on this thread have given others to do. Scheduler's thread only.
@@ -64,6 +65,8 @@ class Scheduler {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr failure_;
+
+  std::atomic<bool> has_failed_ = false;  // set after failure_
 
   TaskThread thread_;  // last: its tasks use all of the above
 };

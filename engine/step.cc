@@ -40,11 +40,37 @@ std::byte* Lease::gradient(std::size_t tensor) const {
   return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
 }
 
+ActivationLease::ActivationLease(ActivationLease&& other) noexcept
+    : flow_(std::exchange(other.flow_, nullptr)), lease_(other.lease_) {}
+
+ActivationLease& ActivationLease::operator=(ActivationLease&& other) noexcept {
+  std::swap(flow_, other.flow_);
+  std::swap(lease_, other.lease_);
+  return *this;
+}
+
+ActivationLease::~ActivationLease() {
+  release();
+}
+
+void ActivationLease::release() {
+  if (flow_ != nullptr) std::exchange(flow_, nullptr)->release(lease_);
+}
+
+std::byte* ActivationLease::data() const {
+  SLUICE_CHECK(flow_ != nullptr, "the lease has ended");
+  return lease_.data;
+}
+
 Step::Step(Step&& other) noexcept
-    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+    : loop_(std::exchange(other.loop_, nullptr)),
+      activations_(other.activations_),
+      layout_(other.layout_) {}
 
 Step::~Step() {
-  if (loop_ != nullptr) loop_->abandon();
+  if (loop_ == nullptr) return;
+  activations_->abandon();
+  loop_->abandon();
 }
 
 Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
@@ -52,23 +78,52 @@ Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
   return Lease(*loop_, *layout_, loop_->acquire(unit, pass, stream.id()));
 }
 
+ActivationLease Step::save(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
+}
+
+ActivationLease Step::load(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
+}
+
 StepReport Step::finish() {
   SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
-  const StepReport report = loop_->finish_step();
+  activations_->require_complete();
+  StepReport report = loop_->finish_step();
   loop_ = nullptr;
+  const ActivationFlow::Report activations = activations_->finish();
+  report.activation_out_bytes = activations.out_bytes;
+  report.activation_in_bytes = activations.in_bytes;
+  report.stall_ns += activations.stall_ns;
   return report;
 }
 
 Inference::Inference(Inference&& other) noexcept
-    : loop_(std::exchange(other.loop_, nullptr)), layout_(other.layout_) {}
+    : loop_(std::exchange(other.loop_, nullptr)),
+      activations_(other.activations_),
+      layout_(other.layout_) {}
 
 Inference::~Inference() {
-  if (loop_ != nullptr) loop_->abandon();
+  if (loop_ == nullptr) return;
+  activations_->abandon();
+  loop_->abandon();
 }
 
 Lease Inference::acquire(UnitId unit, const Stream& stream) {
   SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
   return Lease(*loop_, *layout_, loop_->acquire(unit, Pass::kInference, stream.id()));
+}
+
+ActivationLease Inference::save(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
+}
+
+ActivationLease Inference::load(const ActivationRef& ref, const Stream& stream) {
+  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <span>
 
+#include "engine/activation_flow.h"
 #include "engine/step_loop.h"
 
 namespace sluice {
@@ -44,6 +45,31 @@ class Lease {
   LeasedUse use_;
 };
 
+// One boundary activation on the device (Config::Activations says whether the engine keeps them),
+// until the lease ends. Its end is that of a Lease.
+class ActivationLease {
+ public:
+  ActivationLease(ActivationLease&& other) noexcept;
+  ActivationLease& operator=(ActivationLease&& other) noexcept;
+  ~ActivationLease();
+
+  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes of it. To be written, if saved, or
+  // read, if loaded, by work on the lease's stream only.
+  std::byte* data() const;
+
+  // Ends the lease early.
+  void release();
+
+ private:
+  friend class Step;
+  friend class Inference;
+  ActivationLease(ActivationFlow& flow, const LeasedActivation& lease)
+      : flow_(&flow), lease_(lease) {}
+
+  ActivationFlow* flow_ = nullptr;  // null once released
+  LeasedActivation lease_;
+};
+
 // One training step: units are acquired and released in the order of the schedule, then finish()
 // updates the state. A unit that is left out, used once more, or out of order costs a wait, and the
 // next step is expected to go as this one went.
@@ -61,6 +87,15 @@ class Step {
   // unit beside what is leased; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
+  // Where the engine keeps the activations: room for `ref`, to be written by work enqueued on
+  // `stream` after this call; and `ref` as it was saved, to be read by such work. In the sequence
+  // of engine/activation_plan.h, which skips no use and repeats none. Both block until what is to
+  // be moved for it is on its way.
+  // Fails with: kInvalidArgument when that is not next, too many are held, or the application keeps
+  // activations itself; kIo and others when a transfer has failed.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
+
   // The update that this step will make, counted from 1.
   std::uint64_t number() const { return loop_->scheduled_step() + 1; }
 
@@ -74,9 +109,11 @@ class Step {
 
  private:
   friend class Engine;
-  Step(StepLoop& loop, const Layout& layout) : loop_(&loop), layout_(&layout) {}
+  Step(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
+      : loop_(&loop), activations_(&activations), layout_(&layout) {}
 
   StepLoop* loop_ = nullptr;  // null once finished
+  ActivationFlow* activations_ = nullptr;
   const Layout* layout_ = nullptr;
 };
 
@@ -89,12 +126,17 @@ class Inference {
 
   // As Step::acquire(), with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
+  // As Step's.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
  private:
   friend class Engine;
-  Inference(StepLoop& loop, const Layout& layout) : loop_(&loop), layout_(&layout) {}
+  Inference(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
+      : loop_(&loop), activations_(&activations), layout_(&layout) {}
 
   StepLoop* loop_ = nullptr;
+  ActivationFlow* activations_ = nullptr;
   const Layout* layout_ = nullptr;
 };
 

@@ -65,6 +65,7 @@ struct StepShape {
   const Schedule& schedule;  // a training schedule
   const WindowPlan& window;
   const Rates& rates;
+  const ActivationPlan* activations = nullptr;  // null: the application keeps them
 };
 
 }  // namespace sluice

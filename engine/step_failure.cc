@@ -63,4 +63,14 @@ void StepFailure::abandoned_midway(std::uint64_t version) {
                               version + 1, version, version + 1));
 }
 
+void StepFailure::abandoned_alone(std::uint64_t version, std::uint32_t rank,
+                                  std::uint32_t rank_count) {
+  if (poison_) return;
+  poison_ =
+      Error(ErrorCode::kPoisoned,
+            fmt::format("step {} was abandoned on rank {} of {}, which is out of step with the "
+                        "others now; end all ranks and start again",
+                        version + 1, rank, rank_count));
+}
+
 }  // namespace sluice

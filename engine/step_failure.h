@@ -27,6 +27,8 @@ class StepFailure {
   void throw_if_device_failed();
   // The step that makes update `version` + 1 was abandoned after blocks had been updated.
   void abandoned_midway(std::uint64_t version);
+  // It was abandoned by one of several ranks.
+  void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:
   void give_up();

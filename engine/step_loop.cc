@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,7 +12,8 @@ namespace sluice {
 
 StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
                    const Placement& placement, const Tiers& tiers, BlockStore& store,
-                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker)
+                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker,
+                   Ranks& ranks)
     : config_(config),
       model_(model),
       groups_(config.optimizer, model),
@@ -24,17 +24,19 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       queue_(queue),
       device_(device),
       scheduler_(scheduler),
+      ranks_(ranks),
       update_policy_(config.optimizer, placement.shadow_bytes != 0),
       traffic_(queue),
       course_(model, layout, placement),
       slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
-      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler,
+      residents_(layout, placement, tiers, ranks, device, model.forward_order),
+      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
                   {.on_change = [this] { pump(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
-      drain_(layout, placement, tiers, device, scheduler, worker,
+      drain_(layout, placement, tiers, device, scheduler, worker, ranks,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
-      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, model.forward_order,
-            [this] { pump(); }),
+      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
+            model.forward_order, [this] { pump(); }),
       failure_(pass_, device, scheduler),
       timeline_(layout, device) {}
 
@@ -95,6 +97,15 @@ std::uint64_t StepLoop::applied_step() const {
   return is_applied ? step_ : step_ - 1;
 }
 
+void StepLoop::share_residents() {
+  scheduler_.run([this] {
+    for (const UnitPlace& unit : layout_.units())
+      if (placement_.unit_is_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
+  });
+  for (const UnitPlace& unit : layout_.units()) device_.synchronize(residents_.event(unit.id));
+  scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
+}
+
 void StepLoop::lend_buffers() {
   drain();
   traffic_.pause();
@@ -118,9 +129,13 @@ void StepLoop::begin() {
   timeline_.begin(course_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  // Stages without sharded gradients communicate once a step, unless that would give other bits
+  // than the stages with them in the cases where all are to give the same.
+  const bool reduces_each = ranks_.shard_gradients() || options_.micro_batches == 1 ||
+                            options_.order == MicroBatchOrder::kVertical;
   scheduler_.run([&] {
     (void)scheduler_.work().take();
-    drain_.begin(step_ + 1);
+    drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
 }
@@ -143,9 +158,20 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      model_.concurrent_leases));
 }
 
+// How far a rank has fetched ahead when computation leaves the schedule depends on its timing; of
+// several ranks, each would issue other gathers.
+void StepLoop::require_fixed_schedule() const {
+  if (!ranks_.are_several()) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("the schedule expects {} next: with several ranks every step follows "
+                          "ModelSpec::forward_order and backward_order; declare the order in use",
+                          course_.describe(course_.next())));
+}
+
 // Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
 // and the rest of the step is planned anew around it.
 void StepLoop::change_schedule(UnitId unit, Pass pass) {
+  require_fixed_schedule();
   bool is_closed = false;
   scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
   if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
@@ -173,6 +199,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
 
 // What the schedule still expects will not come.
 void StepLoop::end_schedule() {
+  require_fixed_schedule();
   scheduler_.run([this] { prefetcher_.stop(); });
   failure_.await([this] { return prefetcher_.idle(); });
   follow(course_.ended());
@@ -197,7 +224,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   UseState& state = uses_[use];
   failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
-  device_.wait(stream, is_resident ? pass_.resident_event(unit) : prefetcher_.ready_event(unit));
+  device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
   timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
@@ -253,107 +280,6 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   });
 }
 
-StepReport StepLoop::finish_step() {
-  failure_.throw_if_unusable();
-  if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
-  if (leases_held_ != 0)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
-  if (!course_.has_been_backward())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("finish: no unit has been through backward in this step; the schedule "
-                            "expects {} next",
-                            course_.describe(course_.next())));
-  const std::uint64_t begin_ns = steady_now_ns();
-  if (!course_.is_over()) end_schedule();
-  scheduler_.run([this] { drain_.close(); });
-  failure_.await([this] { return is_over(); });
-  // What came after the last gradient, nobody has waited for yet.
-  std::uint32_t rest = course_.next();
-  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
-  await_computation(rest);
-  failure_.throw_if_device_failed();
-  StepReport report;
-  report.policy = policy_;
-  const std::uint64_t pass_begin_ns = steady_now_ns();
-  if (drain_.norm().finite()) {
-    apply(report);
-  } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
-    report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
-    report.skipped = true;
-    scheduler_.run([this] { pass_.cancel(); });
-  } else {
-    fail_non_finite();
-  }
-  update_policy_.note(report.skipped || report.clip_factor < 1);
-  report.step = step_;
-  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
-  const Traffic moved = traffic_.take();
-  report.nvme_read_bytes = moved.nvme_read_bytes;
-  report.nvme_write_bytes = moved.nvme_write_bytes;
-  WorkTimes work;
-  scheduler_.run([&] {
-    report.notes = store_.take_notes();
-    work = scheduler_.work().take();
-  });
-  const UnitId last = course_.schedule()[course_.next() - 1].unit;
-  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
-  report.stall_ns = report.times.stall_ns;
-  report.stall_for_update_ns = report.times.stall_for_update_ns;
-  describe_changes(report);
-  course_.end(/*is_example=*/true);
-  return report;
-}
-
-void StepLoop::describe_changes(StepReport& report) const {
-  report.schedule_changes = course_.changes();
-  if (course_.changes() != 0)
-    report.notes.push_back(
-        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
-                    "such step is expected to go like this one",
-                    step_, course_.changes()));
-  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
-    report.notes.push_back(fmt::format(
-        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
-        step_, units, layout_.units().size()));
-}
-
-// sqrt(sum of squares) / micro-batches: the set holds the sum over the micro-batches.
-double StepLoop::mean_gradient_norm() const {
-  return std::sqrt(drain_.norm().sum_of_squares()) / options_.micro_batches;
-}
-
-StepCoefficients StepLoop::coefficients(double clip_factor) const {
-  const auto scale = static_cast<float>(clip_factor / options_.micro_batches);
-  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
-}
-
-// The norm is known: lets the update run, or what is left of it.
-void StepLoop::apply(StepReport& report) {
-  report.gradient_norm = mean_gradient_norm();
-  report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
-  report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
-  const StepCoefficients known = coefficients(report.clip_factor);
-  has_undrained_update_ = true;
-  scheduler_.run([&] { pass_.apply(known, as_assumed); });
-  ++step_;
-  if (policy_ == OverlapPolicy::kSerial) drain();
-}
-
-// Nothing has been updated, but under the eager policy.
-void StepLoop::fail_non_finite() {
-  bool is_partial = false;
-  scheduler_.run([&] { is_partial = pass_.is_partial(); });
-  const std::string outcome =
-      is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
-                 : "nothing was updated";
-  throw Error(ErrorCode::kNonFinite,
-              fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
-                          "to \"skip\"",
-                          drain_.describe_non_finite(), step_ + 1, outcome));
-}
-
 bool StepLoop::is_idle() const {
   return prefetcher_.idle() && drain_.idle() && pass_.idle();
 }
@@ -390,6 +316,8 @@ void StepLoop::abandon() noexcept {
   if (is_partial) failure_.abandoned_midway(step_);
   scheduler_.await_settled(
       [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
+  if (ranks_.are_several() && !course_.is_inference())
+    failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);
   if (course_.is_inference()) traffic_.resume();
   course_.end(/*is_example=*/course_.is_inference());

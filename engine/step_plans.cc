@@ -1,5 +1,7 @@
 #include "engine/step_plans.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 
 namespace sluice {
@@ -9,7 +11,8 @@ StepPlans::StepPlans(const ModelSpec& model, const Layout& layout, const Placeme
       layout_(layout),
       placement_(placement),
       window_unit_bytes_(sluice::window_unit_bytes(layout, placement)),
-      inference_(plan(inference_schedule(model))) {
+      inference_(plan(inference_schedule(model))),
+      inference_activations_(plan_activations_of({.model = model, .has_backward = false})) {
   training(1, MicroBatchOrder::kHorizontal);
 }
 
@@ -31,6 +34,31 @@ const StepPlan& StepPlans::training(std::uint32_t micro_batches, MicroBatchOrder
   return training_
       .emplace(key(micro_batches, order), plan(training_schedule(model_, micro_batches, order)))
       .first->second;
+}
+
+const ActivationPlan& StepPlans::activations(std::uint32_t micro_batches, MicroBatchOrder order) {
+  const auto known = activations_.find(key(micro_batches, order));
+  if (known != activations_.end()) return known->second;
+  return activations_
+      .emplace(
+          key(micro_batches, order),
+          plan_activations_of({.model = model_, .micro_batches = micro_batches, .order = order}))
+      .first->second;
+}
+
+ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) const {
+  if (placement_.activation_window.count == 0) return {};
+  ActivationPlan plan = plan_activations(shape, placement_.activation_window.count);
+  const bool has_homes =
+      placement_.host_activation_bytes != 0 || placement_.nvme_activation_bytes != 0;
+  const bool fits = has_homes ? placement_.activation_homes.hold(shape.micro_batches, shape.order)
+                              : plan.stored_bytes == 0;
+  if (!fits)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a {} step of {} micro-batches has more activations than the pools "
+                            "hold; Config::activations has to name the largest step",
+                            name_of(shape.order), shape.micro_batches));
+  return plan;
 }
 
 StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
@@ -63,7 +91,8 @@ void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder ord
 
 Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
   const StepPlan& plan = training(micro_batches, order);
-  return predict_step_traffic(layout_, placement_, plan.schedule, plan.window);
+  return predict_step_traffic(layout_, placement_, plan.schedule, plan.window,
+                              activations(micro_batches, order));
 }
 
 }  // namespace sluice

@@ -70,12 +70,30 @@ std::vector<double> storage_weights(const Config::Storage& storage) {
   return weights;
 }
 
+DriveDealer::DriveDealer(std::span<const double> weights)
+    : shares_(weights.begin(), weights.end()), drive_bytes_(weights.size(), 0) {
+  const double weight_sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (double& share : shares_) share /= weight_sum;
+}
+
+std::uint32_t DriveDealer::deal(std::uint64_t size_bytes) {
+  dealt_bytes_ += size_bytes;
+  const auto missing_bytes = [&](std::size_t drive) {
+    return static_cast<double>(dealt_bytes_) * shares_[drive] -
+           static_cast<double>(drive_bytes_[drive]);
+  };
+  std::uint32_t chosen = 0;
+  for (std::uint32_t drive = 1; drive < shares_.size(); ++drive) {
+    if (missing_bytes(drive) > missing_bytes(chosen)) chosen = drive;
+  }
+  drive_bytes_[chosen] += size_bytes;
+  return chosen;
+}
+
 Striping plan_striping(const Layout& layout, const Placement& placement,
                        std::span<const double> weights) {
-  const double weight_sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  Striping striping{.drive = std::vector<std::uint32_t>(layout.blocks().size(), 0),
-                    .drive_bytes = std::vector<std::uint64_t>(weights.size(), 0)};
-  std::uint64_t dealt_bytes = 0;
+  DriveDealer dealer(weights);
+  Striping striping;
   for (const BlockPlace& block : layout.blocks()) {
     const std::uint32_t i = index_of(block.id);
     std::uint64_t block_bytes = 0;
@@ -83,18 +101,9 @@ Striping plan_striping(const Layout& layout, const Placement& placement,
       block_bytes += layout.parameter_slot_bytes(block.id);
     if (placement.record_tier[i] == Tier::kNvme) block_bytes += layout.record_slot_bytes(block.id);
     if (placement.has_shadow(block.id)) block_bytes *= 2;
-    dealt_bytes += block_bytes;
-    const auto missing_bytes = [&](std::size_t drive) {
-      return static_cast<double>(dealt_bytes) * weights[drive] / weight_sum -
-             static_cast<double>(striping.drive_bytes[drive]);
-    };
-    std::uint32_t chosen = 0;
-    for (std::uint32_t drive = 1; drive < weights.size(); ++drive) {
-      if (missing_bytes(drive) > missing_bytes(chosen)) chosen = drive;
-    }
-    striping.drive[i] = chosen;
-    striping.drive_bytes[chosen] += block_bytes;
+    striping.drive.push_back(dealer.deal(block_bytes));
   }
+  striping.drive_bytes = dealer.drive_bytes();
   return striping;
 }
 

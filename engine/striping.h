@@ -19,14 +19,29 @@ namespace sluice {
 // Fails with: kInput for a calibration that cannot be read, or knows nothing of a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 
+// Deals pieces of storage out: each to the drive that is furthest behind its share of the bytes so
+// far.
+//   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
+class DriveDealer {
+ public:
+  // Requires: positive weights.
+  explicit DriveDealer(std::span<const double> weights);
+
+  std::uint32_t deal(std::uint64_t size_bytes);
+  const std::vector<std::uint64_t>& drive_bytes() const { return drive_bytes_; }
+
+ private:
+  std::vector<double> shares_;
+  std::vector<std::uint64_t> drive_bytes_;  // so far
+  std::uint64_t dealt_bytes_ = 0;
+};
+
 struct Striping {
   std::vector<std::uint32_t> drive;        // by block
   std::vector<std::uint64_t> drive_bytes;  // by drive: what its blocks take on storage
 };
 
-// Deals the blocks out: each to the drive that is furthest behind its share of the bytes so far.
-//   weights {3, 1}, equal blocks -> drives 0 0 1 0, 0 0 1 0, ...
-// Requires: positive weights.
+// Deals the blocks out.
 Striping plan_striping(const Layout& layout, const Placement& placement,
                        std::span<const double> weights);
 

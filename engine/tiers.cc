@@ -1,5 +1,9 @@
 #include "engine/tiers.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/units.h"
 #include "engine/striping.h"
@@ -43,6 +47,7 @@ void Tiers::cut_device_memory() {
   }
   window_ = next;
   gradient_slots_ = window_ + placement_.window_bytes;
+  activation_window_ = gradient_slots_ + placement_.gradient_slots.size_bytes();
 }
 
 void Tiers::cut_host_memory() {
@@ -56,7 +61,7 @@ void Tiers::cut_host_memory() {
   std::uint64_t gradient_offset = 0;
   for (const UnitPlace& unit : layout_.units()) {
     gradient_offsets_[index_of(unit.id)] = gradient_offset;
-    gradient_offset += align_up(layout_.unit_gradient_bytes(unit.id), kPoolAlignBytes);
+    gradient_offset += align_up(layout_.set_gradient_bytes(unit.id), kPoolAlignBytes);
   }
   gradient_staging_ = take(placement_.gradient_staging.size_bytes());
   for (const BlockPlace& block : layout_.blocks()) {
@@ -66,17 +71,33 @@ void Tiers::cut_host_memory() {
     if (placement_.record_tier[i] == Tier::kHost)
       host_records_[i] = take(layout_.record_slot_bytes(block.id));
   }
+  host_activations_ = take(placement_.host_activation_bytes);
   parameter_slots_ = take(placement_.parameter_slots.size_bytes());
   lanes_ = take(placement_.lanes.size_bytes());
+  activation_staging_ = take(placement_.activation_staging.size_bytes());
   SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
                "the pools must add up to the arena");
 }
 
-// A block's parameters and record lie side by side on one drive.
 void Tiers::create_files(const Config::Storage& storage) {
   if (placement_.nvme_bytes() == 0) return;
-  const Striping striping = plan_striping(layout_, placement_, storage_weights(storage));
+  const std::vector<double> weights = storage_weights(storage);
   std::vector<std::uint64_t> file_bytes(storage.paths.size(), 0);
+  place_blocks(weights, file_bytes);
+  place_activations(weights, file_bytes);
+  for (std::size_t file = 0; file < storage.paths.size(); ++file) {
+    files_.push_back(DirectFile::create_scratch(storage.paths[file], file_bytes[file]));
+    if (!is_aligned(kStorageAlignBytes, files_.back().alignment_bytes()))
+      throw Error(ErrorCode::kUnsupported,
+                  files_.back().name() + ": its file system asks for an alignment of " +
+                      format_bytes(files_.back().alignment_bytes()) +
+                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
+  }
+}
+
+// A block's parameters and record lie side by side on one drive.
+void Tiers::place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes) {
+  const Striping striping = plan_striping(layout_, placement_, weights);
   for (const BlockPlace& block : layout_.blocks()) {
     const std::uint32_t i = index_of(block.id);
     const std::uint32_t file = striping.drive[i];
@@ -95,14 +116,26 @@ void Tiers::create_files(const Config::Storage& storage) {
         record_extents_[at] = extend(layout_.record_slot_bytes(block.id));
     }
   }
-  for (std::size_t file = 0; file < storage.paths.size(); ++file) {
-    files_.push_back(DirectFile::create_scratch(storage.paths[file], file_bytes[file]));
-    if (!is_aligned(kStorageAlignBytes, files_.back().alignment_bytes()))
-      throw Error(ErrorCode::kUnsupported,
-                  files_.back().name() + ": its file system asks for an alignment of " +
-                      format_bytes(files_.back().alignment_bytes()) +
-                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
+}
+
+void Tiers::place_activations(std::span<const double> weights,
+                              std::vector<std::uint64_t>& file_bytes) {
+  if (placement_.nvme_activation_bytes == 0) return;
+  DriveDealer dealer(weights);
+  const ActivationHomes& homes = placement_.activation_homes;
+  for (std::uint32_t home = 0; home < homes.count(); ++home) {
+    first_activation_pieces_.push_back(activation_piece_count());
+    std::uint64_t rest_bytes = align_up(homes.value_bytes(home), kStorageAlignBytes);
+    while (rest_bytes != 0) {
+      const std::uint64_t bytes = std::min(rest_bytes, placement_.activation_staging.slot_bytes);
+      const std::uint32_t file = dealer.deal(bytes);
+      activation_pieces_.push_back(
+          {.file = file, .offset_bytes = file_bytes[file], .length_bytes = bytes});
+      file_bytes[file] += bytes;
+      rest_bytes -= bytes;
+    }
   }
+  first_activation_pieces_.push_back(activation_piece_count());
 }
 
 std::byte* Tiers::resident_parameters(UnitId unit) const {
@@ -112,6 +145,28 @@ std::byte* Tiers::resident_parameters(UnitId unit) const {
 
 std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
   return gradient_slots_ + slot * placement_.gradient_slots.slot_bytes;
+}
+
+std::byte* Tiers::activation_place(std::uint32_t place) const {
+  return activation_window_ + place * placement_.activation_window.slot_bytes;
+}
+
+std::byte* Tiers::host_activations(std::uint32_t home) const {
+  SLUICE_CHECK(placement_.host_activation_bytes != 0, "activations are homed in host memory");
+  return host_activations_ + placement_.activation_homes.offset_bytes(home);
+}
+
+std::byte* Tiers::activation_staging(std::uint32_t slot) const {
+  return activation_staging_ + slot * placement_.activation_staging.slot_bytes;
+}
+
+std::string Tiers::describe_activation(std::uint32_t piece) const {
+  const auto next = std::ranges::upper_bound(first_activation_pieces_, piece);
+  const auto home = static_cast<std::uint32_t>(next - first_activation_pieces_.begin()) - 1;
+  const ActivationHomes& homes = placement_.activation_homes;
+  return fmt::format("activations of unit \"{}\", micro-batch {}, piece {}",
+                     layout_.unit(homes.unit(home)).name, homes.micro_batch(home),
+                     piece - first_activation_piece(home));
 }
 
 std::byte* Tiers::gradient_staging(std::uint32_t slot) const {

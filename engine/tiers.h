@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -38,18 +39,25 @@ class Tiers {
   std::byte* resident_parameters(UnitId unit) const;  // Requires: homed on the device
   std::byte* window() const { return window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;
+  std::byte* activation_place(std::uint32_t place) const;
 
   // Host memory.
   std::byte* gradient_set(UnitId unit) const {
     return gradient_set_ + gradient_offsets_[index_of(unit)];
+  }
+  std::byte* gradient(const BlockPlace& block) const {
+    return gradient_set(block.unit) + (block.offset_elements - layout_.set_begin(block.unit)) *
+                                          layout_.format().gradient_bytes();
   }
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
   std::byte* parameter_slot(std::uint32_t slot) const;
   std::byte* lane(std::uint32_t lane) const;
-  // All that storage reads into and writes from: the parameter slots and the lanes, at the arena's
-  // end.
+  std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
+  std::byte* activation_staging(std::uint32_t slot) const;
+  // All that storage reads into and writes from: the parameter slots, the lanes and the staging of
+  // activations, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
@@ -60,11 +68,24 @@ class Tiers {
   // Requires: homed on storage.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
+  // The homes of activations, in pieces as large as their staging slots, the last one smaller.
+  // Pieces are numbered across all homes.
+  std::uint32_t activation_piece_count() const {
+    return static_cast<std::uint32_t>(activation_pieces_.size());
+  }
+  std::uint32_t first_activation_piece(std::uint32_t home) const {
+    return first_activation_pieces_[home];
+  }
+  const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
+  // For messages: activations of unit "h.3", micro-batch 1, piece 0.
+  std::string describe_activation(std::uint32_t piece) const;
 
  private:
   void cut_device_memory();
   void cut_host_memory();
   void create_files(const Config::Storage& storage);
+  void place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
+  void place_activations(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
 
   const Layout& layout_;
   const Placement& placement_;
@@ -80,12 +101,17 @@ class Tiers {
   std::byte* gradient_staging_ = nullptr;
   std::byte* parameter_slots_ = nullptr;
   std::byte* lanes_ = nullptr;
+  std::byte* activation_window_ = nullptr;
+  std::byte* host_activations_ = nullptr;
+  std::byte* activation_staging_ = nullptr;
   std::vector<std::byte*> resident_;             // by unit
   std::vector<std::uint64_t> gradient_offsets_;  // by unit
   std::vector<std::byte*> host_parameters_;      // by block
   std::vector<std::byte*> host_records_;         // by block
   std::vector<Extent> parameter_extents_;        // by block, for each copy
   std::vector<Extent> record_extents_;           // by block, for each copy
+  std::vector<Extent> activation_pieces_;
+  std::vector<std::uint32_t> first_activation_pieces_;  // by home, then the number of all
 };
 
 }  // namespace sluice

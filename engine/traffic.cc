@@ -30,7 +30,8 @@ std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placem
 }
 
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
-                             const Schedule& schedule, const WindowPlan& plan) {
+                             const Schedule& schedule, const WindowPlan& plan,
+                             const ActivationPlan& activations) {
   Traffic traffic;
   for (std::size_t use = 0; use < schedule.size(); ++use) {
     if (plan.uses[use].fetch)
@@ -44,6 +45,13 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   traffic.nvme_write_bytes += pass_bytes;
   traffic.nvme_read_bytes_least =
       placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
+  traffic.activation_out_bytes = activations.stored_bytes;
+  traffic.activation_in_bytes = activations.fetched_bytes;
+  if (placement.nvme_activation_bytes != 0) {
+    traffic.nvme_read_bytes += activations.fetched_bytes;
+    traffic.nvme_read_bytes_least += activations.fetched_bytes;
+    traffic.nvme_write_bytes += activations.stored_bytes;
+  }
   return traffic;
 }
 

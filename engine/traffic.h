@@ -21,6 +21,10 @@ struct Traffic {
   // backward, or the next forward after the update. Of records, none is spared. Serial: the same as
   // nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
+  // Of boundary activations, from the device to their homes and back; where those are on storage,
+  // part of the above.
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
 };
 
 // Counts what a queue moves for steps.
@@ -44,9 +48,11 @@ class TrafficMeter {
 // Storage bytes of the parameters of `unit` that are homed there.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// One step: every fetch of `plan`, and each block's state once in and once out. A speculative step
+// One step: every fetch of `plan`, each block's state once in and once out, and what `activations`
+// moves. A speculative step
 // that is redone adds the latter once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
-                             const Schedule& schedule, const WindowPlan& plan);
+                             const Schedule& schedule, const WindowPlan& plan,
+                             const ActivationPlan& activations = {});
 
 }  // namespace sluice

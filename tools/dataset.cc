@@ -33,7 +33,8 @@ constexpr std::uint64_t kPieceTokens = 1 << 20;
 
 }  // namespace
 
-Dataset::Dataset(const TrainConfig& config) : config_(config) {
+Dataset::Dataset(const TrainConfig& config, std::uint32_t rank_count)
+    : config_(config), micro_batches_(std::uint64_t{config.micro_batches} * rank_count) {
   if (config_.data_file.empty())
     throw Error(ErrorCode::kConfig,
                 "no data file is given; set data.file in the config or pass --data FILE");
@@ -140,8 +141,7 @@ TokenBatch Dataset::training_batch(std::uint64_t step, std::uint32_t micro_batch
       training_tokens_ - config_.model.context;  // a sequence and its successor fit behind each
   TokenBatch batch;
   for (std::uint32_t sequence = 0; sequence < config_.sequences; ++sequence) {
-    const std::uint64_t draw =
-        (step * config_.micro_batches + micro_batch) * config_.sequences + sequence;
+    const std::uint64_t draw = (step * micro_batches_ + micro_batch) * config_.sequences + sequence;
     append_sequence(random.bits(draw) % starts, batch);
   }
   return batch;

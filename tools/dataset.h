@@ -25,12 +25,13 @@ class Dataset {
   // Fails with: kInput when the file is missing, unreadable, empty, has tokens beyond the
   // vocabulary, or either part is shorter than one sequence and its successor; kConfig when no file
   // is given.
-  explicit Dataset(const TrainConfig& config);
+  explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
 
   std::uint64_t token_count() const { return token_count_; }
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
+  // Several ranks have micro-batches of their own, numbered through all of them in a step.
   // Fails with: kInput when the file has been cut since.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
@@ -51,6 +52,7 @@ class Dataset {
 
   // Constant after construction.
   TrainConfig config_;
+  std::uint64_t micro_batches_;  // of a step, over all ranks
   UniqueFd file_;
   std::uint64_t file_bytes_ = 0;
   std::uint64_t header_bytes_ = 0;

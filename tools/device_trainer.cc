@@ -42,7 +42,8 @@ TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
                                   .micro_batches = config_.micro_batches});
   for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
-    const TokenBatch batch = dataset_.training_batch(step_number, micro_batch);
+    const TokenBatch batch =
+        dataset_.training_batch(step_number, micro_batch * engine_.rank_count() + engine_.rank());
     gpt_.start(Mode::kTraining, batch.tokens, batch.targets, stream_.id());
     for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
       const Lease lease = step.acquire(model_.forward_order[use], Pass::kForward, stream_);

@@ -25,6 +25,7 @@ inline int exit_code_of(ErrorCode code) {
     case ErrorCode::kDamaged:
     case ErrorCode::kTimeout:
     case ErrorCode::kNonFinite:
+    case ErrorCode::kRanks:
     case ErrorCode::kPoisoned: return kExitInternal;
   }
   return kExitInternal;

@@ -30,11 +30,12 @@ void save_model(const std::string& path, const gpt::GptConfig& config, Engine& e
     for (const TensorSpec& tensor : unit.tensors)
       tensors.push_back({.name = tensor.name, .shape = tensor.shape});
   }
-  write_safetensors(path, tensors, metadata_of(config),
-                    [&](std::size_t index, std::uint64_t first, std::span<float> values) {
-                      engine.read_state(TensorId{static_cast<std::uint32_t>(index)},
-                                        StateKind::kMaster, first, std::as_writable_bytes(values));
-                    });
+  const auto read = [&](std::size_t index, std::uint64_t first, std::span<float> values) {
+    engine.read_state(TensorId{static_cast<std::uint32_t>(index)}, StateKind::kMaster, first,
+                      std::as_writable_bytes(values));
+  };
+  if (engine.rank() != 0) return read_as_if_written(tensors, read);
+  write_safetensors(path, tensors, metadata_of(config), read);
 }
 
 ModelFile::ModelFile(const std::string& path) : file_(path), config_(read_config()) {

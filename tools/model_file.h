@@ -12,6 +12,7 @@
 
 namespace sluice {
 
+// Of several ranks all take part, and rank 0 writes.
 // Fails with: as write_safetensors().
 // Requires: no step is active.
 void save_model(const std::string& path, const gpt::GptConfig& config, Engine& engine);

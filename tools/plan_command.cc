@@ -1,5 +1,6 @@
 #include "tools/plan_command.h"
 
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
+#include "tools/order_choice.h"
 #include "tools/planner.h"
 #include "tools/train_config.h"
 
@@ -28,6 +30,7 @@ constexpr double kSecondsADay = 86400;
 struct Subject {
   PlanRequest request;
   PlanRates rates;
+  std::array<OrderPlan, 2> orders;
   double parameters = 0;  // of the whole model
   double tokens = 0;      // of a step and rank
 };
@@ -40,6 +43,14 @@ ModelSpec uniform_model(double parameters, std::uint32_t layers) {
          .tensors = {{.name = fmt::format("layer.{}.weight", i),
                       .shape = {static_cast<std::uint64_t>(std::ceil(parameters / layers))}}}});
   return model;
+}
+
+// Where the engine keeps activations: those of a micro-batch of `tokens`, fp32, between units of
+// 12 W^2 parameters, as a transformer's block of width W has.
+void add_boundaries(ModelSpec& model, double parameters, std::uint32_t layers, double tokens) {
+  const double width = std::sqrt(parameters / layers / 12);
+  model.boundary_bytes.assign(
+      layers - 1, static_cast<std::uint64_t>(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
 }
 
 // Each unit's tensors, flattened, cut among the ranks; the largest part.
@@ -59,8 +70,8 @@ Subject subject_of(const PlanOptions& options) {
   const TrainConfig config = train_config(document);
   if (options.parameters && !(*options.parameters >= options.layers && *options.parameters < 1e15))
     refuse(fmt::format("--parameters {} in {} layers", *options.parameters, options.layers));
-  const ModelSpec model = options.parameters ? uniform_model(*options.parameters, options.layers)
-                                             : gpt::gpt_model_spec(config.model);
+  ModelSpec model = options.parameters ? uniform_model(*options.parameters, options.layers)
+                                       : training_model(config);
   Subject subject;
   subject.rates = plan_rates(options.rates, state_format(config.engine));
   subject.tokens = options.tokens.value_or(static_cast<double>(config.sequences) *
@@ -69,11 +80,16 @@ Subject subject_of(const PlanOptions& options) {
   PlanRequest& request = subject.request;
   request.config = config.engine;
   validate(request.config);
-  Config::Memory& memory = request.config.memory;
-  memory.device_bytes = memory.device_bytes.value_or(topology().memory_bytes / 4);
-  memory.host_bytes = memory.host_bytes.value_or(topology().memory_bytes / 2);
+  fill_budgets(request.config.memory);
+  if (options.parameters && config.engine.activations.home != ActivationHome::kKeep)
+    add_boundaries(model, *options.parameters, options.layers,
+                   subject.tokens / config.micro_batches);
   request.model = options.ranks == 1 ? model : shard_of(model, options.ranks);
   request.micro_batches = config.micro_batches;
+  const ModelSpec valid = validated(request.model);
+  subject.orders = plan_orders(request.config, valid);
+  request.order = config.order.value_or(better_order(subject.orders, valid));
+  request.config.activations.order = request.order;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;
   for (const UnitSpec& unit : model.units) {
@@ -158,7 +174,9 @@ nlohmann::ordered_json json_of(const StepCost& cost) {
           {"binds", name_of(cost.scarcest())},
           {"busy_s", busy},
           {"nvme_read_bytes", cost.traffic.nvme_read_bytes},
-          {"nvme_write_bytes", cost.traffic.nvme_write_bytes}};
+          {"nvme_write_bytes", cost.traffic.nvme_write_bytes},
+          {"activation_out_bytes", cost.traffic.activation_out_bytes},
+          {"activation_in_bytes", cost.traffic.activation_in_bytes}};
 }
 
 nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
@@ -190,6 +208,7 @@ void write_json(const PlanOptions& options, const Subject& subject,
       {"tokens", subject.tokens},
       {"free_from_tokens", free_tokens ? nlohmann::ordered_json(*free_tokens) : nullptr},
       {"steps_of_drive_life", nullptr},
+      {"order", name_of(subject.request.order)},
       {"placements", nlohmann::ordered_json::array()}};
   if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
@@ -220,6 +239,8 @@ int run_plan(const PlanOptions& options) {
   if (fits) {
     print_pools(own);
     print_step(own);
+    if (subject.request.micro_batches > 1)
+      fmt::print("{}\n", describe(subject.orders, subject.request.order));
   } else {
     fmt::print("this config does not fit: {}\n", own.obstacle);
   }

@@ -24,16 +24,17 @@ class Planning {
       : request_(request),
         model_(validated(request.model)),
         layout_(model_, state_format(request.config), request.config.storage.block_elements),
-        schedule_(training_schedule(model_, request.micro_batches)),
+        schedule_(training_schedule(model_, request.micro_batches, request.order)),
         rates_(request.rates) {
     set_compute_factor(1);
   }
 
   void set_compute_factor(double factor) {
     rates_.units.clear();
+    const double backward = request_.config.activations.home == ActivationHome::kKeep ? 2 : 3;
     for (const double flops : request_.forward_flops)
       rates_.units.push_back({.forward_s = factor * flops / request_.flops,
-                              .backward_s = factor * 2 * flops / request_.flops});
+                              .backward_s = factor * backward * flops / request_.flops});
   }
 
   double compute_s() const {
@@ -51,7 +52,8 @@ class Planning {
     planned.name = name;
     planned.policy = policy_of(request_.config.optimizer);
     const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
-                          .lanes = request_.config.optimizer.lanes};
+                          .lanes = request_.config.optimizer.lanes,
+                          .activations = request_.config.activations};
     const Budgets budgets{.device_bytes = *request_.config.memory.device_bytes,
                           .host_bytes = *request_.config.memory.host_bytes};
     try {
@@ -83,7 +85,14 @@ class Planning {
   StepCost with_shape(const Placement& placement, const auto& function) const {
     const WindowPlan window = plan_window(schedule_, window_unit_bytes(layout_, placement),
                                           placement.window_bytes, model_.concurrent_leases);
-    return function(StepShape{layout_, placement, schedule_, window, rates_});
+    const std::uint32_t places = placement.activation_window.count;
+    const ActivationPlan activations =
+        places == 0 ? ActivationPlan{}
+                    : plan_activations({.model = model_,
+                                        .micro_batches = request_.micro_batches,
+                                        .order = request_.order},
+                                       places);
+    return function(StepShape{layout_, placement, schedule_, window, rates_, &activations});
   }
 
   const PlanRequest& request_;

@@ -13,9 +13,11 @@ namespace sluice {
 struct PlanRequest {
   Config config;    // memory budgets given
   ModelSpec model;  // of one rank: its shard of each unit
-  // Floating-point operations of a unit's forward use, by unit; backward takes twice as many.
+  // Floating-point operations of a unit's forward use, by unit; backward takes twice as many, and
+  // as many again where it recomputes activations.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   Rates rates;  // without unit times
   double flops = 0;
 };

@@ -86,6 +86,20 @@ std::vector<std::uint64_t> whole_numbers(const json& list) {
   return numbers;
 }
 
+template <class Sink>
+void for_each_piece(std::span<const SavedTensor> tensors, const TensorSource& source,
+                    const Sink& sink) {
+  std::vector<float> piece(kPieceElements);
+  for (std::size_t index = 0; index < tensors.size(); ++index) {
+    const std::uint64_t count = tensors[index].element_count();
+    for (std::uint64_t first = 0; first < count; first += kPieceElements) {
+      const auto values = std::span(piece).first(std::min(kPieceElements, count - first));
+      source(index, first, values);
+      sink(values);
+    }
+  }
+}
+
 }  // namespace
 
 std::uint64_t SavedTensor::element_count() const {
@@ -114,16 +128,14 @@ void write_safetensors(const std::string& path, std::span<const SavedTensor> ten
   TemporaryFile file(path);
   file.write(length.data(), length.size());
   file.write(text.data(), text.size());
-  std::vector<float> piece(kPieceElements);
-  for (std::size_t index = 0; index < tensors.size(); ++index) {
-    const std::uint64_t count = tensors[index].element_count();
-    for (std::uint64_t first = 0; first < count; first += kPieceElements) {
-      const auto values = std::span(piece).first(std::min(kPieceElements, count - first));
-      source(index, first, values);
-      file.write(values.data(), values.size_bytes());
-    }
-  }
+  for_each_piece(tensors, source, [&](std::span<const float> values) {
+    file.write(values.data(), values.size_bytes());
+  });
   file.commit();
+}
+
+void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source) {
+  for_each_piece(tensors, source, [](std::span<const float>) {});
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {

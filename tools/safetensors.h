@@ -33,6 +33,9 @@ void write_safetensors(const std::string& path, std::span<const SavedTensor> ten
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);
 
+// Asks `source` for the same pieces in the same order, and writes nothing.
+void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source);
+
 class SafetensorsFile {
  public:
   // Fails with: kInput when the file is missing, cut, or no safetensors file with F32 tensors.

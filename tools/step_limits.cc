@@ -19,10 +19,11 @@ Rates calibrated_rates(const std::string& file, const StateFormat& format) {
 }  // namespace
 
 LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-                       std::string calibration)
+                       MicroBatchOrder order, std::string calibration)
     : engine_(engine),
       model_(std::move(model)),
       micro_batches_(micro_batches),
+      order_(order),
       calibration_(std::move(calibration)) {
   if (calibration_.empty()) return;
   try {
@@ -83,10 +84,16 @@ std::optional<StepLimits> LimitMeter::limits() const {
   StepLimits limits{.least = {}, .bound = {}, .rates = rates(), .policy = policy_};
   const Layout& layout = engine_.layout();
   const Placement& placement = engine_.placement();
-  const Schedule schedule = training_schedule(model_, micro_batches_);
+  const Schedule schedule = training_schedule(model_, micro_batches_, order_);
   const WindowPlan window = plan_window(schedule, window_unit_bytes(layout, placement),
                                         placement.window_bytes, model_.concurrent_leases);
-  const StepShape shape{layout, placement, schedule, window, limits.rates};
+  const std::uint32_t places = placement.activation_window.count;
+  const ActivationPlan activations =
+      places == 0
+          ? ActivationPlan{}
+          : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
+                             places);
+  const StepShape shape{layout, placement, schedule, window, limits.rates, &activations};
   limits.least = minimum_step(shape);
   limits.bound = bound_step(shape, policy_);
   return limits;

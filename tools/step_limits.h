@@ -26,7 +26,7 @@ class LimitMeter {
   // `engine` must outlive the meter. `calibration`: written by `sluice bench io`; empty = none. One
   // without all of reads, writes and both counts as none.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-             std::string calibration);
+             MicroBatchOrder order, std::string calibration);
 
   // A step has ended. The first counts for nothing: it touches memory for the first time.
   void note(const StepReport& report);
@@ -40,6 +40,7 @@ class LimitMeter {
   const Engine& engine_;
   ModelSpec model_;
   std::uint32_t micro_batches_;
+  MicroBatchOrder order_;
   std::string calibration_;
   bool is_calibrated_ = false;
   TraceCounts begin_;  // counters when the first step had ended

@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -15,6 +16,8 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
+#include "tools/order_choice.h"
+#include "tools/rank_world.h"
 #include "tools/state_hash.h"
 #include "tools/trace_session.h"
 #include "tools/train_report.h"
@@ -34,6 +37,7 @@ TrainConfig read_config(const TrainOptions& options) {
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;
+  resolve_order(config);
   return config;
 }
 
@@ -77,17 +81,27 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
   return file;
 }
 
+std::unique_ptr<Collectives> join(RankWorld& ranks, TrainingDevice& device) {
+  if (!ranks.are_several()) return nullptr;
+  if (device.host() == nullptr)
+    throw Error(ErrorCode::kUnsupported,
+                "several ranks train on the host only; set run.device to \"host\"");
+  return ranks.join(*device.host());
+}
+
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const TrainConfig& config)
+  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
       : options_(options),
+        is_quiet_(options.quiet || ranks.rank() != 0),
         config_(config),
-        dataset_(config_),
+        dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
         device_(config_),
-        engine_(config_.engine, gpt::gpt_model_spec(config_.model), device_.device()),
+        collectives_(join(ranks, device_)),
+        engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
-        limits_(engine_, validated(model_), config.micro_batches,
+        limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
                 config.engine.storage.calibration) {}
 
   int run() {
@@ -104,16 +118,26 @@ class TrainRun {
     record_.parameters = engine_.layout().parameter_count();
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
-    record_.predicted = engine_.predicted_traffic(config_.micro_batches);
+    record_.order = *config_.order;
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
-    if (options_.quiet) return;
+    if (is_quiet_) return;
+    if (engine_.rank_count() > 1)
+      fmt::print("{} ranks, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+                 config_.engine.sharding.stage);
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
                record_.parameters, device_.description(), format_bytes(record_.state_bytes),
                dataset_.training_tokens(), dataset_.validation_tokens());
     for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
     fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
+    if (config_.micro_batches > 1) {
+      Config engine = config_.engine;
+      fill_budgets(engine.memory);
+      fmt::print("{}\n",
+                 describe(plan_orders(engine, validated(training_model(config_))), record_.order));
+    }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
@@ -136,20 +160,23 @@ class TrainRun {
 
   void train() {
     catch_interrupts();
-    ProgressDisplay progress(config_.steps, options_.quiet);
+    ProgressDisplay progress(config_.steps, is_quiet_);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
       const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
           {.step = step + 1,
-           .loss = trained.loss,
+           .loss = mean_over_ranks(trained.loss),
            .gradient_norm = trained.report.gradient_norm,
            .time_s = time.count(),
-           .tokens =
-               std::uint64_t{config_.sequences} * config_.micro_batches * config_.model.context,
+           .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
+                     config_.model.context * engine_.rank_count(),
            .nvme_read_bytes = trained.report.nvme_read_bytes,
            .nvme_write_bytes = trained.report.nvme_write_bytes,
+           .rank_traffic = trained.report.rank_traffic,
+           .activation_out_bytes = trained.report.activation_out_bytes,
+           .activation_in_bytes = trained.report.activation_in_bytes,
            .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
            .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
@@ -158,10 +185,15 @@ class TrainRun {
       limits_.note(trained.report);
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
-      record_.interrupted = interrupted();
+      record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
     }
     progress.finish();
     record_.limits = limits_.limits();
+  }
+
+  double mean_over_ranks(double own) {
+    const std::vector<double> values = engine_.exchange(own);
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
   }
 
   void conclude() {
@@ -173,8 +205,9 @@ class TrainRun {
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
+    record_.ranks = memory_of_ranks(engine_);
     write_outputs();
-    if (options_.quiet) return;
+    if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
     fmt::print("{}", time_report(record_));
     if (record_.validation_loss) {
@@ -197,35 +230,39 @@ class TrainRun {
       }
     };
     attempt(options_.save_file, [this] { save_model(options_.save_file, config_.model, engine_); });
-    attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
-    attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
+    if (engine_.rank() == 0) {
+      attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
+      attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
+    }
     if (failure != nullptr) std::rethrow_exception(failure);
   }
 
   const TrainOptions& options_;
+  const bool is_quiet_;
   const TrainConfig& config_;
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
   TrainingDevice device_;
+  std::unique_ptr<Collectives> collectives_;
   Engine engine_;
   std::unique_ptr<Training> trainer_;
   LimitMeter limits_;
   RunRecord record_;
 };
 
-}  // namespace
+// Each rank has a trace of its own.
+std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
+  if (config.trace_file.empty() || ranks.rank() == 0) return config.trace_file;
+  return fmt::format("{}.rank{}", config.trace_file, ranks.rank());
+}
 
-int run_train(const TrainOptions& options) {
-  const TrainConfig config = read_config(options);
-  check_output(options.json_file);
-  check_output(options.csv_file);
-  check_model_output(options.save_file);
-  check_output(config.trace_file);
-  TraceSession trace(config.trace_file, config.trace_ring_bytes);
+int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
+  TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes,
+                     {.rank = ranks.rank(), .ranks = ranks.count()});
   std::unique_ptr<TrainRun> run;
   try {
-    run = std::make_unique<TrainRun>(options, config);
+    run = std::make_unique<TrainRun>(options, config, ranks);
   } catch (...) {
     trace.discard();  // a run that is refused leaves nothing behind
     throw;
@@ -233,17 +270,38 @@ int run_train(const TrainOptions& options) {
   int code = kExitOk;
   try {
     code = run->run();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kTimeout) throw;
+  } catch (const std::exception& failure) {
+    // Before the engine goes: it would wait for ranks that wait for this one.
+    if (ranks.are_several()) ranks.give_up(failure);
+    const auto* const error = dynamic_cast<const Error*>(&failure);
+    if (error == nullptr || error->code() != ErrorCode::kTimeout) throw;
     // The engine's destructor would wait for the drive.
-    fmt::print(stderr, "sluice: {}\n", error.what());
+    fmt::print(stderr, "sluice: {}\n", failure.what());
     std::fflush(nullptr);
-    ::_exit(exit_code_of(error.code()));
+    ::_exit(exit_code_of(error->code()));
   }
   run.reset();  // the engine has its say in the trace
   const std::string summary = trace.finish();
-  if (!options.quiet) fmt::print("{}", summary);
+  if (!options.quiet && ranks.rank() == 0) fmt::print("{}", summary);
   return code;
+}
+
+}  // namespace
+
+int run_train(const TrainOptions& options) {
+  TrainConfig config = read_config(options);
+  check_output(options.json_file);
+  check_output(options.csv_file);
+  check_model_output(options.save_file);
+  check_output(config.trace_file);
+  RankWorld ranks(config.engine.sharding);
+  ranks.share_host(config.engine);
+  if (!ranks.are_several()) return train_here(options, config, ranks);
+  try {
+    return train_here(options, config, ranks);
+  } catch (const std::exception& failure) {
+    ranks.give_up(failure);
+  }
 }
 
 }  // namespace sluice

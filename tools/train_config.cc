@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "tools/gpt/gpt_compute.h"
+#include "tools/gpt/gpt_model.h"
 
 namespace sluice {
 namespace {
@@ -18,6 +20,20 @@ TokenFormat format_from(const std::string& name) {
 DeviceChoice device_from(const std::string& name) {
   if (name == "cuda") return DeviceChoice::kCuda;
   return name == "host" ? DeviceChoice::kHost : DeviceChoice::kAuto;
+}
+
+std::optional<MicroBatchOrder> order_from(const std::string& name) {
+  if (name == "auto") return std::nullopt;
+  return name == "vertical" ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
+}
+
+void check_order(const ConfigDocument& document, const TrainConfig& config) {
+  if (config.order == MicroBatchOrder::kVertical && config.micro_batches > 1 &&
+      config.engine.activations.home == ActivationHome::kKeep)
+    document.fail("batch.order",
+                  "\"batch.order\" is \"vertical\", which needs the activations of all "
+                  "micro-batches at once, but \"activations\" is \"keep\"; choose \"recompute\", "
+                  "\"host\" or \"nvme\" there");
 }
 
 }  // namespace
@@ -39,6 +55,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.validation_fraction = document.number("data.validation_fraction");
   config.sequences = integer32("batch.sequences");
   config.micro_batches = integer32("batch.micro_batches");
+  config.order = order_from(document.string("batch.order"));
   config.learning_rate = document.number("optimizer.learning_rate");
   config.minimum_learning_rate = document.number("optimizer.minimum_learning_rate");
   config.warmup_steps = document.integer("optimizer.warmup_steps");
@@ -58,7 +75,18 @@ TrainConfig train_config(const ConfigDocument& document) {
         fmt::format(
             "\"optimizer.minimum_learning_rate\" is {}, more than \"optimizer.learning_rate\" = {}",
             config.minimum_learning_rate, config.learning_rate));
+  check_order(document, config);
+  config.engine.activations.micro_batches = config.micro_batches;
+  config.engine.activations.order = config.order.value_or(MicroBatchOrder::kHorizontal);
   return config;
+}
+
+ModelSpec training_model(const TrainConfig& config) {
+  ModelSpec model = gpt::gpt_model_spec(config.model);
+  if (config.engine.activations.home != ActivationHome::kKeep)
+    model.boundary_bytes = gpt::boundary_bytes(
+        config.model, {.batch = config.sequences, .sequence = config.model.context});
+  return model;
 }
 
 double learning_rate_at(const TrainConfig& config, std::uint64_t step) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "engine/config.h"
+#include "engine/model_spec.h"
 #include "tools/gpt/gpt_config.h"
 
 namespace sluice {
@@ -23,6 +25,8 @@ struct TrainConfig {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
+  // Nothing = auto, which resolve_order() replaces (tools/order_choice.h).
+  std::optional<MicroBatchOrder> order;
   double learning_rate = 1e-3;
   double minimum_learning_rate = 1e-4;
   std::uint64_t warmup_steps = 20;
@@ -35,6 +39,9 @@ struct TrainConfig {
 
 // Fails with: kConfig, with the place in the file, for values that do not fit together.
 TrainConfig train_config(const ConfigDocument& document);
+
+// The model as the engine sees it, with what crosses from unit to unit where the engine keeps that.
+ModelSpec training_model(const TrainConfig& config);
 
 // Linear warm-up to learning_rate over warmup_steps, then a cosine down to minimum_learning_rate at
 // the last step (Loshchilov & Hutter 2017). `step` counts from 0.

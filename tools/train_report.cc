@@ -193,6 +193,8 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"tokens", step.tokens},
                                  {"nvme_read_bytes", step.nvme_read_bytes},
                                  {"nvme_write_bytes", step.nvme_write_bytes},
+                                 {"gathered_bytes", step.rank_traffic.gathered_bytes},
+                                 {"reduced_bytes", step.rank_traffic.reduced_bytes},
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},
@@ -203,12 +205,17 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"hidden_share", step.times.hidden_share()},
                                  {"percent_of_t_min", percent_of(run, &StepLimits::least, step)},
                                  {"percent_of_t_bound", percent_of(run, &StepLimits::bound, step)},
-                                 {"policy", name_of(step.policy)}});
+                                 {"policy", name_of(step.policy)},
+                                 {"activation_out_bytes", step.activation_out_bytes},
+                                 {"activation_in_bytes", step.activation_in_bytes}});
   }
   document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
+  document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
+  document["order"] = name_of(run.order);
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;
@@ -216,6 +223,16 @@ void write_json(const std::string& path, const RunRecord& run) {
       run.validation_loss ? number(*run.validation_loss) : ordered_json(nullptr);
   document["bigram_cross_entropy"] =
       run.bigram_cross_entropy ? number(*run.bigram_cross_entropy) : ordered_json(nullptr);
+  document["ranks"] = ordered_json::array();
+  for (const RankMemory& rank : run.ranks)
+    document["ranks"].push_back({{"device_pool_bytes", rank.device_pool},
+                                 {"host_pool_bytes", rank.host_pool},
+                                 {"nvme_bytes", rank.nvme},
+                                 {"peak_rss_bytes", rank.peak_rss},
+                                 {"parameter_bytes", rank.parameters},
+                                 {"window_bytes", rank.window},
+                                 {"gradient_bytes", rank.gradients},
+                                 {"optimizer_bytes", rank.optimizer}});
   document["peak_rss_bytes"] = peak_rss_bytes();
   document["state_sha256"] = run.state_sha256;
   document["interrupted"] = run.interrupted;
@@ -224,18 +241,45 @@ void write_json(const std::string& path, const RunRecord& run) {
 
 void write_csv(const std::string& path, const RunRecord& run) {
   std::string text =
-      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,stall_s,stall_for_"
+      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
+      "reduced_bytes,stall_s,stall_for_"
       "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
-      "policy\n";
+      "policy,activation_out_bytes,activation_in_bytes\n";
   for (const StepRecord& step : run.steps) {
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
         step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
-        step.stall_s, step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
+        step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes, step.stall_s,
+        step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
         seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
-        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy));
+        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
+        step.activation_out_bytes, step.activation_in_bytes);
   }
   write_file(path, text);
+}
+
+std::vector<RankMemory> memory_of_ranks(Engine& engine) {
+  const Placement& placement = engine.placement();
+  const RankMemory own{.device_pool = placement.device_bytes(),
+                       .host_pool = placement.host_bytes(),
+                       .nvme = placement.nvme_bytes(),
+                       .peak_rss = peak_rss_bytes(),
+                       .parameters = placement.resident_parameter_bytes +
+                                     placement.host_parameter_bytes +
+                                     placement.nvme_parameter_bytes,
+                       .window = placement.window_bytes,
+                       .gradients = placement.gradient_set_bytes,
+                       .optimizer = placement.host_record_bytes + placement.nvme_record_bytes};
+  std::vector<RankMemory> all(engine.rank_count());
+  for (std::uint64_t RankMemory::*const member :
+       {&RankMemory::device_pool, &RankMemory::host_pool, &RankMemory::nvme, &RankMemory::peak_rss,
+        &RankMemory::parameters, &RankMemory::window, &RankMemory::gradients,
+        &RankMemory::optimizer}) {
+    const std::vector<double> values = engine.exchange(static_cast<double>(own.*member));
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      all[rank].*member = static_cast<std::uint64_t>(values[rank]);
+  }
+  return all;
 }
 
 std::uint64_t peak_rss_bytes() {

@@ -22,6 +22,9 @@ struct StepRecord {
   std::uint64_t tokens = 0;
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
+  RankTraffic rank_traffic;
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
   double stall_s = 0;
   double stall_for_update_s = 0;
   double optimizer_s = 0;
@@ -29,15 +32,29 @@ struct StepRecord {
   OverlapPolicy policy = OverlapPolicy::kSerial;
 };
 
+// What one rank takes, in bytes.
+struct RankMemory {
+  std::uint64_t device_pool = 0;
+  std::uint64_t host_pool = 0;
+  std::uint64_t nvme = 0;
+  std::uint64_t peak_rss = 0;
+  std::uint64_t parameters = 0;  // at home, on any tier
+  std::uint64_t window = 0;
+  std::uint64_t gradients = 0;  // the set
+  std::uint64_t optimizer = 0;  // records, on any tier
+};
+
 struct RunRecord {
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;
   std::uint64_t seed = 0;
   std::vector<StepRecord> steps;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t activation_bytes = 0;
+  std::vector<RankMemory> ranks;
   std::optional<double> validation_loss;
   std::optional<double> bigram_cross_entropy;
   std::string state_sha256;
@@ -73,6 +90,9 @@ class ProgressDisplay {
 void write_json(const std::string& path, const RunRecord& run);
 // One row a step, with a header.
 void write_csv(const std::string& path, const RunRecord& run);
+
+// Of every rank; each calls it.
+std::vector<RankMemory> memory_of_ranks(Engine& engine);
 
 // The largest resident set of this process so far.
 std::uint64_t peak_rss_bytes();

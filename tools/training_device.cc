@@ -15,6 +15,8 @@ namespace {
 // Why `config` cannot be computed on a GPU of this machine; empty when it can.
 std::string why_no_gpu(const TrainConfig& config) {
   if (std::string why = why_no_cuda_device(); !why.empty()) return why;
+  if (config.engine.activations.home != ActivationHome::kKeep)
+    return "activations are kept by the GPU's own computation; \"activations\" has to be \"keep\"";
   try {
     gpt::check_device_types(config.engine.precision.parameters, config.engine.precision.gradients);
   } catch (const Error& error) {

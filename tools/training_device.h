@@ -22,6 +22,8 @@ class TrainingDevice {
   TrainingDevice& operator=(const TrainingDevice&) = delete;
 
   Device& device() { return *device_; }
+  // Null where it is a GPU.
+  HostDevice* host() { return host_; }
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 

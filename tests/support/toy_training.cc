@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "base/units.h"
 
@@ -40,6 +41,7 @@ void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
   }
 }
 
+constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
 // What "computation" gives for one element.
 float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use, std::uint64_t tensor,
                    std::uint64_t index) {
@@ -86,6 +88,7 @@ ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches, MicroB
 ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& options) {
   ToyUses uses = planned_uses(validated(model), options.micro_batches, options.order);
   if (options.change) options.change(step, uses);
+  for (ToyUse& use : uses) use.number += options.rank * kUsesOfRank;
   return uses;
 }
 
@@ -224,10 +227,11 @@ class Oracle {
     });
     StepReport report;
     report.step = step;
-    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / options.micro_batches;
+    const double count = static_cast<double>(options.micro_batches) * options.rank_count;
+    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / count;
     const double clip = config_.optimizer.clip_norm;
     if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
-    const auto scale = static_cast<float>(report.clip_factor / options.micro_batches);
+    const auto scale = static_cast<float>(report.clip_factor / count);
     for_each_tensor([&](Tensor& tensor) { update(tensor, step, options.learning_rate, scale); });
     return report;
   }
@@ -259,6 +263,8 @@ class Oracle {
     std::string name;
     bool is_frozen = false;
   };
+
+  using Parts = std::vector<std::vector<std::byte>>;
 
   template <typename Body>
   void for_each_tensor(const Body& body) {
@@ -297,22 +303,48 @@ class Oracle {
   }
 
   void compute_gradients(std::uint64_t step, const ToyOptions& options) {
-    std::vector<bool> seen(units_.size(), false);
-    for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
-    for (const ToyUse& use : uses_of(model_, step, options)) {
-      const std::uint32_t unit = index_of(use.unit);
-      if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
-      add_gradients(units_[unit], seen[unit], step, use.number);
-      seen[unit] = true;
+    // Ranks that are added at once, `passes` times before the results are added.
+    const std::uint32_t passes = options.reduces_each ? 1 : options.rank_count;
+    const std::uint32_t ranks = options.rank_count / passes;
+    std::map<const Tensor*, Parts> sums;  // by pass
+    for (std::uint32_t pass = 0; pass < passes; ++pass) {
+      std::vector<bool> seen(units_.size(), false);
+      for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
+      for (const ToyUse& use : uses_of(model_, step, options)) {
+        const std::uint32_t unit = index_of(use.unit);
+        if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
+        add_gradients(units_[unit], seen[unit], step, use.number + pass * kUsesOfRank, ranks);
+        seen[unit] = true;
+      }
+      for_each_tensor([&](Tensor& tensor) { sums[&tensor].push_back(tensor.gradients); });
     }
+    for_each_tensor([&](Tensor& t) { t.gradients = sum_over_ranks(sums[&t], t.master.size()); });
+  }
+
+  // Rank order, fp32, one rounding.
+  std::vector<std::byte> sum_over_ranks(const Parts& parts, std::size_t count) const {
+    const DType type = config_.precision.gradients;
+    std::vector<std::byte> result = parts.front();
+    for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {
+      float sum = load(type, result.data(), i);
+      for (const auto& part : std::span(parts).subspan(1)) sum += load(type, part.data(), i);
+      save(type, result.data(), i, sum);
+    }
+    return result;
   }
 
   void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
-                     std::uint64_t use) const {
+                     std::uint64_t use, std::uint32_t ranks) const {
     for (std::size_t i = 0; i < unit.size(); ++i) {
       Tensor& tensor = unit[i];
       const std::size_t count = tensor.master.size();
-      fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step, use, i);
+      Parts parts;
+      for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+        fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
+                      use + rank * kUsesOfRank, i);
+        parts.push_back(tensor.fresh);
+      }
+      tensor.fresh = sum_over_ranks(parts, count);
       if (has_some) {
         accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
                                       tensor.fresh.data(), count);

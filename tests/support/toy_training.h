@@ -37,6 +37,11 @@ struct ToyOptions {
   std::vector<std::uint32_t> frozen_units = {};
   // Changes what a step does from what is planned.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
+  // Each rank computes other gradients. The oracle is all of them; without `reduces_each` it adds
+  // the micro-batches of a rank before it adds the ranks.
+  std::uint32_t rank = 0;
+  std::uint32_t rank_count = 1;
+  bool reduces_each = true;
 };
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.

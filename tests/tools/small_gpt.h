@@ -38,7 +38,7 @@ class SmallGpt {
  public:
   explicit SmallGpt(TrainConfig config, const QueueDecorator& decorate = {})
       : config_(std::move(config)),
-        model_(validated(gpt::gpt_model_spec(config_.model))),
+        model_(validated(training_model(config_))),
         device_(make_host_device({.memory_bytes = 8_MiB})),
         engine_(config_.engine, model_, *device_, decorate) {}
 

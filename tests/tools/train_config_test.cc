@@ -65,6 +65,9 @@ TEST(TrainConfig, HasTheDefaultsOfTheSchema) {
   const TrainConfig plain;
   EXPECT_EQ(read.sequences, plain.sequences);
   EXPECT_EQ(read.micro_batches, plain.micro_batches);
+  EXPECT_EQ(read.order, plain.order);
+  EXPECT_EQ(read.engine.activations.home, ActivationHome::kKeep);
+  EXPECT_TRUE(training_model(read).boundary_bytes.empty());
   EXPECT_EQ(read.learning_rate, plain.learning_rate);
   EXPECT_EQ(read.minimum_learning_rate, plain.minimum_learning_rate);
   EXPECT_EQ(read.warmup_steps, plain.warmup_steps);
@@ -85,7 +88,8 @@ TEST(TrainConfig, ReadsEveryKey) {
       R"({"model": {"layers": 3, "heads": 4, "embedding": 32, "context": 5, "vocabulary": 7,
                     "tied_head": false},
           "data": {"file": "f", "format": "uint16", "validation_fraction": 0.25},
-          "batch": {"sequences": 9, "micro_batches": 11},
+          "batch": {"sequences": 9, "micro_batches": 11, "order": "vertical"},
+          "activations": "nvme",
           "optimizer": {"learning_rate": 0.5, "minimum_learning_rate": 0.125, "warmup_steps": 13},
           "run": {"steps": 17, "seed": 19}})",
       "test"));
@@ -100,6 +104,12 @@ TEST(TrainConfig, ReadsEveryKey) {
   EXPECT_EQ(config.validation_fraction, 0.25);
   EXPECT_EQ(config.sequences, 9u);
   EXPECT_EQ(config.micro_batches, 11u);
+  EXPECT_EQ(config.order, MicroBatchOrder::kVertical);
+  EXPECT_EQ(config.engine.activations.home, ActivationHome::kNvme);
+  EXPECT_EQ(config.engine.activations.micro_batches, 11u);
+  EXPECT_EQ(config.engine.activations.order, MicroBatchOrder::kVertical);
+  EXPECT_EQ(training_model(config).boundary_bytes,
+            std::vector<std::uint64_t>(4, 9 * 5 * 32 * sizeof(float)));
   EXPECT_EQ(config.learning_rate, 0.5);
   EXPECT_EQ(config.minimum_learning_rate, 0.125);
   EXPECT_EQ(config.warmup_steps, 13u);
@@ -115,6 +125,10 @@ TEST(TrainConfig, RefusesValuesThatDoNotFitTogether) {
   (void)expect_error(ErrorCode::kConfig, [&] {
     read(R"({"optimizer": {"learning_rate": 1e-3, "minimum_learning_rate": 2e-3}})");
   });
+  EXPECT_NE(expect_error(ErrorCode::kConfig,
+                         [&] { read(R"({"batch": {"micro_batches": 2, "order": "vertical"}})"); })
+                .find("choose \"recompute\", \"host\" or \"nvme\""),
+            std::string::npos);
 }
 
 }  // namespace

@@ -58,6 +58,18 @@ TEST_F(TrainerTest, StopsCleanlyWhereverATransferFails) {
   EXPECT_GT(failing, 100u) << "a run must have more transfers than that";
 }
 
+TEST_F(TrainerTest, StopsCleanlyWhereverATransferOfActivationsFails) {
+  config_.engine.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost};
+  config_.engine.activations = {
+      .home = ActivationHome::kNvme, .micro_batches = 2, .order = MicroBatchOrder::kVertical};
+  config_.order = MicroBatchOrder::kVertical;
+  config_.model.layers = 8;
+  config_.engine.memory.device_bytes = 250 << 10;
+  std::uint64_t failing = 0;
+  while (fails(failing)) failing += 1 + failing / 8;
+  EXPECT_GT(failing, 30u) << "a run must have more transfers than that";
+}
+
 TEST_F(TrainerTest, LearnsWhatIsThere) {
   config_.micro_batches = 1;
   config_.learning_rate = 1e-2;

@@ -23,21 +23,23 @@ class Activations::Carver {
   std::uint64_t used_bytes_ = 0;
 };
 
-Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads)
-    : blocks(config.layers) {
+Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads,
+                         Checkpoints checkpoints)
+    : blocks(checkpoints == Checkpoints::kUnits ? 1 : config.layers) {
   Carver count(nullptr);
-  carve(config, shape, threads, count);
+  carve(config, shape, threads, checkpoints, count);
   buffer = AlignedBuffer(count.used_bytes(), "activations");
   Carver place(buffer.data());
-  carve(config, shape, threads, place);
+  carve(config, shape, threads, checkpoints, place);
 }
 
 void Activations::carve(const GptConfig& config, BatchShape shape, unsigned threads,
-                        Carver& carver) {
+                        Checkpoints checkpoints, Carver& carver) {
+  const bool keeps_all = checkpoints == Checkpoints::kNone;
   const std::uint64_t rows = shape.rows();
   const std::uint64_t narrow = rows * config.embedding;
   for (BlockActivations& block : blocks) {
-    block.input = carver.take<float>(narrow);
+    if (keeps_all) block.input = carver.take<float>(narrow);
     block.norm1_moments = carver.take<RowMoments>(rows);
     block.norm1 = carver.take<float>(narrow);
     block.qkv = carver.take<float>(3 * narrow);
@@ -49,13 +51,13 @@ void Activations::carve(const GptConfig& config, BatchShape shape, unsigned thre
     block.mlp = carver.take<float>(4 * narrow);
     block.gelu = carver.take<float>(4 * narrow);
   }
-  final_input = carver.take<float>(narrow);
+  if (keeps_all) final_input = carver.take<float>(narrow);
   final_moments = carver.take<RowMoments>(rows);
   final_norm = carver.take<float>(narrow);
   logits = carver.take<float>(rows * config.vocabulary);
   row_losses = carver.take<float>(rows);
 
-  d_residual = carver.take<float>(narrow);
+  if (keeps_all) d_residual = carver.take<float>(narrow);
   d_narrow = carver.take<float>(narrow);
   d_wide = carver.take<float>(4 * narrow);
   const std::uint64_t scratch_floats = threads * attention_scratch_floats(shape.sequence);

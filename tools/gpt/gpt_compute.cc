@@ -28,9 +28,20 @@ GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOpti
       spec_(gpt_model_spec(config)),
       threads_(options.threads),
       tensors_(spec_, options.precision, threads_),
-      activations_(config, shape, options.threads) {
-  tokens_.reserve(shape.rows());
-  targets_.reserve(shape.rows());
+      activations_(config, shape, options.threads, options.checkpoints),
+      checkpoints_(options.checkpoints),
+      batches_(options.micro_batches) {
+  SLUICE_CHECK(options.micro_batches == 1 || checkpoints_ == Checkpoints::kUnits,
+               "without checkpoints there is one micro-batch at a time");
+  for (Batch& batch : batches_) {
+    batch.tokens.reserve(shape.rows());
+    batch.targets.reserve(shape.rows());
+  }
+}
+
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape) {
+  const std::size_t uses = gpt_model_spec(config).forward_order.size();
+  return std::vector<std::uint64_t>(uses - 1, shape.rows() * config.embedding * sizeof(float));
 }
 
 std::uint64_t GptCompute::activation_bytes() const {
@@ -38,8 +49,8 @@ std::uint64_t GptCompute::activation_bytes() const {
 }
 
 void GptCompute::start_training(std::span<const std::uint32_t> tokens,
-                                std::span<const std::uint32_t> targets) {
-  start(Mode::kTraining, tokens, targets);
+                                std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
+  start(Mode::kTraining, tokens, targets, micro_batch);
 }
 
 void GptCompute::start_evaluation(std::span<const std::uint32_t> tokens,
@@ -52,7 +63,8 @@ void GptCompute::start_generation(std::span<const std::uint32_t> prompt) {
 }
 
 void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
-                       std::span<const std::uint32_t> targets) {
+                       std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
+  SLUICE_CHECK(micro_batch < batches_.size(), "one of the micro-batches under way");
   if (mode == Mode::kGeneration) {
     SLUICE_CHECK(!tokens.empty() && tokens.size() <= shape_.sequence,
                  "a prompt has between 1 and `sequence` tokens");
@@ -71,10 +83,11 @@ void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
   }
   mode_ = mode;
   sequence_ = mode == Mode::kGeneration ? tokens.size() : shape_.sequence;
-  tokens_.assign(tokens.begin(), tokens.end());
-  targets_.assign(targets.begin(), targets.end());
-  forward_uses_done_ = 0;
-  backward_uses_done_ = 0;
+  Batch& batch = batches_[micro_batch];
+  batch.tokens.assign(tokens.begin(), tokens.end());
+  batch.targets.assign(targets.begin(), targets.end());
+  batch.forward_uses_done = 0;
+  batch.backward_uses_done = 0;
 }
 
 GptCompute::Use GptCompute::kind_of(std::uint32_t forward_use) const {
@@ -83,10 +96,37 @@ GptCompute::Use GptCompute::kind_of(std::uint32_t forward_use) const {
   return forward_use == config_.layers + 1 ? Use::kHead : Use::kTiedLogits;
 }
 
-void GptCompute::forward(std::uint32_t use, ParameterPointers parameters) {
-  SLUICE_CHECK(mode_ != Mode::kIdle && use == forward_uses_done_ && use < use_count(),
+// Finds the use's activations. Without checkpoints a gradient changes in place on its way down.
+void GptCompute::select(std::uint32_t forward_use, const Boundaries& boundaries) {
+  SLUICE_CHECK(boundaries.micro_batch < batches_.size(), "one of the micro-batches under way");
+  micro_batch_ = boundaries.micro_batch;
+  batch_ = &batches_[micro_batch_];
+  if (checkpoints_ == Checkpoints::kUnits) {
+    input_ = boundaries.input;
+    output_ = boundaries.output;
+    d_output_ = boundaries.output_gradient;
+    d_input_ = boundaries.input_gradient;
+    return;
+  }
+  const auto boundary = [&](std::uint32_t use) {  // behind `use`
+    if (use < config_.layers) return activations_.block(use).input;
+    return use == config_.layers ? activations_.final_input : activations_.final_norm;
+  };
+  const auto gradient = [&](std::uint32_t use) {
+    return use <= config_.layers ? activations_.d_residual : activations_.d_narrow;
+  };
+  input_ = forward_use == 0 ? nullptr : boundary(forward_use - 1);
+  output_ = boundary(forward_use);
+  d_output_ = gradient(forward_use);
+  d_input_ = forward_use == 0 ? nullptr : gradient(forward_use - 1);
+}
+
+void GptCompute::forward(std::uint32_t use, ParameterPointers parameters,
+                         const Boundaries& boundaries) {
+  select(use, boundaries);
+  SLUICE_CHECK(mode_ != Mode::kIdle && use == batch_->forward_uses_done && use < use_count(),
                "forward uses come in order, after a start");
-  ++forward_uses_done_;
+  ++batch_->forward_uses_done;
   const Use kind = kind_of(use);
   if (kind == Use::kEmbedding) {
     embedding_forward_use(parameters);
@@ -110,15 +150,14 @@ void GptCompute::embedding_forward_use(ParameterPointers parameters) {
                     {.dtype = tensors_.precision().parameters,
                      .token = parameters[kWte],
                      .position = parameters[kWpe]},
-                    tokens_, sequence_, config_.embedding, activations_.blocks[0].input);
+                    batch_->tokens, sequence_, config_.embedding, output_);
 }
 
+// To the output, or where nobody wants that (a recomputation), as far as backward does.
 void GptCompute::block_forward(std::uint32_t layer) {
-  const BlockActivations& a = activations_.blocks[layer];
+  const BlockActivations& a = activations_.block(layer);
   const std::uint64_t count = rows();
   const std::uint64_t width = config_.embedding;
-  float* output =
-      layer + 1 < config_.layers ? activations_.blocks[layer + 1].input : activations_.final_input;
   const auto linear = [&](const float* x, std::uint64_t x_width, std::uint32_t weight, float* y,
                           std::uint64_t y_width, const float* residual) {
     multiply(threads_, Form::kAB, {x, count, x_width, x_width},
@@ -130,22 +169,23 @@ void GptCompute::block_forward(std::uint32_t layer) {
                        {tensors_.parameter(weight), tensors_.parameter(weight + 1)}, y, moments);
   };
 
-  norm(a.input, kLn1Weight, a.norm1, a.norm1_moments);
+  norm(input_, kLn1Weight, a.norm1, a.norm1_moments);
   linear(a.norm1, width, kAttentionWeight, a.qkv, 3 * width, nullptr);
   attention_forward(threads_, {count / sequence_, sequence_, config_.heads, config_.head_width()},
                     a.qkv, a.attention, a.log_sums, activations_.attention_scratch);
-  linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, a.input);
+  linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, input_);
   norm(a.middle, kLn2Weight, a.norm2, a.norm2_moments);
   linear(a.norm2, width, kMlpWeight, a.mlp, 4 * width, nullptr);
   gelu_forward(threads_, a.mlp, a.gelu, count * 4 * width);
-  linear(a.gelu, 4 * width, kMlpProjectionWeight, output, width, a.middle);
+  if (output_ != nullptr) linear(a.gelu, 4 * width, kMlpProjectionWeight, output_, width, a.middle);
 }
 
 void GptCompute::final_norm_forward() {
-  layer_norm_forward(threads_, {.rows = rows(), .columns = config_.embedding},
-                     activations_.final_input,
+  float* output = config_.tied_head && output_ != nullptr ? output_ : activations_.final_norm;
+  layer_norm_forward(threads_, {.rows = rows(), .columns = config_.embedding}, input_,
                      {tensors_.parameter(kFinalNormWeight), tensors_.parameter(kFinalNormBias)},
-                     activations_.final_norm, activations_.final_moments);
+                     output, activations_.final_moments);
+  final_norm_of_ = micro_batch_;
 }
 
 void GptCompute::logits_forward(const float* table) {
@@ -154,25 +194,29 @@ void GptCompute::logits_forward(const float* table) {
   // Generation wants the last row alone.
   const bool last_only = mode_ == Mode::kGeneration;
   const std::uint64_t count = last_only ? 1 : rows();
-  const float* x = activations_.final_norm + (rows() - count) * width;
+  const float* normed = config_.tied_head ? input_ : activations_.final_norm;
+  const float* x = normed + (rows() - count) * width;
   multiply(threads_, Form::kABt, {x, count, width, width}, {table, vocabulary, width, width},
            {activations_.logits, count, vocabulary, vocabulary});
   if (last_only) return;
   loss_ =
-      cross_entropy(threads_, {.rows = count, .columns = vocabulary}, activations_.logits, targets_,
-                    activations_.row_losses,
+      cross_entropy(threads_, {.rows = count, .columns = vocabulary}, activations_.logits,
+                    batch_->targets, activations_.row_losses,
                     mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly);
+  logits_of_ = micro_batch_;
 }
 
 double GptCompute::loss() const {
-  SLUICE_CHECK(mode_ != Mode::kGeneration && forward_uses_done_ == use_count(),
-               "the loss is known after the last forward use");
+  SLUICE_CHECK(
+      mode_ != Mode::kGeneration && batch_ != nullptr && batch_->forward_uses_done == use_count(),
+      "the loss is known after the last forward use");
   return loss_;
 }
 
 std::span<const float> GptCompute::last_logits() const {
-  SLUICE_CHECK(mode_ == Mode::kGeneration && forward_uses_done_ == use_count(),
-               "the logits are known after the last forward use of a generation");
+  SLUICE_CHECK(
+      mode_ == Mode::kGeneration && batch_ != nullptr && batch_->forward_uses_done == use_count(),
+      "the logits are known after the last forward use of a generation");
   return {activations_.logits, config_.vocabulary};
 }
 

@@ -9,6 +9,10 @@
 //   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
+//
+// With checkpoints at the units' boundaries the caller brings what crosses them to every use, and
+// backward computes the rest of a unit's activations again: the same operations on the same values,
+// and so the same bits. Then several micro-batches may be under way at once.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +31,22 @@ namespace sluice::gpt {
 struct GptComputeOptions {
   unsigned threads = 1;
   Precision precision = {};  // of parameters and gradients at rest
+  Checkpoints checkpoints = Checkpoints::kNone;
+  std::uint32_t micro_batches = 1;  // under way at once; 1 without checkpoints
 };
+
+// With checkpoints: what a use is handed and hands on, [rows, width] floats each, at multiples of
+// 256 bytes. Without: which micro-batch, which is 0.
+struct Boundaries {
+  std::uint32_t micro_batch = 0;
+  const float* input = nullptr;            // of every use but the first
+  float* output = nullptr;                 // of every forward use but the last
+  const float* output_gradient = nullptr;  // backward: of every use but the last's
+  float* input_gradient = nullptr;         // backward: of every use but the first's
+};
+
+// Bytes of each of those that `shape` has at most, by boundary.
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape);
 
 class GptCompute {
  public:
@@ -44,10 +63,10 @@ class GptCompute {
   // Begins a pass over one micro-batch. Copies tokens and targets: batch * sequence each, sequence
   // by sequence; targets[t] is the token that follows tokens[t]. Training keeps what backward
   // needs; evaluation ends with loss().
-  // Requires: the sizes match.
+  // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with: kInput for a token beyond the vocabulary.
-  void start_training(std::span<const std::uint32_t> tokens,
-                      std::span<const std::uint32_t> targets);
+  void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
+                      std::uint32_t micro_batch = 0);
   void start_evaluation(std::span<const std::uint32_t> tokens,
                         std::span<const std::uint32_t> targets);
 
@@ -57,15 +76,16 @@ class GptCompute {
   void start_generation(std::span<const std::uint32_t> prompt);
 
   // Computes use `use` of the forward order.
-  // Requires: uses come in order, 0 first.
-  void forward(std::uint32_t use, ParameterPointers parameters);
+  // Requires: uses of a micro-batch come in order, 0 first.
+  void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
   // Computes use `use` of the backward order and overwrites every gradient of the unit with its
   // part of the gradient of loss(); parts of a unit that is used twice add up.
   // Requires: start_training, the whole forward pass, uses in order.
-  void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients);
+  void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
+                const Boundaries& boundaries = {});
 
-  // Mean cross entropy over the tokens, in nats, after the last forward use.
+  // Mean cross entropy over the tokens, in nats, right after a micro-batch's last forward use.
   double loss() const;
 
   // [vocabulary], for the token after the prompt, after the last forward use of a generation. Valid
@@ -75,20 +95,30 @@ class GptCompute {
  private:
   enum class Mode : std::uint8_t { kIdle, kTraining, kEvaluation, kGeneration };
   enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
+  struct Batch {
+    std::vector<std::uint32_t> tokens;
+    std::vector<std::uint32_t> targets;
+    std::uint32_t forward_uses_done = 0;
+    std::uint32_t backward_uses_done = 0;
+  };
 
   void start(Mode mode, std::span<const std::uint32_t> tokens,
-             std::span<const std::uint32_t> targets);
+             std::span<const std::uint32_t> targets, std::uint32_t micro_batch = 0);
+  void select(std::uint32_t forward_use, const Boundaries& boundaries);
   Use kind_of(std::uint32_t forward_use) const;
-  std::uint64_t rows() const { return tokens_.size(); }
+  std::uint64_t rows() const { return batch_->tokens.size(); }
 
   void embedding_forward_use(ParameterPointers parameters);
   void block_forward(std::uint32_t layer);
   void final_norm_forward();
   void logits_forward(const float* table);
 
+  void recompute_final_norm();
+  void recompute_logits(const float* table);
   void logits_backward(const float* table, float* table_gradient);
   void final_norm_backward();
   void block_backward(std::uint32_t layer);
+  void recompute_block(std::uint32_t layer);
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
@@ -104,15 +134,25 @@ class GptCompute {
   ComputeThreads threads_;
   UnitTensors tensors_;
   Activations activations_;
+  const Checkpoints checkpoints_;
 
   // The pass that is under way.
   Mode mode_ = Mode::kIdle;
   std::uint64_t sequence_ = 0;
-  std::vector<std::uint32_t> tokens_;
-  std::vector<std::uint32_t> targets_;
-  std::uint32_t forward_uses_done_ = 0;
-  std::uint32_t backward_uses_done_ = 0;
+  std::vector<Batch> batches_;  // by micro-batch
   double loss_ = 0;
+  // Whose they are, as `activations_` has them now.
+  std::uint32_t final_norm_of_ = 0;
+  std::uint32_t logits_of_ = 0;
+
+  // The use that is under way: where its activations are, in `activations_` or the caller's. The
+  // final norm's are [R, W] too, and kept apart unless they are a boundary (a tied head).
+  Batch* batch_ = nullptr;
+  std::uint32_t micro_batch_ = 0;
+  const float* input_ = nullptr;
+  float* output_ = nullptr;
+  const float* d_output_ = nullptr;
+  float* d_input_ = nullptr;
 };
 
 }  // namespace sluice::gpt

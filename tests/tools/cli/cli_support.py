@@ -47,11 +47,11 @@ def sample_text(word_count):
 
 
 def with_values(config, values):
-    """A copy of `config` with {"section.key": value} put in."""
+    """A copy of `config` with {"section.key": value}, or {"key": value}, put in."""
     config = copy.deepcopy(config)
     for key, value in values.items():
-        section, name = key.split(".")
-        config.setdefault(section, {})[name] = value
+        *section, name = key.split(".")
+        (config.setdefault(section[0], {}) if section else config)[name] = value
     return config
 
 

@@ -41,6 +41,9 @@ VARIANTS = {
     "both_on_nvme_depth_1": {**ON_NVME, "storage.queue_depth": 1},
     "blocks_of_16384": {**ON_NVME, "storage.block_elements": 16384},
     "smallest_device_budget": {**ON_NVME},
+    "activations_recompute": {**ON_NVME, "activations": "recompute"},
+    "activations_host": {"activations": "host"},
+    "activations_nvme": {**ON_NVME, "activations": "nvme"},
     # Automatic placement, a device for one unit, and the host budget as a share of what would hold
     # everything: from all but nothing to nearly all.
     "host_budget_smallest": {},
@@ -58,7 +61,7 @@ class ExactnessCase(CliCase):
                        "run.steps": STEPS, **VARIANTS[variant]}
 
     def add_budgets(self):
-        if self.variant == "smallest_device_budget":
+        if self.variant == "smallest_device_budget" or self.variant.startswith("activations_"):
             self.values["memory.device"] = self.smallest_budget("memory.device", self.values)
         if not self.variant.startswith("host_budget_"):
             return

@@ -15,7 +15,8 @@ from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
 KEYS = {
     "parameters": int, "state_bytes": int, "seed": int, "steps": list,
     "predicted_nvme_read_bytes": int, "predicted_nvme_write_bytes": int,
-    "predicted_nvme_read_bytes_least": int,
+    "predicted_nvme_read_bytes_least": int, "order": str,
+    "predicted_activation_out_bytes": int, "predicted_activation_in_bytes": int,
     "validation_loss": float, "bigram_cross_entropy": float, "peak_rss_bytes": int,
     "state_sha256": str,
 }
@@ -24,7 +25,8 @@ STEP_KEYS = {
     "nvme_read_bytes": int, "nvme_write_bytes": int, "stall_s": float,
     "compute_s": float, "exposed_io_s": float, "exposed_optimizer_s": float, "other_s": float,
     "hidden_share": float,
-    "stall_for_update_s": float, "policy": str,
+    "stall_for_update_s": float, "policy": str, "activation_out_bytes": int,
+    "activation_in_bytes": int,
 }
 
 

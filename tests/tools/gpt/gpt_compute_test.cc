@@ -174,6 +174,130 @@ TEST_P(WholeModel, Fp16AtRestEqualsFp32OfItsValuesRounded) {
   expect_fp32_of_values_rounded(GetParam(), DType::kFp16);
 }
 
+// Boundaries in memory of the test's own, several micro-batches under way, in either order: the
+// same bits as with all activations kept. What recomputation must not use is NaN.
+class Checkpointed {
+ public:
+  Checkpointed(const Model& model, std::uint32_t micro_batches)
+      : model_(model),
+        compute_(
+            model.config, model.shape,
+            {.threads = 2, .checkpoints = Checkpoints::kUnits, .micro_batches = micro_batches}),
+        boundaries_(compute_.use_count() - 1),
+        values_(micro_batches * boundaries_),
+        gradients_(micro_batches * boundaries_) {
+    const auto bytes = boundary_bytes(model.config, model.shape);
+    EXPECT_EQ(bytes.size(), boundaries_);
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      values_[i] = AlignedBuffer(bytes[i % boundaries_], "a test");
+      gradients_[i] = AlignedBuffer(bytes[i % boundaries_], "a test");
+      std::memset(values_[i].data(), 0xff, values_[i].size_bytes());
+      std::memset(gradients_[i].data(), 0xff, gradients_[i].size_bytes());
+    }
+  }
+
+  void start(std::uint32_t m, const std::vector<std::uint32_t>& tokens,
+             const std::vector<std::uint32_t>& targets) {
+    compute_.start_training(tokens, targets, m);
+  }
+  void forward(std::uint32_t use, std::uint32_t m) {
+    compute_.forward(use, model_.parameters.const_pointers(unit_of(use)), of(use, m));
+  }
+  std::vector<float> backward(std::uint32_t use, std::uint32_t m) {
+    const std::uint32_t unit = unit_of(compute_.use_count() - 1 - use);
+    const TensorMemory memory(model_.spec, DType::kFp32);
+    compute_.backward(use, model_.parameters.const_pointers(unit), memory.pointers(unit),
+                      of(compute_.use_count() - 1 - use, m));
+    std::vector<float> all;
+    for (std::size_t i = 0; i < model_.spec.units[unit].tensors.size(); ++i) {
+      const std::size_t count = model_.spec.units[unit].tensors[i].element_count();
+      all.insert(all.end(), memory.floats(unit, i), memory.floats(unit, i) + count);
+    }
+    return all;
+  }
+  std::uint32_t use_count() const { return compute_.use_count(); }
+  double loss() const { return compute_.loss(); }
+  std::uint64_t activation_bytes() const { return compute_.activation_bytes(); }
+
+ private:
+  std::uint32_t unit_of(std::uint32_t forward_use) const {
+    return index_of(model_.spec.forward_order[forward_use]);
+  }
+  Boundaries of(std::uint32_t forward_use, std::uint32_t m) {
+    Boundaries result{.micro_batch = m};
+    const auto floats = [&](std::vector<AlignedBuffer>& buffers, std::uint32_t boundary) {
+      return reinterpret_cast<float*>(buffers[m * boundaries_ + boundary].data());
+    };
+    if (forward_use > 0) {
+      result.input = floats(values_, forward_use - 1);
+      result.input_gradient = floats(gradients_, forward_use - 1);
+    }
+    if (forward_use < boundaries_) {
+      result.output = floats(values_, forward_use);
+      result.output_gradient = floats(gradients_, forward_use);
+    }
+    return result;
+  }
+
+  const Model& model_;
+  GptCompute compute_;
+  std::size_t boundaries_;
+  std::vector<AlignedBuffer> values_, gradients_;  // by micro-batch, then boundary
+};
+
+TEST_P(WholeModel, RecomputationChangesNoBit) {
+  const Model model(small_config(GetParam()), kSmallShape);
+  std::vector<std::vector<std::uint32_t>> tokens{model.tokens, model.targets};
+  // With all activations kept, one after the other.
+  std::vector<double> losses;
+  std::vector<std::vector<std::vector<float>>> expected(2);  // by micro-batch and use
+  for (std::uint32_t m = 0; m < 2; ++m) {
+    GptCompute kept(model.config, model.shape, {.threads = 2});
+    kept.start_training(tokens[m], tokens[1 - m]);
+    run_forward(kept, model.spec, model.parameters);
+    losses.push_back(kept.loss());
+    for (std::uint32_t use = 0; use < kept.use_count(); ++use) {
+      const std::uint32_t unit = index_of(model.spec.backward_order[use]);
+      const TensorMemory memory(model.spec, DType::kFp32);
+      kept.backward(use, model.parameters.const_pointers(unit), memory.pointers(unit));
+      std::vector<float>& all = expected[m].emplace_back();
+      for (std::size_t i = 0; i < model.spec.units[unit].tensors.size(); ++i) {
+        const std::size_t count = model.spec.units[unit].tensors[i].element_count();
+        all.insert(all.end(), memory.floats(unit, i), memory.floats(unit, i) + count);
+      }
+    }
+  }
+  for (const std::uint32_t at_once : {1u, 2u}) {
+    Checkpointed checkpointed(model, 2);
+    for (std::uint32_t first = 0; first < 2; first += at_once) {
+      const auto each = [&](const auto& body) {
+        for (std::uint32_t use = 0; use < checkpointed.use_count(); ++use) {
+          for (std::uint32_t m = first; m < first + at_once; ++m) body(use, m);
+        }
+      };
+      each([&](std::uint32_t use, std::uint32_t m) {
+        if (use == 0) checkpointed.start(m, tokens[m], tokens[1 - m]);
+        checkpointed.forward(use, m);
+        if (use + 1 == checkpointed.use_count()) {
+          EXPECT_EQ(checkpointed.loss(), losses[m]);
+        }
+      });
+      each([&](std::uint32_t use, std::uint32_t m) {
+        EXPECT_TRUE(checkpointed.backward(use, m) == expected[m][use])
+            << "use " << use << " of micro-batch " << m << ", " << at_once << " at once";
+      });
+    }
+  }
+}
+
+TEST(GptCompute, CheckpointsKeepTheMemoryOfOneBlock) {
+  const GptConfig config{.layers = 12};
+  const BatchShape shape{.batch = 2, .sequence = 64};
+  const GptCompute one({.layers = 1}, shape, {.threads = 1, .checkpoints = Checkpoints::kUnits});
+  const GptCompute all(config, shape, {.threads = 1, .checkpoints = Checkpoints::kUnits});
+  EXPECT_EQ(one.activation_bytes(), all.activation_bytes());
+}
+
 TEST(GptCompute, MemoryIsCountedAndNotGrown) {
   const GptConfig config;
   GptCompute compute(config, {.batch = 2, .sequence = 64}, {.threads = 1});

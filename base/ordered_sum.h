@@ -1,0 +1,27 @@
+// The sum that a reduction over ranks is made of: element i of the target is the sum of element i
+// of every source, added in the order of the sources in fp32 and rounded once to the target's type.
+// The order is part of the definition: the same bits come out whoever adds, however the data was
+// cut. Here because collectives (gpu/) use it and cpu_optim/ordered_sum.h computes it.
+//
+// Thread rule: a SumFunction is callable from any thread on disjoint memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace sluice {
+
+struct OrderedSum {
+  void* target = nullptr;  // disjoint from the sources, or the same array as one of equal type
+  DType target_type = DType::kFp32;
+  std::span<const void* const> sources = {};  // at least one
+  DType source_type = DType::kFp32;
+  std::uint64_t element_count = 0;
+};
+
+// Requires: the types are equal, or one of them is fp32.
+using SumFunction = void (*)(const OrderedSum& sum);
+
+}  // namespace sluice

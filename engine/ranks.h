@@ -1,0 +1,96 @@
+// The ranks that train together, as the engine sees them: what each keeps of the state (ZeRO stages
+// 0 to 3 are presets of that), the sequences of collectives, and decisions that all ranks take from
+// the same values. Without collectives there is one rank, and nothing here moves a byte.
+//
+// Thread rule: gathers() and reductions() on the scheduler's thread, the rest on the application's.
+// Invariants: every sequence is in an order that follows from the schedule alone: gathers in the
+// order of uses, reductions in the order of backward uses, gathers of units homed on the device in
+// forward order, votes in the order of the application's calls. Ranks may differ in how these
+// interleave, so each is a sequence of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/layout.h"
+#include "gpu/collectives.h"
+
+namespace sluice {
+
+// Bytes that a rank's collectives have moved for a step: for every operation the length of the
+// whole unit without padding. Of a gather or a reduction (N - 1) / N of it comes in, and as much
+// goes out.
+struct RankTraffic {
+  std::uint64_t gathered_bytes = 0;
+  std::uint64_t reduced_bytes = 0;
+};
+
+class Ranks {
+ public:
+  // `collectives` may be null: one rank. Both must outlive it, as must `device`.
+  Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
+  // What of the device's memory it takes.
+  std::uint64_t device_bytes() const { return buffer_.size_bytes(); }
+  // Fails with: kConfig for homes of the parameters that the stage does not have.
+  void check(const Config::Placement& choices) const;
+
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t count() const { return count_; }
+  bool are_several() const { return count_ > 1; }
+
+  // What is 1/N on every rank. Each includes those before it.
+  bool shard_optimizer() const { return are_several() && stage_ >= 1; }
+  bool shard_gradients() const { return are_several() && stage_ >= 2; }
+  bool shard_parameters() const { return are_several() && stage_ >= 3; }
+  // What the layout's blocks are cut from.
+  Shard shard() const {
+    if (!shard_optimizer()) return {};
+    return {.index = rank_,
+            .count = count_,
+            .keeps_all_gradients = !shard_gradients(),
+            .keeps_all_parameters = !shard_parameters()};
+  }
+
+  // Requires: are_several().
+  Collectives& gathers() const { return *gathers_; }
+  Collectives& resident_gathers() const { return *resident_gathers_; }
+  Collectives& reductions() const { return *reductions_; }
+
+  // What every rank has to say, by rank. Blocks; every rank calls it in the same place.
+  // `subject` lives until it returns.
+  // Fails with: kRanks.
+  std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
+  // Copies `data` of rank `root` to all.
+  void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
+  // Every rank has to say the same.
+  // Fails with: kRanks naming the ranks that do not, and `subject`.
+  void require_agreement(std::string_view description, std::string_view subject);
+
+  // Tells of the first failure; nothing takes it back.
+  void on_failure(std::function<void(const Error&)> handler);
+  void abort(std::string_view reason) noexcept;
+
+ private:
+  static constexpr std::uint64_t kExchangeBytesMax = 64 << 10;  // by all ranks together, at once
+
+  // Constant after construction.
+  Collectives* collectives_;
+  Device& device_;
+  std::uint32_t stage_;
+  std::uint32_t rank_ = 0;
+  std::uint32_t count_ = 1;
+  std::unique_ptr<Collectives> gathers_;
+  std::unique_ptr<Collectives> resident_gathers_;
+  std::unique_ptr<Collectives> reductions_;
+  std::unique_ptr<Collectives> votes_;
+  DeviceBuffer buffer_;  // of votes
+  Stream stream_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,158 @@
+// The end of a step: the last gradients, what all ranks agree on, and the update.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "base/trace.h"
+#include "engine/step_loop.h"
+
+namespace sluice {
+
+StepReport StepLoop::finish_step() {
+  failure_.throw_if_unusable();
+  if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
+  if (leases_held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (!course_.has_been_backward())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: no unit has been through backward in this step; the schedule "
+                            "expects {} next",
+                            course_.describe(course_.next())));
+  const std::uint64_t begin_ns = steady_now_ns();
+  if (!course_.is_over()) end_schedule();
+  scheduler_.run([this] { drain_.close(); });
+  failure_.await([this] { return is_over(); });
+  // What came after the last gradient, nobody has waited for yet.
+  std::uint32_t rest = course_.next();
+  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  await_computation(rest);
+  failure_.throw_if_device_failed();
+  const NormAccumulator norm = agree();
+  StepReport report;
+  report.policy = policy_;
+  const std::uint64_t pass_begin_ns = steady_now_ns();
+  if (norm.finite()) {
+    apply(norm, report);
+  } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
+    report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+    report.skipped = true;
+    scheduler_.run([this] { pass_.cancel(); });
+  } else {
+    fail_non_finite();
+  }
+  update_policy_.note(report.skipped || report.clip_factor < 1);
+  report.step = step_;
+  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
+  const Traffic moved = traffic_.take();
+  report.nvme_read_bytes = moved.nvme_read_bytes;
+  report.nvme_write_bytes = moved.nvme_write_bytes;
+  WorkTimes work;
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    work = scheduler_.work().take();
+    report.rank_traffic = drain_.take_traffic();
+    report.rank_traffic.gathered_bytes +=
+        prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
+  });
+  const UnitId last = course_.schedule()[course_.next() - 1].unit;
+  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
+  report.stall_ns = report.times.stall_ns;
+  report.stall_for_update_ns = report.times.stall_for_update_ns;
+  describe_changes(report);
+  course_.end(/*is_example=*/true);
+  return report;
+}
+
+void StepLoop::describe_changes(StepReport& report) const {
+  report.schedule_changes = course_.changes();
+  if (course_.changes() != 0)
+    report.notes.push_back(
+        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
+                    "such step is expected to go like this one",
+                    step_, course_.changes()));
+  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
+    report.notes.push_back(fmt::format(
+        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
+        step_, units, layout_.units().size()));
+}
+
+// What every rank has to say at the end of a step.
+struct StepVote {
+  NormAccumulator norm;  // of what it owns
+  double learning_rate = 0;
+  std::uint64_t micro_batches = 0;
+  std::uint64_t step = 0;
+};
+
+// The norm over all ranks. What follows from it, they decide alike.
+NormAccumulator StepLoop::agree() {
+  if (!ranks_.are_several()) return drain_.norm();
+  StepVote own;
+  std::memset(static_cast<void*>(&own), 0, sizeof own);
+  own = {.norm = drain_.norm(),
+         .learning_rate = options_.learning_rate,
+         .micro_batches = options_.micro_batches,
+         .step = step_};
+  const std::vector<std::byte> all =
+      ranks_.exchange(std::as_bytes(std::span(&own, 1)), "the gradient norm");
+  NormAccumulator norm;
+  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank) {
+    StepVote vote;
+    std::memcpy(static_cast<void*>(&vote), all.data() + rank * sizeof vote, sizeof vote);
+    if (vote.learning_rate != own.learning_rate || vote.micro_batches != own.micro_batches ||
+        vote.step != own.step)
+      throw Error(ErrorCode::kRanks,
+                  fmt::format("rank {} is in step {} with learning rate {} and {} micro-batches, "
+                              "rank {} in step {} with {} and {}; all have to take the same steps",
+                              rank, vote.step + 1, vote.learning_rate, vote.micro_batches,
+                              ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches));
+    if (ranks_.shard_optimizer() || rank == 0) norm.merge(vote.norm);
+  }
+  return norm;
+}
+
+// The set holds the sum over the micro-batches and the ranks: how many gradients that are.
+double StepLoop::gradient_count() const {
+  return static_cast<double>(options_.micro_batches) * ranks_.count();
+}
+
+StepCoefficients StepLoop::coefficients(double clip_factor) const {
+  const auto scale = static_cast<float>(clip_factor / gradient_count());
+  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
+}
+
+// The norm is known: lets the update run, or what is left of it.
+void StepLoop::apply(const NormAccumulator& norm, StepReport& report) {
+  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
+  report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
+  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
+  report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
+  const StepCoefficients known = coefficients(report.clip_factor);
+  has_undrained_update_ = true;
+  scheduler_.run([&] { pass_.apply(known, as_assumed); });
+  ++step_;
+  if (policy_ == OverlapPolicy::kSerial) drain();
+}
+
+// Nothing has been updated, but under the eager policy.
+void StepLoop::fail_non_finite() {
+  bool is_partial = false;
+  scheduler_.run([&] { is_partial = pass_.is_partial(); });
+  const std::string outcome =
+      is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
+                 : "nothing was updated";
+  throw Error(
+      ErrorCode::kNonFinite,
+      fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
+                  "to \"skip\"",
+                  drain_.norm().finite() ? "a gradient of another rank's shard is not finite"
+                                         : drain_.describe_non_finite(),
+                  step_ + 1, outcome));
+}
+
+}  // namespace sluice

@@ -1,0 +1,101 @@
+// The one thread that calls MPI: starts the messages of batches, tests them, and tells who waits
+// for a batch. Waiting has a deadline, which is the only way to notice a rank that is stopped or a
+// link that is dead.
+//
+// Thread rule: every function from any thread.
+// Invariants: messages start in the order of start() and inside a batch in its order. After fail()
+// no message moves any more: what MPI had begun is left as it is, and the process is about to end.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu/mpi_port.h"
+
+namespace sluice {
+
+struct Message {
+  std::byte* data = nullptr;  // not written to when it is sent
+  std::uint64_t size_bytes = 0;
+  std::uint32_t peer = 0;
+  int tag = 0;
+  bool is_send = false;
+};
+
+// Messages that are waited for together. Lives until wait() has returned or thrown; so does the
+// memory of the messages.
+struct MessageBatch {
+  std::vector<Message> messages;
+  std::vector<bool> is_ended;  // by message
+  std::size_t left = 0;
+};
+
+class MessageThread {
+ public:
+  // Opens the library `path`, and MPI.
+  // Fails with: kUnsupported.
+  explicit MessageThread(const std::string& path);
+  // Ends MPI in order, unless something has failed.
+  ~MessageThread();
+
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t rank_count() const { return rank_count_; }
+  int tag_max() const { return tag_max_; }
+  const std::string& version() const { return version_; }
+
+  void start(const std::shared_ptr<MessageBatch>& batch);
+  // Blocks until every message has ended. `what` names the operation.
+  // Fails with: kRanks naming the ranks that did not answer within `timeout_s` of the last message
+  // that ended.
+  void wait(const MessageBatch& batch, double timeout_s, const std::string& what);
+
+  // Ends every process of the run, or waits for that.
+  void abort() noexcept;
+
+ private:
+  struct InFlight {
+    std::shared_ptr<MessageBatch> batch;
+    std::size_t message = 0;
+  };
+
+  void run(const std::string& path);
+  std::unique_ptr<MpiPort> open(const std::string& path, std::string& why);
+  bool take_work(MpiPort& port);
+  void start_messages(MpiPort& port);
+  bool finish_messages(MpiPort& port);
+  std::string missing_ranks(const MessageBatch& batch) const;
+
+  // Constant once the constructor has returned.
+  std::uint32_t rank_ = 0;
+  std::uint32_t rank_count_ = 1;
+  int tag_max_ = 0;
+  std::string version_;
+
+  // Message thread only.
+  std::vector<InFlight> in_flight_;  // by the port's number
+  std::size_t in_flight_count_ = 0;
+  std::vector<std::shared_ptr<MessageBatch>> starting_;
+
+  std::mutex mutex_;
+  std::condition_variable work_came_;
+  std::condition_variable changed_;  // ended messages, failures, and that MPI is open
+  // Guarded by mutex_.
+  std::vector<std::shared_ptr<MessageBatch>> queue_;
+  std::optional<std::string> failure_;
+  bool is_open_ = false;
+  bool is_working_ = false;  // the thread may be inside MPI, which may touch messages' memory
+  bool must_stop_ = false;
+  bool must_abort_ = false;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace sluice

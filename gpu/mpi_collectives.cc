@@ -1,0 +1,314 @@
+#include "gpu/mpi_collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/aligned_buffer.h"
+#include "base/units.h"
+#include "gpu/message_thread.h"
+
+namespace sluice {
+namespace {
+
+// One message of a gather or broadcast: large enough for MPI's best rate, and below its 2 GiB.
+constexpr std::uint64_t kPieceBytes = 8_MiB;
+// What a rank receives from all others for one step of a reduction, with a second one under way:
+// small enough that the sum finds it in the cache.
+constexpr std::uint64_t kReduceStepBytes = 1_MiB;
+constexpr std::uint64_t kReduceSteps = 2;
+// Pieces begin where a vector does.
+constexpr std::uint64_t kElementsAlign = 64;
+constexpr int kTagsPerSequence = 256;
+
+struct Range {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+class MpiCollectives final : public HostCollectives {
+ public:
+  MpiCollectives(MessageThread& messages, const HostCollectivesOptions& options, HostDevice& device,
+                 std::shared_ptr<RankFailure> failure, std::vector<std::uint32_t> group,
+                 std::uint32_t rank, std::shared_ptr<int> opened)
+      : HostCollectives(device, std::move(failure), rank, static_cast<std::uint32_t>(group.size())),
+        messages_(messages),
+        options_(options),
+        group_(std::move(group)),
+        opened_(std::move(opened)),
+        first_tag_((*opened_)++ * kTagsPerSequence) {
+    SLUICE_CHECK(first_tag_ <= messages_.tag_max() - kTagsPerSequence, "MPI has too few tags");
+    for (auto& staging : staging_)
+      staging = AlignedBuffer(rank_count() > 1 ? kReduceStepBytes : 0, "MPI receive buffer");
+  }
+
+  std::string_view name() const override { return "mpi"; }
+
+  std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    std::vector<std::uint32_t> group;
+    std::optional<std::uint32_t> own;
+    for (const std::uint32_t member : ranks) {
+      SLUICE_CHECK(member < rank_count(), "a group is made of the object's ranks");
+      if (member == rank()) own = static_cast<std::uint32_t>(group.size());
+      group.push_back(group_[member]);
+    }
+    SLUICE_CHECK(own.has_value(), "a rank opens groups that it is in");
+    return std::make_unique<MpiCollectives>(messages_, options_, device(), failure(),
+                                            std::move(group), *own, opened_);
+  }
+
+  void abort(std::string_view) noexcept override { messages_.abort(); }
+
+ private:
+  // The messages of one step of an operation. Tags repeat after 256 operations, of which far fewer
+  // are under way at a time.
+  class Exchange {
+   public:
+    Exchange(const MpiCollectives& owner, std::uint64_t sequence)
+        : owner_(owner),
+          tag_(owner.first_tag_ + static_cast<int>(sequence % kTagsPerSequence)),
+          batch_(std::make_shared<MessageBatch>()) {}
+
+    void send(std::uint32_t rank, const std::byte* data, std::uint64_t size_bytes) {
+      add(rank, const_cast<std::byte*>(data), size_bytes, /*is_send=*/true);
+    }
+    void receive(std::uint32_t rank, std::byte* data, std::uint64_t size_bytes) {
+      add(rank, data, size_bytes, /*is_send=*/false);
+    }
+    void start() { owner_.messages_.start(batch_); }
+    void wait(std::string_view kind, std::string_view subject) {
+      owner_.messages_.wait(*batch_, owner_.options_.timeout_s,
+                            fmt::format("{} of \"{}\"", kind, subject));
+    }
+
+   private:
+    void add(std::uint32_t rank, std::byte* data, std::uint64_t size_bytes, bool is_send) {
+      for (std::uint64_t at = 0; at < size_bytes; at += kPieceBytes)
+        batch_->messages.push_back({.data = data + at,
+                                    .size_bytes = std::min(kPieceBytes, size_bytes - at),
+                                    .peer = owner_.group_[rank],
+                                    .tag = tag_,
+                                    .is_send = is_send});
+    }
+
+    const MpiCollectives& owner_;
+    int tag_;
+    std::shared_ptr<MessageBatch> batch_;
+  };
+
+  // Every rank but this one, each beginning with its successor, so that not all talk to one.
+  template <class Body>
+  void for_each_peer(const Body& body) const {
+    for (std::uint32_t i = 1; i < rank_count(); ++i) body((rank() + i) % rank_count());
+  }
+
+  void run(const AllGather& gather, std::uint64_t sequence) override {
+    Exchange exchange(*this, sequence);
+    for_each_peer([&](std::uint32_t peer) {
+      exchange.receive(peer, gather.target + peer * gather.shard_bytes, gather.shard_bytes);
+    });
+    for_each_peer(
+        [&](std::uint32_t peer) { exchange.send(peer, gather.source, gather.shard_bytes); });
+    exchange.start();
+    std::byte* const own = gather.target + rank() * gather.shard_bytes;
+    if (own != gather.source && gather.shard_bytes != 0)
+      std::memcpy(own, gather.source, gather.shard_bytes);
+    exchange.wait("all_gather", gather.subject);
+  }
+
+  // What `range_of` gives a rank of the source is summed there.
+  struct Reduction {
+    const std::byte* source;
+    DType source_type;
+    std::byte* target;
+    DType target_type;
+    std::uint64_t share;  // elements of the longest range
+    std::uint64_t count;  // elements in all
+    std::string_view kind;
+    std::string_view subject;
+
+    Range range(std::uint32_t rank) const {
+      return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
+    }
+  };
+
+  std::uint64_t step_elements(const Reduction& reduction) const {
+    const std::uint64_t bytes = kReduceStepBytes / (rank_count() - 1);
+    const std::uint64_t elements = bytes / size_of(reduction.source_type);
+    return std::max(kElementsAlign, elements / kElementsAlign * kElementsAlign);
+  }
+
+  void reduce(const Reduction& reduction, std::uint64_t sequence) {
+    if (rank_count() == 1) return sum_step(reduction, reduction.range(0), nullptr, 0);
+    const std::uint64_t step = step_elements(reduction);
+    const std::uint64_t steps = div_ceil(reduction.share, step);
+    const auto piece = [&](std::uint32_t rank, std::uint64_t i) {
+      const Range all = reduction.range(rank);
+      return Range{std::min(all.begin + i * step, all.end),
+                   std::min(all.begin + (i + 1) * step, all.end)};
+    };
+    std::vector<Exchange> exchanges;  // those under way are the last ones
+    const auto start = [&](std::uint64_t i) {
+      exchanges.emplace_back(*this, sequence);
+      const std::uint64_t element_bytes = size_of(reduction.source_type);
+      const Range own = piece(rank(), i);
+      std::byte* staging = staging_[i % kReduceSteps].data();
+      for_each_peer([&](std::uint32_t peer) {
+        const std::uint32_t place = peer < rank() ? peer : peer - 1;
+        exchanges.back().receive(peer, staging + place * step * element_bytes,
+                                 (own.end - own.begin) * element_bytes);
+      });
+      for_each_peer([&](std::uint32_t peer) {
+        const Range theirs = piece(peer, i);
+        exchanges.back().send(peer, reduction.source + theirs.begin * element_bytes,
+                              (theirs.end - theirs.begin) * element_bytes);
+      });
+      exchanges.back().start();
+    };
+    exchanges.reserve(steps);
+    for (std::uint64_t i = 0; i < std::min(steps, kReduceSteps); ++i) start(i);
+    for (std::uint64_t i = 0; i < steps; ++i) {
+      exchanges[i].wait(reduction.kind, reduction.subject);
+      sum_step(reduction, piece(rank(), i), staging_[i % kReduceSteps].data(), step);
+      if (i + kReduceSteps < steps) start(i + kReduceSteps);
+    }
+  }
+
+  void sum_step(const Reduction& reduction, Range range, const std::byte* staging,
+                std::uint64_t step) const {
+    if (range.begin == range.end) return;
+    std::vector<const void*> sources;
+    for (std::uint32_t i = 0; i < rank_count(); ++i) {
+      const std::uint64_t element_bytes = size_of(reduction.source_type);
+      const std::uint32_t place = i < rank() ? i : i - 1;
+      sources.push_back(i == rank() ? reduction.source + range.begin * element_bytes
+                                    : staging + place * step * element_bytes);
+    }
+    const std::uint64_t done = range.begin - reduction.range(rank()).begin;
+    options_.sum({.target = reduction.target + done * size_of(reduction.target_type),
+                  .target_type = reduction.target_type,
+                  .sources = sources,
+                  .source_type = reduction.source_type,
+                  .element_count = range.end - range.begin});
+  }
+
+  void run(const ReduceScatter& operation, std::uint64_t sequence) override {
+    reduce({.source = operation.source,
+            .source_type = operation.source_type,
+            .target = operation.target,
+            .target_type = operation.target_type,
+            .share = operation.shard_elements,
+            .count = operation.shard_elements * rank_count(),
+            .kind = "reduce_scatter",
+            .subject = operation.subject},
+           sequence);
+  }
+
+  // Each rank adds its share in place, then sends it to the others.
+  void run(const AllReduce& operation, std::uint64_t sequence) override {
+    Reduction reduction{
+        .source = operation.data,
+        .source_type = operation.type,
+        .target = nullptr,
+        .target_type = operation.type,
+        .share = align_up(div_ceil(operation.element_count, rank_count()), kElementsAlign),
+        .count = operation.element_count,
+        .kind = "all_reduce",
+        .subject = operation.subject};
+    const std::uint64_t element_bytes = size_of(operation.type);
+    const Range own = reduction.range(rank());
+    reduction.target = operation.data + own.begin * element_bytes;
+    reduce(reduction, sequence);
+    Exchange exchange(*this, sequence);
+    for_each_peer([&](std::uint32_t peer) {
+      const Range theirs = reduction.range(peer);
+      exchange.receive(peer, operation.data + theirs.begin * element_bytes,
+                       (theirs.end - theirs.begin) * element_bytes);
+    });
+    for_each_peer([&](std::uint32_t peer) {
+      exchange.send(peer, reduction.target, (own.end - own.begin) * element_bytes);
+    });
+    exchange.start();
+    exchange.wait("all_reduce", operation.subject);
+  }
+
+  void run(const Broadcast& broadcast, std::uint64_t sequence) override {
+    SLUICE_CHECK(broadcast.root < rank_count(), "the root is one of the ranks");
+    Exchange exchange(*this, sequence);
+    if (rank() == broadcast.root) {
+      for_each_peer(
+          [&](std::uint32_t peer) { exchange.send(peer, broadcast.data, broadcast.size_bytes); });
+    } else {
+      exchange.receive(broadcast.root, broadcast.data, broadcast.size_bytes);
+    }
+    exchange.start();
+    exchange.wait("broadcast", broadcast.subject);
+  }
+
+  void run(const Barrier& barrier, std::uint64_t sequence) override {
+    Exchange exchange(*this, sequence);
+    std::vector<std::byte> bytes(rank_count());
+    for_each_peer([&](std::uint32_t peer) { exchange.receive(peer, &bytes[peer], 1); });
+    for_each_peer([&](std::uint32_t peer) { exchange.send(peer, &bytes[rank()], 1); });
+    exchange.start();
+    exchange.wait("barrier", barrier.subject);
+  }
+
+  // Constant after construction.
+  MessageThread& messages_;
+  const HostCollectivesOptions options_;
+  std::vector<std::uint32_t> group_;  // ranks of the world
+  std::shared_ptr<int> opened_;       // by this rank of the world, so far
+  int first_tag_;
+
+  std::array<AlignedBuffer, kReduceSteps> staging_;  // the running operation's
+};
+
+// As installed, from the program's own place; else where it was built.
+std::string default_plugin_path() {
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const std::filesystem::path installed =
+      program.parent_path().parent_path() / SLUICE_MPI_PLUGIN_INSTALLED;
+  return std::filesystem::exists(installed, ignored) ? installed.string() : SLUICE_MPI_PLUGIN_BUILT;
+}
+
+}  // namespace
+
+MpiWorld::MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path)
+    : options_(options),
+      messages_(std::make_unique<MessageThread>(plugin_path.empty() ? default_plugin_path()
+                                                                    : plugin_path)) {
+  SLUICE_CHECK(options.sum != nullptr && options.timeout_s >= 0.1,
+               "a world has a sum and a timeout");
+}
+MpiWorld::~MpiWorld() = default;
+
+std::uint32_t MpiWorld::rank() const {
+  return messages_->rank();
+}
+std::uint32_t MpiWorld::rank_count() const {
+  return messages_->rank_count();
+}
+std::string MpiWorld::version() const {
+  return messages_->version();
+}
+
+void MpiWorld::abort() noexcept {
+  messages_->abort();
+}
+
+std::unique_ptr<Collectives> MpiWorld::join(HostDevice& device) {
+  std::vector<std::uint32_t> group;
+  for (std::uint32_t i = 0; i < rank_count(); ++i) group.push_back(i);
+  return std::make_unique<MpiCollectives>(*messages_, options_, device,
+                                          std::make_shared<RankFailure>(), std::move(group), rank(),
+                                          std::make_shared<int>(0));
+}
+
+}  // namespace sluice

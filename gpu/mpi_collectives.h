@@ -1,0 +1,41 @@
+// Collectives between processes on hosts, by MPI messages. Data is exchanged directly between every
+// two ranks in pieces; a reduction is that exchange and a sum in rank order where the pieces meet,
+// which is several times faster than MPI_Reduce_scatter and gives bits that do not depend on how
+// MPI cuts or routes.
+//
+// Thread rule: as Collectives; an MpiWorld from the thread that owns the collectives.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu/host_collectives.h"
+
+namespace sluice {
+
+class MessageThread;
+
+class MpiWorld {
+ public:
+  // Starts MPI in this process, by the library `plugin_path`; empty = where the build or the
+  // installation put it. A process starts MPI once.
+  // Fails with: kUnsupported when the library or MPI is missing.
+  MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path = "");
+  // Ends MPI in this process; waits for the other ranks unless something has failed.
+  ~MpiWorld();
+
+  std::uint32_t rank() const;
+  std::uint32_t rank_count() const;
+  std::string version() const;
+  // Ends every process of the run.
+  void abort() noexcept;
+
+  // Over all ranks; once. `device` must outlive it, and so must the world.
+  std::unique_ptr<Collectives> join(HostDevice& device);
+
+ private:
+  HostCollectivesOptions options_;
+  std::unique_ptr<MessageThread> messages_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,29 @@
+// The first failure of a rank's collectives, shared by all its sequences: latched, told to one
+// handler, and the answer to every later operation.
+//
+// Thread rule: every function from any thread.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "base/error.h"
+
+namespace sluice {
+
+class RankFailure {
+ public:
+  // Keeps `error` if it is the first, and tells the handler.
+  void set(const Error& error);
+  void throw_if_set() const;
+  // An empty handler: the former one is not running when this returns.
+  void on_failure(std::function<void(const Error&)> handler);
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Error> first_;                 // guarded by mutex_
+  std::function<void(const Error&)> handler_;  // guarded by mutex_; must not call back here
+};
+
+}  // namespace sluice

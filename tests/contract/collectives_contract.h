@@ -1,0 +1,386 @@
+// What every implementation of Collectives must do, as cases. A case is a body that each rank runs
+// on its own device; the factory decides whether ranks are threads of this process or whether this
+// process is one rank (tests/gpu/local_collectives_test.cc, mpi_collectives_test.cc). Values follow
+// from rank and index, and what must come out is worked out here, in plain loops.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "gpu/collectives.h"
+#include "tests/contract/device_contract_fixture.h"
+#include "tests/support/campaign.h"
+
+namespace sluice {
+
+using RankBody = std::function<void(Collectives& collectives, Device& device)>;
+
+struct CollectivesFactory {
+  std::string name;
+  // Runs the body on every rank, or on the one that this process is.
+  std::function<void(const RankBody& body)> run;
+};
+
+class CollectivesContract : public testing::TestWithParam<CollectivesFactory> {
+ protected:
+  static constexpr std::uint64_t kMemoryBytes = 256_MiB;
+
+  void run(const RankBody& body) { GetParam().run(body); }
+};
+
+inline std::string collectives_factory_name(
+    const testing::TestParamInfo<CollectivesFactory>& info) {
+  return info.param.name;
+}
+
+// Device memory that the host fills and reads by copies.
+class RankArray {
+ public:
+  RankArray(Device& device, std::uint64_t size_bytes)
+      : device_(device), memory_(device, size_bytes, "a test"), host_(device, size_bytes) {}
+
+  std::byte* data() const { return memory_.data(); }
+  HostArray& host() { return host_; }
+  void push(StreamId stream) {
+    if (host_.size_bytes() != 0)
+      device_.copy(memory_.data(), host_.data(), host_.size_bytes(), stream);
+  }
+  void pull(StreamId stream) {
+    if (host_.size_bytes() != 0)
+      device_.copy(host_.data(), memory_.data(), host_.size_bytes(), stream);
+    device_.synchronize(stream);
+  }
+
+ private:
+  Device& device_;
+  DeviceBuffer memory_;
+  HostArray host_;
+};
+
+inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
+  return static_cast<std::byte>((rank + 1) * 73 + i * 29 + (i >> 8) * 7);
+}
+
+// Uneven magnitudes, so that the order of a sum shows.
+inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
+  const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
+  const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
+  return mantissa * (key % 5 == 0 ? 0x1p-6f : 0x1p-14f);
+}
+
+inline void save_value(DType type, std::byte* data, std::uint64_t i, float value) {
+  if (type == DType::kFp32) {
+    reinterpret_cast<float*>(data)[i] = value;
+  } else {
+    reinterpret_cast<std::uint16_t*>(data)[i] =
+        type == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
+  }
+}
+inline float load_value(DType type, const std::byte* data, std::uint64_t i) {
+  if (type == DType::kFp32) return reinterpret_cast<const float*>(data)[i];
+  const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(data)[i];
+  return type == DType::kBf16 ? float_from_bf16(bits) : float_from_fp16(bits);
+}
+inline float rounded(DType type, float value) {
+  std::byte bits[4];
+  save_value(type, bits, 0, value);
+  return load_value(type, bits, 0);
+}
+// The definition of a reduction: rank order, fp32, one rounding.
+inline float expected_sum(DType source, DType target, std::uint32_t ranks, std::uint64_t i,
+                          std::uint32_t salt = 0) {
+  float sum = rounded(source, rank_value(0, i, salt));
+  for (std::uint32_t rank = 1; rank < ranks; ++rank)
+    sum += rounded(source, rank_value(rank, i, salt));
+  return rounded(target, sum);
+}
+
+constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 70'001, 9_MiB + 13};
+constexpr std::uint64_t kShardElements[] = {0, 1, 63, 4096, 100'003, 2'500'000};
+
+TEST_P(CollectivesContract, AllGatherPutsEveryRanksBytesInRankOrder) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    for (const std::uint64_t shard : kShardBytes) {
+      for (const bool is_in_place : {false, true}) {
+        RankArray target(device, shard * ranks.rank_count());
+        RankArray source(device, shard);
+        std::byte* own =
+            is_in_place ? target.host().data() + ranks.rank() * shard : source.host().data();
+        for (std::uint64_t i = 0; i < shard; ++i) own[i] = rank_byte(ranks.rank(), i);
+        (is_in_place ? target : source).push(stream.id());
+        ranks.all_gather(
+            {.target = target.data(),
+             .source = is_in_place ? target.data() + ranks.rank() * shard : source.data(),
+             .shard_bytes = shard,
+             .subject = "gathered"},
+            stream.id());
+        target.pull(stream.id());
+        for (std::uint64_t i = 0; i < shard * ranks.rank_count(); ++i) {
+          ASSERT_EQ(target.host().data()[i],
+                    rank_byte(static_cast<std::uint32_t>(i / shard), i % shard))
+              << i << " of " << ranks.rank_count() << " x " << shard;
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CollectivesContract, ReduceScatterAddsInRankOrderAndRoundsOnce) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const std::pair<DType, DType> types[] = {
+        {DType::kFp32, DType::kFp32}, {DType::kBf16, DType::kBf16}, {DType::kFp16, DType::kFp16},
+        {DType::kBf16, DType::kFp32}, {DType::kFp16, DType::kFp32}, {DType::kFp32, DType::kBf16}};
+    for (const auto& [source_type, target_type] : types) {
+      for (const std::uint64_t shard : kShardElements) {
+        const bool is_in_place = source_type == target_type && shard % 2 == 1;
+        const std::uint64_t count = shard * ranks.rank_count();
+        RankArray source(device, count * size_of(source_type));
+        RankArray target(device, shard * size_of(target_type));
+        for (std::uint64_t i = 0; i < count; ++i)
+          save_value(source_type, source.host().data(), i, rank_value(ranks.rank(), i));
+        source.push(stream.id());
+        const std::uint64_t own = ranks.rank() * shard;
+        std::byte* const result =
+            is_in_place ? source.data() + own * size_of(source_type) : target.data();
+        ranks.reduce_scatter({.target = result,
+                              .target_type = target_type,
+                              .source = source.data(),
+                              .source_type = source_type,
+                              .shard_elements = shard,
+                              .subject = "reduced"},
+                             stream.id());
+        RankArray& holder = is_in_place ? source : target;
+        holder.pull(stream.id());
+        for (std::uint64_t i = 0; i < shard; ++i) {
+          const float actual =
+              load_value(target_type, holder.host().data(), is_in_place ? own + i : i);
+          ASSERT_EQ(actual, expected_sum(source_type, target_type, ranks.rank_count(), own + i))
+              << name_of(source_type) << " to " << name_of(target_type) << ", " << i << " of "
+              << shard;
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const std::uint64_t count : kShardElements) {
+        RankArray data(device, count * size_of(type));
+        for (std::uint64_t i = 0; i < count; ++i)
+          save_value(type, data.host().data(), i, rank_value(ranks.rank(), i));
+        data.push(stream.id());
+        ranks.all_reduce(
+            {.data = data.data(), .type = type, .element_count = count, .subject = "reduced"},
+            stream.id());
+        data.pull(stream.id());
+        for (std::uint64_t i = 0; i < count; ++i) {
+          ASSERT_EQ(load_value(type, data.host().data(), i),
+                    expected_sum(type, type, ranks.rank_count(), i))
+              << name_of(type) << " " << i << " of " << count;
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    for (std::uint32_t root = 0; root < ranks.rank_count(); ++root) {
+      for (const std::uint64_t size : kShardBytes) {
+        RankArray data(device, size);
+        for (std::uint64_t i = 0; i < size; ++i) data.host().data()[i] = rank_byte(ranks.rank(), i);
+        data.push(stream.id());
+        ranks.broadcast(
+            {.data = data.data(), .size_bytes = size, .root = root, .subject = "broadcast"},
+            stream.id());
+        data.pull(stream.id());
+        for (std::uint64_t i = 0; i < size; ++i)
+          ASSERT_EQ(data.host().data()[i], rank_byte(root, i)) << i << " from " << root;
+      }
+    }
+  });
+}
+
+// The call returns while its stream is held; what is enqueued behind it waits for it.
+TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const Event done(device);
+    constexpr std::uint64_t kCount = 4096;
+    RankArray data(device, kCount * sizeof(float));
+    RankArray copy(device, kCount * sizeof(float));
+    for (std::uint64_t i = 0; i < kCount; ++i)
+      save_value(DType::kFp32, data.host().data(), i, rank_value(ranks.rank(), i));
+    Gate gate;
+    gate.block(device, stream.id());
+    data.push(stream.id());
+    ranks.all_reduce({.data = data.data(), .element_count = kCount, .subject = "ordered"},
+                     stream.id());
+    device.copy(copy.data(), data.data(), kCount * sizeof(float), stream.id());
+    device.record(done.id(), stream.id());
+    EXPECT_FALSE(device.is_complete(done.id()));
+    gate.open();
+    copy.pull(stream.id());
+    for (std::uint64_t i = 0; i < kCount; ++i)
+      ASSERT_EQ(load_value(DType::kFp32, copy.host().data(), i),
+                expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i));
+  });
+}
+
+// A rank that is held back keeps the others in the barrier. A second sequence tells it to go on.
+TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
+  run([](Collectives& ranks, Device& device) {
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t i = 0; i < ranks.rank_count(); ++i) all.push_back(i);
+    const auto second = ranks.open(all);
+    const Stream held(device, "held");
+    const Stream stream(device, "test");
+    const Event passed(device);
+    Gate gate;
+    if (ranks.rank() == 0) gate.block(device, held.id());
+    ranks.barrier("held", held.id());
+    device.record(passed.id(), held.id());
+    EXPECT_FALSE(device.is_complete(passed.id()) && ranks.rank_count() > 1);
+    second->barrier("everybody has looked", stream.id());
+    device.synchronize(stream.id());
+    gate.open();
+    device.synchronize(held.id());
+    EXPECT_TRUE(device.is_complete(passed.id()));
+  });
+}
+
+// Two sequences: each has its own order, and ranks may differ in how they interleave the two.
+TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
+  run([](Collectives& ranks, Device& device) {
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t i = 0; i < ranks.rank_count(); ++i) all.push_back(i);
+    const auto second = ranks.open(all);
+    const Stream streams[2] = {Stream(device, "first"), Stream(device, "second")};
+    Collectives* const sequences[2] = {&ranks, second.get()};
+    constexpr std::uint64_t kCount = 50'000;
+    RankArray data[2] = {RankArray(device, kCount * 4), RankArray(device, kCount * 4)};
+    for (std::uint32_t round = 0; round < 20; ++round) {
+      for (std::uint32_t s = 0; s < 2; ++s) {
+        for (std::uint64_t i = 0; i < kCount; ++i)
+          save_value(DType::kFp32, data[s].host().data(), i,
+                     rank_value(ranks.rank(), i, 2 * round + s));
+        data[s].push(streams[s].id());
+      }
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const std::uint32_t s = (i + ranks.rank()) % 2;
+        sequences[s]->all_reduce(
+            {.data = data[s].data(), .element_count = kCount, .subject = "interleaved"},
+            streams[s].id());
+      }
+      for (std::uint32_t s = 0; s < 2; ++s) {
+        data[s].pull(streams[s].id());
+        for (std::uint64_t i = 0; i < kCount; ++i)
+          ASSERT_EQ(load_value(DType::kFp32, data[s].host().data(), i),
+                    expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i, 2 * round + s));
+      }
+    }
+  });
+}
+
+// Even and odd ranks on their own, in reverse order: rank 0 of a group is its last.
+TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
+  run([](Collectives& ranks, Device& device) {
+    std::vector<std::uint32_t> group;
+    for (std::uint32_t i = 0; i < ranks.rank_count(); ++i)
+      if (i % 2 == ranks.rank() % 2) group.insert(group.begin(), i);
+    const auto members = ranks.open(group);
+    const auto own =
+        static_cast<std::uint32_t>(std::ranges::find(group, ranks.rank()) - group.begin());
+    ASSERT_EQ(members->rank_count(), group.size());
+    ASSERT_EQ(members->rank(), own);
+    const Stream stream(device, "test");
+    constexpr std::uint64_t kShard = 5000;
+    RankArray target(device, kShard * group.size());
+    RankArray source(device, kShard);
+    for (std::uint64_t i = 0; i < kShard; ++i) source.host().data()[i] = rank_byte(ranks.rank(), i);
+    source.push(stream.id());
+    members->all_gather({.target = target.data(),
+                         .source = source.data(),
+                         .shard_bytes = kShard,
+                         .subject = "a group"},
+                        stream.id());
+    target.pull(stream.id());
+    for (std::uint64_t i = 0; i < kShard * group.size(); ++i)
+      ASSERT_EQ(target.host().data()[i], rank_byte(group[i / kShard], i % kShard));
+  });
+}
+
+// Every rank draws the same program and works out what must be there in the end.
+TEST_P(CollectivesContract, RandomProgramsGiveTheirValues) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const std::uint32_t n = ranks.rank_count();
+    const test::Campaign seeds = test::campaign(3);
+    for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+      std::mt19937 random(static_cast<std::uint32_t>(seed));
+      const std::uint64_t shard = 1 + random() % 40'000;
+      const std::uint64_t count = shard * n;
+      std::vector<std::vector<float>> model(n, std::vector<float>(count));
+      for (std::uint32_t rank = 0; rank < n; ++rank)
+        for (std::uint64_t i = 0; i < count; ++i) model[rank][i] = rank_value(rank, i);
+      RankArray data(device, count * sizeof(float));
+      std::memcpy(data.host().data(), model[ranks.rank()].data(), count * sizeof(float));
+      data.push(stream.id());
+      for (int operation = 0; operation < 12; ++operation) {
+        const std::uint64_t shard_bytes = shard * sizeof(float);
+        std::byte* const own = data.data() + ranks.rank() * shard_bytes;
+        const auto sum_of = [&](std::uint64_t i) {
+          float sum = model[0][i];
+          for (std::uint32_t rank = 1; rank < n; ++rank) sum += model[rank][i];
+          return sum;
+        };
+        const auto root = static_cast<std::uint32_t>(random() % n);
+        switch (random() % 3) {
+          case 0:
+            ranks.all_gather({.target = data.data(),
+                              .source = own,
+                              .shard_bytes = shard_bytes,
+                              .subject = "random"},
+                             stream.id());
+            for (std::uint32_t rank = 0; rank < n; ++rank)
+              for (std::uint64_t i = 0; i < count; ++i) model[rank][i] = model[i / shard][i];
+            break;
+          case 1:
+            ranks.reduce_scatter({.target = own,
+                                  .source = data.data(),
+                                  .shard_elements = shard,
+                                  .subject = "random"},
+                                 stream.id());
+            for (std::uint64_t i = 0; i < count; ++i) model[i / shard][i] = sum_of(i);
+            break;
+          default:
+            ranks.broadcast({.data = data.data(),
+                             .size_bytes = count * sizeof(float),
+                             .root = root,
+                             .subject = "random"},
+                            stream.id());
+            for (std::uint32_t rank = 0; rank < n; ++rank) model[rank] = model[root];
+        }
+      }
+      data.pull(stream.id());
+      ASSERT_EQ(std::memcmp(data.host().data(), model[ranks.rank()].data(), count * sizeof(float)),
+                0)
+          << "seed " << seed;
+    }
+  });
+}
+
+}  // namespace sluice

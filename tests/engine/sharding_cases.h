@@ -1,0 +1,34 @@
+// What tests of several ranks share, whether ranks are threads or processes: configs by stage, and
+// the comparison with the oracle. Pure but for the files of a config.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+
+// Stages 1 and 2 keep parameters on the device.
+inline Config sharded_config(const std::string& path, std::uint32_t stage, bool uses_nvme,
+                             DType dtype) {
+  Config config = toy_config(path);
+  const bool is_replicated = stage == 1 || stage == 2;
+  config.placement.optimizer = uses_nvme ? TierChoice::kNvme : TierChoice::kHost;
+  config.placement.parameters = uses_nvme && !is_replicated ? TierChoice::kNvme : TierChoice::kAuto;
+  config.precision = {.parameters = dtype, .gradients = dtype};
+  config.sharding.stage = stage;
+  config.threads = 1;
+  return config;
+}
+
+inline void expect_oracle(const ToyResult& actual, const ToyResult& expected,
+                          const std::string& what) {
+  EXPECT_TRUE(actual.state == expected.state) << what;
+  ASSERT_EQ(actual.reports.size(), expected.reports.size()) << what;
+  for (std::size_t i = 0; i < expected.reports.size(); ++i)
+    EXPECT_EQ(actual.reports[i].gradient_norm, expected.reports[i].gradient_norm) << what;
+}
+
+}  // namespace sluice::test

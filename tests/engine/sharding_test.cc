@@ -1,0 +1,254 @@
+// Several ranks as threads: every stage, placement, precision and number of ranks gives the bits of
+// the oracle, which adds the ranks' gradients in plain arrays.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/units.h"
+#include "cpu_optim/ordered_sum.h"
+#include "gpu/local_collectives.h"
+#include "tests/engine/sharding_cases.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+struct RankRun {
+  ToyResult result;
+  std::string failure;
+  std::uint64_t host_bytes = 0;
+};
+
+// One engine a rank, on its own device and thread.
+std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config, const ToyOptions& options,
+                               double timeout_s = 60) {
+  LocalWorld world(count, {.timeout_s = timeout_s, .sum = sum_in_order});
+  std::vector<RankRun> runs(count);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device =
+          make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      const auto collectives = world.join(rank, *device);
+      try {
+        const ModelSpec model = toy_model(options.frozen_units);
+        Engine engine(config, model, *device, {}, collectives.get());
+        ToyOptions own = options;
+        own.rank = rank;
+        runs[rank].host_bytes = engine.placement().host_bytes();
+        runs[rank].result = run_toy(engine, model, *device, config, own);
+      } catch (const std::exception& error) {
+        runs[rank].failure = error.what();
+        collectives->abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return runs;
+}
+
+void expect_oracle_on_every_rank(const std::vector<RankRun>& runs, const ToyResult& expected,
+                                 const std::string& what) {
+  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+    ASSERT_EQ(runs[rank].failure, "") << what << ", rank " << rank;
+    expect_oracle(runs[rank].result, expected, what + ", rank " + std::to_string(rank));
+  }
+}
+
+class Sharding : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
+
+TEST_P(Sharding, EqualsTheOracleBitForBit) {
+  const auto [stage, ranks] = GetParam();
+  for (const DType dtype : {DType::kBf16, DType::kFp32, DType::kFp16}) {
+    for (const bool uses_nvme : {false, true}) {
+      const TempDirectory directory;
+      const Config config = sharded_config(directory.path(), stage, uses_nvme, dtype);
+      const ToyOptions options{.steps = 3, .evaluate = true, .rank_count = ranks};
+      expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
+                                  std::string(name_of(dtype)) + (uses_nvme ? " nvme" : " memory"));
+    }
+  }
+}
+
+// Horizontal order adds a rank's micro-batches first where every rank keeps all gradients.
+TEST_P(Sharding, MicroBatchesAreAddedAsTheStageSays) {
+  const auto [stage, ranks] = GetParam();
+  for (const MicroBatchOrder order : {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+    const TempDirectory directory;
+    const Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    ToyOptions options{.steps = 2, .micro_batches = 3, .order = order, .rank_count = ranks};
+    options.reduces_each = stage >= 2 || order == MicroBatchOrder::kVertical;
+    expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
+                                order == MicroBatchOrder::kVertical ? "vertical" : "horizontal");
+  }
+}
+
+TEST_P(Sharding, EveryUpdatePolicyGivesTheSameBits) {
+  const auto [stage, ranks] = GetParam();
+  for (const auto& [policy, clip] : {std::pair{OverlapPolicy::kSerial, 1.0},
+                                     {OverlapPolicy::kDeferred, 1.0},
+                                     {OverlapPolicy::kEager, 0.0},
+                                     {OverlapPolicy::kSpeculative, 1.0}}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.optimizer.overlap = policy;
+    config.optimizer.clip_norm = clip;
+    config.memory.device_bytes = 2_MiB;
+    const ToyOptions options{.steps = 3, .rank_count = ranks};
+    expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
+                                std::string(name_of(policy)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, Sharding,
+                         testing::Combine(testing::Values(0u, 1u, 2u, 3u),
+                                          testing::Values(2u, 3u, 4u)),
+                         [](const auto& value) {
+                           return "stage" + std::to_string(std::get<0>(value.param)) + "_ranks" +
+                                  std::to_string(std::get<1>(value.param));
+                         });
+
+TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
+  const auto [stage, ranks] = GetParam();
+  if (ranks != 3) return;
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+  const ToyOptions options{
+      .steps = 3, .evaluate = true, .frozen_units = {1, 5}, .rank_count = ranks};
+  expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
+                              "frozen");
+}
+
+// How much a rank has fetched ahead depends on its timing, so leaving the schedule is refused.
+TEST(ShardingSchedule, LeavingItIsRefused) {
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+  const auto runs =
+      run_ranks(2, config,
+                {.steps = 2,
+                 .change = [](std::uint64_t, ToyUses& uses) { std::swap(uses[1], uses[2]); },
+                 .rank_count = 2});
+  for (const RankRun& run : runs)
+    EXPECT_NE(run.failure.find("with several ranks every step follows"), std::string::npos)
+        << run.failure;
+}
+
+// With one micro-batch stage 3 moves half as much again as stages 0 to 2, which gather once what
+// they reduce once. Bytes of whole units without padding; unit 0 is used twice in each direction.
+TEST(ShardingTraffic, IsThatOfTheFormula) {
+  const ModelSpec model = toy_model();
+  std::uint64_t first_unit = 0;
+  std::uint64_t others = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    for (const TensorSpec& tensor : model.units[unit].tensors)
+      (unit == 0 ? first_unit : others) += 2 * tensor.element_count();
+  }
+  const std::uint64_t all = first_unit + others;
+  for (std::uint32_t stage = 0; stage <= 3; ++stage) {
+    for (const std::uint32_t micro_batches : {1u, 3u}) {
+      for (const MicroBatchOrder order :
+           {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+        const TempDirectory directory;
+        Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
+        config.optimizer.overlap = OverlapPolicy::kSerial;  // each step's gathers end in it
+        // The smallest window: the largest unit fills it.
+        if (stage == 3) config.memory.device_bytes = 184_KiB;
+        const auto runs = run_ranks(
+            2, config,
+            {.steps = 3, .micro_batches = micro_batches, .order = order, .rank_count = 2});
+        const bool is_vertical = order == MicroBatchOrder::kVertical && micro_batches > 1;
+        // Of a unit, in a step: each backward use, or their sum.
+        const bool reduces_each = stage >= 2 || micro_batches == 1 || is_vertical;
+        const std::uint64_t reduced =
+            reduces_each ? micro_batches * (2 * first_unit + others) : all;
+        const std::uint64_t passes = is_vertical ? 1 : micro_batches;
+        // Every use fetches, but one that follows a use of the same unit: backward begins with the
+        // head, and the next micro-batch with the unit that backward ends with. The unit of one
+        // element finds room beside the head and stays from forward to backward.
+        const std::uint64_t gathered =
+            stage == 0   ? reduced
+            : stage <= 2 ? all
+                         : passes * (2 * first_unit + 2 * others - 2) + first_unit;
+        for (const RankRun& run : runs) {
+          ASSERT_EQ(run.failure, "");
+          const RankTraffic traffic = run.result.reports[1].rank_traffic;
+          EXPECT_EQ(traffic.reduced_bytes, reduced) << stage << " " << micro_batches;
+          EXPECT_EQ(traffic.gathered_bytes, gathered) << stage << " " << micro_batches;
+        }
+      }
+    }
+  }
+}
+
+TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
+  LocalWorld world(3, {.timeout_s = 20, .sum = sum_in_order});
+  std::vector<std::string> failures(3);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const TempDirectory directory;
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+      if (rank == 2) config.optimizer.adam.beta2 = 0.99;
+      try {
+        const Engine engine(config, toy_model(), *device, {}, collectives.get());
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kRanks);
+        failures[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures)
+    EXPECT_NE(failure.find("what is trained, and how differs between rank 0 and rank 2"),
+              std::string::npos)
+        << failure;
+}
+
+// Rank 1 stops taking part after a step: the others name it, the operation and the unit.
+TEST(ShardingFailure, RankThatStopsIsNamedWithOperationAndUnit) {
+  LocalWorld world(3, {.timeout_s = 0.5, .sum = sum_in_order});
+  std::vector<std::string> failures(3);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const TempDirectory directory;
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+      try {
+        const ModelSpec model = toy_model();
+        Engine engine(config, model, *device, {}, collectives.get());
+        ToyOptions options{.steps = 5, .rank = rank, .rank_count = 3};
+        options.change = [rank](std::uint64_t step, ToyUses&) {
+          if (rank == 1 && step == 2) throw Error(ErrorCode::kInternal, "gone");
+        };
+        (void)run_toy(engine, model, *device, config, options);
+      } catch (const Error& error) {
+        failures[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::uint32_t rank : {0u, 2u}) {
+    EXPECT_NE(failures[rank].find("rank 1"), std::string::npos) << failures[rank];
+    EXPECT_NE(failures[rank].find("of \""), std::string::npos) << failures[rank];
+  }
+}
+
+// Homes that a stage does not have, said before anything is allocated.
+TEST(ShardingConfig, HomesThatAStageLacksAreRefused) {
+  for (const auto& [stage, home] :
+       {std::pair{3u, TierChoice::kDevice}, {1u, TierChoice::kHost}, {2u, TierChoice::kNvme}}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
+    config.placement.parameters = home;
+    for (const RankRun& run : run_ranks(2, config, {.steps = 1}))
+      EXPECT_NE(run.failure.find("placement.parameters"), std::string::npos) << run.failure;
+    EXPECT_EQ(run_ranks(1, config, {.steps = 1})[0].failure, "");
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,63 @@
+// A training job whose only purpose is its boundary activations: each use reads what it is handed
+// and compares every byte with what ought to be there, and hands on bytes that depend on step,
+// boundary, micro-batch and kind. So a stale, misplaced, torn or early activation is seen by the
+// use that gets it. Thread rule: one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "gpu/host_device.h"
+
+namespace sluice::test {
+
+// `units` small units in a row; the last one is the first one again if `is_tied`.
+ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
+                      std::uint32_t leases = 1, bool is_tied = false);
+
+class Relay {
+ public:
+  // `streams`: uses take turns on so many.
+  Relay(const Config& config, const ModelSpec& model, std::uint32_t streams = 1,
+        const QueueDecorator& decorate = {}, const HostDeviceOptions& device = {});
+
+  StepReport step(std::uint32_t micro_batches, MicroBatchOrder order);
+  void evaluate();
+  // Stops after `uses` uses, and abandons the step.
+  void abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order);
+
+  Engine& engine() { return *engine_; }
+  HostDevice& device() { return *device_; }
+  // Activations that were not what they ought to be, and how many were looked at.
+  std::uint64_t wrong() const { return wrong_.load(); }
+  std::uint64_t seen() const { return seen_.load(); }
+
+ private:
+  struct Use {
+    std::uint32_t position = 0;  // in forward order
+    std::uint32_t micro_batch = 0;
+    Pass pass = Pass::kForward;
+  };
+
+  std::vector<Use> uses_of(std::uint32_t micro_batches, MicroBatchOrder order) const;
+  template <class Walk>
+  void run_use(Walk& walk, const Use& use);
+  void save(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
+  void load(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
+  std::uint64_t key_of(const ActivationRef& ref) const;
+
+  ModelSpec model_;
+  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Engine> engine_;
+  std::uint64_t walk_number_ = 0;  // steps and evaluations so far
+  std::uint32_t turn_ = 0;
+  std::atomic<std::uint64_t> wrong_ = 0;
+  std::atomic<std::uint64_t> seen_ = 0;
+  std::vector<Stream> streams_;  // last: their work uses all of the above
+};
+
+}  // namespace sluice::test

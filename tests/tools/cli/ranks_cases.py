@@ -1,0 +1,99 @@
+"""sluice train on several ranks, started by a real mpirun."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from cli_support import BINARY, ON_NVME, CliCase
+
+PLUGIN = os.path.join(os.path.dirname(BINARY), "..", "lib", "sluice", "libsluice_mpi.so")
+
+
+class RanksCase(CliCase):
+    LABEL = "mpi"
+
+    def setUp(self):
+        super().setUp()
+        if shutil.which("mpirun") is None or not os.path.exists(PLUGIN):
+            self.skipTest("this build or this machine has no MPI")
+
+    def environment(self):
+        return dict(super().environment(), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
+                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
+
+    def mpirun(self, ranks):
+        return ("timeout", "-k", "5", "100", "mpirun", "-n", str(ranks))
+
+    def train_ranks(self, ranks, values=None, *arguments):
+        self.run_sluice("train", self.write_config({"run.threads": 1, **(values or {})}), "--quiet", "--json",
+                        "run.json", *arguments, prefix=self.mpirun(ranks))
+        return self.read_json("run.json")
+
+    def test_every_stage_and_placement_ends_in_the_same_bits(self):
+        for ranks in (2, 3, 4):
+            hashes = set()
+            for stage in range(4):
+                on_nvme = dict(ON_NVME) if stage in (0, 3) else {"placement.optimizer": "nvme"}
+                for placement in ({}, on_nvme):
+                    run = self.train_ranks(ranks, {"sharding.stage": stage, **placement})
+                    hashes.add(run["state_sha256"])
+                    self.assertEqual(len(run["ranks"]), ranks)
+            self.assertEqual(len(hashes), 1, f"{ranks} ranks: {hashes}")
+
+    def test_ranks_see_what_one_rank_sees_with_as_many_micro_batches(self):
+        values = {"precision.parameters": "fp32", "run.steps": 10}
+        alone = self.train({**values, "batch.micro_batches": 4})
+        for stage in (0, 3):
+            run = self.train_ranks(4, {**values, "sharding.stage": stage})
+            for step, expected in zip(run["steps"], alone["steps"]):
+                for key in ("loss", "gradient_norm"):
+                    self.assertAlmostEqual(step[key] / expected[key], 1, delta=1e-5, msg=f"{key} {step}")
+                self.assertEqual(step["tokens"], expected["tokens"])
+
+    def test_saved_model_is_that_of_all_ranks(self):
+        self.train_ranks(3, {}, "--save", "three.safetensors")
+        again = self.train_ranks(3, {"sharding.stage": 0}, "--save", "zero.safetensors")
+        with open(self.path("three.safetensors"), "rb") as a, open(self.path("zero.safetensors"), "rb") as b:
+            self.assertEqual(a.read(), b.read())
+        self.assertFalse(again["interrupted"])
+
+    def test_memory_is_shared_as_the_stage_says(self):
+        memory = {stage: self.train_ranks(4, {"sharding.stage": stage})["ranks"] for stage in range(4)}
+        whole = memory[0][0]
+        for stage, ranks in memory.items():
+            for rank in ranks:
+                for key, first_stage in (("optimizer_bytes", 1), ("gradient_bytes", 2), ("parameter_bytes", 3)):
+                    expected = whole[key] / (4 if stage >= first_stage else 1)
+                    # Shards are whole 256 elements, and pools whole pages: of small units more than 5 %.
+                    self.assertAlmostEqual(rank[key] / expected, 1, delta=0.25, msg=f"stage {stage} {key}")
+
+    def test_one_progress_line_a_step(self):
+        done = self.run_sluice("train", self.write_config({"run.threads": 1}), prefix=self.mpirun(3))
+        self.assertEqual(len(re.findall(r"^step ", done.stdout.replace("\r", "\n"), re.M)) or
+                         len(re.findall(r"\d/3  ", done.stdout)), 3, done.stdout)
+        self.assertEqual(done.stdout.count("state sha256"), 1)
+        self.assertIn("3 ranks, ZeRO stage 3", done.stdout)
+
+    def test_launchers_that_contradict_each_other_are_named(self):
+        environment = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2",
+                       "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        done = subprocess.run(self.command("train", self.write_config()), cwd=self.folder, capture_output=True,
+                              text=True, env=dict(self.environment(), **environment), timeout=60, check=False)
+        self.assertEqual(done.returncode, 2)
+        for name in ("Open MPI", "torchrun"):
+            self.assertIn(name, done.stderr)
+
+    def test_rank_that_fails_ends_all_with_its_name(self):
+        self.write_config({"run.threads": 1, "storage.paths": ["storage"]})
+        script = ('[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set storage.paths=[\\"/nowhere\\"]'
+                  ' --set placement.optimizer=nvme; exec "$@"')
+        done = subprocess.run([*self.mpirun(3), "sh", "-c", script, "sh",
+                               *self.command("train", "config.json", "--quiet", "--set", "placement.optimizer=nvme",
+                                             "--set", "sharding.timeout=2")],
+                              cwd=self.folder, capture_output=True, text=True, env=self.environment(), timeout=60,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("rank 1 of 3: ", done.stderr)
+        self.assertIn("/nowhere", done.stderr)
