@@ -19,10 +19,14 @@ constexpr std::uint64_t kRingMax = 1 << 26;  // records; 4 GiB
 
 }  // namespace
 
-TraceSession::TraceSession(std::string file, std::uint64_t ring_bytes) : file_(std::move(file)) {
+TraceSession::TraceSession(std::string file, std::uint64_t ring_bytes, TraceRank rank)
+    : file_(std::move(file)) {
   if (file_.empty()) return;
   const std::uint64_t records = std::min<std::uint64_t>(ring_bytes / sizeof(TraceRecord), kRingMax);
-  trace_start({.file = file_, .ring_records = static_cast<std::uint32_t>(records)});
+  trace_start({.file = file_,
+               .ring_records = static_cast<std::uint32_t>(records),
+               .rank = rank.rank,
+               .ranks = rank.ranks});
 }
 
 TraceSession::~TraceSession() {

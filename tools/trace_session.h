@@ -9,11 +9,17 @@
 
 namespace sluice {
 
+// Whose trace it is.
+struct TraceRank {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+};
+
 class TraceSession {
  public:
   // `file` empty: there is no trace. `ring_bytes`: of each thread's ring.
   // Fails with: kInput when the file cannot be created.
-  TraceSession(std::string file, std::uint64_t ring_bytes);
+  TraceSession(std::string file, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;

@@ -250,7 +250,8 @@ std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
 }
 
 int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
-  TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes);
+  TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes,
+                     {.rank = ranks.rank(), .ranks = ranks.count()});
   std::unique_ptr<TrainRun> run;
   int code = kExitOk;
   try {

@@ -77,7 +77,7 @@ TEST_P(PipelineTest, IsAsComputedByHand) {
 
 INSTANTIATE_TEST_SUITE_P(All, PipelineTest, testing::ValuesIn([] {
                            std::vector<Pipeline> cases;
-                           for (const std::uint64_t n : {1, 2, 3, 7, 100, 2000}) {
+                           for (const std::uint64_t n : {1, 2, 3, 7, 100, 160, 2000}) {
                              for (const auto& [r, c] :
                                   {std::pair<std::uint64_t, std::uint64_t>{1000, 1000},
                                    {1000, 999},

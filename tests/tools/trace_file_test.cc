@@ -174,6 +174,36 @@ TEST(TraceFile, SurvivesDamage) {
   }
 }
 
+void append_records(Bytes& bytes, std::uint64_t first, std::uint32_t count) {
+  std::vector<TraceRecord> records;
+  for (std::uint32_t i = 0; i < count; ++i) records.push_back(numbered(first + i));
+  const auto payload = std::as_bytes(std::span(records));
+  TraceBlockHeader header;
+  header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
+  header.count = count;
+  header.payload_bytes = payload.size();
+  header.checksum = trace_checksum(header, payload);
+  const auto raw = std::as_bytes(std::span(&header, 1));
+  bytes.insert(bytes.end(), raw.begin(), raw.end());
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
+}
+
+// Each damage costs its block and is counted; blocks behind it are found wherever they lie.
+TEST(TraceFile, GoesOnBehindEachDamage) {
+  const TempDirectory directory;
+  Bytes bytes = bytes_of(written_trace(directory, 0));
+  for (std::uint32_t count = 1; count <= 6; ++count) {
+    append_records(bytes, 100 * count, count);
+    const std::size_t damaged = bytes.size();
+    append_records(bytes, 1000 * count, count);
+    bytes[damaged + 200 % (64 * count + 64)] ^= std::byte{1};
+  }
+  append_records(bytes, 10'000, 1);
+  const TraceFile file = parse_trace("damaged", bytes);
+  EXPECT_EQ(numbers_of(file).size(), 1u + 2 + 3 + 4 + 5 + 6 + 1);
+  EXPECT_EQ(file.damaged_blocks, 6u);
+}
+
 // Blocks that are whole and say what is not so.
 TEST(TraceFile, RefusesToBelieveCounts) {
   const TempDirectory directory;
