@@ -1,0 +1,52 @@
+// A placement in words: its tiers, and the table of its pools.
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "engine/placement.h"
+
+namespace sluice {
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::kDevice: return "device";
+    case Tier::kHost: return "host";
+    case Tier::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+std::vector<Pool> Placement::pools() const {
+  const auto slots = [](const SlotPool& pool) {
+    return fmt::format("{} x {}", pool.count, format_bytes(pool.slot_bytes));
+  };
+  return {
+      {Tier::kDevice, "resident parameters", resident_parameter_bytes,
+       "units whose home is device memory"},
+      {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
+      {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
+       slots(gradient_slots) + ", one a unit in backward"},
+      {Tier::kDevice, "activation window", activation_window.size_bytes(),
+       slots(activation_window) + ", between units: in use, read ahead, to come"},
+      {Tier::kHost, "gradient set", gradient_set_bytes, "one reduced gradient for every parameter"},
+      {Tier::kHost, "gradient staging", gradient_staging.size_bytes(),
+       slots(gradient_staging) + ", pieces to be added to the set"},
+      {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "parameter slots", parameter_slots.size_bytes(),
+       slots(parameter_slots) + ", between storage, device and update"},
+      {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
+       slots(lanes) + ", records being read, updated, written"},
+      {Tier::kHost, "activations", host_activation_bytes,
+       "between units, while they are not on the device"},
+      {Tier::kHost, "activation staging", activation_staging.size_bytes(),
+       slots(activation_staging) + ", activations between device and storage"},
+      {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "activations", nvme_activation_bytes,
+       "between units, while they are not on the device"},
+      {Tier::kNvme, "shadow copies", shadow_bytes,
+       "the same again, for updates before the norm is known"},
+  };
+}
+
+}  // namespace sluice
