@@ -88,6 +88,7 @@ struct StepVote {
   NormAccumulator norm;  // of what it owns
   double learning_rate = 0;
   std::uint64_t micro_batches = 0;
+  std::uint64_t order = 0;
   std::uint64_t step = 0;
 };
 
@@ -99,6 +100,7 @@ NormAccumulator StepLoop::agree() {
   own = {.norm = drain_.norm(),
          .learning_rate = options_.learning_rate,
          .micro_batches = options_.micro_batches,
+         .order = static_cast<std::uint64_t>(options_.order),
          .step = step_};
   const std::vector<std::byte> all =
       ranks_.exchange(std::as_bytes(std::span(&own, 1)), "the gradient norm");
@@ -107,12 +109,15 @@ NormAccumulator StepLoop::agree() {
     StepVote vote;
     std::memcpy(static_cast<void*>(&vote), all.data() + rank * sizeof vote, sizeof vote);
     if (vote.learning_rate != own.learning_rate || vote.micro_batches != own.micro_batches ||
-        vote.step != own.step)
-      throw Error(ErrorCode::kRanks,
-                  fmt::format("rank {} is in step {} with learning rate {} and {} micro-batches, "
-                              "rank {} in step {} with {} and {}; all have to take the same steps",
-                              rank, vote.step + 1, vote.learning_rate, vote.micro_batches,
-                              ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches));
+        vote.order != own.order || vote.step != own.step)
+      throw Error(
+          ErrorCode::kRanks,
+          fmt::format("rank {} is in step {} with learning rate {} and {} {} micro-batches, "
+                      "rank {} in step {} with {} and {} {}; all take the same steps",
+                      rank, vote.step + 1, vote.learning_rate, vote.micro_batches,
+                      name_of(MicroBatchOrder{static_cast<std::uint8_t>(vote.order)}),
+                      ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches,
+                      name_of(options_.order)));
     if (ranks_.shard_optimizer() || rank == 0) norm.merge(vote.norm);
   }
   return norm;

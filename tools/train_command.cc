@@ -37,7 +37,6 @@ TrainConfig read_config(const TrainOptions& options) {
   TrainConfig config = train_config(document);
   if (!options.data_file.empty()) config.data_file = options.data_file;
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;
-  resolve_order(config);
   return config;
 }
 
@@ -284,6 +283,7 @@ int run_train(const TrainOptions& options) {
   check_output(config.trace_file);
   RankWorld ranks(config.engine.sharding);
   ranks.share_host(config);
+  resolve_order(config);  // by this rank's share
   if (!ranks.are_several()) return train_here(options, config, ranks);
   try {
     return train_here(options, config, ranks);
