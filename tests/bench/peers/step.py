@@ -28,9 +28,7 @@ def interpreter(environment):
     python = pathlib.Path(environment) / "bin" / "python"
     if not python.exists():
         subprocess.run(["python3", "-m", "venv", environment], check=True)
-        subprocess.run([python, "-m", "pip", "install", "torch", "--index-url", "https://download.pytorch.org/whl/cpu"],
-                       check=True)
-        subprocess.run([python, "-m", "pip", "install", "deepspeed", "ninja"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "torch", "deepspeed", "ninja"], check=True)
     return python
 
 
