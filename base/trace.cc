@@ -125,6 +125,7 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kNorm: return "norm";
     case TraceReason::kCollective: return "collective";
     case TraceReason::kSchedule: return "changed schedule";
+    case TraceReason::kGradientSpill: return "gradients to where they wait";
   }
   return "unknown";
 }

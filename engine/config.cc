@@ -173,6 +173,7 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
+  config.placement.gradients = tier_from(document.string("placement.gradients"));
   config.activations.home = activations_from(document.string("activations"));
   config.storage = storage_config(document);
   config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));

@@ -118,6 +118,7 @@ struct Config {
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
     TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
+    TierChoice gradients = TierChoice::kAuto;
   } placement;
 
   struct Activations {

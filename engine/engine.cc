@@ -92,7 +92,8 @@ struct Engine::Parts {
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
         .transfers_max = placement.parameter_slots.count + placement.lanes.count +
-                         placement.activation_staging.count,
+                         placement.lane_gradients.count + placement.activation_staging.count +
+                         placement.gradient_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);

@@ -13,8 +13,8 @@
 namespace sluice {
 
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
-                             std::function<void(UnitId)> on_final)
+                             Device& device, Scheduler& scheduler, Worker& worker,
+                             BlockStore& store, Ranks& ranks, std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -27,6 +27,8 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
+      spill_(layout, placement, tiers, device, scheduler, worker, store,
+             {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
       copy_stream_(device, "gradients down", StreamPriority::kHigh) {
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
@@ -39,6 +41,7 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   final_units_ = 0;
   units_without_gradient_ = 0;
   is_closing_ = false;
+  is_over_ = false;
   was_reopened_ = false;
 }
 
@@ -75,15 +78,45 @@ void GradientDrain::pump() {
   Job& job = jobs_.front();
   if (!front_is_started_) {
     front_is_started_ = true;
-    if (ranks_.are_several() && reduces_each_) reduce(job);
-    if (job.is_first) {
-      start_copy(job);
-    } else {
-      job.copies_left = job.additions_left = piece_count(job);
-    }
+    start(job);
   }
-  while (!job.is_first && job.next_piece < piece_count(job) && start_piece(job)) {
+  if (job.is_first || placement_.gradient_leaves(job.use.unit)) return;
+  while (job.next_piece < piece_count(job) && start_piece(job)) {
   }
+}
+
+void GradientDrain::start(Job& job) {
+  if (job.has_slot && ranks_.are_several() && reduces_each_) reduce(job);
+  if (placement_.gradient_leaves(job.use.unit)) {
+    start_spill(job);
+  } else if (job.is_first) {
+    start_copy(job);
+  } else {
+    job.copies_left = job.additions_left = piece_count(job);
+  }
+}
+
+void GradientDrain::start_spill(Job& job) {
+  job.copies_left = job.has_slot ? 1 : 0;
+  job.additions_left = 1;
+  spill_.start({.unit = job.use.unit,
+                .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
+                .is_first = job.is_first,
+                .step = step_},
+               copy_stream_.id());
+}
+
+void GradientDrain::spill_left() {
+  Job& job = jobs_.front();
+  job.copies_left = 0;
+  trace_copy(job);
+  move_front();
+}
+
+void GradientDrain::spill_home() {
+  jobs_.front().additions_left = 0;
+  move_front();
+  pump();
 }
 
 // What the job brings to the set: what this rank owns once it is reduced, else all that it keeps.
@@ -233,6 +266,8 @@ void GradientDrain::trace_copy(const Job& job) {
 }
 
 WaitCause GradientDrain::waits_for() const {
+  if (!jobs_.empty() && !spill_.is_idle() && jobs_.front().copies_left == 0)
+    return {.reason = TraceReason::kGradientSpill, .unit = index_of(jobs_.front().use.unit)};
   if (jobs_.empty() || jobs_.front().copies_left == 0)
     return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
   return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
@@ -255,6 +290,7 @@ void GradientDrain::move_front() {
 }
 
 void GradientDrain::close() {
+  if (std::exchange(is_over_, true)) return;
   is_closing_ = true;
   close_units();
 }
@@ -264,14 +300,29 @@ void GradientDrain::close_units() {
   is_closing_ = false;
   for (const UnitPlace& place : layout_.units()) {
     if (place.is_frozen) continue;
-    const Unit& unit = units_[index_of(place.id)];
+    Unit& unit = units_[index_of(place.id)];
     if (!unit.has_gradient) ++units_without_gradient_;
-    if (!unit.is_whole) start_norm(place.id);
+    if (unit.is_whole) continue;
+    if (unit.has_gradient || !placement_.gradient_leaves(place.id)) {
+      start_norm(place.id);
+      continue;
+    }
+    ++unit.jobs;
+    jobs_.push_back(
+        {.use = {.unit = place.id, .final_gradient = true}, .is_first = true, .has_slot = false});
   }
+  pump();
+}
+
+void GradientDrain::finish_unit(UnitId unit) {
+  units_[index_of(unit)].is_final = true;
+  ++final_units_;
+  on_final_(unit);
 }
 
 void GradientDrain::start_norm(UnitId unit) {
   units_[index_of(unit)].is_whole = true;
+  if (placement_.gradient_leaves(unit)) return finish_unit(unit);  // taken on the way
   ++units_[index_of(unit)].norms;
   ++norms_in_flight_;
   const bool is_zero = !units_[index_of(unit)].has_gradient;
@@ -287,14 +338,14 @@ void GradientDrain::norm_taken(UnitId id) {
   Unit& unit = units_[index_of(id)];
   --norms_in_flight_;
   if (--unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
-  unit.is_final = true;
-  ++final_units_;
-  on_final_(id);
+  finish_unit(id);
 }
 
 NormAccumulator GradientDrain::norm() const {
   NormAccumulator norm;
-  for (const NormAccumulator& unit : unit_norms_) norm.merge(unit);
+  for (const UnitPlace& unit : layout_.units())
+    norm.merge(placement_.gradient_leaves(unit.id) ? spill_.norm(unit.id)
+                                                   : unit_norms_[index_of(unit.id)]);
   return norm;
 }
 
@@ -313,6 +364,16 @@ void GradientDrain::take_norm(UnitId unit) {
               .kind = TraceKind::kNorm});
 }
 
+// From the range's start.
+std::optional<std::uint64_t> GradientDrain::first_non_finite(const Range& range) const {
+  if (!placement_.gradient_leaves(range.unit))
+    return find_non_finite(layout_.format().gradient, in_set(range), range.count);
+  const std::optional<std::uint64_t> element = spill_.first_non_finite(range.unit);
+  if (!element || *element < range.begin || *element >= range.begin + range.count)
+    return std::nullopt;
+  return *element - range.begin;
+}
+
 std::string GradientDrain::describe_non_finite() const {
   for (const TensorPlace& tensor : layout_.tensors()) {
     if (layout_.unit(tensor.unit).is_frozen) continue;
@@ -321,9 +382,8 @@ std::string GradientDrain::describe_non_finite() const {
     const std::uint64_t end =
         std::min(tensor.offset_elements + tensor.element_count, own.begin + own.count);
     if (begin >= end) continue;
-    const auto index = find_non_finite(
-        layout_.format().gradient,
-        in_set({.unit = tensor.unit, .begin = begin, .count = end - begin}), end - begin);
+    const auto index =
+        first_non_finite({.unit = tensor.unit, .begin = begin, .count = end - begin});
     if (index)
       return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
                          tensor.name, layout_.unit(tensor.unit).name,

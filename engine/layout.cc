@@ -117,6 +117,10 @@ std::uint64_t Layout::record_slot_bytes(BlockId id) const {
   return align_up(record_bytes(id), kStorageAlignBytes);
 }
 
+std::uint64_t Layout::gradient_slot_bytes(BlockId id) const {
+  return align_up(block(id).element_count * format_.gradient_bytes(), kStorageAlignBytes);
+}
+
 std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {
   return unit(id).element_count * format_.parameter_bytes();
 }

@@ -125,6 +125,7 @@ class Layout {
   // The same as slots and file extents hold them, padded to kStorageAlignBytes.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
+  std::uint64_t gradient_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;

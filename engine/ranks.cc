@@ -43,6 +43,14 @@ void Ranks::check(const Config::Placement& choices) const {
         fmt::format("placement.parameters \"{}\" with sharding.stage {}: that stage keeps all "
                     "parameters in every rank's device memory; choose stage 3, or device",
                     choices.parameters == TierChoice::kHost ? "host" : "nvme", stage_));
+  const bool gradients_are_elsewhere =
+      choices.gradients == TierChoice::kDevice || choices.gradients == TierChoice::kNvme;
+  if (are_several() && !shard_gradients() && gradients_are_elsewhere)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("placement.gradients \"{}\" with sharding.stage {}: that stage keeps "
+                            "all gradients in every rank's host memory; choose stage 2 or 3, or "
+                            "host",
+                            choices.gradients == TierChoice::kDevice ? "device" : "nvme", stage_));
 }
 
 std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {

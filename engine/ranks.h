@@ -50,7 +50,7 @@ class Ranks {
   bool shard_parameters() const { return are_several() && stage_ >= 3; }
   // What the layout's blocks are cut from.
   Shard shard() const {
-    if (!shard_optimizer()) return {};
+    if (!shard_optimizer()) return {.keeps_all_gradients = are_several()};
     return {.index = rank_,
             .count = count_,
             .keeps_all_gradients = !shard_gradients(),

@@ -25,7 +25,6 @@ StepReport StepLoop::finish_step() {
                             course_.describe(course_.next())));
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
-  scheduler_.run([this] { drain_.close(); });
   failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();

@@ -34,7 +34,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
                   {.on_change = [this] { pump(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
-      drain_(layout, placement, tiers, device, scheduler, worker, ranks,
+      drain_(layout, placement, tiers, device, scheduler, worker, store, ranks,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
             model.forward_order, [this] { pump(); }),
@@ -260,6 +260,7 @@ bool StepLoop::is_ready(std::uint32_t use) {
 
 // Likewise: whether every gradient of the step is final, and its update may be applied.
 bool StepLoop::is_over() {
+  if (pass_.is_begun()) drain_.close();  // the update before has ended, which reads the set
   const bool is_drained = drain_.is_complete() && drain_.idle();
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
                                   : !pass_.is_begun() ? pass_.waits_for()
@@ -315,8 +316,10 @@ void StepLoop::abandon() noexcept {
     pass_.cancel();
   });
   if (is_partial) failure_.abandoned_midway(step_);
-  scheduler_.await_settled(
-      [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
+  scheduler_.await_settled([this] {
+    return store_.is_stuck() ||
+           (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
+  });
   if (ranks_.are_several() && !course_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);

@@ -31,6 +31,7 @@ bool is_io(TraceReason reason) {
     case TraceReason::kCopy:
     case TraceReason::kGradientSlot:
     case TraceReason::kGradientCopy:
+    case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
     case TraceReason::kSchedule: return true;
     default: return false;
@@ -80,6 +81,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kUpdateRead: return cause_of_update_read(wait.block, begin, end);
     case TraceReason::kUpdateLane: return cause_by_use(begin, end);
     case TraceReason::kUpdateWrite:
+    case TraceReason::kGradientSpill:
       return requests_.share(begin, end) > kBusyFrom ? StallCause::kBandwidth : StallCause::kEngine;
     case TraceReason::kUpdate:
     case TraceReason::kNorm: return StallCause::kAdam;

@@ -22,7 +22,12 @@ double us(std::uint64_t time_ns) {
 }
 
 const char* plane_of(const TraceRecord& record) {
-  return record.detail == kTraceOptimizerState ? "optimizer state" : "parameters";
+  switch (record.detail) {
+    case kTraceOptimizerState: return "optimizer state";
+    case kTraceActivations: return "activations";
+    case kTraceGradients: return "gradients";
+    default: return "parameters";
+  }
 }
 
 // Threads of a rank's process.
