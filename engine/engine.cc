@@ -36,6 +36,8 @@ Budgets budgets_of(const Config& config, const Device& device, std::uint64_t ran
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
     return false;  // "auto" means eager
+  if (placement.gradients_leave())
+    return false;  // such blocks would wait for the norm all the same
   add_shadows(layout, placement);
   return placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {

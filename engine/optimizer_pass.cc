@@ -13,6 +13,9 @@ namespace {
 constexpr std::uint32_t kInPlaceLanes = 4;
 // One update runs, the next waits behind it: more would hold up gradients on the same worker.
 constexpr std::uint32_t kUpdatesPostedMax = 2;
+// Small blocks go to the worker together, up to about so many elements: one at a time, threads
+// would wake each other for less than that costs.
+constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 
 }  // namespace
 
@@ -158,24 +161,42 @@ bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
 
 void OptimizerPass::post_updates() {
   while (updates_posted_ < kUpdatesPostedMax) {
-    std::uint32_t best = kNone;
-    for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
-      const Lane& lane = lanes_[i];
-      if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
-        continue;
-      // Where the schedule has changed, the unit may be used once more after its gradient was
-      // final.
-      if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
-      if (best == kNone || is_next(lane, lanes_[best])) best = i;
+    std::vector<std::uint32_t> together;
+    for (std::uint64_t elements = 0; elements < kUpdateElementsWanted;) {
+      const std::uint32_t next = next_to_update();
+      if (next == kNone) break;
+      Lane& lane = lanes_[next];
+      lane.phase = LanePhase::kUpdating;
+      lane.coefficients = order_.current().coefficients;
+      if (lane.slot != kNone) slots_.invalidate(lane.slot);
+      together.push_back(next);
+      elements += layout_.block(lane.block).element_count;
     }
-    if (best == kNone) return;
-    Lane& lane = lanes_[best];
-    lane.phase = LanePhase::kUpdating;
-    lane.coefficients = order_.current().coefficients;
-    if (lane.slot != kNone) slots_.invalidate(lane.slot);
+    if (together.empty()) return;
     ++updates_posted_;
-    worker_.post([this, best] { update(best); }, [this, best] { updated(best); });
+    worker_.post(
+        [this, together] {
+          for (const std::uint32_t lane : together) update(lane);
+        },
+        [this, together] {
+          --updates_posted_;
+          for (const std::uint32_t lane : together) updated(lane);
+        });
   }
+}
+
+// The lane to go to the worker, or kNone.
+std::uint32_t OptimizerPass::next_to_update() const {
+  std::uint32_t best = kNone;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    const Lane& lane = lanes_[i];
+    if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
+      continue;
+    // Where the schedule has changed, the unit may be used once more after its gradient was final.
+    if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
+    if (best == kNone || is_next(lane, lanes_[best])) best = i;
+  }
+  return best;
 }
 
 // On the worker's thread. What it throws becomes the scheduler's failure before the block is
@@ -198,7 +219,6 @@ void OptimizerPass::update(std::uint32_t index) {
 }
 
 void OptimizerPass::updated(std::uint32_t index) {
-  --updates_posted_;
   Lane& lane = lanes_[index];
   if (scheduler_.failed()) {
     is_damaged_ = is_damaged_ || !order_.updates_are_tentative();

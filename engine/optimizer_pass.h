@@ -113,6 +113,7 @@ class OptimizerPass {
   void load(std::uint32_t lane);
   void load_gradients(std::uint32_t lane);
   void post_updates();
+  std::uint32_t next_to_update() const;
   void update(std::uint32_t lane);
   void updated(std::uint32_t lane);
   void write(std::uint32_t lane);

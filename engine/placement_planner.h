@@ -1,5 +1,5 @@
-// The planner behind plan_placement(): the device's pools first (engine/placement.cc), then the
-// host's (engine/placement_host.cc). For those two files alone.
+// The planner behind plan_placement(): the device's pools first (engine/placement_planner.cc), then
+// the host's (engine/placement_host.cc). For those two files alone.
 //
 // Thread rule: none; one call of plan_placement() owns it.
 #pragma once

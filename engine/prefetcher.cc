@@ -11,6 +11,9 @@ namespace {
 
 // Bounds the blocks in the pipeline that need no staging slot.
 constexpr std::size_t kPipelineItemsMax = 256;
+// Copies of so many bytes together are heard of at once: less is over sooner than a notice is
+// handled, and much more would keep its slots for too long.
+constexpr std::uint64_t kNoticeBytes = 512 << 10;
 
 }  // namespace
 
@@ -75,6 +78,7 @@ void Prefetcher::release(std::uint32_t use) {
 void Prefetcher::pump() {
   process_head();
   while (!is_stopped_ && !scheduler_.failed() && issue_next()) process_head();
+  request_notice();
 }
 
 // Issues the next block, or the next use that needs none. False when something has to happen first.
@@ -233,7 +237,19 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
                      .is_gated = is_gated,
                      .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
   meter_copies();
-  device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copied(); }); });
+  ++unnoticed_copies_;
+  unnoticed_bytes_ += layout_.parameter_bytes(block.id);
+  if (unnoticed_bytes_ >= kNoticeBytes) request_notice();
+}
+
+void Prefetcher::request_notice() {
+  if (unnoticed_copies_ == 0) return;
+  unnoticed_bytes_ = 0;
+  device_.call_host(copy_stream_.id(), [this, count = std::exchange(unnoticed_copies_, 0u)] {
+    scheduler_.post([this, count] {
+      for (std::uint32_t i = 0; i < count; ++i) copied();
+    });
+  });
 }
 
 void Prefetcher::copied() {

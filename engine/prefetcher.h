@@ -110,6 +110,7 @@ class Prefetcher {
   void finish_issue(std::uint32_t use);
   void process_head();
   void copy_block(const Item& item, const BlockPlace& block);
+  void request_notice();
   void copied();
   void complete_unit(std::uint32_t use);
   void meter_copies();
@@ -145,6 +146,8 @@ class Prefetcher {
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
   std::deque<Copy> copies_;  // queued on the device, in order
+  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has yet to be asked for
+  std::uint64_t unnoticed_bytes_ = 0;
   bool is_copying_ = false;  // the first of them, as far as is known here
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window

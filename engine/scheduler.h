@@ -36,6 +36,10 @@ class Scheduler {
   // The same, but sits failures out: for shutting down in order.
   void await_settled(const std::function<bool()>& ready);
 
+  // Has `settle` run whenever tasks have run, before waiters are asked, and again until it returns
+  // false: nothing has moved since. An empty one ends that.
+  void settle_with(std::function<bool()> settle);
+
   // Latches `error` if it is the first, and wakes every waiter.
   void fail(const Error& error);
   // The same for whatever was thrown; what is no Error becomes kInternal.
@@ -55,10 +59,13 @@ class Scheduler {
   };
 
   void wait_for(Waiter& waiter);
+  void after_tasks();
+  bool settle();
   void wake_waiters();
 
   // Scheduler thread only.
   std::vector<Waiter*> waiters_;
+  std::function<bool()> settle_;
   WorkMeter work_;
 
   // Guarded by mutex_.

@@ -29,30 +29,34 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scaler_(config.precision.loss_scale),
       traffic_(queue),
       course_(model, layout, placement),
-      slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
+      slots_(placement, tiers, store, layout.blocks().size(), [this] { note_change(); }),
       residents_(layout, placement, tiers, ranks, device, model.forward_order),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
-                  {.on_change = [this] { pump(); },
+                  {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
       drain_(layout, placement, tiers, device, scheduler, worker, store, ranks,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
-            model.forward_order, [this] { pump(); }),
+            model.forward_order, [this] { note_change(); }),
       failure_(pass_, device, scheduler),
-      timeline_(layout, device) {}
+      timeline_(layout, device) {
+  scheduler_.settle_with([this] { return pump(); });
+}
+
+StepLoop::~StepLoop() {
+  scheduler_.settle_with({});
+}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
-// again.
-void StepLoop::pump() {
-  must_pump_again_ = true;
-  if (is_pumping_) return;
-  is_pumping_ = true;
-  while (must_pump_again_) {
-    must_pump_again_ = false;
+// again. One look for all that a batch of tasks has brought: with many small blocks, most of the
+// scheduler's time would be spent looking.
+bool StepLoop::pump() {
+  if (!has_changed_) return false;
+  while (std::exchange(has_changed_, false)) {
     pass_.pump();
     prefetcher_.pump();
   }
-  is_pumping_ = false;
+  return true;
 }
 
 void StepLoop::begin_step(const StepOptions& options) {

@@ -69,6 +69,9 @@ class StepLoop {
   StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
            const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
            Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks);
+  ~StepLoop();
+  StepLoop(const StepLoop&) = delete;
+  StepLoop& operator=(const StepLoop&) = delete;
 
   void begin_step(const StepOptions& options);
   void begin_inference();
@@ -119,7 +122,9 @@ class StepLoop {
 
   void throw_if_active() const;
   void begin();
-  void pump();
+  // Something has moved: others may too, once all that has happened is known.
+  void note_change() { has_changed_ = true; }
+  bool pump();
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
@@ -151,8 +156,7 @@ class StepLoop {
   LossScaler scaler_;
   TrafficMeter traffic_;
   StepCourse course_;
-  bool is_pumping_ = false;  // scheduler's thread only, as is the next
-  bool must_pump_again_ = false;
+  bool has_changed_ = false;  // scheduler's thread only
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;

@@ -50,8 +50,10 @@ class TrafficMeter {
 // Storage bytes of the parameters of `unit` that are homed there.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// Storage bytes of the gradients of `unit` that wait there.
-std::uint64_t nvme_gradient_bytes(const Layout& layout, const Placement& placement, UnitId unit);
+// What a step writes of gradients that wait on storage, and as much reads: each backward use writes
+// its unit's, all but the first read the sum so far, and the update reads the last.
+std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
+                                   const Schedule& schedule);
 
 // One step: every fetch of `plan`, each block's state once in and once out, and what `activations`
 // moves. A speculative step

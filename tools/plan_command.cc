@@ -134,6 +134,9 @@ void print_step(const PlannedPlacement& planned) {
   fmt::print("  reads {} from storage and writes {}\n",
              format_bytes(planned.step.traffic.nvme_read_bytes),
              format_bytes(planned.step.traffic.nvme_write_bytes));
+  if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
+    fmt::print("  of both, {} are gradients, which wait on storage (placement.gradients)\n",
+               format_bytes(bytes));
   fmt::print("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s,
              name_of(planned.least.scarcest()));
   for (const auto& [policy, cost] : planned.policies)
@@ -178,6 +181,7 @@ nlohmann::ordered_json json_of(const StepCost& cost) {
           {"busy_s", busy},
           {"nvme_read_bytes", cost.traffic.nvme_read_bytes},
           {"nvme_write_bytes", cost.traffic.nvme_write_bytes},
+          {"gradient_spill_bytes", cost.traffic.gradient_spill_bytes},
           {"activation_out_bytes", cost.traffic.activation_out_bytes},
           {"activation_in_bytes", cost.traffic.activation_in_bytes}};
 }

@@ -134,6 +134,9 @@ class TrainRun {
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
                format_bytes(record_.predicted.nvme_read_bytes),
                format_bytes(record_.predicted.nvme_write_bytes));
+    if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
+      fmt::print("of both, {} are gradients, which wait on storage (placement.gradients)\n",
+                 format_bytes(bytes));
     std::fflush(stdout);
   }
 

@@ -211,6 +211,7 @@ void write_json(const std::string& path, const RunRecord& run) {
   }
   document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
+  document["predicted_gradient_spill_bytes"] = run.predicted.gradient_spill_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
   document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;

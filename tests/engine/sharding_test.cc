@@ -119,6 +119,26 @@ TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
                               "frozen");
 }
 
+// The gradients of a rank's shards may wait elsewhere than in host memory.
+TEST_P(Sharding, GradientsMayWaitElsewhere) {
+  const auto [stage, ranks] = GetParam();
+  for (const TierChoice tier : {TierChoice::kNvme, TierChoice::kDevice}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.placement.gradients = tier;
+    const ToyOptions options{.steps = 3, .micro_batches = 2, .rank_count = ranks};
+    const auto runs = run_ranks(ranks, config, options);
+    if (stage >= 2) {
+      expect_oracle_on_every_rank(runs, toy_oracle(config, options), "gradients elsewhere");
+      continue;
+    }
+    for (const RankRun& run : runs)
+      EXPECT_NE(run.failure.find("keeps all gradients in every rank's host memory"),
+                std::string::npos)
+          << run.failure;
+  }
+}
+
 // How much a rank has fetched ahead depends on its timing, so leaving the schedule is refused.
 TEST(ShardingSchedule, LeavingItIsRefused) {
   const TempDirectory directory;
