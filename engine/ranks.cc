@@ -90,6 +90,16 @@ void Ranks::require_agreement(std::string_view description, std::string_view sub
                           rank_, count_, subject, fmt::join(others, ", ")));
 }
 
+void Ranks::use_memory(std::span<std::byte> memory) {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->use_memory(memory);
+}
+
+void Ranks::forget_memory() noexcept {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->forget_memory();
+}
+
 void Ranks::on_failure(std::function<void(const Error&)> handler) {
   if (collectives_ != nullptr) collectives_->on_failure(std::move(handler));
 }

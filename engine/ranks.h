@@ -72,6 +72,10 @@ class Ranks {
   // Fails with: kRanks naming the ranks that do not, and `subject`.
   void require_agreement(std::string_view description, std::string_view subject);
 
+  // Device memory that units are gathered into and gradients reduced in (Collectives::use_memory).
+  void use_memory(std::span<std::byte> memory);
+  void forget_memory() noexcept;
+
   // Tells of the first failure; nothing takes it back.
   void on_failure(std::function<void(const Error&)> handler);
   void abort(std::string_view reason) noexcept;
