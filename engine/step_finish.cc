@@ -31,7 +31,11 @@ StepReport StepLoop::finish_step() {
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
+  if (ranks_.are_several())
+    scheduler_.run(
+        [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
   const NormAccumulator norm = agree();
+  scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
   report.policy = policy_;
   report.loss_scale = scaler_.scale();
@@ -61,12 +65,20 @@ StepReport StepLoop::finish_step() {
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
   const UnitId last = course_.schedule()[course_.next() - 1].unit;
-  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
+  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work,
+                                  [this](std::uint32_t use) { return gather_begun_ns(use); });
   report.stall_ns = report.times.stall_ns;
   report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);
   course_.end(/*is_example=*/true);
   return report;
+}
+
+// On the steady clock; 0 where the use needed no other rank.
+std::uint64_t StepLoop::gather_begun_ns(std::uint32_t use) const {
+  const UnitId unit = course_.schedule()[use].unit;
+  return placement_.unit_is_on_device(layout_.unit(unit)) ? residents_.gather_begun_ns(unit)
+                                                          : prefetcher_.gather_begun_ns(use);
 }
 
 void StepLoop::describe_changes(StepReport& report) const {

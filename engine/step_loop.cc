@@ -253,7 +253,11 @@ bool StepLoop::is_ready(std::uint32_t use) {
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
   if (prefetcher_.is_ready(use)) {
     if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
-    if (!has_gradient || uses_[use].gradient_slot) cause = {};
+    if (!has_gradient || uses_[use].gradient_slot) {
+      cause = {};
+    } else if (drain_.waits_for().reason == TraceReason::kCollective) {
+      cause = drain_.waits_for();  // it holds the slot
+    }
   } else {
     cause = prefetcher_.waits_for();
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});

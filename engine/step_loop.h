@@ -131,6 +131,7 @@ class StepLoop {
   void change_schedule(UnitId unit, Pass pass);
   void end_schedule();
   void follow(StepPlan plan);
+  std::uint64_t gather_begun_ns(std::uint32_t use) const;
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();

@@ -110,8 +110,8 @@ std::uint64_t StepTimeline::host_offset_ns() const {
   return static_cast<std::uint64_t>(offset);
 }
 
-StepTimes StepTimeline::finish(EventId last_release, std::uint64_t finish_ns,
-                               const WorkTimes& work) {
+StepTimes StepTimeline::finish(EventId last_release, std::uint64_t finish_ns, const WorkTimes& work,
+                               const std::function<std::uint64_t(std::uint32_t)>& gather_begun_ns) {
   ready();
   const std::uint64_t end_ns = steady_now_ns();
   times_ = {.total_ns = static_cast<std::int64_t>(end_ns - begin_ns_), .work = work};
@@ -129,7 +129,7 @@ StepTimes StepTimeline::finish(EventId last_release, std::uint64_t finish_ns,
     const std::uint64_t resumed_ns = time_of(device_ns(uses_[use].resumed));
     const WaitCause copies{.reason = uses_[use].copies ? TraceReason::kCopy : TraceReason::kNone,
                            .unit = index_of((*schedule_)[use].unit)};
-    add_stall(use, arrived_ns, resumed_ns, copies);
+    add_stall(use, arrived_ns, resumed_ns, copies, gather_begun_ns(use));
     cursor_ns = resumed_ns;
   }
   if (arrived_ != 0) {
@@ -195,9 +195,10 @@ void StepTimeline::add_wait(const WaitCause& cause, std::uint32_t use, std::uint
 }
 
 // Lays the segments of `use` over its stall; what none of them covers in the middle is the
-// engine's own latency, unless it has changed its plan, and what comes after the last is `rest`.
+// engine's own latency, unless it has changed its plan. What comes after the last is `rest`, and
+// from the beginning of a gather on the other ranks.
 void StepTimeline::add_stall(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns,
-                             const WaitCause& rest) {
+                             const WaitCause& rest, std::uint64_t gather_begun_ns) {
   WaitCause between;
   if (use == changed_use_ && use != kTraceNone) between.reason = TraceReason::kSchedule;
   std::uint64_t cursor_ns = begin_ns;
@@ -209,7 +210,10 @@ void StepTimeline::add_stall(std::uint32_t use, std::uint64_t begin_ns, std::uin
     add_wait(segment.cause, use, from_ns, to_ns);
     cursor_ns = to_ns;
   }
-  add_wait(rest, use, cursor_ns, end_ns);
+  std::uint64_t gather_ns = end_ns;
+  if (gather_begun_ns != 0) gather_ns = std::clamp(gather_begun_ns, cursor_ns, end_ns);
+  add_wait(rest, use, cursor_ns, gather_ns);
+  add_wait(rest.with(TraceReason::kCollective), use, gather_ns, end_ns);
 }
 
 std::vector<UnitTime> StepTimeline::unit_times() const {

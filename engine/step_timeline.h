@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -73,8 +74,10 @@ class StepTimeline {
   void ready() { waits_for(kTraceNone, {}); }
 
   // The step has ended and its work is complete; `last_release` is recorded behind the last
-  // computation; finish() was called at `finish_ns`. Traces it.
-  StepTimes finish(EventId last_release, std::uint64_t finish_ns, const WorkTimes& work);
+  // computation; finish() was called at `finish_ns`; `gather_begun_ns` says when the gather that a
+  // use waited for last began, or 0. Traces it.
+  StepTimes finish(EventId last_release, std::uint64_t finish_ns, const WorkTimes& work,
+                   const std::function<std::uint64_t(std::uint32_t use)>& gather_begun_ns);
 
   // Mean seconds that computation took in the steps since the first one; empty before there are
   // two.
@@ -106,7 +109,7 @@ class StepTimeline {
   void add_wait(const WaitCause& cause, std::uint32_t use, std::uint64_t begin_ns,
                 std::uint64_t end_ns);
   void add_stall(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns,
-                 const WaitCause& rest);
+                 const WaitCause& rest, std::uint64_t gather_begun_ns = 0);
 
   const Layout& layout_;
   Device& device_;
