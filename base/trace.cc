@@ -32,6 +32,9 @@ struct Recorder {
   std::uint32_t threads = 0;
   std::vector<std::shared_ptr<TraceRing>> rings;  // nobody drains them
   std::unique_ptr<TraceWriter> writer;            // or this one does
+
+  std::mutex polls_mutex;
+  std::vector<const TracePoll*> polls;  // guarded by polls_mutex
 };
 
 // Never destroyed: threads may record until the process ends.
@@ -166,6 +169,21 @@ void trace_append(const TraceRecord& record) {
   if (ring != nullptr) ring->append(record);
 }
 
+TracePoll::TracePoll(std::function<void()> poll) : poll_(std::move(poll)) {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  recorder().polls.push_back(this);
+}
+
+TracePoll::~TracePoll() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  std::erase(recorder().polls, this);
+}
+
+void run_trace_polls() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  for (const TracePoll* poll : recorder().polls) poll->poll_();
+}
+
 void trace_start(const TraceOptions& options) {
   Recorder& all = recorder();
   calibrate_trace_clock();
@@ -212,6 +230,7 @@ std::vector<TraceRecord> trace_take() {
     while (const std::size_t count = ring->drain(part))
       taken.insert(taken.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(count));
   }
+  std::erase_if(taken, [](const TraceRecord& record) { return record.end_ns == 0; });
   std::sort(taken.begin(), taken.end(),
             [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
   return taken;

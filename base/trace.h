@@ -7,12 +7,13 @@
 // the others from one thread at a time, trace_take() while nobody records.
 // Invariants: recording never blocks, never allocates but for a thread's first record, and never
 // throws; a full ring drops the record and counts it. A process that is killed leaves a file with
-// everything that was recorded until 100 ms before.
+// everything that had ended until 100 ms before, and what steps and waits had begun.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -134,7 +135,7 @@ TraceResult trace_stop();
 // Starts recording into rings of `ring_records` that nobody drains; 0 stops it. Forgets what was
 // recorded before.
 void trace_enable(std::uint32_t ring_records);
-// All records since trace_enable(), or since the last call; ordered by begin_ns.
+// All records since trace_enable(), or since the last call, but announcements; ordered by begin_ns.
 std::vector<TraceRecord> trace_take();
 
 // Not part of the interface: what trace_enabled() reads.
@@ -154,5 +155,32 @@ inline void trace_record(const TraceRecord& record) {
 
 // Counts, and records while a trace runs.
 void trace_span(const TraceRecord& record);
+
+// Announces, while a trace runs, a span that has begun: `record` without its end. Readers of a
+// trace that was never ended take it for lasting to the end of the trace, unless its record
+// follows.
+inline void trace_begin(TraceRecord record) {
+  record.end_ns = 0;
+  trace_record(record);
+}
+
+// While it lives and a trace is written into a file, `poll` is called about every 10 ms, on the
+// drainer's thread, and what it records is written at once: for spans whose end nobody notices by
+// himself. When the destructor returns, it is not running any more. `poll` must not make or destroy
+// a TracePoll, nor start or stop a trace.
+class TracePoll {
+ public:
+  explicit TracePoll(std::function<void()> poll);
+  ~TracePoll();
+  TracePoll(const TracePoll&) = delete;
+  TracePoll& operator=(const TracePoll&) = delete;
+
+ private:
+  friend void run_trace_polls();
+  std::function<void()> poll_;
+};
+
+// The drainer's part of it.
+void run_trace_polls();
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/topology.h"
 #include "engine/engine_trace.h"
+#include "engine/rank_clocks.h"
 #include "engine/storage_queue.h"
 #include "io/direct_file.h"
 
@@ -67,6 +68,9 @@ struct Engine::Parts {
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
+    // Those that do not trace take part in it.
+    if (ranks.are_several() && any_rank_traces(ranks))
+      trace_section("clock", describe_clock(ranks));
   }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,

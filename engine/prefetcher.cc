@@ -250,7 +250,10 @@ void Prefetcher::copied() {
               .unit = index_of(layout_.block(BlockId{copy.block}).unit),
               .block = copy.block,
               .kind = TraceKind::kCopyToDevice});
-  if (copy.unit_copied != kNoUnit) resident_since_ns_[copy.unit_copied] = now_ns;
+  if (copy.unit_copied != kNoUnit) {
+    resident_since_ns_[copy.unit_copied] = now_ns;
+    trace_begin(resident(copy.unit_copied));
+  }
   copying_since_ns_ = now_ns;
   meter_copies();
   hooks_.on_change();
@@ -269,14 +272,18 @@ void Prefetcher::meter_copies() {
   }
 }
 
+TraceRecord Prefetcher::resident(std::uint32_t unit) const {
+  return {.begin_ns = resident_since_ns_[unit],
+          .end_ns = trace_now_ns(),
+          .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
+          .step = version_ + 1,
+          .unit = unit,
+          .kind = TraceKind::kResident};
+}
+
 void Prefetcher::trace_eviction(std::uint32_t unit) {
   if (resident_since_ns_[unit] == 0) return;
-  trace_span({.begin_ns = resident_since_ns_[unit],
-              .end_ns = trace_now_ns(),
-              .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
-              .step = version_ + 1,
-              .unit = unit,
-              .kind = TraceKind::kResident});
+  trace_span(resident(unit));
   resident_since_ns_[unit] = 0;
 }
 

@@ -114,6 +114,7 @@ class Prefetcher {
   void complete_unit(std::uint32_t use);
   void meter_copies();
   bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
+  TraceRecord resident(std::uint32_t unit) const;
   void trace_eviction(std::uint32_t unit);
 
   const Layout& layout_;

@@ -25,6 +25,7 @@ StepReport StepLoop::finish_step() {
                             course_.describe(course_.next())));
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
+  timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
   scheduler_.run([this] { drain_.close(); });
   failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
@@ -61,8 +62,7 @@ StepReport StepLoop::finish_step() {
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
-  const UnitId last = course_.schedule()[course_.next() - 1].unit;
-  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work);
+  report.times = timeline_.finish(begin_ns, work);
   report.stall_ns = report.times.stall_ns;
   report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);

@@ -308,6 +308,7 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
+  timeline_.abandon();
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();

@@ -238,8 +238,13 @@ void write_json(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
     const auto section = trace.sections.find("engine");
     const bool is_sound =
         section != trace.sections.end() && nlohmann::json::accept(section->second);
-    fmt::print(file, "{}\n{{\"rank\": {}, \"lost\": {}, \"engine\": {}, \"steps\": [",
-               i == 0 ? "" : ",", trace.rank, trace.lost, is_sound ? section->second : "null");
+    const std::string clock = trace.clock_offset_ns
+                                  ? fmt::format("{{\"offset_ns\": {}, \"error_ns\": {}}}",
+                                                *trace.clock_offset_ns, trace.clock_error_ns)
+                                  : "null";
+    fmt::print(
+        file, "{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"engine\": {}, \"steps\": [",
+        i == 0 ? "" : ",", trace.rank, trace.lost, clock, is_sound ? section->second : "null");
     const char* comma = "";
     for (const StepShare& step : ranks[i].steps()) {
       fmt::print(file,
