@@ -132,6 +132,22 @@ std::string_view name_of(TraceReason reason) {
   return "unknown";
 }
 
+std::string span_name(const TraceRecord& record, std::string_view unit) {
+  constexpr const char* kPasses[] = {"forward", "backward", "inference"};
+  constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations"};
+  const std::size_t detail = std::min<std::size_t>(record.detail, 2);
+  std::string name(name_of(record.kind));
+  switch (record.kind) {
+    case TraceKind::kStep: return name + " " + std::to_string(record.step);
+    case TraceKind::kCompute: return std::string(unit) + " " + kPasses[detail];
+    case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[detail];
+    case TraceKind::kRead:
+    case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[detail];
+    default: break;
+  }
+  return unit.empty() ? name : name + " " + std::string(unit);
+}
+
 TraceCounts trace_counts() {
   TraceCounts counts;
   for (std::size_t kind = 0; kind < kTraceKinds; ++kind) {

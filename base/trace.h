@@ -91,6 +91,9 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 64);
 
+// What people read of it: "read h.3 parameters", "h.3 backward", "step 7". `unit`: its unit's name.
+std::string span_name(const TraceRecord& record, std::string_view unit);
+
 // --- Counters, always on.
 
 // Durations fall into buckets by powers of two: bucket i counts those of [2^i, 2^(i+1)) ns.

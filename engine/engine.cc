@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "base/trace_ranges.h"
 #include "engine/engine_trace.h"
 #include "engine/rank_clocks.h"
 #include "engine/storage_queue.h"
@@ -65,6 +66,10 @@ struct Engine::Parts {
              ranks),
         activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {
+    if (std::vector<std::string> names; trace_ranges_are_on) {
+      for (const UnitSpec& unit : model.units) names.push_back(unit.name);
+      name_trace_units(names);
+    }
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));

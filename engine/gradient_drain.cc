@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/trace.h"
 #include "base/units.h"
 
 namespace sluice {
@@ -61,7 +60,11 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
   unit.is_closed = unit.is_closed || use.final_gradient;
   ++unit.jobs;
   jobs_.push_back(
-      {.use = use, .is_first = !unit.has_gradient, .slot = slot, .released_ns = trace_now_ns()});
+      {.use = use,
+       .is_first = !unit.has_gradient,
+       .slot = slot,
+       .released_ns = trace_now_ns(),
+       .range = begin_trace_range({.unit = index_of(use.unit), .kind = TraceKind::kCopyToHost})});
   unit.has_gradient = true;
   device_.call_host(copy_stream_.id(), [this] {
     scheduler_.post(
@@ -191,18 +194,15 @@ void GradientDrain::piece_copied(std::uint32_t staging_slot) {
 
 // On the worker's thread.
 void GradientDrain::add_piece(std::uint32_t staging_slot) {
-  const std::uint64_t begin_ns = trace_now_ns();
   const Range& piece = staging_[staging_slot].piece;
   const StateFormat& format = layout_.format();
+  const TraceScope scope({.size_bytes = piece.count * format.gradient_bytes(),
+                          .step = step_,
+                          .unit = index_of(piece.unit),
+                          .block = block_of(piece),
+                          .kind = TraceKind::kAccumulate});
   worker_.optimizer().accumulate(format.gradient, in_set(piece),
                                  tiers_.gradient_staging(staging_slot), piece.count);
-  trace_span({.begin_ns = begin_ns,
-              .end_ns = trace_now_ns(),
-              .size_bytes = piece.count * format.gradient_bytes(),
-              .step = step_,
-              .unit = index_of(piece.unit),
-              .block = block_of(piece),
-              .kind = TraceKind::kAccumulate});
 }
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
@@ -219,7 +219,7 @@ void GradientDrain::copy_done() {
   pump();
 }
 
-void GradientDrain::trace_copy(const Job& job) {
+void GradientDrain::trace_copy(Job& job) {
   const std::uint64_t now_ns = trace_now_ns();
   trace_span({.begin_ns = job.released_ns,
               .end_ns = now_ns,
@@ -230,6 +230,7 @@ void GradientDrain::trace_copy(const Job& job) {
               .unit = index_of(job.use.unit),
               .kind = TraceKind::kCopyToHost});
   copied_ns_ = now_ns;
+  end_trace_range(job.range);
 }
 
 WaitCause GradientDrain::waits_for() const {
@@ -300,17 +301,14 @@ NormAccumulator GradientDrain::norm() const {
 
 // On the worker's thread.
 void GradientDrain::take_norm(UnitId unit) {
-  const std::uint64_t begin_ns = trace_now_ns();
+  const TraceScope scope({.size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
+                          .step = step_,
+                          .unit = index_of(unit),
+                          .kind = TraceKind::kNorm});
   NormAccumulator& norm = unit_norms_[index_of(unit)];
   norm = NormAccumulator();
   worker_.optimizer().add_squared_norm(layout_.format().gradient, in_set(owned(unit)),
                                        owned(unit).count, norm);
-  trace_span({.begin_ns = begin_ns,
-              .end_ns = trace_now_ns(),
-              .size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
-              .step = step_,
-              .unit = index_of(unit),
-              .kind = TraceKind::kNorm});
 }
 
 std::string GradientDrain::describe_non_finite() const {

@@ -226,18 +226,20 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
       item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
   device_.copy(tiers_.window() + place.offset_bytes + offset, source,
                layout_.parameter_bytes(block.id), copy_stream_.id());
-  copies_.push_back({.block = item.block,
-                     .slot = item.slot,
-                     .begin_ns = trace_now_ns(),
-                     .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
-                     .is_gated = is_gated,
-                     .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
+  copies_.push_back(
+      {.block = item.block,
+       .slot = item.slot,
+       .begin_ns = trace_now_ns(),
+       .range = begin_trace_range({.unit = index_of(block.unit), .kind = TraceKind::kCopyToDevice}),
+       .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
+       .is_gated = is_gated,
+       .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
   meter_copies();
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copied(); }); });
 }
 
 void Prefetcher::copied() {
-  const Copy copy = copies_.front();
+  Copy copy = copies_.front();
   copies_.pop_front();
   if (copy.slot != kNoSlot) slots_.leave(copy.slot, SlotUser::kPrefetch, copy.keep);
   const std::uint64_t now_ns = trace_now_ns();
@@ -250,6 +252,7 @@ void Prefetcher::copied() {
               .unit = index_of(layout_.block(BlockId{copy.block}).unit),
               .block = copy.block,
               .kind = TraceKind::kCopyToDevice});
+  end_trace_range(copy.range);
   if (copy.unit_copied != kNoUnit) {
     resident_since_ns_[copy.unit_copied] = now_ns;
     trace_begin(resident(copy.unit_copied));

@@ -96,6 +96,7 @@ class Prefetcher {
     std::uint32_t block = 0;
     std::uint32_t slot = kNoSlot;
     std::uint64_t begin_ns = 0;
+    TraceRangeId range{};
     std::uint32_t unit_copied = kNoUnit;  // its last copy
     bool is_gated = false;                // until computation has left the place
     bool keep = false;                    // the slot's bytes are wanted again

@@ -23,6 +23,7 @@ StepReport StepLoop::finish_step() {
                 fmt::format("finish: no unit has been through backward in this step; the schedule "
                             "expects {} next",
                             course_.describe(course_.next())));
+  const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
   timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));

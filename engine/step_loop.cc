@@ -220,6 +220,10 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
   const std::uint32_t use = course_.next();
+  const TraceRecord record{.unit = index_of(unit),
+                           .kind = TraceKind::kAcquire,
+                           .detail = static_cast<std::uint8_t>(pass)};
+  const TraceRange range(record);
   timeline_.arrive(use, stream);
   if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
@@ -236,6 +240,8 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
     device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
   }
   state.stream = stream;
+  state.range = begin_trace_range(
+      {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
   course_.advance();
   ++leases_held_;
   return lease;
@@ -271,6 +277,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
   device_.record(prefetcher_.release_event(lease.unit), state.stream);
   state.is_released = true;
+  end_trace_range(state.range);
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
     const ScheduledUse& scheduled = course_.schedule()[use];

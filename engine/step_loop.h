@@ -114,6 +114,7 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    TraceRangeId range{};  // of computation under it
     bool is_released = false;
   };
 

@@ -59,12 +59,15 @@ void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   announced_ns_ = 0;
   times_ = {};
   computed_.resize(layout_.units().size());
-  if (is_training_) trace_begin({.begin_ns = begin_ns_, .step = step_, .kind = TraceKind::kStep});
+  if (!is_training_) return;
+  trace_begin({.begin_ns = begin_ns_, .step = step_, .kind = TraceKind::kStep});
+  range_ = begin_trace_range({.step = step_, .kind = TraceKind::kStep});
 }
 
 void StepTimeline::abandon() {
   const std::scoped_lock lock(mutex_);
   is_training_ = false;
+  end_trace_range(range_);
 }
 
 void StepTimeline::follow(const Schedule& schedule) {
@@ -207,6 +210,7 @@ StepTimes StepTimeline::finish(std::uint64_t finish_ns, const WorkTimes& work) {
   advance(end_ns, /*all=*/true);
   add_wait({}, kTraceNone, cursor_ns_, end_ns);
   is_training_ = false;
+  end_trace_range(range_);
   ++steps_computed_;
   times_.total_ns = static_cast<std::int64_t>(end_ns - begin_ns_);
   times_.work = work;

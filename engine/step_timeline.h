@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/trace.h"
+#include "base/trace_ranges.h"
 #include "engine/layout.h"
 #include "engine/schedule.h"
 #include "engine/step_cost.h"
@@ -141,6 +141,7 @@ class StepTimeline {
   // Of the step under way.
   const Schedule* schedule_ = nullptr;  // application only
   bool is_training_ = false;
+  TraceRangeId range_{};  // of the step
   std::uint64_t step_ = 0;
   std::uint64_t begin_ns_ = 0;
   std::uint32_t arrived_ = 0;  // uses for which arrive() was called, and resume()

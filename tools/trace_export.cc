@@ -21,10 +21,6 @@ double us(std::uint64_t time_ns) {
   return static_cast<double>(time_ns) * 1e-3;
 }
 
-const char* plane_of(const TraceRecord& record) {
-  return record.detail == kTraceOptimizerState ? "optimizer state" : "parameters";
-}
-
 // Threads of a rank's process.
 enum Track : std::uint32_t { kSteps = 1, kComputeTrack, kWaits, kProcessor, kPassWaits, kArrivals };
 
@@ -84,31 +80,25 @@ class ChromeWriter {
     const std::string arguments =
         fmt::format("\"unit\": {}, \"block\": {}, \"bytes\": {}, \"step\": {}", quoted(unit),
                     static_cast<std::int32_t>(record.block), record.size_bytes, record.step);
+    const std::string name = span_name(record, unit);
+    const auto slice_on = [&](std::uint32_t track) {
+      slice(track, record.begin_ns, record.end_ns, name, arguments);
+    };
     switch (record.kind) {
-      case TraceKind::kStep:
-        return slice(kSteps, record.begin_ns, record.end_ns, fmt::format("step {}", record.step),
-                     arguments);
-      case TraceKind::kCompute: {
-        const char* const pass = record.detail == 1 ? "backward" : "forward";
-        return slice(kComputeTrack, record.begin_ns, record.end_ns,
-                     fmt::format("{} {}", unit, pass), arguments);
-      }
+      case TraceKind::kStep: return slice_on(kSteps);
+      case TraceKind::kCompute: return slice_on(kComputeTrack);
       case TraceKind::kAdam:
       case TraceKind::kAccumulate:
-      case TraceKind::kNorm:
-        return slice(kProcessor, record.begin_ns, record.end_ns,
-                     fmt::format("{} {}", name_of(record.kind), unit), arguments);
+      case TraceKind::kNorm: return slice_on(kProcessor);
       case TraceKind::kRead:
       case TraceKind::kWrite:
-        return async(record, fmt::format("drive {}", record.lane),
-                     fmt::format("{} {} {}", name_of(record.kind), unit, plane_of(record)),
-                     arguments);
+        return async(record, fmt::format("drive {}", record.lane), name, arguments);
       case TraceKind::kCopyToDevice:
       case TraceKind::kCopyToHost:
       case TraceKind::kLane:
       case TraceKind::kResident:
-        return async(record, std::string(name_of(record.kind)),
-                     fmt::format("{} {}", name_of(record.kind), unit), arguments);
+      case TraceKind::kCollective:
+        return async(record, std::string(name_of(record.kind)), name, arguments);
       default: return;
     }
   }

@@ -90,6 +90,7 @@ TEST_F(StepUnderWay, ComputationIsThereOnceItHasEndedAndBefore) {
 TEST_F(StepUnderWay, EveryPartOfAWaitHasItsCause) {
   lease(0);
   timeline_.arrive(1, stream_.id());
+  device_->synchronize(stream_.id());  // what is waited for before computation is there, is none
   timeline_.waits_for(1, {.reason = TraceReason::kRead, .unit = 1, .block = 5});
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   timeline_.waits_for(1, {.reason = TraceReason::kWindow, .unit = 1});
