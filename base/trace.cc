@@ -32,6 +32,9 @@ struct Recorder {
   std::uint32_t threads = 0;
   std::vector<std::shared_ptr<TraceRing>> rings;  // nobody drains them
   std::unique_ptr<TraceWriter> writer;            // or this one does
+
+  std::mutex polls_mutex;
+  std::vector<const TracePoll*> polls;  // guarded by polls_mutex
 };
 
 // Never destroyed: threads may record until the process ends.
@@ -130,6 +133,23 @@ std::string_view name_of(TraceReason reason) {
   return "unknown";
 }
 
+std::string span_name(const TraceRecord& record, std::string_view unit) {
+  constexpr const char* kPasses[] = {"forward", "backward", "inference"};
+  constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations", "gradients"};
+  const std::size_t plane = std::min<std::size_t>(record.detail, 3);
+  const std::size_t pass = std::min<std::size_t>(record.detail, 2);
+  std::string name(name_of(record.kind));
+  switch (record.kind) {
+    case TraceKind::kStep: return name + " " + std::to_string(record.step);
+    case TraceKind::kCompute: return std::string(unit) + " " + kPasses[pass];
+    case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[pass];
+    case TraceKind::kRead:
+    case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[plane];
+    default: break;
+  }
+  return unit.empty() ? name : name + " " + std::string(unit);
+}
+
 TraceCounts trace_counts() {
   TraceCounts counts;
   for (std::size_t kind = 0; kind < kTraceKinds; ++kind) {
@@ -165,6 +185,21 @@ void trace_append(const TraceRecord& record) {
     ring = make_ring(generation);
   }
   if (ring != nullptr) ring->append(record);
+}
+
+TracePoll::TracePoll(std::function<void()> poll) : poll_(std::move(poll)) {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  recorder().polls.push_back(this);
+}
+
+TracePoll::~TracePoll() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  std::erase(recorder().polls, this);
+}
+
+void run_trace_polls() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  for (const TracePoll* poll : recorder().polls) poll->poll_();
 }
 
 void trace_start(const TraceOptions& options) {
@@ -213,6 +248,7 @@ std::vector<TraceRecord> trace_take() {
     while (const std::size_t count = ring->drain(part))
       taken.insert(taken.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(count));
   }
+  std::erase_if(taken, [](const TraceRecord& record) { return record.end_ns == 0; });
   std::sort(taken.begin(), taken.end(),
             [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
   return taken;

@@ -7,12 +7,13 @@
 // the others from one thread at a time, trace_take() while nobody records.
 // Invariants: recording never blocks, never allocates but for a thread's first record, and never
 // throws; a full ring drops the record and counts it. A process that is killed leaves a file with
-// everything that was recorded until 100 ms before.
+// everything that had ended until 100 ms before, and what steps and waits had begun.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -96,6 +97,9 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 64);
 
+// What people read of it: "read h.3 parameters", "h.3 backward", "step 7". `unit`: its unit's name.
+std::string span_name(const TraceRecord& record, std::string_view unit);
+
 // --- Counters, always on.
 
 // Durations fall into buckets by powers of two: bucket i counts those of [2^i, 2^(i+1)) ns.
@@ -140,7 +144,7 @@ TraceResult trace_stop();
 // Starts recording into rings of `ring_records` that nobody drains; 0 stops it. Forgets what was
 // recorded before.
 void trace_enable(std::uint32_t ring_records);
-// All records since trace_enable(), or since the last call; ordered by begin_ns.
+// All records since trace_enable(), or since the last call, but announcements; ordered by begin_ns.
 std::vector<TraceRecord> trace_take();
 
 // Not part of the interface: what trace_enabled() reads.
@@ -160,5 +164,32 @@ inline void trace_record(const TraceRecord& record) {
 
 // Counts, and records while a trace runs.
 void trace_span(const TraceRecord& record);
+
+// Announces, while a trace runs, a span that has begun: `record` without its end. Readers of a
+// trace that was never ended take it for lasting to the end of the trace, unless its record
+// follows.
+inline void trace_begin(TraceRecord record) {
+  record.end_ns = 0;
+  trace_record(record);
+}
+
+// While it lives and a trace is written into a file, `poll` is called about every 10 ms, on the
+// drainer's thread, and what it records is written at once: for spans whose end nobody notices by
+// himself. When the destructor returns, it is not running any more. `poll` must not make or destroy
+// a TracePoll, nor start or stop a trace.
+class TracePoll {
+ public:
+  explicit TracePoll(std::function<void()> poll);
+  ~TracePoll();
+  TracePoll(const TracePoll&) = delete;
+  TracePoll& operator=(const TracePoll&) = delete;
+
+ private:
+  friend void run_trace_polls();
+  std::function<void()> poll_;
+};
+
+// The drainer's part of it.
+void run_trace_polls();
 
 }  // namespace sluice

@@ -85,6 +85,7 @@ void TraceWriter::run() {
       std::unique_lock lock(mutex_);
       is_last = wake_.wait_for(lock, kDrainPeriod, [this] { return is_stopping_; });
     }
+    run_trace_polls();
     // A ring that fills quickly gets no pause.
     while (drain_all()) {
     }

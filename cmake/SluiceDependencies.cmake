@@ -1,4 +1,4 @@
-# The packages that Sluice is built on, and the optional ones behind SLUICE_CUDA, SLUICE_NCCL and SLUICE_MPI.
+# The packages that Sluice is built on, and the optional ones behind SLUICE_CUDA, SLUICE_NCCL, SLUICE_MPI and SLUICE_NVTX.
 # sluiceConfig.cmake.in repeats the required list for applications that link the installed library.
 
 find_package(PkgConfig REQUIRED)
@@ -70,6 +70,20 @@ if(NOT SLUICE_NCCL STREQUAL "OFF")
   endif()
   if(SLUICE_NCCL STREQUAL "ON" AND NOT SLUICE_HAVE_NCCL)
     message(FATAL_ERROR "SLUICE_NCCL is ON but cannot be used: ${SLUICE_NCCL_SUMMARY}")
+  endif()
+endif()
+# NVTX: headers of the CUDA toolkit, which need nothing else of it.
+set(SLUICE_HAVE_NVTX OFF)
+set(SLUICE_NVTX_SUMMARY "not asked for")
+if(NOT SLUICE_NVTX STREQUAL "OFF")
+  find_path(SLUICE_NVTX_INCLUDE nvtx3/nvToolsExt.h PATHS /usr/local/cuda/include)
+  if(SLUICE_NVTX_INCLUDE)
+    set(SLUICE_HAVE_NVTX ON)
+    set(SLUICE_NVTX_SUMMARY "${SLUICE_NVTX_INCLUDE}/nvtx3")
+  elseif(SLUICE_NVTX STREQUAL "ON")
+    message(FATAL_ERROR "SLUICE_NVTX is ON but nvtx3/nvToolsExt.h was not found; set SLUICE_NVTX_INCLUDE to its folder")
+  else()
+    set(SLUICE_NVTX_SUMMARY "nvtx3/nvToolsExt.h not found")
   endif()
 endif()
 set(SLUICE_HAVE_MPI OFF)

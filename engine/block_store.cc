@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "base/trace.h"
 #include "io/checksum.h"
 #include "io/errno_action.h"
 
@@ -119,6 +118,7 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
 
 void BlockStore::submit(Transfer& transfer) {
   watch_.add(transfer);
+  transfer.range = begin_trace_range(record_of(transfer));
   IoRequest* const request = &transfer.request;
   queue_.submit({&request, 1});
 }
@@ -156,24 +156,30 @@ void BlockStore::complete(Transfer& transfer) {
   transfer.done();
 }
 
-// What the queue counts: transfers that moved their bytes.
-void BlockStore::trace(const Transfer& transfer) const {
+TraceRecord BlockStore::record_of(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
-  if (request.error != 0) return;
   const bool is_read = request.kind == IoKind::kRead;
   const bool is_block = transfer.plane != Plane::kActivation;
-  const std::uint64_t started_ns = std::max(request.started_ns, transfer.begin_ns);
-  trace_span({.begin_ns = transfer.begin_ns,
-              .end_ns = std::max(trace_now_ns(), started_ns),
-              .started_ns = started_ns,
-              .moved_ns = std::max(request.moved_ns, started_ns),
-              .size_bytes = request.length_bytes,
-              .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
-              .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
-              .block = is_block ? index_of(transfer.block) : kTraceNone,
-              .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
-              .lane = static_cast<std::uint8_t>(request.drive),
-              .detail = trace_detail_of(transfer.plane)});
+  return {.begin_ns = transfer.begin_ns,
+          .size_bytes = request.length_bytes,
+          .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
+          .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
+          .block = is_block ? index_of(transfer.block) : kTraceNone,
+          .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+          .lane = static_cast<std::uint8_t>(request.drive),
+          .detail = trace_detail_of(transfer.plane)};
+}
+
+// What the queue counts: transfers that moved their bytes.
+void BlockStore::trace(Transfer& transfer) const {
+  end_trace_range(transfer.range);
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) return;
+  TraceRecord record = record_of(transfer);
+  record.started_ns = std::max(request.started_ns, transfer.begin_ns);
+  record.moved_ns = std::max(request.moved_ns, record.started_ns);
+  record.end_ns = std::max(trace_now_ns(), record.started_ns);
+  trace_span(record);
 }
 
 void BlockStore::accept_write(const Transfer& transfer) {

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace_ranges.h"
 #include "engine/config.h"
 #include "engine/integrity.h"
 #include "engine/layout.h"
@@ -59,6 +60,7 @@ struct Transfer {
   std::uint64_t version = 0;
   StoreTarget target = StoreTarget::kHome;
   std::uint64_t begin_ns = 0;
+  TraceRangeId range{};
   std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
   bool is_reread = false;
 };
@@ -114,7 +116,8 @@ class BlockStore {
   void submit(Transfer& transfer);
   void take_sum(Transfer& transfer) const;
   void complete(Transfer& transfer);
-  void trace(const Transfer& transfer) const;
+  TraceRecord record_of(const Transfer& transfer) const;
+  void trace(Transfer& transfer) const;
   void accept_write(const Transfer& transfer);
   std::optional<Error> fault_of(const Transfer& transfer) const;
   bool repeat_read(Transfer& transfer, const Error& fault);

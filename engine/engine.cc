@@ -7,7 +7,9 @@
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "base/trace_ranges.h"
 #include "engine/engine_trace.h"
+#include "engine/rank_clocks.h"
 #include "engine/storage_queue.h"
 #include "io/direct_file.h"
 
@@ -75,10 +77,17 @@ struct Engine::Parts {
              ranks),
         activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
         state(layout, placement, tiers, store, device) {
+    if (std::vector<std::string> names; trace_ranges_are_on) {
+      for (const UnitSpec& unit : model.units) names.push_back(unit.name);
+      name_trace_units(names);
+    }
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
     ranks.use_memory(tiers.device_memory());
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
+    // Those that do not trace take part in it.
+    if (ranks.are_several() && any_rank_traces(ranks))
+      trace_section("clock", describe_clock(ranks));
   }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,

@@ -1,13 +1,9 @@
 #include "engine/gradient_drain.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "base/error.h"
-#include "base/trace.h"
 #include "base/units.h"
 
 namespace sluice {
@@ -64,7 +60,11 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
   unit.is_closed = unit.is_closed || use.final_gradient;
   ++unit.jobs;
   jobs_.push_back(
-      {.use = use, .is_first = !unit.has_gradient, .slot = slot, .released_ns = trace_now_ns()});
+      {.use = use,
+       .is_first = !unit.has_gradient,
+       .slot = slot,
+       .released_ns = trace_now_ns(),
+       .range = begin_trace_range({.unit = index_of(use.unit), .kind = TraceKind::kCopyToHost})});
   unit.has_gradient = true;
   device_.call_host(copy_stream_.id(), [this] {
     scheduler_.post(
@@ -235,18 +235,15 @@ void GradientDrain::piece_copied(std::uint32_t staging_slot) {
 
 // On the worker's thread.
 void GradientDrain::add_piece(std::uint32_t staging_slot) {
-  const std::uint64_t begin_ns = trace_now_ns();
   const Range& piece = staging_[staging_slot].piece;
   const StateFormat& format = layout_.format();
+  const TraceScope scope({.size_bytes = piece.count * format.gradient_bytes(),
+                          .step = step_,
+                          .unit = index_of(piece.unit),
+                          .block = block_of(piece),
+                          .kind = TraceKind::kAccumulate});
   worker_.optimizer().accumulate(format.gradient, in_set(piece),
                                  tiers_.gradient_staging(staging_slot), piece.count);
-  trace_span({.begin_ns = begin_ns,
-              .end_ns = trace_now_ns(),
-              .size_bytes = piece.count * format.gradient_bytes(),
-              .step = step_,
-              .unit = index_of(piece.unit),
-              .block = block_of(piece),
-              .kind = TraceKind::kAccumulate});
 }
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
@@ -263,7 +260,7 @@ void GradientDrain::copy_done() {
   pump();
 }
 
-void GradientDrain::trace_copy(const Job& job) {
+void GradientDrain::trace_copy(Job& job) {
   const std::uint64_t now_ns = trace_now_ns();
   trace_span({.begin_ns = job.released_ns,
               .end_ns = now_ns,
@@ -274,16 +271,14 @@ void GradientDrain::trace_copy(const Job& job) {
               .unit = index_of(job.use.unit),
               .kind = TraceKind::kCopyToHost});
   copied_ns_ = now_ns;
+  end_trace_range(job.range);
 }
 
 WaitCause GradientDrain::waits_for() const {
-<<<<<<< HEAD
   if (!jobs_.empty() && !spill_.is_idle() && jobs_.front().copies_left == 0)
     return {.reason = TraceReason::kGradientSpill, .unit = index_of(jobs_.front().use.unit)};
-=======
   if (is_reducing_)
     return {.reason = TraceReason::kCollective, .unit = index_of(jobs_.front().use.unit)};
->>>>>>> ranks-ready
   if (jobs_.empty() || jobs_.front().copies_left == 0)
     return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
   return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
@@ -303,109 +298,6 @@ void GradientDrain::move_front() {
   front_is_started_ = false;
   if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
   close_units();
-}
-
-void GradientDrain::close() {
-  if (std::exchange(is_over_, true)) return;
-  is_closing_ = true;
-  close_units();
-}
-
-void GradientDrain::close_units() {
-  if (!is_closing_ || !jobs_.empty()) return;
-  is_closing_ = false;
-  for (const UnitPlace& place : layout_.units()) {
-    if (place.is_frozen) continue;
-    Unit& unit = units_[index_of(place.id)];
-    if (!unit.has_gradient) ++units_without_gradient_;
-    if (unit.is_whole) continue;
-    if (unit.has_gradient || !placement_.gradient_leaves(place.id)) {
-      start_norm(place.id);
-      continue;
-    }
-    ++unit.jobs;
-    jobs_.push_back(
-        {.use = {.unit = place.id, .final_gradient = true}, .is_first = true, .has_slot = false});
-  }
-  pump();
-}
-
-void GradientDrain::finish_unit(UnitId unit) {
-  units_[index_of(unit)].is_final = true;
-  ++final_units_;
-  on_final_(unit);
-}
-
-void GradientDrain::start_norm(UnitId unit) {
-  units_[index_of(unit)].is_whole = true;
-  if (placement_.gradient_leaves(unit)) return finish_unit(unit);  // taken on the way
-  ++units_[index_of(unit)].norms;
-  ++norms_in_flight_;
-  const bool is_zero = !units_[index_of(unit)].has_gradient;
-  worker_.post(
-      [this, unit, is_zero] {
-        if (is_zero) std::memset(tiers_.gradient_set(unit), 0, layout_.set_gradient_bytes(unit));
-        take_norm(unit);
-      },
-      [this, unit] { norm_taken(unit); });
-}
-
-void GradientDrain::norm_taken(UnitId id) {
-  Unit& unit = units_[index_of(id)];
-  --norms_in_flight_;
-  if (--unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
-  finish_unit(id);
-}
-
-NormAccumulator GradientDrain::norm() const {
-  NormAccumulator norm;
-  for (const UnitPlace& unit : layout_.units())
-    norm.merge(placement_.gradient_leaves(unit.id) ? spill_.norm(unit.id)
-                                                   : unit_norms_[index_of(unit.id)]);
-  return norm;
-}
-
-// On the worker's thread.
-void GradientDrain::take_norm(UnitId unit) {
-  const std::uint64_t begin_ns = trace_now_ns();
-  NormAccumulator& norm = unit_norms_[index_of(unit)];
-  norm = NormAccumulator();
-  worker_.optimizer().add_squared_norm(layout_.format().gradient, in_set(owned(unit)),
-                                       owned(unit).count, norm);
-  trace_span({.begin_ns = begin_ns,
-              .end_ns = trace_now_ns(),
-              .size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
-              .step = step_,
-              .unit = index_of(unit),
-              .kind = TraceKind::kNorm});
-}
-
-// From the range's start.
-std::optional<std::uint64_t> GradientDrain::first_non_finite(const Range& range) const {
-  if (!placement_.gradient_leaves(range.unit))
-    return find_non_finite(layout_.format().gradient, in_set(range), range.count);
-  const std::optional<std::uint64_t> element = spill_.first_non_finite(range.unit);
-  if (!element || *element < range.begin || *element >= range.begin + range.count)
-    return std::nullopt;
-  return *element - range.begin;
-}
-
-std::string GradientDrain::describe_non_finite() const {
-  for (const TensorPlace& tensor : layout_.tensors()) {
-    if (layout_.unit(tensor.unit).is_frozen) continue;
-    const Range own = owned(tensor.unit);
-    const std::uint64_t begin = std::max(tensor.offset_elements, own.begin);
-    const std::uint64_t end =
-        std::min(tensor.offset_elements + tensor.element_count, own.begin + own.count);
-    if (begin >= end) continue;
-    const auto index =
-        first_non_finite({.unit = tensor.unit, .begin = begin, .count = end - begin});
-    if (index)
-      return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
-                         tensor.name, layout_.unit(tensor.unit).name,
-                         begin - tensor.offset_elements + *index);
-  }
-  return "a gradient outside every tensor is not finite";
 }
 
 }  // namespace sluice

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/norm_accumulator.h"
+#include "base/trace_ranges.h"
 #include "engine/gradient_spill.h"
 #include "engine/ranks.h"
 #include "engine/schedule.h"
@@ -86,6 +87,7 @@ class GradientDrain {
     bool is_first = false;  // of its unit in the step
     std::uint32_t slot = 0;
     std::uint64_t released_ns = 0;
+    TraceRangeId range{};
     std::uint64_t computed_ns = 0;     // 0 = computation has not filled the slot yet
     std::uint32_t next_piece = 0;      // of the unit's part in the set; only when adding
     std::uint32_t copies_left = 0;     // out of the slot
@@ -134,7 +136,7 @@ class GradientDrain {
   void piece_copied(std::uint32_t staging_slot);
   void piece_added(std::uint32_t staging_slot);
   void copy_done();
-  void trace_copy(const Job& job);
+  void trace_copy(Job& job);
   void move_front();
   void close_units();
   void start_norm(UnitId unit);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/trace.h"
+#include "base/trace_ranges.h"
 
 namespace sluice {
 namespace {
@@ -205,17 +205,15 @@ std::uint32_t OptimizerPass::next_to_update() const {
 void OptimizerPass::update(std::uint32_t index) {
   const Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
-  const std::uint64_t begin_ns = trace_now_ns();
+  const TraceScope scope(
+      {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
+       .step = lane.version + 1,
+       .unit = index_of(block.unit),
+       .block = index_of(lane.block),
+       .kind = TraceKind::kAdam});
   const BlockPlanes planes{
       .parameters = lane.parameters, .record = lane.record, .gradients = lane.gradients};
   update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
-  trace_span({.begin_ns = begin_ns,
-              .end_ns = trace_now_ns(),
-              .size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
-              .step = lane.version + 1,
-              .unit = index_of(block.unit),
-              .block = index_of(lane.block),
-              .kind = TraceKind::kAdam});
 }
 
 void OptimizerPass::updated(std::uint32_t index) {

@@ -237,12 +237,14 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
       item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
   device_.copy(tiers_.window() + place.offset_bytes + offset, source,
                layout_.parameter_bytes(block.id), copy_stream_.id());
-  copies_.push_back({.block = item.block,
-                     .slot = item.slot,
-                     .begin_ns = trace_now_ns(),
-                     .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
-                     .is_gated = is_gated,
-                     .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
+  copies_.push_back(
+      {.block = item.block,
+       .slot = item.slot,
+       .begin_ns = trace_now_ns(),
+       .range = begin_trace_range({.unit = index_of(block.unit), .kind = TraceKind::kCopyToDevice}),
+       .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
+       .is_gated = is_gated,
+       .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
   meter_copies();
   ++unnoticed_copies_;
   unnoticed_bytes_ += layout_.parameter_bytes(block.id);
@@ -260,7 +262,7 @@ void Prefetcher::request_notice() {
 }
 
 void Prefetcher::copied() {
-  const Copy copy = copies_.front();
+  Copy copy = copies_.front();
   copies_.pop_front();
   if (copy.slot != kNoSlot) slots_.leave(copy.slot, SlotUser::kPrefetch, copy.keep);
   const std::uint64_t now_ns = trace_now_ns();
@@ -273,7 +275,11 @@ void Prefetcher::copied() {
               .unit = index_of(layout_.block(BlockId{copy.block}).unit),
               .block = copy.block,
               .kind = TraceKind::kCopyToDevice});
-  if (copy.unit_copied != kNoUnit) resident_since_ns_[copy.unit_copied] = now_ns;
+  end_trace_range(copy.range);
+  if (copy.unit_copied != kNoUnit) {
+    resident_since_ns_[copy.unit_copied] = now_ns;
+    trace_begin(resident(copy.unit_copied));
+  }
   copying_since_ns_ = now_ns;
   meter_copies();
   hooks_.on_change();
@@ -292,14 +298,18 @@ void Prefetcher::meter_copies() {
   }
 }
 
+TraceRecord Prefetcher::resident(std::uint32_t unit) const {
+  return {.begin_ns = resident_since_ns_[unit],
+          .end_ns = trace_now_ns(),
+          .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
+          .step = version_ + 1,
+          .unit = unit,
+          .kind = TraceKind::kResident};
+}
+
 void Prefetcher::trace_eviction(std::uint32_t unit) {
   if (resident_since_ns_[unit] == 0) return;
-  trace_span({.begin_ns = resident_since_ns_[unit],
-              .end_ns = trace_now_ns(),
-              .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
-              .step = version_ + 1,
-              .unit = unit,
-              .kind = TraceKind::kResident});
+  trace_span(resident(unit));
   resident_since_ns_[unit] = 0;
 }
 

@@ -101,6 +101,7 @@ class Prefetcher {
     std::uint32_t block = 0;
     std::uint32_t slot = kNoSlot;
     std::uint64_t begin_ns = 0;
+    TraceRangeId range{};
     std::uint32_t unit_copied = kNoUnit;  // its last copy
     bool is_gated = false;                // until computation has left the place
     bool keep = false;                    // the slot's bytes are wanted again
@@ -120,6 +121,7 @@ class Prefetcher {
   void complete_unit(std::uint32_t use);
   void meter_copies();
   bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
+  TraceRecord resident(std::uint32_t unit) const;
   void trace_eviction(std::uint32_t unit);
 
   const Layout& layout_;

@@ -23,8 +23,10 @@ StepReport StepLoop::finish_step() {
                 fmt::format("finish: no unit has been through backward in this step; the schedule "
                             "expects {} next",
                             course_.describe(course_.next())));
+  const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
+  timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
   failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();
@@ -64,9 +66,7 @@ StepReport StepLoop::finish_step() {
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
-  const UnitId last = course_.schedule()[course_.next() - 1].unit;
-  report.times = timeline_.finish(prefetcher_.release_event(last), begin_ns, work,
-                                  [this](std::uint32_t use) { return gather_begun_ns(use); });
+  report.times = timeline_.finish(begin_ns, work);
   report.stall_ns = report.times.stall_ns;
   report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);
@@ -75,8 +75,7 @@ StepReport StepLoop::finish_step() {
 }
 
 // On the steady clock; 0 where the use needed no other rank.
-std::uint64_t StepLoop::gather_begun_ns(std::uint32_t use) const {
-  const UnitId unit = course_.schedule()[use].unit;
+std::uint64_t StepLoop::gather_begun_ns(std::uint32_t use, UnitId unit) const {
   return placement_.unit_is_on_device(layout_.unit(unit)) ? residents_.gather_begun_ns(unit)
                                                           : prefetcher_.gather_begun_ns(use);
 }

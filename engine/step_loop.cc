@@ -39,7 +39,8 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
             model.forward_order, [this] { note_change(); }),
       failure_(pass_, device, scheduler),
-      timeline_(layout, device) {
+      timeline_(layout, device,
+                [this](std::uint32_t use, UnitId unit) { return gather_begun_ns(use, unit); }) {
   scheduler_.settle_with([this] { return pump(); });
 }
 
@@ -224,6 +225,10 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
   const std::uint32_t use = course_.next();
+  const TraceRecord record{.unit = index_of(unit),
+                           .kind = TraceKind::kAcquire,
+                           .detail = static_cast<std::uint8_t>(pass)};
+  const TraceRange range(record);
   timeline_.arrive(use, stream);
   if (!course_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
@@ -240,6 +245,8 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
     device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
   }
   state.stream = stream;
+  state.range = begin_trace_range(
+      {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
   course_.advance();
   ++leases_held_;
   return lease;
@@ -280,6 +287,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
   device_.record(prefetcher_.release_event(lease.unit), state.stream);
   state.is_released = true;
+  end_trace_range(state.range);
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
     const ScheduledUse& scheduled = course_.schedule()[use];
@@ -317,6 +325,7 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
+  timeline_.abandon();
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();

@@ -117,6 +117,7 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    TraceRangeId range{};  // of computation under it
     bool is_released = false;
   };
 
@@ -131,7 +132,7 @@ class StepLoop {
   void change_schedule(UnitId unit, Pass pass);
   void end_schedule();
   void follow(StepPlan plan);
-  std::uint64_t gather_begun_ns(std::uint32_t use) const;
+  std::uint64_t gather_begun_ns(std::uint32_t use, UnitId unit) const;
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();

@@ -1,7 +1,8 @@
 #include "engine/step_timeline.h"
 
 #include <algorithm>
-#include <iterator>
+
+#include "base/error.h"
 
 namespace sluice {
 namespace {
@@ -41,42 +42,69 @@ double StepTimes::hidden_share() const {
 }
 
 void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
+  const std::scoped_lock lock(mutex_);
   schedule_ = &schedule;
+  is_training_ = schedule.empty() || schedule.front().pass != Pass::kInference;
   step_ = step;
   begin_ns_ = steady_now_ns();
-  arrived_ = 0;
+  arrived_ = resumed_ = 0;
+  last_release_.reset();
   changed_use_ = kTraceNone;
   segments_.clear();
   segments_.reserve(kSegmentsAUse * (schedule.size() + 1));
+  phase_ = Phase::kComputing;
+  next_use_ = 0;
+  next_segment_ = 0;
+  cursor_ns_ = begin_ns_;
+  offset_ns_ = INT64_MIN;
+  announced_ns_ = 0;
+  times_ = {};
+  computed_.resize(layout_.units().size());
+  if (!is_training_) return;
+  trace_begin({.begin_ns = begin_ns_, .step = step_, .kind = TraceKind::kStep});
+  range_ = begin_trace_range({.step = step_, .kind = TraceKind::kStep});
+}
+
+void StepTimeline::abandon() {
+  const std::scoped_lock lock(mutex_);
+  is_training_ = false;
+  end_trace_range(range_);
 }
 
 void StepTimeline::follow(const Schedule& schedule) {
+  const std::scoped_lock lock(mutex_);
   schedule_ = &schedule;
-  changed_use_ = arrived_;
+  changed_use_ = resumed_;
 }
 
 void StepTimeline::arrive(std::uint32_t use, StreamId stream) {
+  const std::scoped_lock lock(mutex_);
   while (uses_.size() <= use)
-    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_)});
+    uses_.push_back({.arrived = Event(device_), .resumed = Event(device_), .scheduled = {}});
   uses_[use].arrive_called_ns = steady_now_ns();
   device_.record(uses_[use].arrived.id(), stream);
+  arrived_ = use + 1;
 }
 
 void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies) {
-  uses_[use].resume_called_ns = steady_now_ns();
-  uses_[use].copies = copies;
-  device_.record(uses_[use].resumed.id(), stream);
-  arrived_ = use + 1;
-  trace_span({.begin_ns = uses_[use].arrive_called_ns,
-              .end_ns = uses_[use].resume_called_ns,
+  const std::scoped_lock lock(mutex_);
+  Use& of = uses_[use];
+  of.scheduled = (*schedule_)[use];
+  of.copies = copies;
+  of.resume_called_ns = steady_now_ns();
+  device_.record(of.resumed.id(), stream);
+  resumed_ = use + 1;
+  trace_span({.begin_ns = of.arrive_called_ns,
+              .end_ns = of.resume_called_ns,
               .step = step_,
-              .unit = index_of((*schedule_)[use].unit),
+              .unit = index_of(of.scheduled.unit),
               .use = use,
               .kind = TraceKind::kAcquire,
-              .detail = static_cast<std::uint8_t>((*schedule_)[use].pass)});
+              .detail = static_cast<std::uint8_t>(of.scheduled.pass)});
 }
 
 void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
+  const std::scoped_lock lock(mutex_);
   if (use == changed_use_ && use != kTraceNone && cause.reason != TraceReason::kNone)
     cause.reason = TraceReason::kSchedule;
   const bool is_open = !segments_.empty() && segments_.back().end_ns == 0;
@@ -87,69 +115,162 @@ void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
       segments_.size() == segments_.capacity())
     return;
   const std::uint64_t now_ns = steady_now_ns();
-  if (is_open) segments_.back().end_ns = now_ns;
+  close_segment(now_ns);
   if (cause.reason == TraceReason::kNone || segments_.size() == segments_.capacity()) return;
   segments_.push_back({.use = use, .cause = cause, .begin_ns = now_ns});
 }
 
-std::int64_t StepTimeline::device_ns(const Event& event) const {
-  return device_.elapsed_ns(uses_.front().arrived.id(), event.id());
+void StepTimeline::close_segment(std::uint64_t now_ns) {
+  if (!segments_.empty() && segments_.back().end_ns == 0) segments_.back().end_ns = now_ns;
 }
 
-// From device_ns() to the steady clock. An event comes after the call that records it, and right
-// after it when its stream is idle, as it is in a stall: so the largest distance between call and
-// event is the closest to the truth.
-std::uint64_t StepTimeline::host_offset_ns() const {
-  std::int64_t offset = INT64_MIN;
-  for (std::uint32_t use = 0; use < arrived_; ++use) {
+std::int64_t StepTimeline::device_ns(EventId event) const {
+  return device_.elapsed_ns(uses_.front().arrived.id(), event);
+}
+
+// An event comes after the call that records it, and right after it when its stream is idle, as it
+// is in a stall: so the largest distance between call and event is the closest to the truth.
+void StepTimeline::refine_offset(std::uint64_t called_ns, const Event& event) {
+  offset_ns_ = std::max(offset_ns_, static_cast<std::int64_t>(called_ns) - device_ns(event.id()));
+}
+
+std::uint64_t StepTimeline::time_of(EventId event, std::uint64_t now_ns) const {
+  return std::clamp(static_cast<std::uint64_t>(offset_ns_ + device_ns(event)), cursor_ns_, now_ns);
+}
+
+// The events that have come tell the clocks' offset; then they are placed by it.
+void StepTimeline::advance(std::uint64_t now_ns, bool all) {
+  for (std::uint32_t use = next_use_; use < arrived_; ++use) {
     const Use& of = uses_[use];
-    offset =
-        std::max({offset, static_cast<std::int64_t>(of.arrive_called_ns) - device_ns(of.arrived),
-                  static_cast<std::int64_t>(of.resume_called_ns) - device_ns(of.resumed)});
+    if (!all && !device_.is_complete(of.arrived.id())) break;
+    refine_offset(of.arrive_called_ns, of.arrived);
+    if (use == resumed_ || (!all && !device_.is_complete(of.resumed.id()))) break;
+    refine_offset(of.resume_called_ns, of.resumed);
   }
-  return static_cast<std::uint64_t>(offset);
+  while (advance_once(now_ns, all)) {
+  }
 }
 
-StepTimes StepTimeline::finish(EventId last_release, std::uint64_t finish_ns, const WorkTimes& work,
-                               const std::function<std::uint64_t(std::uint32_t)>& gather_begun_ns) {
-  ready();
+bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
+  const auto has_come = [&](EventId event) { return all || device_.is_complete(event); };
+  switch (phase_) {
+    case Phase::kComputing: {
+      const bool is_last = next_use_ == arrived_;
+      if (is_last && !last_release_) return false;
+      const EventId end = is_last ? *last_release_ : uses_[next_use_].arrived.id();
+      if (!has_come(end)) return false;
+      const std::uint64_t end_ns = next_use_ == 0 && is_last  ? cursor_ns_  // nothing was computed
+                                   : device_.is_complete(end) ? time_of(end, now_ns)
+                                                              : now_ns;
+      if (next_use_ != 0) add_compute(next_use_ - 1, cursor_ns_, end_ns);
+      cursor_ns_ = end_ns;
+      phase_ = is_last ? Phase::kEnding : Phase::kStalled;
+      return true;
+    }
+    case Phase::kStalled: {
+      if (next_use_ == resumed_ || !has_come(uses_[next_use_].resumed.id())) {
+        add_segments(next_use_, now_ns);
+        return false;
+      }
+      const Use& use = uses_[next_use_];
+      const std::uint64_t end_ns = time_of(use.resumed.id(), now_ns);
+      add_segments(next_use_, end_ns);
+      const WaitCause copies{.reason = use.copies ? TraceReason::kCopy : TraceReason::kNone,
+                             .unit = index_of(use.scheduled.unit)};
+      // From the beginning of a gather on, it was the other ranks.
+      const std::uint64_t begun_ns = gather_begun_ns_(next_use_, use.scheduled.unit);
+      const std::uint64_t gather_ns =
+          begun_ns == 0 ? end_ns : std::clamp(begun_ns, cursor_ns_, end_ns);
+      add_wait(copies, next_use_, cursor_ns_, gather_ns);
+      add_wait(copies.with(TraceReason::kCollective), next_use_, gather_ns, end_ns);
+      cursor_ns_ = end_ns;
+      phase_ = Phase::kComputing;
+      ++next_use_;
+      return true;
+    }
+    case Phase::kEnding: add_segments(kTraceNone, now_ns); return false;
+  }
+  return false;
+}
+
+void StepTimeline::ends(EventId last_release) {
+  const std::scoped_lock lock(mutex_);
+  const std::uint64_t now_ns = steady_now_ns();
+  close_segment(now_ns);
+  last_release_ = last_release;
+  if (arrived_ == resumed_) return;
+  // The last acquire() has failed, and nobody came back: what it waited for is no use's.
+  arrived_ = resumed_;
+  if (phase_ == Phase::kStalled && next_use_ == resumed_) {
+    add_segments(next_use_, now_ns);
+    phase_ = Phase::kEnding;
+  }
+  while (segments_.size() > next_segment_ && segments_.back().use == resumed_) segments_.pop_back();
+}
+
+StepTimes StepTimeline::finish(std::uint64_t finish_ns, const WorkTimes& work) {
+  const std::scoped_lock lock(mutex_);
+  SLUICE_CHECK(last_release_.has_value(), "a step is over when it knows its end");
   const std::uint64_t end_ns = steady_now_ns();
-  times_ = {.total_ns = static_cast<std::int64_t>(end_ns - begin_ns_), .work = work};
-  computed_.resize(layout_.units().size());
-  next_segment_ = 0;
-  std::uint64_t cursor_ns = begin_ns_;
-  const std::uint64_t offset_ns = arrived_ == 0 ? 0 : host_offset_ns();
-  const auto time_of = [&](std::int64_t at_ns) {
-    return std::clamp(offset_ns + static_cast<std::uint64_t>(at_ns), cursor_ns, end_ns);
-  };
-  for (std::uint32_t use = 0; use < arrived_; ++use) {
-    const std::uint64_t arrived_ns = time_of(device_ns(uses_[use].arrived));
-    if (use != 0) add_compute(use - 1, cursor_ns, arrived_ns);
-    cursor_ns = arrived_ns;
-    const std::uint64_t resumed_ns = time_of(device_ns(uses_[use].resumed));
-    const WaitCause copies{.reason = uses_[use].copies ? TraceReason::kCopy : TraceReason::kNone,
-                           .unit = index_of((*schedule_)[use].unit)};
-    add_stall(use, arrived_ns, resumed_ns, copies, gather_begun_ns(use));
-    cursor_ns = resumed_ns;
-  }
-  if (arrived_ != 0) {
-    const std::uint64_t released_ns =
-        device_.is_complete(last_release)
-            ? time_of(device_.elapsed_ns(uses_.front().arrived.id(), last_release))
-            : end_ns;
-    add_compute(arrived_ - 1, cursor_ns, released_ns);
-    add_stall(kTraceNone, released_ns, end_ns, {});
-  }
+  close_segment(end_ns);
+  advance(end_ns, /*all=*/true);
+  add_wait({}, kTraceNone, cursor_ns_, end_ns);
+  is_training_ = false;
+  end_trace_range(range_);
   ++steps_computed_;
+  times_.total_ns = static_cast<std::int64_t>(end_ns - begin_ns_);
+  times_.work = work;
   times_.other_ns = times_.total_ns - times_.compute_ns - times_.exposed_ns();
   trace_span({.begin_ns = begin_ns_, .end_ns = end_ns, .step = step_, .kind = TraceKind::kStep});
   trace_span({.begin_ns = finish_ns, .end_ns = end_ns, .step = step_, .kind = TraceKind::kFinish});
   return times_;
 }
 
+// On the drainer's thread.
+void StepTimeline::poll() {
+  const std::scoped_lock lock(mutex_);
+  if (!is_training_) return;
+  try {
+    const std::uint64_t now_ns = steady_now_ns();
+    advance(now_ns, /*all=*/false);
+    announce(now_ns);
+  } catch (const Error&) {
+    // The device has failed, and says so itself to whoever uses it.
+  }
+}
+
+// What has begun and not ended, once.
+void StepTimeline::announce(std::uint64_t now_ns) {
+  TraceRecord open{.begin_ns = cursor_ns_, .step = step_, .kind = TraceKind::kWait};
+  if (phase_ == Phase::kComputing) {
+    if (next_use_ == 0) return;
+    const ScheduledUse& scheduled = uses_[next_use_ - 1].scheduled;
+    open.unit = index_of(scheduled.unit);
+    open.use = next_use_ - 1;
+    open.kind = TraceKind::kCompute;
+    open.detail = static_cast<std::uint8_t>(scheduled.pass);
+  } else {
+    open.use = phase_ == Phase::kStalled ? next_use_ : kTraceNone;
+    WaitCause cause;
+    if (next_segment_ < segments_.size() && segments_[next_segment_].use == open.use) {
+      cause = segments_[next_segment_].cause;
+      open.begin_ns = std::max(cursor_ns_, segments_[next_segment_].begin_ns);
+    } else if (phase_ == Phase::kStalled && next_use_ < resumed_ && uses_[next_use_].copies) {
+      cause = {.reason = TraceReason::kCopy, .unit = index_of(uses_[next_use_].scheduled.unit)};
+    }
+    open.unit = cause.unit;
+    open.block = cause.block;
+    open.reason = cause.reason;
+  }
+  // One thing at a time: a later one has a later begin.
+  if (open.begin_ns <= announced_ns_ || open.begin_ns >= now_ns) return;
+  announced_ns_ = open.begin_ns;
+  trace_begin(open);
+}
+
 void StepTimeline::add_compute(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns) {
   times_.compute_ns += static_cast<std::int64_t>(end_ns - begin_ns);
-  const ScheduledUse& scheduled = (*schedule_)[use];
+  const ScheduledUse& scheduled = uses_[use].scheduled;
   trace_span({.begin_ns = begin_ns,
               .end_ns = end_ns,
               .step = step_,
@@ -194,29 +315,25 @@ void StepTimeline::add_wait(const WaitCause& cause, std::uint32_t use, std::uint
               .reason = cause.reason});
 }
 
-// Lays the segments of `use` over its stall; what none of them covers in the middle is the
-// engine's own latency, unless it has changed its plan. What comes after the last is `rest`, and
-// from the beginning of a gather on the other ranks.
-void StepTimeline::add_stall(std::uint32_t use, std::uint64_t begin_ns, std::uint64_t end_ns,
-                             const WaitCause& rest, std::uint64_t gather_begun_ns) {
+// Lays the segments of `use` that have ended over its stall, which lasts until `end_ns` or longer;
+// what none of them covers in between is the engine's own latency, unless it has changed its plan.
+void StepTimeline::add_segments(std::uint32_t use, std::uint64_t end_ns) {
   WaitCause between;
   if (use == changed_use_ && use != kTraceNone) between.reason = TraceReason::kSchedule;
-  std::uint64_t cursor_ns = begin_ns;
-  for (; next_segment_ < segments_.size() && segments_[next_segment_].use == use; ++next_segment_) {
+  for (; next_segment_ < segments_.size() && segments_[next_segment_].end_ns != 0 &&
+         segments_[next_segment_].use == use;
+       ++next_segment_) {
     const Segment& segment = segments_[next_segment_];
-    const std::uint64_t from_ns = std::clamp(segment.begin_ns, cursor_ns, end_ns);
+    const std::uint64_t from_ns = std::clamp(segment.begin_ns, cursor_ns_, end_ns);
     const std::uint64_t to_ns = std::clamp(segment.end_ns, from_ns, end_ns);
-    add_wait(between, use, cursor_ns, from_ns);
+    add_wait(between, use, cursor_ns_, from_ns);
     add_wait(segment.cause, use, from_ns, to_ns);
-    cursor_ns = to_ns;
+    cursor_ns_ = to_ns;
   }
-  std::uint64_t gather_ns = end_ns;
-  if (gather_begun_ns != 0) gather_ns = std::clamp(gather_begun_ns, cursor_ns, end_ns);
-  add_wait(rest, use, cursor_ns, gather_ns);
-  add_wait(rest.with(TraceReason::kCollective), use, gather_ns, end_ns);
 }
 
 std::vector<UnitTime> StepTimeline::unit_times() const {
+  const std::scoped_lock lock(mutex_);
   std::vector<UnitTime> times;
   if (steps_computed_ < 2) return times;
   for (const Computed& unit : computed_) {

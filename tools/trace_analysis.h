@@ -54,6 +54,7 @@ struct StepShare {
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
   std::uint64_t background_ns = 0;  // storage, copies or the optimizer were at work
+  bool is_open = false;             // the run was killed in it
   std::array<std::int64_t, kStallCauses> by_cause{};
 
   std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }

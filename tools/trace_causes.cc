@@ -197,7 +197,8 @@ void TraceAnalysis::share_steps() {
     steps_.push_back({.step = record.step,
                       .begin_ns = record.begin_ns,
                       .end_ns = record.end_ns,
-                      .background_ns = background_.busy_ns(record.begin_ns, record.end_ns)});
+                      .background_ns = background_.busy_ns(record.begin_ns, record.end_ns),
+                      .is_open = trace_.open_step != 0 && record.step == trace_.open_step});
   }
   std::ranges::sort(steps_, {}, &StepShare::begin_ns);
   const auto step_at = [this](std::uint64_t time_ns) -> StepShare* {

@@ -69,6 +69,7 @@ class Series {
  public:
   explicit Series(const TraceAnalysis& analysis) : engine_(engine_of(analysis.trace())) {
     steps_ = analysis.steps();
+    if (!steps_.empty() && steps_.back().is_open) steps_.pop_back();
     if (steps_.size() > 1) steps_.erase(steps_.begin());
     if (steps_.empty())
       throw Error(ErrorCode::kInput,

@@ -21,15 +21,6 @@ double us(std::uint64_t time_ns) {
   return static_cast<double>(time_ns) * 1e-3;
 }
 
-const char* plane_of(const TraceRecord& record) {
-  switch (record.detail) {
-    case kTraceOptimizerState: return "optimizer state";
-    case kTraceActivations: return "activations";
-    case kTraceGradients: return "gradients";
-    default: return "parameters";
-  }
-}
-
 // Threads of a rank's process.
 enum Track : std::uint32_t { kSteps = 1, kComputeTrack, kWaits, kProcessor, kPassWaits, kArrivals };
 
@@ -89,31 +80,25 @@ class ChromeWriter {
     const std::string arguments =
         fmt::format("\"unit\": {}, \"block\": {}, \"bytes\": {}, \"step\": {}", quoted(unit),
                     static_cast<std::int32_t>(record.block), record.size_bytes, record.step);
+    const std::string name = span_name(record, unit);
+    const auto slice_on = [&](std::uint32_t track) {
+      slice(track, record.begin_ns, record.end_ns, name, arguments);
+    };
     switch (record.kind) {
-      case TraceKind::kStep:
-        return slice(kSteps, record.begin_ns, record.end_ns, fmt::format("step {}", record.step),
-                     arguments);
-      case TraceKind::kCompute: {
-        const char* const pass = record.detail == 1 ? "backward" : "forward";
-        return slice(kComputeTrack, record.begin_ns, record.end_ns,
-                     fmt::format("{} {}", unit, pass), arguments);
-      }
+      case TraceKind::kStep: return slice_on(kSteps);
+      case TraceKind::kCompute: return slice_on(kComputeTrack);
       case TraceKind::kAdam:
       case TraceKind::kAccumulate:
-      case TraceKind::kNorm:
-        return slice(kProcessor, record.begin_ns, record.end_ns,
-                     fmt::format("{} {}", name_of(record.kind), unit), arguments);
+      case TraceKind::kNorm: return slice_on(kProcessor);
       case TraceKind::kRead:
       case TraceKind::kWrite:
-        return async(record, fmt::format("drive {}", record.lane),
-                     fmt::format("{} {} {}", name_of(record.kind), unit, plane_of(record)),
-                     arguments);
+        return async(record, fmt::format("drive {}", record.lane), name, arguments);
       case TraceKind::kCopyToDevice:
       case TraceKind::kCopyToHost:
       case TraceKind::kLane:
       case TraceKind::kResident:
-        return async(record, std::string(name_of(record.kind)),
-                     fmt::format("{} {}", name_of(record.kind), unit), arguments);
+      case TraceKind::kCollective:
+        return async(record, std::string(name_of(record.kind)), name, arguments);
       default: return;
     }
   }
@@ -243,8 +228,13 @@ void write_json(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
     const auto section = trace.sections.find("engine");
     const bool is_sound =
         section != trace.sections.end() && nlohmann::json::accept(section->second);
-    fmt::print(file, "{}\n{{\"rank\": {}, \"lost\": {}, \"engine\": {}, \"steps\": [",
-               i == 0 ? "" : ",", trace.rank, trace.lost, is_sound ? section->second : "null");
+    const std::string clock = trace.clock_offset_ns
+                                  ? fmt::format("{{\"offset_ns\": {}, \"error_ns\": {}}}",
+                                                *trace.clock_offset_ns, trace.clock_error_ns)
+                                  : "null";
+    fmt::print(
+        file, "{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"engine\": {}, \"steps\": [",
+        i == 0 ? "" : ",", trace.rank, trace.lost, clock, is_sound ? section->second : "null");
     const char* comma = "";
     for (const StepShare& step : ranks[i].steps()) {
       fmt::print(file,

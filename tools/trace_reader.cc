@@ -15,6 +15,7 @@
 #include "base/trace_format.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
+#include "tools/trace_open_spans.h"
 
 namespace sluice {
 namespace {
@@ -72,6 +73,7 @@ class Parser {
       at += kTraceAlignBytes;
     }
     for (const auto& [thread, lost] : lost_by_thread_) file_.lost += lost;
+    add_open_spans(file_, begun_);
   }
 
  private:
@@ -101,13 +103,15 @@ class Parser {
     file_.records.insert(file_.records.end(), records, records + count);
     lost_by_thread_[header.thread] = header.lost;
     // Kinds and reasons of a later version are none of this one's.
-    const auto is_unknown = [](const TraceRecord& record) {
-      return static_cast<std::size_t>(record.kind) >= kTraceKinds ||
-             static_cast<std::size_t>(record.reason) >= kTraceReasons ||
-             record.end_ns < record.begin_ns;
+    const auto is_no_span = [this](const TraceRecord& record) {
+      if (static_cast<std::size_t>(record.kind) >= kTraceKinds ||
+          static_cast<std::size_t>(record.reason) >= kTraceReasons)
+        return true;
+      if (record.end_ns == 0 && record.begin_ns != 0) begun_.push_back(record);
+      return record.end_ns < record.begin_ns;
     };
     const auto begin = file_.records.begin() + static_cast<std::ptrdiff_t>(first);
-    file_.records.erase(std::remove_if(begin, file_.records.end(), is_unknown),
+    file_.records.erase(std::remove_if(begin, file_.records.end(), is_no_span),
                         file_.records.end());
   }
 
@@ -120,6 +124,7 @@ class Parser {
 
   TraceFile& file_;
   std::span<const std::byte> bytes_;
+  std::vector<TraceRecord> begun_;
   std::map<std::uint32_t, std::uint64_t> lost_by_thread_;
   bool is_skipping_ = false;
 };
@@ -147,13 +152,35 @@ void read_description(TraceFile& file) {
   }
 }
 
-// So that its records are on the clock of `first`.
-void align_clock(TraceFile& file, const TraceFile& first) {
-  if (file.boot == first.boot) return;
+// Damaged, it is as if it were not there: the other clocks serve.
+void read_clock(TraceFile& file) {
+  const auto found = file.sections.find("clock");
+  if (found == file.sections.end()) return;
+  const auto document = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (!document.is_object()) return;
+  const auto offset = document.find("offset_ns"), error = document.find("error_ns");
+  if (offset == document.end() || !offset->is_number_integer() || error == document.end() ||
+      !error->is_number_unsigned())
+    return;
+  file.clock_offset_ns = offset->get<std::int64_t>();
+  file.clock_error_ns = error->get<std::uint64_t>();
+}
+
+// What has to be added to the times of `file` for them to be on the clock of `first`.
+std::int64_t shift_between(const TraceFile& file, const TraceFile& first) {
+  if (file.clock_offset_ns && first.clock_offset_ns)
+    return *first.clock_offset_ns - *file.clock_offset_ns;
+  if (file.boot == first.boot) return 0;
   const auto offset_of = [](const TraceFile& of) {
     return static_cast<std::int64_t>(of.wall_ns - of.steady_ns);
   };
-  const auto shift_ns = static_cast<std::uint64_t>(offset_of(file) - offset_of(first));
+  return offset_of(file) - offset_of(first);
+}
+
+// So that its records are on the clock of `first`.
+void align_clock(TraceFile& file, const TraceFile& first) {
+  const auto shift_ns = static_cast<std::uint64_t>(shift_between(file, first));
+  if (shift_ns == 0) return;
   for (TraceRecord& record : file.records) {
     for (std::uint64_t* time_ns :
          {&record.begin_ns, &record.end_ns, &record.started_ns, &record.moved_ns}) {
@@ -170,6 +197,7 @@ TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes)
   file.file_bytes = bytes.size();
   Parser(file, bytes).run();
   read_description(file);
+  read_clock(file);
   return file;
 }
 

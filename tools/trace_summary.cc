@@ -23,9 +23,11 @@ double percent(std::int64_t part, std::int64_t whole) {
   return whole <= 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// The first step fills caches and touches memory; with others to look at, it is left out.
+// The first step fills caches and touches memory, and one that the run was killed in is a part;
+// with others to look at, they are left out.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
   std::vector<StepShare> steps = rank.steps();
+  if (steps.size() > 1 && steps.back().is_open) steps.pop_back();
   if (steps.size() > 2) steps.erase(steps.begin());
   return steps;
 }
@@ -37,6 +39,7 @@ std::string head_line(const TraceAnalysis& rank) {
       fmt::format("rank {} of {}: {} steps, {} records, {} lost", trace.rank, trace.ranks,
                   rank.steps().size(), trace.records.size(), trace.lost);
   if (!trace.is_complete) line += "; the run did not end its trace";
+  if (trace.open_step != 0) line += fmt::format(", which ends in step {}", trace.open_step);
   if (trace.damaged_blocks != 0)
     line += fmt::format("; {} damaged pieces left out", trace.damaged_blocks);
   if (engine.is_known)

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/trace_ranges.h"
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
@@ -252,6 +253,7 @@ std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
 }
 
 int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
+  if (config.trace_nvtx) enable_trace_ranges();
   TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes,
                      {.rank = ranks.rank(), .ranks = ranks.count()});
   std::unique_ptr<TrainRun> run;

@@ -35,6 +35,7 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   std::string trace_file;              // empty = none
   std::uint64_t trace_ring_bytes = 0;  // of each thread
+  bool trace_nvtx = false;
 };
 
 // Fails with: kConfig, with the place in the file, for values that do not fit together.

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
+
+#include "tests/support/temp_directory.h"
 
 namespace sluice {
 namespace {
@@ -41,22 +44,43 @@ TEST(TraceClock, ReadsClockGettimeWhereItMust) {
 }
 
 TEST(Trace, KeepsRecordsOnlyWhileItRuns) {
-  trace_record({.begin_ns = 1});
+  trace_record({.begin_ns = 1, .end_ns = 9});
   trace_enable(16);
   EXPECT_TRUE(trace_enabled());
-  trace_record({.begin_ns = 3});
-  std::thread([] { trace_record({.begin_ns = 2}); }).join();
+  trace_record({.begin_ns = 3, .end_ns = 9});
+  std::thread([] { trace_record({.begin_ns = 2, .end_ns = 9}); }).join();
   const auto records = trace_take();
   ASSERT_EQ(records.size(), 2u);
   EXPECT_EQ(records[0].begin_ns, 2u);
   EXPECT_EQ(records[1].begin_ns, 3u);
   EXPECT_TRUE(trace_take().empty());
-  trace_record({.begin_ns = 4});
+  trace_begin({.begin_ns = 4, .end_ns = 9});  // announced, for those who are killed
+  EXPECT_TRUE(trace_take().empty());
+  trace_record({.begin_ns = 4, .end_ns = 9});
   trace_enable(16);  // forgets
   EXPECT_TRUE(trace_take().empty());
   trace_enable(0);
-  trace_record({.begin_ns = 5});
+  trace_record({.begin_ns = 5, .end_ns = 9});
   EXPECT_TRUE(trace_take().empty());
+}
+
+// Only the drainer of a file polls, and not once more when the poll is gone.
+TEST(Trace, PollsWhileItWritesAFile) {
+  const test::TempDirectory directory;
+  std::atomic<int> calls{0};
+  {
+    const TracePoll poll([&] { ++calls; });
+    trace_enable(16);
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    EXPECT_EQ(calls, 0);
+    trace_enable(0);
+    trace_start({.file = directory.path() + "/polled"});
+    while (calls < 3) std::this_thread::yield();
+  }
+  const int last = calls;
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(calls, last);
+  (void)trace_stop();
 }
 
 TEST(Trace, CountsAlways) {

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 
-from cli_support import BINARY, ON_NVME, CliCase
+from cli_support import BINARY, ON_NVME, CliCase, as_root
 
 PLUGIN = os.path.join(os.path.dirname(BINARY), "..", "lib", "sluice", "libsluice_mpi.so")
 
@@ -80,6 +80,30 @@ class RanksCase(CliCase):
                          len(re.findall(r"\d/3  ", done.stdout)), 3, done.stdout)
         self.assertEqual(done.stdout.count("state sha256"), 1)
         self.assertIn("3 ranks, ZeRO stage 3", done.stdout)
+
+    def test_traces_of_ranks_whose_clocks_differ_come_onto_one_clock(self):
+        ahead_s = 3600
+        namespace = ("unshare", "--time", "--monotonic", str(ahead_s), "--fork")
+        as_root(self, *namespace, "true")
+        self.write_config({"run.threads": 1})
+        script = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- {" ".join(namespace)} "$@"; exec "$@"'
+        self.run_sluice("train", "config.json", "--quiet", "--steps", 4, "--trace", "run.trace",
+                        prefix=(*self.mpirun(3), "sh", "-c", script, "sh"))
+        names = ("run.trace", "run.trace.rank1", "run.trace.rank2")
+        self.run_sluice("trace", "export", *names, "--json", "all.json")
+        ranks = self.read_json("all.json")["ranks"]
+        for rank, expected_s in zip(ranks, (0, ahead_s, 0)):
+            clock = rank["clock"]
+            self.assertLessEqual(abs(clock["offset_ns"] - expected_s * 10**9), clock["error_ns"])
+            self.assertLess(clock["error_ns"], 10**9)
+        # A step ends on no rank before it has begun on every one.
+        slack = sum(rank["clock"]["error_ns"] for rank in ranks)
+        for steps in zip(*(rank["steps"] for rank in ranks)):
+            self.assertEqual(len({step["step"] for step in steps}), 1)
+            self.assertLess(max(step["begin_ns"] for step in steps), min(step["end_ns"] for step in steps) + slack)
+        self.run_sluice("trace", "export", *names[1:], "--json", "two.json")  # without rank 0
+        steps = [rank["steps"][0]["begin_ns"] for rank in self.read_json("two.json")["ranks"]]
+        self.assertLess(abs(steps[0] - steps[1]), ahead_s * 10**9 / 2)
 
     def test_launchers_that_contradict_each_other_are_named(self):
         environment = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2",

@@ -8,8 +8,10 @@ import json
 import os
 import re
 import stat
+import subprocess
+import time
 
-from cli_support import ON_NVME, CliCase
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
 
 STEPS = 5
 
@@ -161,6 +163,38 @@ class Trace(CliCase):
         self.assertIn("none.trace", self.run_sluice("trace", "html", "none.trace", "-o", "x.html", expect=2).stderr)
         self.run_sluice("trace", "export", "text.txt", expect=2)
         self.assertIn("none/x", self.run_sluice("train", self.write_config(ON_NVME), "--trace", "none/x", expect=2).stderr)
+
+    def test_a_run_killed_in_a_step_leaves_what_that_step_did(self):
+        config = self.write_config({**ON_NVME, "batch.micro_batches": 65536})  # one step lasts for many minutes
+        process = subprocess.Popen(self.command("train", config, "--quiet", "--trace", "run.trace"), cwd=self.folder,
+                                   env=self.environment())
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while not os.path.exists(self.path("run.trace")) or os.path.getsize(self.path("run.trace")) < 200_000:
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), deadline, "nothing is traced")
+            time.sleep(0.01)
+        time.sleep(1.5)
+        process.kill()
+        killed_ns = time.monotonic_ns()
+        process.wait(timeout=RUN_TIMEOUT_S)
+        rows = self.records()
+        [step] = [row for row in rows if row["kind"] == "step"]
+        computed = [row for row in rows if row["kind"] in ("compute", "wait")]
+        self.assertEqual({row["step"] for row in computed}, {"1"})
+        # All of the step but its last moments, and one after the other.
+        spans = sorted((int(row["begin_ns"]), int(row["end_ns"])) for row in computed)
+        for (_, end), (begin, _) in zip(spans, spans[1:]):
+            self.assertLessEqual(end, begin)
+        passed = killed_ns - int(step["begin_ns"])
+        self.assertGreater(passed, 1.4e9)
+        self.assertGreater(sum(end - begin for begin, end in spans), 0.5 * passed)  # the rest: a machine under load
+        self.assertEqual(max(int(row["end_ns"]) for row in rows), int(step["end_ns"]))
+        self.assertEqual(spans[-1][1], int(step["end_ns"]))  # what was under way
+        self.assertTrue(any(row["kind"] == "resident" and row["end_ns"] == step["end_ns"] for row in rows))
+        summary = self.run_sluice("trace", "summary", "run.trace").stdout
+        self.assertIn("the run did not end its trace, which ends in step 1", summary)
+        self.assertRegex(summary, r"compute \d")
 
     def test_a_refused_run_leaves_no_trace(self):
         self.run_sluice("train", self.write_config({**ON_NVME, "memory.host": "1KiB"}), "--trace", "run.trace", expect=5)
