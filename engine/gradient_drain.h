@@ -37,7 +37,7 @@ namespace sluice {
 class GradientDrain {
  public:
   // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
-  // the norm.
+  // the norm, if it is finite: an update that does not wait for the norm must not use another.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
                 Ranks& ranks, std::function<void(UnitId)> on_final);
@@ -129,6 +129,7 @@ class GradientDrain {
   void spill_left();
   void spill_home();
   void finish_unit(UnitId unit);
+  const NormAccumulator& norm_of(UnitId unit) const;
   void reduce(Job& job);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);

@@ -39,7 +39,11 @@ void GradientDrain::close_units() {
 void GradientDrain::finish_unit(UnitId unit) {
   units_[index_of(unit)].is_final = true;
   ++final_units_;
-  on_final_(unit);
+  if (norm_of(unit).finite()) on_final_(unit);
+}
+
+const NormAccumulator& GradientDrain::norm_of(UnitId unit) const {
+  return placement_.gradient_leaves(unit) ? spill_.norm(unit) : unit_norms_[index_of(unit)];
 }
 
 void GradientDrain::start_norm(UnitId unit) {
@@ -65,9 +69,7 @@ void GradientDrain::norm_taken(UnitId id) {
 
 NormAccumulator GradientDrain::norm() const {
   NormAccumulator norm;
-  for (const UnitPlace& unit : layout_.units())
-    norm.merge(placement_.gradient_leaves(unit.id) ? spill_.norm(unit.id)
-                                                   : unit_norms_[index_of(unit.id)]);
+  for (const UnitPlace& unit : layout_.units()) norm.merge(norm_of(unit.id));
   return norm;
 }
 

@@ -43,7 +43,7 @@ class GradientSpill {
   void start(const Gradient& gradient, StreamId stream);
   bool is_idle() const { return blocks_left_ == 0; }
 
-  // Of the unit's sum. Requires: is_idle().
+  // Of the unit's sum, once on_home has run for its last gradient.
   const NormAccumulator& norm(UnitId unit) const { return sums_[index_of(unit)].norm; }
   // The first element of the unit's sum that is not finite. Any thread, while is_idle().
   std::optional<std::uint64_t> first_non_finite(UnitId unit) const {

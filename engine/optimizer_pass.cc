@@ -168,6 +168,7 @@ void OptimizerPass::post_updates() {
       Lane& lane = lanes_[next];
       lane.phase = LanePhase::kUpdating;
       lane.coefficients = order_.current().coefficients;
+      lane.is_assuming = order_.updates_are_tentative();
       if (lane.slot != kNone) slots_.invalidate(lane.slot);
       together.push_back(next);
       elements += layout_.block(lane.block).element_count;
@@ -203,7 +204,7 @@ std::uint32_t OptimizerPass::next_to_update() const {
 // written: on storage it keeps its old version. Blocks before it are updated, so policy "skip"
 // cannot hold here.
 void OptimizerPass::update(std::uint32_t index) {
-  const Lane& lane = lanes_[index];
+  Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
   const TraceScope scope(
       {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
@@ -213,11 +214,19 @@ void OptimizerPass::update(std::uint32_t index) {
        .kind = TraceKind::kAdam});
   const BlockPlanes planes{
       .parameters = lane.parameters, .record = lane.record, .gradients = lane.gradients};
-  update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
+  lane.overflow.reset();
+  try {
+    update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
+  } catch (const Error& error) {
+    if (!lane.is_assuming || error.code() != ErrorCode::kNonFinite) throw;
+    lane.overflow = error;
+  }
 }
 
 void OptimizerPass::updated(std::uint32_t index) {
   Lane& lane = lanes_[index];
+  const bool counts = !lane.is_void && !lane.must_redo;
+  if (lane.overflow && counts && !order_.updates_are_tentative()) scheduler_.fail(*lane.overflow);
   if (scheduler_.failed()) {
     is_damaged_ = is_damaged_ || !order_.updates_are_tentative();
     release(index, /*keep_parameters=*/false);
@@ -225,6 +234,9 @@ void OptimizerPass::updated(std::uint32_t index) {
     release(index, /*keep_parameters=*/false);
   } else if (lane.must_redo) {
     load(index);
+  } else if (lane.overflow) {
+    order_.set_waiting(lane.block);
+    release(index, /*keep_parameters=*/false);
   } else {
     write(index);
   }

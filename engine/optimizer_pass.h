@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/parameter_slots.h"
 #include "engine/resident_units.h"
 #include "engine/step_timeline.h"
@@ -98,6 +99,9 @@ class OptimizerPass {
     bool must_adopt = false;    // it has: the shadow becomes home
     bool is_void = false;       // of a cancelled update: only waits for what is under way
     bool must_redo = false;     // what it updated was assumed wrongly
+    bool is_assuming = false;   // it is being updated with assumed coefficients
+    // With those, weights have overflown: an error only if they turn out to be right.
+    std::optional<Error> overflow;
   };
 
   void settle_tentative(bool adopt);
