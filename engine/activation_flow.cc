@@ -347,6 +347,7 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
   found->access = access;
   found->piece = piece;
   found->is_free = false;
+  scheduler_.pools().lend(BufferPool::kActivationStaging, placement_.activation_staging.slot_bytes);
   found->is_read = false;
   ++in_flight_;
   return static_cast<std::uint32_t>(found - slots_.begin());
@@ -354,6 +355,8 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
 
 void ActivationFlow::free_slot(std::uint32_t slot) {
   slots_[slot].is_free = true;
+  scheduler_.pools().take_back(BufferPool::kActivationStaging,
+                               placement_.activation_staging.slot_bytes);
   --in_flight_;
 }
 

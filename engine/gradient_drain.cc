@@ -45,6 +45,7 @@ std::optional<std::uint32_t> GradientDrain::try_take_slot() {
   for (std::uint32_t slot = 0; slot < slot_is_free_.size(); ++slot) {
     if (!slot_is_free_[slot]) continue;
     slot_is_free_[slot] = false;
+    scheduler_.pools().lend(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     return slot;
   }
   return std::nullopt;
@@ -217,6 +218,7 @@ bool GradientDrain::start_piece(Job& job) {
                       .count = std::min(layout_.block_elements(), range.count - from)};
     const std::uint64_t element_bytes = layout_.format().gradient_bytes();
     staging_[slot] = {.piece = piece, .is_free = false};
+    scheduler_.pools().lend(BufferPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
     device_.copy(tiers_.gradient_staging(slot),
                  tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
                  piece.count * element_bytes, copy_stream_.id());
@@ -248,6 +250,8 @@ void GradientDrain::add_piece(std::uint32_t staging_slot) {
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
   staging_[staging_slot].is_free = true;
+  scheduler_.pools().take_back(BufferPool::kGradientStaging,
+                               placement_.gradient_staging.slot_bytes);
   --jobs_.front().additions_left;
   move_front();
   pump();
@@ -289,6 +293,7 @@ void GradientDrain::move_front() {
   if (job.copies_left != 0) return;
   if (job.has_slot && !awaits_reduction(job)) {
     slot_is_free_[job.slot] = true;
+    scheduler_.pools().take_back(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }
   if (job.additions_left != 0) return;

@@ -50,8 +50,6 @@ class GradientDrain {
 
   // A free gradient slot, taken, if there is one.
   std::optional<std::uint32_t> try_take_slot();
-  // Gives a slot back unused.
-  void return_slot(std::uint32_t slot) { slot_is_free_[slot] = true; }
 
   // The lease of `use` is released; `computed` is recorded behind the computation that filled
   // `slot`. A unit whose gradient was final gets another one where the schedule has changed: then

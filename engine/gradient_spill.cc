@@ -56,10 +56,17 @@ std::uint32_t GradientSpill::take_slot(BlockId block) {
   const std::uint32_t index = free_slot();
   Slot& slot = slots_[index];
   slot.is_free = false;
+  scheduler_.pools().lend(BufferPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
   slot.block = block;
   slot.partner = kNone;
   slot.pending = 0;
   return index;
+}
+
+void GradientSpill::free(std::uint32_t slot) {
+  slots_[slot].is_free = true;
+  scheduler_.pools().take_back(BufferPool::kGradientStaging,
+                               placement_.gradient_staging.slot_bytes);
 }
 
 // Both slots that a block needs, or none: of two blocks with one slot each, neither would move.
@@ -148,10 +155,10 @@ void GradientSpill::add(std::uint32_t index) {
 }
 
 void GradientSpill::added(std::uint32_t index) {
-  Slot& slot = slots_[index];
-  if (slot.partner == kNone) return send_home(index);
-  slot.is_free = true;
-  send_home(slot.partner);
+  const std::uint32_t partner = slots_[index].partner;
+  if (partner == kNone) return send_home(index);
+  free(index);
+  send_home(partner);
   pump();
 }
 
@@ -170,7 +177,7 @@ void GradientSpill::send_home(std::uint32_t index) {
 }
 
 void GradientSpill::home(std::uint32_t index) {
-  slots_[index].is_free = true;
+  free(index);
   pump();
   if (--blocks_left_ == 0) callbacks_.on_home();
 }

@@ -71,6 +71,7 @@ class GradientSpill {
   bool start_block();
   std::uint32_t free_slot() const;
   std::uint32_t take_slot(BlockId block);
+  void free(std::uint32_t slot);
   void copy_in(std::uint32_t slot);
   void fetch_sum(std::uint32_t slot);
   void call_back(std::function<void()> function);

@@ -22,6 +22,7 @@ bool OptimizerPass::start(std::uint32_t index, BlockId block) {
   }
   in_lane_[index_of(block)] = true;
   ++lanes_busy_;
+  if (index < buffered_lanes_) scheduler_.pools().lend(BufferPool::kLanes, lane_bytes());
   lane.block = block;
   lane.slot = slot;
   lane.parameters = slot == kNone ? tiers_.host_parameters(block) : slots_.data(slot);
@@ -200,6 +201,7 @@ void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {
   lane.phase = LanePhase::kFree;
   in_lane_[index_of(lane.block)] = false;
   --lanes_busy_;
+  if (index < buffered_lanes_) scheduler_.pools().take_back(BufferPool::kLanes, lane_bytes());
   if (lane.slot != kNone) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
   on_change_();
 }

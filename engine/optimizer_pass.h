@@ -126,6 +126,9 @@ class OptimizerPass {
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   void gradients_loaded(std::uint32_t lane);
   std::byte* resident_block(const BlockPlace& block) const;
+  std::uint64_t lane_bytes() const {
+    return placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes;
+  }
 
   const Layout& layout_;
   const Placement& placement_;

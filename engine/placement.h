@@ -95,6 +95,13 @@ struct Placement {
            host_record_bytes + host_activation_bytes + parameter_slots.size_bytes() +
            lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes();
   }
+  // Of these, what is no buffer: it has one owner for good.
+  std::uint64_t device_home_bytes() const {
+    return resident_parameter_bytes + device_gradient_bytes + activation_window.size_bytes();
+  }
+  std::uint64_t host_home_bytes() const {
+    return gradient_set_bytes + host_parameter_bytes + host_record_bytes + host_activation_bytes;
+  }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
            record_tier[index_of(block)] == Tier::kNvme;

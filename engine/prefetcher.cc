@@ -43,6 +43,7 @@ void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::ui
                        bool keeps_for_update) {
   SLUICE_CHECK(idle(), "a schedule begins when the one before it has ended");
   for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit) trace_eviction(unit);
+  vacate(0, UINT64_MAX);
   schedule_ = &schedule;
   plan_ = &plan;
   version_ = version;
@@ -98,9 +99,27 @@ bool Prefetcher::issue_next() {
   if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, block.unit, index_of(block.id));
   const bool is_last = next_block_ + 1 == blocks.size();
   if (!issue_block(use, block, next_block_ == 0, is_last)) return false;
+  if (next_block_ == 0) occupy(use);
   ++next_block_;
   if (is_last) finish_issue(use);
   return true;
+}
+
+// What the unit overwrites is lost.
+void Prefetcher::occupy(std::uint32_t use) {
+  const std::uint64_t begin = plan_->uses[use].offset_bytes;
+  const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
+  vacate(begin, end);
+  occupied_.push_back({begin, end});
+  scheduler_.pools().lend(BufferPool::kWindow, end - begin);
+}
+
+void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
+  std::erase_if(occupied_, [&](const Occupied& place) {
+    if (place.end <= begin || end <= place.begin) return false;
+    scheduler_.pools().take_back(BufferPool::kWindow, place.end - place.begin);
+    return true;
+  });
 }
 
 void Prefetcher::finish_issue(std::uint32_t use) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/pool_meter.h"
 #include "engine/task_thread.h"
 #include "engine/work_meter.h"
 
@@ -49,6 +50,8 @@ class Scheduler {
 
   // What those on this thread have given others to do. Scheduler's thread only.
   WorkMeter& work() { return work_; }
+  // What they have lent. Likewise.
+  PoolMeter& pools() { return pools_; }
 
  private:
   // An application thread in await(); lives on its stack.
@@ -67,6 +70,7 @@ class Scheduler {
   std::vector<Waiter*> waiters_;
   std::function<bool()> settle_;
   WorkMeter work_;
+  PoolMeter pools_;
 
   // Guarded by mutex_.
   mutable std::mutex mutex_;

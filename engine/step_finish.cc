@@ -62,6 +62,7 @@ StepReport StepLoop::finish_step() {
   scheduler_.run([&] {
     report.notes = store_.take_notes();
     work = scheduler_.work().take();
+    report.buffers = scheduler_.pools().take();
     report.rank_traffic = drain_.take_traffic();
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();

@@ -29,7 +29,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scaler_(config.precision.loss_scale),
       traffic_(queue),
       course_(model, layout, placement),
-      slots_(placement, tiers, store, layout.blocks().size(), [this] { note_change(); }),
+      slots_(placement, tiers, store, scheduler, layout.blocks().size(), [this] { note_change(); }),
       residents_(layout, placement, tiers, ranks, device, model.forward_order),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
                   {.on_change = [this] { note_change(); },
@@ -42,6 +42,16 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       timeline_(layout, device,
                 [this](std::uint32_t use, UnitId unit) { return gather_begun_ns(use, unit); }) {
   scheduler_.settle_with([this] { return pump(); });
+  scheduler_.run([&] {
+    PoolMeter& pools = scheduler_.pools();
+    pools.set_capacity(BufferPool::kWindow, placement.window_bytes);
+    pools.set_capacity(BufferPool::kGradientSlots, placement.gradient_slots.size_bytes());
+    pools.set_capacity(BufferPool::kParameterSlots, placement.parameter_slots.size_bytes());
+    pools.set_capacity(BufferPool::kLanes,
+                       placement.lanes.size_bytes() + placement.lane_gradients.size_bytes());
+    pools.set_capacity(BufferPool::kGradientStaging, placement.gradient_staging.size_bytes());
+    pools.set_capacity(BufferPool::kActivationStaging, placement.activation_staging.size_bytes());
+  });
 }
 
 StepLoop::~StepLoop() {
@@ -141,6 +151,7 @@ void StepLoop::begin() {
                             options_.order == MicroBatchOrder::kVertical;
   scheduler_.run([&] {
     (void)scheduler_.work().take();
+    scheduler_.pools().enter(StepPhase::kForward);
     drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
@@ -270,12 +281,15 @@ bool StepLoop::is_ready(std::uint32_t use) {
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
   timeline_.waits_for(use, cause);
+  scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
+                                                             : StepPhase::kForward);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 
 // Likewise: whether every gradient of the step is final, and its update may be applied.
 bool StepLoop::is_over() {
   if (pass_.is_begun()) drain_.close();  // the update before has ended, which reads the set
+  scheduler_.pools().enter(StepPhase::kOptimizer);
   const bool is_drained = drain_.is_complete() && drain_.idle();
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
                                   : !pass_.is_begun() ? pass_.waits_for()

@@ -177,6 +177,7 @@ class TrainRun {
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
            .times = trained.report.times,
            .policy = trained.report.policy});
+      raise_marks(record_.buffers, trained.report.buffers);
       limits_.note(trained.report);
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
@@ -200,11 +201,11 @@ class TrainRun {
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
-    record_.ranks = memory_of_ranks(engine_);
+    record_.ranks = memory_of_ranks(engine_, record_.buffers);
     write_outputs();
     if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
-    fmt::print("{}", time_report(record_));
+    fmt::print("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
       fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
                  *record_.validation_loss, *record_.bigram_cross_entropy);
