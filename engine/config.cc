@@ -176,6 +176,10 @@ Config engine_config(const ConfigDocument& document) {
   config.activations.home = activations_from(document.string("activations"));
   config.storage = storage_config(document);
   config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  const std::optional<std::string> group = document.find_string("sharding.group");
+  config.sharding.group_is_node = group == "node";
+  if (!group)
+    config.sharding.group_ranks = static_cast<std::uint32_t>(document.integer("sharding.group"));
   config.sharding.reduction = document.string("sharding.reduction") == "nccl"
                                   ? RankReduction::kNccl
                                   : RankReduction::kExact;

@@ -82,6 +82,7 @@ struct Engine::Parts {
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
     ranks.check(config.placement);
+    ranks.reserve(layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
@@ -112,10 +113,10 @@ struct Engine::Parts {
 
   // All that decides which collectives come when, and what their bits are.
   std::string describe_run() const {
-    std::string text =
-        fmt::format("stage {}, device {}, window {}, leases {}, step {}\n", config.sharding.stage,
-                    tiers.device_memory().size(), placement.window_bytes, model.concurrent_leases,
-                    loop.scheduled_step());
+    std::string text = fmt::format("stage {}, group {}, device {}, window {}, leases {}, step {}\n",
+                                   config.sharding.stage, config.sharding.group_ranks,
+                                   tiers.device_memory().size(), placement.window_bytes,
+                                   model.concurrent_leases, loop.scheduled_step());
     text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
                         name_of(config.precision.gradients), name_of(config.optimizer.kind),
                         config.optimizer.adam.beta1, config.optimizer.adam.beta2,

@@ -67,6 +67,10 @@ void RankWorld::start_mpi() {
 void RankWorld::share_host(TrainConfig& train) const {
   if (!are_several()) return;
   Config& config = train.engine;
+  if (config.sharding.group_is_node) {
+    config.sharding.group_ranks = ranks_of_node();
+    config.sharding.group_is_node = false;
+  }
   const std::uint32_t ranks = std::max(1u, launch_->local_rank_count);
   const std::uint64_t memory_bytes = topology().memory_bytes;
   if (!uses_gpus_) {
@@ -75,6 +79,23 @@ void RankWorld::share_host(TrainConfig& train) const {
   }
   if (!config.memory.host_bytes) config.memory.host_bytes = memory_bytes / 2 / ranks;
   if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / ranks);
+}
+
+// Ranks of a host have to follow each other, or a group would span hosts.
+std::uint32_t RankWorld::ranks_of_node() const {
+  const std::uint32_t local = launch_->local_rank_count;
+  if (!launch_->knows_local_ranks)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but {} does not tell how many ranks a "
+                            "host has; set sharding.group to that number",
+                            launch_->launcher));
+  if (launch_->rank_count % local != 0 || launch_->rank % local != launch_->local_rank)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but rank {} of {} is number {} of {} on "
+                            "its host; start equally many ranks on every host, one host after the "
+                            "other (mpirun --map-by slot)",
+                            launch_->rank, launch_->rank_count, launch_->local_rank, local));
+  return local;
 }
 
 // A launcher may show each rank all GPUs of its host, or one.

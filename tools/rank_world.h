@@ -29,7 +29,8 @@ class RankWorld {
   std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
 
   // What "auto" means for one of the host's ranks: its part of memory and cores, and the host to
-  // compute on.
+  // compute on; and how many ranks "node" is.
+  // Fails with: kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
   // Null for one rank. `device` must outlive it, and so must this.
@@ -43,6 +44,7 @@ class RankWorld {
 
  private:
   void start_mpi();
+  std::uint32_t ranks_of_node() const;
   void prepare_gpus() const;
   NcclId share_id();
 

@@ -195,6 +195,7 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"nvme_write_bytes", step.nvme_write_bytes},
                                  {"gathered_bytes", step.rank_traffic.gathered_bytes},
                                  {"reduced_bytes", step.rank_traffic.reduced_bytes},
+                                 {"crossed_bytes", step.rank_traffic.crossed_bytes},
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},
