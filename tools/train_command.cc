@@ -162,6 +162,8 @@ class TrainRun {
           {.step = step + 1,
            .loss = mean_over_ranks(trained.loss),
            .gradient_norm = trained.report.gradient_norm,
+           .loss_scale = trained.report.loss_scale,
+           .skipped = trained.report.skipped,
            .time_s = time.count(),
            .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
                      config_.model.context * engine_.rank_count(),

@@ -52,6 +52,17 @@ class RanksCase(CliCase):
                     self.assertAlmostEqual(step[key] / expected[key], 1, delta=1e-5, msg=f"{key} {step}")
                 self.assertEqual(step["tokens"], expected["tokens"])
 
+    def test_overflow_skips_the_step_on_all_ranks(self):
+        values = {"precision.parameters": "fp16", "precision.loss_scale.static": 0, "run.steps": 24,
+                  "precision.loss_scale.initial_power": 31, "precision.loss_scale.hysteresis": 1}
+        runs = [self.train_ranks(3, {**values, "sharding.stage": stage}) for stage in (0, 1, 3)]
+        self.assertEqual(len({run["state_sha256"] for run in runs}), 1)
+        for run in runs:
+            self.assertEqual([(step["loss_scale"], step["skipped"]) for step in run["steps"]],
+                             [(step["loss_scale"], step["skipped"]) for step in runs[0]["steps"]])
+        self.assertTrue(any(step["skipped"] for step in runs[0]["steps"]))
+        self.assertFalse(runs[0]["steps"][-1]["skipped"])
+
     def test_groups_have_copies_and_the_same_bits_in_every_stage(self):
         fp32 = {"precision.parameters": "fp32"}  # in which the order of four shows
         hashes = {self.train_ranks(4, {"sharding.group": 2, "sharding.stage": stage, **fp32, **placement})["state_sha256"]
