@@ -13,6 +13,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "cpu_optim/ordered_sum.h"
+#include "tools/interrupt.h"
 
 namespace sluice {
 
@@ -53,8 +54,10 @@ void RankWorld::prepare_gpus() const {
 }
 
 void RankWorld::start_mpi() {
-  mpi_ = std::make_unique<MpiWorld>(
-      HostCollectivesOptions{.timeout_s = sharding_.timeout_s, .sum = sum_in_order});
+  mpi_ = std::make_unique<MpiWorld>(HostCollectivesOptions{
+      .timeout_s = sharding_.timeout_s,
+      .sum = sum_in_order,
+      .on_wait = [this](const std::string& waiting) { tell_of_end(waiting); }});
   if (mpi_->rank() != launch_->rank || mpi_->rank_count() != launch_->rank_count)
     throw Error(
         ErrorCode::kUnsupported,
@@ -132,6 +135,13 @@ NcclId RankWorld::share_id() {
   meeting_device_->synchronize(stream.id());
   std::memcpy(id.data(), data.data(), id.size());
   return id;
+}
+
+// A launcher that has lost a rank ends the others, who know which one they miss.
+void RankWorld::tell_of_end(const std::string& waiting) {
+  if (!interrupted() || has_told_.exchange(true)) return;
+  fmt::print(stderr, "sluice: rank {} of {}: told to end while {}\n", launch_->rank,
+             launch_->rank_count, waiting);
 }
 
 void RankWorld::give_up(const std::exception& failure) {

@@ -4,9 +4,11 @@
 // Thread rule: one thread.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "gpu/launch.h"
 #include "gpu/mpi_collectives.h"
@@ -47,10 +49,12 @@ class RankWorld {
   std::uint32_t ranks_of_node() const;
   void prepare_gpus() const;
   NcclId share_id();
+  void tell_of_end(const std::string& waiting);
 
   const Config::Sharding sharding_;
   const bool uses_gpus_;
   std::optional<Launch> launch_;
+  std::atomic<bool> has_told_ = false;
   std::unique_ptr<MpiWorld> mpi_;
   // GPU ranks tell each other by messages between hosts where to meet.
   std::unique_ptr<HostDevice> meeting_device_;

@@ -139,6 +139,15 @@ class RanksCase(CliCase):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(told, done.stderr)
 
+    def test_who_waits_for_a_killed_rank_says_so(self):
+        self.write_config({"run.threads": 1, "run.steps": 100000})
+        script = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && { me=$$; (sleep 3; kill -9 $me) & } ; exec "$@"'
+        done = subprocess.run([*self.mpirun(3), "sh", "-c", script, "sh", *self.command("train", "config.json", "--quiet")],
+                              cwd=self.folder, capture_output=True, text=True, env=self.environment(), timeout=60,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r'told to end while ranks? .*1.* not answered rank [02] in \w+ of "')
+
     def test_rank_that_fails_ends_all_with_its_name(self):
         self.write_config({"run.threads": 1, "storage.paths": ["storage"]})
         script = ('[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set storage.paths=[\\"/nowhere\\"]'
