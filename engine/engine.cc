@@ -47,8 +47,7 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
     return false;  // "auto" means eager
-  if (placement.gradients_leave())
-    return false;  // such blocks would wait for the norm all the same
+  if (placement.gradients_leave()) return false;  // such blocks would wait for the norm all the same
   add_shadows(layout, placement);
   return placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
@@ -93,6 +92,7 @@ struct Engine::Parts {
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
     ranks.check(config.placement);
+    ranks.reserve(layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
@@ -124,10 +124,10 @@ struct Engine::Parts {
 
   // All that decides which collectives come when, and what their bits are.
   std::string describe_run() const {
-    std::string text =
-        fmt::format("stage {}, device {}, window {}, leases {}, step {}\n", config.sharding.stage,
-                    tiers.device_memory().size(), placement.window_bytes, model.concurrent_leases,
-                    loop.scheduled_step());
+    std::string text = fmt::format("stage {}, group {}, device {}, window {}, leases {}, step {}\n",
+                                   config.sharding.stage, config.sharding.group_ranks,
+                                   tiers.device_memory().size(), placement.window_bytes,
+                                   model.concurrent_leases, loop.scheduled_step());
     text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
                         name_of(config.precision.gradients), name_of(config.optimizer.kind),
                         config.optimizer.adam.beta1, config.optimizer.adam.beta2,

@@ -160,36 +160,10 @@ void GradientDrain::start_copy(Job& job) {
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
-// In the slot: what this rank owns becomes the sum over the ranks.
 void GradientDrain::reduce(Job& job) {
-  const UnitPlace& unit = layout_.unit(job.use.unit);
-  const DType type = layout_.format().gradient;
-  std::byte* const slot = tiers_.gradient_slot(job.slot);
-  const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
   job.is_reduced = true;
-  traffic_.reduced_bytes += payload_bytes;
-  const CollectiveSpan span{
-      .unit = unit.id,
-      .size_bytes = payload_bytes,
-      .step = step_,
-      .detail = ranks_.shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
-  ranks_.reductions().run(span, copy_stream_.id(), [&] {
-    Collectives& collectives = ranks_.reductions().collectives();
-    if (ranks_.shard_optimizer()) {
-      collectives.reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
-                                  .target_type = type,
-                                  .source = slot,
-                                  .source_type = type,
-                                  .shard_elements = unit.shard_elements,
-                                  .subject = unit.name},
-                                 copy_stream_.id());
-    } else {
-      collectives.all_reduce(
-          {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
-          copy_stream_.id());
-      traffic_.gathered_bytes += payload_bytes;
-    }
-  });
+  ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),
+                layout_.format().gradient, step_, copy_stream_.id());
   is_reducing_ = true;
   device_.call_host(copy_stream_.id(),
                     [this] { scheduler_.post([this] { is_reducing_ = false; }); });

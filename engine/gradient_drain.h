@@ -73,8 +73,6 @@ class GradientDrain {
   WaitCause waits_for() const;
   // Of all that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // What the ranks have reduced since the last call.
-  RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
   // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -165,7 +163,6 @@ class GradientDrain {
   std::uint32_t norms_in_flight_ = 0;
   std::uint32_t trained_units_ = 0;  // constant; those that are not frozen
   std::uint32_t final_units_ = 0;
-  RankTraffic traffic_;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
   bool is_over_ = false;  // close() has been called

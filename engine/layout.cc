@@ -71,7 +71,8 @@ void Layout::add_unit(const UnitSpec& spec) {
     unit.payload_elements += tensor.element_count();
   }
   parameter_count_ += unit.payload_elements;
-  unit.shard_elements = align_up(div_ceil(unit.element_count, shard_.count), kAlignElements);
+  unit.shard_elements =
+      align_up(div_ceil(unit.element_count, shard_.count), kAlignElements * shard_.pieces);
   unit.element_count = unit.shard_elements * shard_.count;
   unit.shard_begin = unit.shard_elements * shard_.index;
   const std::uint64_t shard_end = unit.shard_begin + unit.shard_elements;

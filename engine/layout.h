@@ -62,6 +62,8 @@ struct Shard {
   // Whether the rank has those of all parts none the less.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
+  // A part is cut further, among so many, for the time of a reduction.
+  std::uint32_t pieces = 1;
 };
 
 struct TensorPlace {

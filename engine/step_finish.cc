@@ -63,7 +63,7 @@ StepReport StepLoop::finish_step() {
     report.notes = store_.take_notes();
     work = scheduler_.work().take();
     report.buffers = scheduler_.pools().take();
-    report.rank_traffic = drain_.take_traffic();
+    report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
@@ -129,7 +129,7 @@ NormAccumulator StepLoop::agree() {
                       name_of(MicroBatchOrder{static_cast<std::uint8_t>(vote.order)}),
                       ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches,
                       name_of(options_.order)));
-    if (ranks_.shard_optimizer() || rank == 0) norm.merge(vote.norm);
+    if (rank < ranks_.owner_count()) norm.merge(vote.norm);
   }
   return norm;
 }

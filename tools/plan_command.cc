@@ -87,7 +87,8 @@ Subject subject_of(const PlanOptions& options) {
     add_boundaries(model, *options.parameters, options.layers,
                    subject.tokens / config.micro_batches);
   subject.model = model;
-  request.model = options.ranks == 1 ? model : shard_of(model, options.ranks);
+  request.model =
+      options.ranks == 1 ? model : shard_of(model, group_of(config.engine, options.ranks));
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
   subject.orders = plan_orders(request.config, valid);

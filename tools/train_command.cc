@@ -116,8 +116,10 @@ class TrainRun {
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
     if (is_quiet_) return;
+    const std::uint32_t group = config_.engine.sharding.group_ranks;
     if (engine_.rank_count() > 1)
-      fmt::print("{} ranks, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+      fmt::print("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+                 group == 0 ? "" : fmt::format(" in groups of {}", group),
                  config_.engine.sharding.stage);
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
                record_.parameters, device_.description(), format_bytes(record_.state_bytes),
@@ -164,6 +166,8 @@ class TrainRun {
           {.step = step + 1,
            .loss = mean_over_ranks(trained.loss),
            .gradient_norm = trained.report.gradient_norm,
+           .loss_scale = trained.report.loss_scale,
+           .skipped = trained.report.skipped,
            .time_s = time.count(),
            .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
                      config_.model.context * engine_.rank_count(),

@@ -157,11 +157,12 @@ void ProgressDisplay::show(const StepRecord& record) {
   if (is_terminal_) return show_bar(record);
   fmt::print(
       "step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
-      "{:>8}  stall {:.3f} s  hidden {:.0f} %\n",
+      "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
       record.step, steps_, record.loss, record.gradient_norm,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
-      100 * record.times.hidden_share());
+      100 * record.times.hidden_share(),
+      record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
   std::fflush(stdout);
 }
 
@@ -199,12 +200,15 @@ void write_json(const std::string& path, const RunRecord& run) {
     document["steps"].push_back({{"step", step.step},
                                  {"loss", number(step.loss)},
                                  {"gradient_norm", number(step.gradient_norm)},
+                                 {"loss_scale", step.loss_scale},
+                                 {"skipped", step.skipped},
                                  {"time_s", step.time_s},
                                  {"tokens", step.tokens},
                                  {"nvme_read_bytes", step.nvme_read_bytes},
                                  {"nvme_write_bytes", step.nvme_write_bytes},
                                  {"gathered_bytes", step.rank_traffic.gathered_bytes},
                                  {"reduced_bytes", step.rank_traffic.reduced_bytes},
+                                 {"crossed_bytes", step.rank_traffic.crossed_bytes},
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},

@@ -18,6 +18,8 @@ struct StepRecord {
   std::uint64_t step = 0;  // counted from 1
   double loss = 0;
   double gradient_norm = 0;
+  double loss_scale = 1;
+  bool skipped = false;
   double time_s = 0;
   std::uint64_t tokens = 0;
   std::uint64_t nvme_read_bytes = 0;
