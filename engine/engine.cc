@@ -42,14 +42,19 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
 }
 
-// "auto" takes a second copy of the state only where it is no burden: where as much as both copies
-// take stays free beside them, whichever path it comes to.
+// "auto" takes a second copy of the state only where it helps, and is no burden: where every block
+// has one, since the others' records would be read after backward instead of during it, and where
+// as much as both copies take stays free beside them, whichever path it comes to.
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
     return false;  // "auto" means eager
-  if (placement.gradients_leave()) return false;  // such blocks would wait for the norm all the same
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
   add_shadows(layout, placement);
-  return placement.shadow_bytes != 0 &&
+  const bool have_all =
+      std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+        return layout.is_frozen(block.id) || placement.has_shadow(block.id);
+      });
+  return have_all && placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
            return free_bytes(path) >= 2 * placement.nvme_bytes();
          });

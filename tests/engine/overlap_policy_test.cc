@@ -231,6 +231,19 @@ TEST_P(OverlapPolicyTest, UnitsOnTheDeviceWaitForTheirUpdate) {
 INSTANTIATE_TEST_SUITE_P(All, OverlapPolicyTest, testing::ValuesIn(kPolicies),
                          [](const auto& value) { return std::string(name_of(value.param)); });
 
+TEST(UpdatePolicy, AutoKeepsShadowsOnlyWhereEveryBlockHasOne) {
+  for (const TierChoice parameters : {TierChoice::kNvme, TierChoice::kHost}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.placement = {parameters, TierChoice::kNvme};
+    config.optimizer.overlap = OverlapPolicy::kAuto;
+    config.optimizer.clip_norm = 1;
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    const Engine engine(config, toy_model(), *device);
+    EXPECT_EQ(engine.placement().shadow_bytes != 0, parameters == TierChoice::kNvme);
+  }
+}
+
 TEST(UpdatePolicy, AutoSpeculatesOnceClippingIsRare) {
   Config::Optimizer optimizer;
   optimizer.clip_norm = 1;
