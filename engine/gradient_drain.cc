@@ -25,7 +25,12 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       unit_norms_(layout.units().size()),
       spill_(layout, placement, tiers, device, scheduler, worker, store,
              {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
+      zero_stream_(device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(device, "gradients down", StreamPriority::kHigh) {
+  for (std::uint32_t slot = 0; slot < placement.gradient_slots.count; ++slot) {
+    zeroed_events_.emplace_back(device);
+    zero(slot, placement.gradient_slots.slot_bytes);
+  }
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 
@@ -39,6 +44,12 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   is_closing_ = false;
   is_over_ = false;
   was_reopened_ = false;
+}
+
+// As soon as a slot is free, so that computation finds it ready.
+void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
+  device_.fill_zero(tiers_.gradient_slot(slot), size_bytes, zero_stream_.id());
+  device_.record(zeroed_events_[slot].id(), zero_stream_.id());
 }
 
 std::optional<std::uint32_t> GradientDrain::try_take_slot() {
@@ -267,6 +278,7 @@ void GradientDrain::move_front() {
   if (job.copies_left != 0) return;
   if (job.has_slot && !awaits_reduction(job)) {
     slot_is_free_[job.slot] = true;
+    zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it still is
     scheduler_.pools().take_back(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }

@@ -48,8 +48,9 @@ class GradientDrain {
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // A free gradient slot, taken, if there is one.
+  // A free gradient slot, taken, if there is one. Its bytes are zero behind zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
+  EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // The lease of `use` is released; `computed` is recorded behind the computation that filled
   // `slot`. A unit whose gradient was final gets another one where the schedule has changed: then
@@ -113,6 +114,7 @@ class GradientDrain {
     bool is_final = false;
   };
 
+  void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
   Range range_of(const Job& job) const;
   std::uint32_t piece_count(const Job& job) const;
@@ -154,6 +156,7 @@ class GradientDrain {
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<bool> slot_is_free_;
+  std::vector<Event> zeroed_events_;  // by slot
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
@@ -171,6 +174,7 @@ class GradientDrain {
       unit_norms_;       // by unit; written by the worker between post and completion
   GradientSpill spill_;  // moves the front job of a unit whose gradients wait elsewhere
 
+  Stream zero_stream_;
   Stream copy_stream_;  // last: its callbacks use all of the above
 };
 

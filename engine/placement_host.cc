@@ -96,7 +96,8 @@ void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
   if (tier == Tier::kHost) placement_.gradient_set_bytes += bytes;
   if (tier == Tier::kDevice) placement_.device_gradient_bytes += bytes;
   present = tier;
-  placement_.lane_gradients.count = 1;  // until size_buffers() knows better
+  // Until size_buffers() knows better.
+  placement_.lane_gradients.count = std::max(placement_.lane_gradients.count, 1u);
 }
 
 // All of them, to what the device has left, and to storage.

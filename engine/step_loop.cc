@@ -253,7 +253,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                          : tiers_.window() + course_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
-    device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
+    device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
   }
   state.stream = stream;
   state.range = begin_trace_range(

@@ -131,6 +131,7 @@ TEST_F(GradientSpill, AutoSpillsTheLastUnitsAndNoMoreThanItMust) {
       static_cast<std::uint32_t>(std::ranges::find_if_not(tiers, is_at_home) - tiers.begin());
   const Layout layout(validated(model_), state_format(config_), config_.storage.block_elements);
   EXPECT_LE(placement_.host_bytes(), enough - 1_KiB);
+  EXPECT_EQ(placement_.lane_gradients.count, placement_.lanes.count);
   EXPECT_GT(placement_.host_bytes() + align_up(layout.set_gradient_bytes(UnitId{first}), 4096),
             enough - 1_KiB)
       << "one unit more would have fitted";
