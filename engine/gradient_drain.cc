@@ -171,6 +171,7 @@ void GradientDrain::start_copy(Job& job) {
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
+// In the slot: what this rank owns becomes the sum over the ranks.
 void GradientDrain::reduce(Job& job) {
   job.is_reduced = true;
   ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),

@@ -6,7 +6,8 @@
 // one. Gathers stay in the group; gradients are added in the group, in rank order and fp32, those
 // sums over the groups in their order, and the result is rounded once.
 //
-// Thread rule: gathers() and reduce() on the scheduler's thread, the rest on the application's.
+// Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, the rest on the
+// application's.
 // Invariants: every sequence is in an order that follows from the schedule alone: gathers in the
 // order of uses, reductions in the order of backward uses, gathers of units homed on the device in
 // forward order, votes in the order of the application's calls. Ranks may differ in how these
@@ -117,9 +118,10 @@ class Ranks {
   std::unique_ptr<RankSequence> votes_;
   std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
   DeviceBuffer buffer_;                  // of votes
-  DeviceBuffer partial_;                 // hybrid: sums of a group, in fp32
-  RankTraffic traffic_;
+  DeviceBuffer partial_;                 // hybrid: sums of a group, in fp32; from reserve() on
   Stream stream_;
+
+  RankTraffic traffic_;  // scheduler's thread only
 };
 
 }  // namespace sluice

@@ -260,16 +260,17 @@ void write_csv(const std::string& path, const RunRecord& run) {
       "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
       "reduced_bytes,stall_s,stall_for_"
       "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
-      "policy,activation_out_bytes,activation_in_bytes\n";
+      "policy,activation_out_bytes,activation_in_bytes,loss_scale,skipped,crossed_bytes\n";
   for (const StepRecord& step : run.steps) {
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
-        step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
-        step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes, step.stall_s,
-        step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n", step.step,
+        step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
+        step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
+        step.stall_s, step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
         seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
         seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
-        step.activation_out_bytes, step.activation_in_bytes);
+        step.activation_out_bytes, step.activation_in_bytes, step.loss_scale, step.skipped,
+        step.rank_traffic.crossed_bytes);
   }
   write_file(path, text);
 }

@@ -1,36 +1,13 @@
 """sluice train on several ranks, started by a real mpirun."""
 
-import os
 import re
-import shutil
 import subprocess
 
-from cli_support import BINARY, ON_NVME, CliCase, as_root
+from cli_support import ON_NVME, as_root
+from ranks_support import RanksTest
 
-PLUGIN = os.path.join(os.path.dirname(BINARY), "..", "lib", "sluice", "libsluice_mpi.so")
 
-
-class RanksCase(CliCase):
-    LABEL = "mpi"
-
-    def setUp(self):
-        super().setUp()
-        if shutil.which("mpirun") is None or not os.path.exists(PLUGIN):
-            self.skipTest("this build or this machine has no MPI")
-
-    def environment(self):
-        return dict(super().environment(), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
-                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
-
-    def mpirun(self, ranks):
-        return ("timeout", "-k", "5", "100", "mpirun", "-n", str(ranks))
-
-    def train_ranks(self, ranks, values=None, *arguments):
-        self.run_sluice("train", self.write_config({"run.threads": 1, **(values or {})}), "--quiet", "--json",
-                        "run.json", *arguments, prefix=self.mpirun(ranks))
-        return self.read_json("run.json")
-
+class RanksCase(RanksTest):
     def test_every_stage_and_placement_ends_in_the_same_bits(self):
         for ranks in (2, 3, 4):
             hashes = set()
