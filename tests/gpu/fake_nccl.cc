@@ -30,11 +30,11 @@ struct Sent {
   bool is_taken = false;
 };
 
-// A clique of ranks. One mutex for all of the fake would do; one a clique is as simple.
+// A clique of ranks.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
-  // Guarded by mutex.
+  // Guarded by mutex:
   int size = 0;
   int joined = 0;
   std::set<int> aborted;  // ranks: their own waiting ends, the others hear of it when they ask
@@ -76,7 +76,6 @@ struct ncclComm {
 struct ncclWindow_vidmem {};
 
 namespace {
-
 thread_local bool is_in_group = false;
 struct GroupedMessage {
   void* data;
@@ -318,7 +317,8 @@ ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, n
                 target, bytes] {
                  meet(*world, operation, rank, source, [&](const auto& parts) {
                    for (std::size_t i = 0; i < parts.size(); ++i)
-                     std::memmove(static_cast<char*>(target) + i * bytes, parts[i], bytes);
+                     if (parts[i] != static_cast<char*>(target) + i * bytes)
+                       std::memcpy(static_cast<char*>(target) + i * bytes, parts[i], bytes);
                  });
                });
 }
