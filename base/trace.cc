@@ -135,6 +135,7 @@ std::string_view name_of(TraceReason reason) {
 std::string span_name(const TraceRecord& record, std::string_view unit) {
   constexpr const char* kPasses[] = {"forward", "backward", "inference"};
   constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations"};
+  constexpr const char* kCollectives[] = {"gather", "reduction", "reduction and gather", "votes"};
   const std::size_t detail = std::min<std::size_t>(record.detail, 2);
   std::string name(name_of(record.kind));
   switch (record.kind) {
@@ -143,6 +144,9 @@ std::string span_name(const TraceRecord& record, std::string_view unit) {
     case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[detail];
     case TraceKind::kRead:
     case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[detail];
+    case TraceKind::kCollective:
+      name = kCollectives[std::min<std::size_t>(record.detail, 3)];
+      break;
     default: break;
   }
   return unit.empty() ? name : name + " " + std::string(unit);

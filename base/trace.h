@@ -71,6 +71,10 @@ inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or u
 inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers: which plane
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
+inline constexpr std::uint8_t kTraceGather = 0;  // of collectives: what is done
+inline constexpr std::uint8_t kTraceReduce = 1;
+inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // whole on every rank
+inline constexpr std::uint8_t kTraceVote = 3;
 
 // One span. Where a field says nothing of the kind it is as it is here. docs/tracing.md has the
 // table of what each kind fills in.

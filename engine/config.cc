@@ -176,6 +176,9 @@ Config engine_config(const ConfigDocument& document) {
   config.activations.home = activations_from(document.string("activations"));
   config.storage = storage_config(document);
   config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  config.sharding.reduction = document.string("sharding.reduction") == "nccl"
+                                  ? RankReduction::kNccl
+                                  : RankReduction::kExact;
   config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;

@@ -77,6 +77,10 @@ struct LossScaleOptions {
   double minimum = 1;
 };
 
+// How gradients are added over the ranks. kExact: in rank order, the same bits everywhere. kNccl,
+// on GPUs: in the order that NCCL chooses by length and topology.
+enum class RankReduction : std::uint8_t { kExact, kNccl };
+
 struct Config {
   struct Precision {
     DType parameters = DType::kBf16;
@@ -143,7 +147,9 @@ struct Config {
   struct Sharding {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters
-    double timeout_s = 120;   // that a rank waits for another: for whoever makes the collectives
+    // For whoever makes the collectives:
+    RankReduction reduction = RankReduction::kExact;
+    double timeout_s = 120;  // that a rank waits for another
   } sharding;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process

@@ -23,12 +23,21 @@ Config checked(Config config) {
   return config;
 }
 
-Budgets budgets_of(const Config& config, const Device& device, std::uint64_t ranks_bytes) {
-  const std::uint64_t free_bytes = device.capacity_bytes() - device.allocated_bytes();
+// What every rank has free: windows have to be equal.
+std::uint64_t free_device_bytes(const Device& device, Ranks& ranks) {
+  const std::uint64_t own = device.capacity_bytes() - device.allocated_bytes();
+  const std::vector<std::byte> all =
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "free device memory");
+  std::vector<std::uint64_t> values(ranks.count());
+  std::memcpy(values.data(), all.data(), all.size());
+  return std::ranges::min(values);
+}
+
+Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
   const std::uint64_t device_bytes =
-      config.memory.device_bytes
-          ? *config.memory.device_bytes - std::min(*config.memory.device_bytes, ranks_bytes)
-          : free_bytes;
+      config.memory.device_bytes ? *config.memory.device_bytes -
+                                       std::min(*config.memory.device_bytes, ranks.device_bytes())
+                                 : free_device_bytes(device, ranks);
   return {.device_bytes = device_bytes,
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
 }
@@ -72,6 +81,7 @@ struct Engine::Parts {
     }
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
     ranks.require_agreement(describe_run(), "what is trained, and how");
+    ranks.use_memory(tiers.device_memory());
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
     // Those that do not trace take part in it.
     if (ranks.are_several() && any_rank_traces(ranks))
@@ -79,14 +89,14 @@ struct Engine::Parts {
   }
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
-                                const Device& device, const Ranks& ranks) {
+                                const Device& device, Ranks& ranks) {
     ranks.check(config.placement);
     const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement = plan_placement(layout, model, config.placement,
-                                         budgets_of(config, device, ranks.device_bytes()),
-                                         {.overlaps = policy != OverlapPolicy::kSerial,
-                                          .lanes = config.optimizer.lanes,
-                                          .activations = config.activations});
+    Placement placement =
+        plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
+                       {.overlaps = policy != OverlapPolicy::kSerial,
+                        .lanes = config.optimizer.lanes,
+                        .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -112,8 +122,9 @@ struct Engine::Parts {
   // All that decides which collectives come when, and what their bits are.
   std::string describe_run() const {
     std::string text =
-        fmt::format("stage {}, window {}, leases {}, step {}\n", config.sharding.stage,
-                    placement.window_bytes, model.concurrent_leases, loop.scheduled_step());
+        fmt::format("stage {}, device {}, window {}, leases {}, step {}\n", config.sharding.stage,
+                    tiers.device_memory().size(), placement.window_bytes, model.concurrent_leases,
+                    loop.scheduled_step());
     text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
                         name_of(config.precision.gradients), name_of(config.optimizer.kind),
                         config.optimizer.adam.beta1, config.optimizer.adam.beta2,
@@ -196,6 +207,7 @@ Engine::~Engine() {
   parts_->activations.settle();
   if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
   parts_->ranks.on_failure({});
+  parts_->ranks.forget_memory();
 }
 
 void Engine::initialize(const InitialValues& values) {

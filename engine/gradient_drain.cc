@@ -137,20 +137,31 @@ void GradientDrain::reduce(Job& job) {
   const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
   job.is_reduced = true;
   traffic_.reduced_bytes += payload_bytes;
-  if (ranks_.shard_optimizer()) {
-    ranks_.reductions().reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
-                                        .target_type = type,
-                                        .source = slot,
-                                        .source_type = type,
-                                        .shard_elements = unit.shard_elements,
-                                        .subject = unit.name},
-                                       copy_stream_.id());
-  } else {
-    ranks_.reductions().all_reduce(
-        {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
-        copy_stream_.id());
-    traffic_.gathered_bytes += payload_bytes;
-  }
+  const CollectiveSpan span{
+      .unit = unit.id,
+      .size_bytes = payload_bytes,
+      .step = step_,
+      .detail = ranks_.shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
+  ranks_.reductions().run(span, copy_stream_.id(), [&] {
+    Collectives& collectives = ranks_.reductions().collectives();
+    if (ranks_.shard_optimizer()) {
+      collectives.reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
+                                  .target_type = type,
+                                  .source = slot,
+                                  .source_type = type,
+                                  .shard_elements = unit.shard_elements,
+                                  .subject = unit.name},
+                                 copy_stream_.id());
+    } else {
+      collectives.all_reduce(
+          {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
+          copy_stream_.id());
+      traffic_.gathered_bytes += payload_bytes;
+    }
+  });
+  is_reducing_ = true;
+  device_.call_host(copy_stream_.id(),
+                    [this] { scheduler_.post([this] { is_reducing_ = false; }); });
 }
 
 // The set holds the sum over the step's uses, which is still to be added over the ranks.
@@ -234,6 +245,8 @@ void GradientDrain::trace_copy(Job& job) {
 }
 
 WaitCause GradientDrain::waits_for() const {
+  if (is_reducing_)
+    return {.reason = TraceReason::kCollective, .unit = index_of(jobs_.front().use.unit)};
   if (jobs_.empty() || jobs_.front().copies_left == 0)
     return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
   return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};

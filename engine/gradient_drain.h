@@ -153,6 +153,7 @@ class GradientDrain {
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
+  bool is_reducing_ = false;     // the front, over the ranks
   std::uint64_t copied_ns_ = 0;  // when the last copy had ended
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;

@@ -49,6 +49,7 @@ void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::ui
   ready_uses_ = 0;
   is_stopped_ = false;
   released_.assign(schedule.size(), false);
+  for (BeginTime& begun_ns : gathers_begun_ns_) begun_ns = 0;
   hooks_.on_change();
 }
 
@@ -193,6 +194,8 @@ void Prefetcher::complete_unit(std::uint32_t use) {
     return;
   }
   std::byte* const parameters = tiers_.window() + plan_->uses[use].offset_bytes;
+  const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
+  while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
   device_.record(shard_event_.id(), copy_stream_.id());
   device_.wait(gather_stream_.id(), shard_event_.id());
   ranks_.gathers().all_gather(
@@ -200,9 +203,13 @@ void Prefetcher::complete_unit(std::uint32_t use) {
        .source = parameters + unit.shard_begin * layout_.format().parameter_bytes(),
        .shard_bytes = layout_.shard_parameter_bytes(unit.id),
        .subject = unit.name},
+      {.unit = unit.id,
+       .size_bytes = payload_bytes,
+       .step = version_ + 1,
+       .begun_ns = &gathers_begun_ns_[use]},
       gather_stream_.id());
   device_.record(ready_event(unit.id), gather_stream_.id());
-  gathered_bytes_ += unit.payload_elements * layout_.format().parameter_bytes();
+  gathered_bytes_ += payload_bytes;
 }
 
 void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {

@@ -74,6 +74,10 @@ class Prefetcher {
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // Whose work comes before every gather.
   StreamId stream() const { return copy_stream_.id(); }
+  // When the gather for a use that is_ready() began; null where none was needed.
+  const BeginTime* gather_begun_ns(std::uint32_t use) const {
+    return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
+  }
   // What the gathers since the last call have brought together.
   std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
   // For the step loop to record when a lease is released.
@@ -131,6 +135,7 @@ class Prefetcher {
   std::vector<Event> release_events_;  // by unit
   Event shard_event_;                  // behind the last copy that a gather waits for
   std::uint64_t gathered_bytes_ = 0;
+  std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
 
   // The schedule being worked on.
   const Schedule* schedule_ = nullptr;

@@ -11,6 +11,13 @@
 #include "io/checksum.h"
 
 namespace sluice {
+namespace {
+
+CollectiveSpan vote_span(std::uint64_t size_bytes) {
+  return {.unit = UnitId{kTraceNone}, .size_bytes = size_bytes, .detail = kTraceVote};
+}
+
+}  // namespace
 
 Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
     : collectives_(collectives), device_(device), stage_(sharding.stage) {
@@ -20,10 +27,8 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   if (!are_several()) return;
   std::vector<std::uint32_t> all(count_);
   std::iota(all.begin(), all.end(), 0u);
-  gathers_ = collectives->open(all);
-  resident_gathers_ = collectives->open(all);
-  reductions_ = collectives->open(all);
-  votes_ = collectives->open(all);
+  for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_, &votes_})
+    *sequence = std::make_unique<RankSequence>(collectives->open(all), device);
   buffer_ = DeviceBuffer(device, kExchangeBytesMax, "votes of the ranks");
   stream_ = Stream(device, "votes");
 }
@@ -56,7 +61,7 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
   device_.copy(place, own.data(), own.size(), stream_.id());
   votes_->all_gather(
       {.target = buffer_.data(), .source = place, .shard_bytes = own.size(), .subject = subject},
-      stream_.id());
+      vote_span(all.size()), stream_.id());
   device_.copy(all.data(), buffer_.data(), all.size(), stream_.id());
   device_.synchronize(stream_.id());
   return all;
@@ -67,9 +72,11 @@ void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string
   for (std::uint64_t begin = 0; begin < data.size(); begin += kExchangeBytesMax) {
     const auto piece = data.subspan(begin, std::min(kExchangeBytesMax, data.size() - begin));
     if (root == rank_) device_.copy(buffer_.data(), piece.data(), piece.size(), stream_.id());
-    votes_->broadcast(
-        {.data = buffer_.data(), .size_bytes = piece.size(), .root = root, .subject = subject},
-        stream_.id());
+    votes_->run(vote_span(piece.size()), stream_.id(), [&] {
+      votes_->collectives().broadcast(
+          {.data = buffer_.data(), .size_bytes = piece.size(), .root = root, .subject = subject},
+          stream_.id());
+    });
     if (root != rank_) device_.copy(piece.data(), buffer_.data(), piece.size(), stream_.id());
     device_.synchronize(stream_.id());
   }
@@ -88,6 +95,16 @@ void Ranks::require_agreement(std::string_view description, std::string_view sub
               fmt::format("rank {} of {}: {} differs between rank 0 and rank {}; start every rank "
                           "with the same config, model and memory.device",
                           rank_, count_, subject, fmt::join(others, ", ")));
+}
+
+void Ranks::use_memory(std::span<std::byte> memory) {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->collectives().use_memory(memory);
+}
+
+void Ranks::forget_memory() noexcept {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->collectives().forget_memory();
 }
 
 void Ranks::on_failure(std::function<void(const Error&)> handler) {

@@ -19,7 +19,7 @@
 
 #include "engine/config.h"
 #include "engine/layout.h"
-#include "gpu/collectives.h"
+#include "engine/rank_sequence.h"
 
 namespace sluice {
 
@@ -58,9 +58,9 @@ class Ranks {
   }
 
   // Requires: are_several().
-  Collectives& gathers() const { return *gathers_; }
-  Collectives& resident_gathers() const { return *resident_gathers_; }
-  Collectives& reductions() const { return *reductions_; }
+  RankSequence& gathers() const { return *gathers_; }
+  RankSequence& resident_gathers() const { return *resident_gathers_; }
+  RankSequence& reductions() const { return *reductions_; }
 
   // What every rank has to say, by rank. Blocks; every rank calls it in the same place.
   // `subject` lives until it returns.
@@ -71,6 +71,10 @@ class Ranks {
   // Every rank has to say the same.
   // Fails with: kRanks naming the ranks that do not, and `subject`.
   void require_agreement(std::string_view description, std::string_view subject);
+
+  // Device memory that units are gathered into and gradients reduced in (Collectives::use_memory).
+  void use_memory(std::span<std::byte> memory);
+  void forget_memory() noexcept;
 
   // Tells of the first failure; nothing takes it back.
   void on_failure(std::function<void(const Error&)> handler);
@@ -85,10 +89,10 @@ class Ranks {
   std::uint32_t stage_;
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
-  std::unique_ptr<Collectives> gathers_;
-  std::unique_ptr<Collectives> resident_gathers_;
-  std::unique_ptr<Collectives> reductions_;
-  std::unique_ptr<Collectives> votes_;
+  std::unique_ptr<RankSequence> gathers_;
+  std::unique_ptr<RankSequence> resident_gathers_;
+  std::unique_ptr<RankSequence> reductions_;
+  std::unique_ptr<RankSequence> votes_;
   DeviceBuffer buffer_;  // of votes
   Stream stream_;
 };

@@ -11,6 +11,7 @@ ResidentUnits::ResidentUnits(const Layout& layout, const Placement& placement, c
       ranks_(ranks),
       device_(device),
       is_updated_(layout.units().size(), false),
+      gathers_begun_ns_(layout.units().size()),
       stream_(device, "gathers of resident units") {
   std::vector<bool> is_listed(layout.units().size(), false);
   const auto append = [&](UnitId unit) {
@@ -36,21 +37,27 @@ void ResidentUnits::updated(UnitId unit, StreamId stream) {
     is_updated_[index_of(order_[next_])] = false;
     gather(order_[next_]);
     next_ = (next_ + 1) % order_.size();
+    if (next_ == 0) ++updates_;
   }
 }
 
 void ResidentUnits::gather(UnitId id) {
   const UnitPlace& unit = layout_.unit(id);
   std::byte* const parameters = tiers_.resident_parameters(id);
+  const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
   device_.wait(stream_.id(), updated_events_[index_of(id)].id());
   ranks_.resident_gathers().all_gather(
       {.target = parameters,
        .source = parameters + unit.shard_begin * layout_.format().parameter_bytes(),
        .shard_bytes = layout_.shard_parameter_bytes(id),
        .subject = unit.name},
+      {.unit = id,
+       .size_bytes = payload_bytes,
+       .step = unit.is_frozen ? 0 : updates_,
+       .begun_ns = &gathers_begun_ns_[index_of(id)]},
       stream_.id());
   device_.record(event(id), stream_.id());
-  gathered_bytes_ += unit.payload_elements * layout_.format().parameter_bytes();
+  gathered_bytes_ += payload_bytes;
 }
 
 std::uint64_t ResidentUnits::take_gathered_bytes() {

@@ -30,6 +30,8 @@ class ResidentUnits {
   // Recorded behind all that the unit's last update brought to this rank.
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   std::uint64_t take_gathered_bytes();
+  // When the unit's last gather began. Any thread.
+  const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
   void gather(UnitId unit);
@@ -44,6 +46,8 @@ class ResidentUnits {
   std::vector<Event> updated_events_;  // by unit
   std::vector<Event> ready_events_;    // by unit
   std::uint64_t gathered_bytes_ = 0;
+  std::uint64_t updates_ = 0;                // of all units; before the first they get their values
+  std::vector<BeginTime> gathers_begun_ns_;  // by unit
   Stream stream_;
 };
 

@@ -34,7 +34,11 @@ StepReport StepLoop::finish_step() {
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
+  if (ranks_.are_several())
+    scheduler_.run(
+        [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
   const NormAccumulator norm = agree();
+  scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
   report.policy = policy_;
   report.loss_scale = scaler_.scale();

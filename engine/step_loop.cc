@@ -230,7 +230,8 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
   device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
-  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch,
+                   state.gather_begun_ns);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
@@ -255,12 +256,19 @@ bool StepLoop::is_ready(std::uint32_t use) {
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
   if (prefetcher_.is_ready(use)) {
     if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
-    if (!has_gradient || uses_[use].gradient_slot) cause = {};
+    if (!has_gradient || uses_[use].gradient_slot) {
+      cause = {};
+    } else if (drain_.waits_for().reason == TraceReason::kCollective) {
+      cause = drain_.waits_for();  // it holds the slot
+    }
   } else {
     cause = prefetcher_.waits_for();
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
   timeline_.waits_for(use, cause);
+  uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
+                                   ? residents_.gather_begun_ns(scheduled.unit)
+                                   : prefetcher_.gather_begun_ns(use);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 

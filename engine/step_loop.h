@@ -114,6 +114,7 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};  // of computation under it
     bool is_released = false;
   };

@@ -85,11 +85,13 @@ void StepTimeline::arrive(std::uint32_t use, StreamId stream) {
   arrived_ = use + 1;
 }
 
-void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies) {
+void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies,
+                          const BeginTime* gather_begun_ns) {
   const std::scoped_lock lock(mutex_);
   Use& of = uses_[use];
   of.scheduled = (*schedule_)[use];
   of.copies = copies;
+  of.gather_begun_ns = gather_begun_ns;
   of.resume_called_ns = steady_now_ns();
   device_.record(of.resumed.id(), stream);
   resumed_ = use + 1;
@@ -176,7 +178,12 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
       add_segments(next_use_, end_ns);
       const WaitCause copies{.reason = use.copies ? TraceReason::kCopy : TraceReason::kNone,
                              .unit = index_of(use.scheduled.unit)};
-      add_wait(copies, next_use_, cursor_ns_, end_ns);
+      const std::uint64_t begun_ns =
+          use.gather_begun_ns == nullptr ? 0 : use.gather_begun_ns->load();
+      const std::uint64_t gather_ns =
+          begun_ns == 0 ? end_ns : std::clamp(begun_ns, cursor_ns_, end_ns);
+      add_wait(copies, next_use_, cursor_ns_, gather_ns);
+      add_wait(copies.with(TraceReason::kCollective), next_use_, gather_ns, end_ns);
       cursor_ns_ = end_ns;
       phase_ = Phase::kComputing;
       ++next_use_;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,10 @@
 #include "gpu/device.h"
 
 namespace sluice {
+
+// When an operation among ranks began on its stream; 0 = it has not. Read behind an event that
+// follows the operation.
+using BeginTime = std::atomic<std::uint64_t>;
 
 // What somebody waits for now.
 struct WaitCause {
@@ -68,9 +73,11 @@ class StepTimeline {
 
   // Computation on `stream` comes to `use` when it has done what was enqueued before, and resumes
   // when what is enqueued between the two calls is done. `copies`: what it then waits for is copies
-  // to the device.
+  // to the device, and from `gather_begun_ns` on, if that is not null and not 0, other ranks. It is
+  // read behind the event, and must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
-  void resume(std::uint32_t use, StreamId stream, bool copies);
+  void resume(std::uint32_t use, StreamId stream, bool copies,
+              const BeginTime* gather_begun_ns = nullptr);
 
   // From now on `use`, or for kTraceNone the end of the step, waits for `cause`, or for nothing.
   void waits_for(std::uint32_t use, WaitCause cause);
@@ -99,6 +106,7 @@ class StepTimeline {
     std::uint64_t resume_called_ns = 0;
     ScheduledUse scheduled;
     bool copies = false;
+    const BeginTime* gather_begun_ns = nullptr;
   };
   struct Segment {
     std::uint32_t use = kTraceNone;

@@ -36,6 +36,9 @@ class Tiers {
   Tiers& operator=(const Tiers&) = delete;
 
   // Device memory.
+  std::span<std::byte> device_memory() const {
+    return {device_memory_.data(), device_memory_.size_bytes()};
+  }
   std::byte* resident_parameters(UnitId unit) const;  // Requires: homed on the device
   std::byte* window() const { return window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;

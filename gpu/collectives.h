@@ -1,6 +1,6 @@
 // The seam between Sluice and what connects its ranks: gathers, reductions and broadcasts over
 // device memory, asynchronous on a stream of the device. `local` joins threads of one process,
-// `mpi` processes (make_mpi_collectives), and all pass one contract test.
+// `mpi` processes on hosts, `nccl` GPUs, and all pass one contract test.
 //
 // Thread rule: one thread at a time calls an object's operations; on_failure() comes before the
 // first of them; abort() may come from any thread. open() is called by the thread that owns all.
@@ -91,6 +91,12 @@ class Collectives {
   // among them. Every rank of this object calls it equally often; those that are in one group give
   // the same list. The new object shares failures with this one, which must outlive it.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
+
+  // Operations will use this device memory over and over: an implementation that can be told does
+  // them with fewer copies. Every rank calls it in the same place, with as many bytes. Before the
+  // memory is freed comes forget_memory(), of all that was given.
+  virtual void use_memory(std::span<std::byte> /*memory*/) {}
+  virtual void forget_memory() noexcept {}
 
   // Called once, on a thread of the device, with the first failure of this rank. An empty function
   // takes the former one back: it is not called, nor running, any more.

@@ -6,6 +6,10 @@
 
 namespace sluice {
 
+int cuda_device_count() {
+  return 0;
+}
+
 std::string why_no_cuda_device(int) {
   return "this build has no CUDA (SLUICE_CUDA)";
 }

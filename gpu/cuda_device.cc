@@ -51,7 +51,7 @@ struct HostCall {
 
 class RuntimeCudaDevice final : public CudaDevice {
  public:
-  RuntimeCudaDevice(int ordinal, std::uint64_t memory_bytes);
+  explicit RuntimeCudaDevice(const CudaDeviceOptions& options);
   ~RuntimeCudaDevice() override;
 
   std::string_view name() const override { return name_; }
@@ -119,10 +119,10 @@ class RuntimeCudaDevice final : public CudaDevice {
       latch(status, #expression, __LINE__);                             \
   } while (false)
 
-RuntimeCudaDevice::RuntimeCudaDevice(int ordinal, std::uint64_t memory_bytes)
-    : ordinal_(ordinal),
-      name_(fmt::format("cuda:{} {}", ordinal, properties_of(ordinal).name)),
-      memory_(ordinal, name_, memory_bytes),
+RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
+    : ordinal_(options.ordinal),
+      name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
+      memory_(ordinal_, name_, options.memory_bytes, options.memory_source),
       last_resort_("cuda failed", 0, failure_) {
   const CudaCurrentDevice current(ordinal_);
   int least = 0;
@@ -339,6 +339,13 @@ void RuntimeCudaDevice::finish(std::unique_ptr<HostCall> call, cudaError_t statu
 
 }  // namespace
 
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 std::string why_no_cuda_device(int ordinal) {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
@@ -370,8 +377,9 @@ std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
                             format_bytes(total_bytes)));
   }
   const std::uint64_t available = free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
-  return std::make_unique<RuntimeCudaDevice>(
-      options.ordinal, options.memory_bytes != 0 ? options.memory_bytes : available);
+  CudaDeviceOptions checked = options;
+  if (checked.memory_bytes == 0) checked.memory_bytes = available;
+  return std::make_unique<RuntimeCudaDevice>(checked);
 }
 
 }  // namespace sluice

@@ -9,7 +9,9 @@
 // of the CUDA runtime.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,11 +19,18 @@
 
 namespace sluice {
 
+// Where device memory comes from instead of cudaMalloc; each tells whether it went well.
+struct CudaMemorySource {
+  std::function<bool(void** memory, std::size_t size_bytes)> allocate;
+  std::function<bool(void* memory)> free;
+};
+
 struct CudaDeviceOptions {
   int ordinal = 0;
   // What allocate() may hand out in all; 0 = what is free now, less a reserve for libraries and
   // kernels.
   std::uint64_t memory_bytes = 0;
+  CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };
 
 class CudaDevice : public Device {
@@ -31,6 +40,8 @@ class CudaDevice : public Device {
   virtual void* native_stream(StreamId stream) const = 0;
 };
 
+// GPUs of this machine that the process may use; 0 without a driver.
+int cuda_device_count();
 // Why GPU `ordinal` cannot be used; empty when it can.
 std::string why_no_cuda_device(int ordinal = 0);
 // "NVIDIA H200, compute capability 9.0, 139.8 GiB".

@@ -17,8 +17,12 @@ constexpr std::uint64_t kAlignBytes = 4_KiB;  // CUDA promises 256 bytes
 
 }  // namespace
 
-CudaMemory::CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes)
-    : ordinal_(ordinal), name_(std::move(name)), ledger_(capacity_bytes) {
+CudaMemory::CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes,
+                       CudaMemorySource source)
+    : ordinal_(ordinal),
+      name_(std::move(name)),
+      source_(std::move(source)),
+      ledger_(capacity_bytes) {
   const CudaCurrentDevice current(ordinal_);
   cudaStream_t stream = nullptr;
   SLUICE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -36,8 +40,11 @@ std::byte* CudaMemory::allocate(std::uint64_t size_bytes, std::string_view purpo
   ledger_.check_fits(size_bytes, purpose);
   if (size_bytes == 0) return nullptr;
   void* base = nullptr;
-  if (const cudaError_t status = cudaMalloc(&base, size_bytes + kAlignBytes);
-      status != cudaSuccess) {
+  const cudaError_t status = !source_.allocate ? cudaMalloc(&base, size_bytes + kAlignBytes)
+                             : source_.allocate(&base, size_bytes + kAlignBytes)
+                                 ? cudaSuccess
+                                 : cudaErrorMemoryAllocation;
+  if (status != cudaSuccess) {
     (void)cudaGetLastError();  // else the next launch on this thread would look failed
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
@@ -58,7 +65,7 @@ std::byte* CudaMemory::allocate(std::uint64_t size_bytes, std::string_view purpo
   } catch (...) {
     ledger_.remove(memory);
     allocations_.erase(memory);
-    (void)cudaFree(base);
+    (void)give_back(base);
     throw;
   }
   return memory;
@@ -73,7 +80,12 @@ int CudaMemory::free(std::byte* memory) noexcept {
     base = allocations_.at(memory).base;
     allocations_.erase(memory);
   }
-  return cudaFree(base);  // not under the lock: it waits for work that others may have to release
+  return give_back(base);  // not under the lock: it waits for work that others have to release
+}
+
+int CudaMemory::give_back(void* base) const noexcept {
+  if (!source_.free) return cudaFree(base);
+  return source_.free(base) ? cudaSuccess : cudaErrorUnknown;
 }
 
 std::uint64_t CudaMemory::capacity_bytes() const {

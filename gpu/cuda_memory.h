@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "gpu/cuda_device.h"
 #include "gpu/memory_ledger.h"
 
 namespace sluice {
@@ -22,7 +23,7 @@ class CudaMemory {
  public:
   // `name` of the device, for messages.
   // Fails with: as SLUICE_CUDA.
-  CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes);
+  CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes, CudaMemorySource source);
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
   // Requires: all memory has been freed.
@@ -41,6 +42,8 @@ class CudaMemory {
   void register_host(std::span<std::byte> memory);
 
  private:
+  int give_back(void* base) const noexcept;
+
   struct Allocation {
     void* base;
     std::uint64_t size_bytes;
@@ -49,7 +52,8 @@ class CudaMemory {
   // Constant after construction.
   const int ordinal_;
   const std::string name_;
-  void* fill_stream_ = nullptr;  // a cudaStream_t, on which fresh memory is filled
+  const CudaMemorySource source_;  // empty = cudaMalloc
+  void* fill_stream_ = nullptr;    // a cudaStream_t, on which fresh memory is filled
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.

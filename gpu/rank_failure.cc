@@ -11,6 +11,11 @@ void RankFailure::set(const Error& error) {
   if (handler_) handler_(error);
 }
 
+bool RankFailure::is_set() const {
+  const std::scoped_lock lock(mutex_);
+  return first_.has_value();
+}
+
 void RankFailure::throw_if_set() const {
   const std::scoped_lock lock(mutex_);
   if (first_) throw Error(*first_);

@@ -16,6 +16,7 @@ class RankFailure {
  public:
   // Keeps `error` if it is the first, and tells the handler.
   void set(const Error& error);
+  bool is_set() const;
   void throw_if_set() const;
   // An empty handler: the former one is not running when this returns.
   void on_failure(std::function<void(const Error&)> handler);

@@ -5,23 +5,56 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/topology.h"
+#include "base/units.h"
 #include "cpu_optim/ordered_sum.h"
 
 namespace sluice {
 
-RankWorld::RankWorld(const Config::Sharding& sharding) : launch_(find_launch(std::getenv)) {
-  if (!launch_ || launch_->rank_count == 1) return;
-  if (launch_->launcher == "torchrun")
+RankWorld::RankWorld(const TrainConfig& config)
+    : sharding_(config.engine.sharding),
+      uses_gpus_(config.device == DeviceChoice::kCuda),
+      launch_(find_launch(std::getenv)) {
+  if (!are_several()) return;
+  if (sharding_.reduction == RankReduction::kNccl && !uses_gpus_)
+    throw Error(ErrorCode::kConfig,
+                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\", or "
+                "sharding.reduction to \"exact\"");
+  if (uses_gpus_) prepare_gpus();
+  if (launch_->launcher != "torchrun") {
+    start_mpi();
+  } else if (!uses_gpus_) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("torchrun has started rank {} of {}, but ranks on hosts are connected "
-                            "by MPI; start with mpirun -n {}",
+                            "by MPI; start with mpirun -n {}, or set run.device to \"cuda\"",
                             launch_->rank, launch_->rank_count, launch_->rank_count));
+  }
+}
+
+// Before MPI's thread runs, and before the first call of the CUDA runtime.
+void RankWorld::prepare_gpus() const {
+  prepare_nccl_environment();
+  if (launch_->launcher == "torchrun") {
+    // torchrun's own store listens at the port itself.
+    const std::string meeting_point =
+        fmt::format("{}:{}", launch_->master_address, launch_->master_port + 1);
+    (void)::setenv("NCCL_COMM_ID", meeting_point.c_str(), /*overwrite=*/1);
+  }
+  if (const std::string why = why_no_nccl(); !why.empty())
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("run.device is \"cuda\" and there are {} ranks, which NCCL connects: {}",
+                    launch_->rank_count, why));
+}
+
+void RankWorld::start_mpi() {
   mpi_ = std::make_unique<MpiWorld>(
-      HostCollectivesOptions{.timeout_s = sharding.timeout_s, .sum = sum_in_order});
+      HostCollectivesOptions{.timeout_s = sharding_.timeout_s, .sum = sum_in_order});
   if (mpi_->rank() != launch_->rank || mpi_->rank_count() != launch_->rank_count)
     throw Error(
         ErrorCode::kUnsupported,
@@ -33,29 +66,57 @@ RankWorld::RankWorld(const Config::Sharding& sharding) : launch_(find_launch(std
 
 void RankWorld::share_host(TrainConfig& train) const {
   if (!are_several()) return;
-  if (train.device == DeviceChoice::kCuda)
-    throw Error(ErrorCode::kUnsupported,
-                "run.device is \"cuda\", but several ranks exchange their data over MPI, from host "
-                "memory; set run.device to \"host\", or start one rank");
-  train.device = DeviceChoice::kHost;
   Config& config = train.engine;
   const std::uint32_t ranks = std::max(1u, launch_->local_rank_count);
   const std::uint64_t memory_bytes = topology().memory_bytes;
-  if (!config.memory.device_bytes) config.memory.device_bytes = memory_bytes / 4 / ranks;
+  if (!uses_gpus_) {
+    train.device = DeviceChoice::kHost;
+    if (!config.memory.device_bytes) config.memory.device_bytes = memory_bytes / 4 / ranks;
+  }
   if (!config.memory.host_bytes) config.memory.host_bytes = memory_bytes / 2 / ranks;
   if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / ranks);
 }
 
-std::unique_ptr<Collectives> RankWorld::join(HostDevice* device) {
+// A launcher may show each rank all GPUs of its host, or one.
+GpuChoice RankWorld::gpu() const {
+  if (!are_several() || !uses_gpus_) return {};
+  const int gpus = std::max(1, cuda_device_count());
+  return {.ordinal = static_cast<int>(launch_->local_rank) % gpus,
+          .memory_source = nccl_memory_source()};
+}
+
+std::unique_ptr<Collectives> RankWorld::join(TrainingDevice& device) {
   if (!are_several()) return nullptr;
-  SLUICE_CHECK(device != nullptr, "several ranks compute on hosts");
-  return mpi_->join(*device);
+  if (device.gpu() == nullptr) return mpi_->join(*device.host());
+  return make_nccl_collectives(
+      *device.gpu(),
+      {.timeout_s = sharding_.timeout_s,
+       .reduction = sharding_.reduction == RankReduction::kNccl ? NcclReduction::kPlain
+                                                                : NcclReduction::kExact},
+      share_id(), rank(), count());
+}
+
+// Under torchrun NCCL_COMM_ID makes every rank's the same.
+NcclId RankWorld::share_id() {
+  NcclId id{};
+  if (rank() == 0 || mpi_ == nullptr) id = make_nccl_id();
+  if (mpi_ == nullptr) return id;
+  meeting_device_ = make_host_device({.memory_bytes = 1_MiB});
+  const std::unique_ptr<Collectives> hosts = mpi_->join(*meeting_device_);
+  const Stream stream(*meeting_device_, "meeting");
+  const DeviceBuffer data(*meeting_device_, id.size(), "NCCL's id");
+  std::memcpy(data.data(), id.data(), id.size());
+  hosts->broadcast({.data = data.data(), .size_bytes = id.size(), .subject = "NCCL's id"},
+                   stream.id());
+  meeting_device_->synchronize(stream.id());
+  std::memcpy(id.data(), data.data(), id.size());
+  return id;
 }
 
 void RankWorld::give_up(const std::exception& failure) {
   fmt::print(stderr, "sluice: rank {} of {}: {}\n", rank(), count(), failure.what());
   std::fflush(nullptr);
-  mpi_->abort();
+  if (mpi_ != nullptr) mpi_->abort();
   ::_exit(1);
 }
 

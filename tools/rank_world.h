@@ -1,5 +1,5 @@
-// The ranks of a `sluice train`: what the launcher says (gpu/launch.h), MPI where there are
-// several, and this rank's share of its host.
+// The ranks of a `sluice train`: what the launcher says (gpu/launch.h), what connects them where
+// there are several (MPI, and NCCL between GPUs), and this rank's share of its host.
 //
 // Thread rule: one thread.
 #pragma once
@@ -10,36 +10,48 @@
 
 #include "gpu/launch.h"
 #include "gpu/mpi_collectives.h"
+#include "gpu/nccl_collectives.h"
 #include "tools/train_config.h"
+#include "tools/training_device.h"
 
 namespace sluice {
 
 class RankWorld {
  public:
-  // Starts MPI when the environment tells of several ranks.
-  // Fails with: kConfig for an environment that contradicts itself, kUnsupported without MPI or
-  // with a launcher that does not start it.
-  explicit RankWorld(const Config::Sharding& sharding);
+  // Starts MPI when the environment tells of several ranks, unless they compute on GPUs and
+  // torchrun says where they meet.
+  // Fails with: kConfig for an environment that contradicts itself and for settings that several
+  // ranks cannot have, kUnsupported without MPI or NCCL or with a launcher that does not start MPI.
+  explicit RankWorld(const TrainConfig& config);
 
-  bool are_several() const { return mpi_ != nullptr; }
-  std::uint32_t rank() const { return are_several() ? mpi_->rank() : 0; }
-  std::uint32_t count() const { return are_several() ? mpi_->rank_count() : 1; }
+  bool are_several() const { return launch_ && launch_->rank_count > 1; }
+  std::uint32_t rank() const { return are_several() ? launch_->rank : 0; }
+  std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
 
   // What "auto" means for one of the host's ranks: its part of memory and cores, and the host to
   // compute on.
-  // Fails with: kUnsupported for several ranks and run.device "cuda".
   void share_host(TrainConfig& config) const;
+  GpuChoice gpu() const;
   // Null for one rank. `device` must outlive it, and so must this.
-  // Requires: `device` is not null for several.
-  std::unique_ptr<Collectives> join(HostDevice* device);
+  // Fails with: kRanks, kUnsupported.
+  std::unique_ptr<Collectives> join(TrainingDevice& device);
 
-  // Says why on standard error, and ends every rank.
+  // Says why on standard error, and ends every rank: by MPI, or by ending this one, which torchrun
+  // and the others' deadline notice.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 
  private:
+  void start_mpi();
+  void prepare_gpus() const;
+  NcclId share_id();
+
+  const Config::Sharding sharding_;
+  const bool uses_gpus_;
   std::optional<Launch> launch_;
   std::unique_ptr<MpiWorld> mpi_;
+  // GPU ranks tell each other by messages between hosts where to meet.
+  std::unique_ptr<HostDevice> meeting_device_;
 };
 
 }  // namespace sluice

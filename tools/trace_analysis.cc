@@ -1,6 +1,7 @@
 #include "tools/trace_analysis.h"
 
 #include <algorithm>
+#include <map>
 
 namespace sluice {
 namespace {
@@ -19,6 +20,7 @@ std::uint64_t median_of(std::vector<std::uint64_t>& values) {
 
 // The times of all transfers of one flow.
 struct Durations {
+  std::uint64_t size_bytes = 0;
   std::vector<std::uint64_t> queue, device, whole;
   IntervalSet busy;
 };
@@ -48,6 +50,29 @@ std::int64_t StepShare::hidden_ns() const {
 double FlowStats::bytes_per_second() const {
   if (busy_ns == 0) return 0;
   return static_cast<double>(size_bytes) * 1e9 / static_cast<double>(busy_ns);
+}
+
+std::string name_of(const FlowKey& flow) {
+  const TraceRecord record{.kind = flow.kind, .detail = static_cast<std::uint8_t>(flow.drive)};
+  if (flow.kind == TraceKind::kCollective) return span_name(record, {});
+  std::string name(name_of(flow.kind));
+  return flow.kind <= TraceKind::kWrite ? name + " drive " + std::to_string(flow.drive) : name;
+}
+
+std::optional<FlowKey> flow_of(const TraceRecord& record) {
+  if (record.kind <= TraceKind::kCopyToHost) return FlowKey{record.kind, record.lane};
+  // Votes are no load on a network.
+  if (record.kind == TraceKind::kCollective && record.detail < kTraceVote)
+    return FlowKey{record.kind, record.detail};
+  return std::nullopt;
+}
+
+std::uint64_t started_ns(const TraceRecord& record) {
+  return record.kind == TraceKind::kCollective ? record.begin_ns : record.started_ns;
+}
+
+std::uint64_t moved_ns(const TraceRecord& record) {
+  return record.kind == TraceKind::kCollective ? record.end_ns : record.moved_ns;
 }
 
 // Nearest rank: the smallest value that at least that share of all does not exceed.
@@ -102,6 +127,7 @@ void TraceAnalysis::lay_out() {
         processor_.add(record.begin_ns, record.end_ns);
         background_.add(record.begin_ns, record.end_ns);
         break;
+      case TraceKind::kCollective: background_.add(record.begin_ns, record.end_ns); break;
       case TraceKind::kLane: lanes_[record.block].push_back(&record); break;
       default: break;
     }
@@ -115,34 +141,29 @@ void TraceAnalysis::lay_out() {
 }
 
 void TraceAnalysis::collect_flows() {
-  std::unordered_map<std::uint32_t, Durations> durations;  // by kind and drive
+  std::map<FlowKey, Durations> durations;
   for (const TraceRecord& record : trace_.records) {
-    if (record.kind > TraceKind::kCopyToHost) continue;
-    Durations& flow = durations[static_cast<std::uint32_t>(record.kind) << 8 | record.lane];
-    flow.queue.push_back(record.started_ns - std::min(record.begin_ns, record.started_ns));
-    flow.device.push_back(record.moved_ns - std::min(record.started_ns, record.moved_ns));
+    const std::optional<FlowKey> key = flow_of(record);
+    if (!key) continue;
+    Durations& flow = durations[*key];
+    const std::uint64_t started = started_ns(record), moved = moved_ns(record);
+    flow.size_bytes += record.size_bytes;
+    flow.queue.push_back(started - std::min(record.begin_ns, started));
+    flow.device.push_back(moved - std::min(started, moved));
     flow.whole.push_back(record.end_ns - record.begin_ns);
-    flow.busy.add(record.started_ns, record.moved_ns);
-  }
-  std::unordered_map<std::uint32_t, std::uint64_t> bytes;
-  for (const TraceRecord& record : trace_.records) {
-    if (record.kind > TraceKind::kCopyToHost) continue;
-    bytes[static_cast<std::uint32_t>(record.kind) << 8 | record.lane] += record.size_bytes;
+    flow.busy.add(started, moved);
   }
   for (auto& [key, flow] : durations) {
     flow.busy.seal();
-    flows_.push_back({.kind = static_cast<TraceKind>(key >> 8),
-                      .drive = key & 0xff,
+    flows_.push_back({.kind = key.kind,
+                      .drive = key.drive,
                       .spans = flow.whole.size(),
-                      .size_bytes = bytes[key],
+                      .size_bytes = flow.size_bytes,
                       .busy_ns = flow.busy.busy_ns(),
                       .queue = percentiles_of(std::move(flow.queue)),
                       .device = percentiles_of(std::move(flow.device)),
                       .whole = percentiles_of(std::move(flow.whole))});
   }
-  std::ranges::sort(flows_, {}, [](const FlowStats& flow) {
-    return static_cast<std::uint32_t>(flow.kind) << 8 | flow.drive;
-  });
 }
 
 }  // namespace sluice

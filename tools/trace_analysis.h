@@ -6,7 +6,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -71,7 +73,14 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// One direction of one drive, or copies of one direction.
+// One direction of one drive, copies of one direction, or collectives of one sort.
+struct FlowKey {
+  TraceKind kind = TraceKind::kRead;
+  std::uint32_t drive = 0;  // of collectives: their TraceRecord::detail
+
+  auto operator<=>(const FlowKey&) const = default;
+};
+
 struct FlowStats {
   TraceKind kind = TraceKind::kRead;
   std::uint32_t drive = 0;
@@ -82,8 +91,18 @@ struct FlowStats {
   Percentiles device;         // from there until the last byte
   Percentiles whole;          // with checksum and hand-over
 
+  FlowKey key() const { return {kind, drive}; }
   double bytes_per_second() const;
 };
+
+// "read drive 0", "copy to device", "gather".
+std::string name_of(const FlowKey& flow);
+
+// None for those that move nothing.
+std::optional<FlowKey> flow_of(const TraceRecord& record);
+// When what moves `record` took it up, and when its last byte was there.
+std::uint64_t started_ns(const TraceRecord& record);
+std::uint64_t moved_ns(const TraceRecord& record);
 
 class TraceAnalysis {
  public:

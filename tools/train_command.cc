@@ -89,8 +89,8 @@ class TrainRun {
         config_(config),
         dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
-        device_(config_),
-        collectives_(ranks.join(device_.host())),
+        device_(config_, ranks.gpu()),
+        collectives_(ranks.join(device_)),
         engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
@@ -283,7 +283,7 @@ int run_train(const TrainOptions& options) {
   check_output(options.csv_file);
   check_model_output(options.save_file);
   check_output(config.trace_file);
-  RankWorld ranks(config.engine.sharding);
+  RankWorld ranks(config);
   ranks.share_host(config);
   resolve_order(config);  // by this rank's share
   if (!ranks.are_several()) return train_here(options, config, ranks);

@@ -13,8 +13,8 @@ namespace sluice {
 namespace {
 
 // Why `config` cannot be computed on a GPU of this machine; empty when it can.
-std::string why_no_gpu(const TrainConfig& config) {
-  if (std::string why = why_no_cuda_device(); !why.empty()) return why;
+std::string why_no_gpu(const TrainConfig& config, int ordinal) {
+  if (std::string why = why_no_cuda_device(ordinal); !why.empty()) return why;
   if (config.engine.activations.home != ActivationHome::kKeep)
     return "activations are kept by the GPU's own computation; \"activations\" has to be \"keep\"";
   try {
@@ -27,8 +27,9 @@ std::string why_no_gpu(const TrainConfig& config) {
 
 }  // namespace
 
-TrainingDevice::TrainingDevice(const TrainConfig& config) {
-  const std::string why = config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config);
+TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choice) {
+  const std::string why =
+      config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config, choice.ordinal);
   if (config.device == DeviceChoice::kCuda && !why.empty())
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("run.device is \"cuda\": {}; \"auto\" computes on the host then", why));
@@ -41,13 +42,14 @@ TrainingDevice::TrainingDevice(const TrainConfig& config) {
     return;
   }
   // Not bounded by memory.device, which is the engine's share: activations come on top.
-  auto gpu = make_cuda_device();
+  auto gpu = make_cuda_device({.ordinal = choice.ordinal, .memory_source = choice.memory_source});
   ops_ = gpt::make_cuda_ops(*gpu, config.engine.precision.parameters,
                             config.engine.precision.gradients);
   gpt_ = std::make_unique<gpt::DeviceGpt>(
       config.model, gpt::BatchShape{.batch = config.sequences, .sequence = config.model.context},
       *gpu, *ops_);
   description_ = fmt::format("{} (matrix products by {})", gpu->name(), ops_->description());
+  gpu_ = gpu.get();
   device_ = std::move(gpu);
 }
 

@@ -7,22 +7,30 @@
 #include <string>
 
 #include "engine/engine.h"
+#include "gpu/cuda_device.h"
 #include "gpu/host_device.h"
 #include "tools/gpt/device_gpt.h"
 #include "tools/training.h"
 
 namespace sluice {
 
+// Which GPU, if one is taken.
+struct GpuChoice {
+  int ordinal = 0;
+  CudaMemorySource memory_source = {};
+};
+
 class TrainingDevice {
  public:
   // "auto" takes a GPU that is there and computes what `config` asks for, else the host.
   // Fails with: kUnsupported when run.device is "cuda" and no GPU can, kOutOfMemory.
-  explicit TrainingDevice(const TrainConfig& config);
+  explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
   TrainingDevice(const TrainingDevice&) = delete;
   TrainingDevice& operator=(const TrainingDevice&) = delete;
 
   Device& device() { return *device_; }
   HostDevice* host() { return host_; }  // null where the device is another one
+  CudaDevice* gpu() { return gpu_; }    // as host()
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 
@@ -33,6 +41,7 @@ class TrainingDevice {
  private:
   std::unique_ptr<Device> device_;
   HostDevice* host_ = nullptr;  // device_, where that is the host
+  CudaDevice* gpu_ = nullptr;
   std::unique_ptr<gpt::DeviceOps> ops_;
   std::unique_ptr<gpt::DeviceGpt> gpt_;
   std::string description_;

@@ -68,11 +68,11 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
   return static_cast<std::byte>((rank + 1) * 73 + i * 29 + (i >> 8) * 7);
 }
 
-// Uneven magnitudes, so that the order of a sum shows.
+// Magnitudes so uneven that fp32 cannot hold the sum of two: the order of three shows.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
   const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
-  return mantissa * (key % 5 == 0 ? 0x1p-6f : 0x1p-14f);
+  return mantissa * (key % 5 == 0 ? 0x1p4f : 0x1p-20f);
 }
 
 inline void save_value(DType type, std::byte* data, std::uint64_t i, float value) {

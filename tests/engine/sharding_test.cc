@@ -2,6 +2,7 @@
 // the oracle, which adds the ranks' gradients in plain arrays.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <thread>
 
 #include "base/units.h"
@@ -177,6 +178,72 @@ TEST(ShardingTraffic, IsThatOfTheFormula) {
         }
       }
     }
+  }
+}
+
+// Every collective of the steps is in the trace, with the bytes that it is counted with.
+TEST(ShardingTrace, CollectivesAddUpWithWhatIsCounted) {
+  for (std::uint32_t stage = 0; stage <= 3; ++stage) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.optimizer.overlap = OverlapPolicy::kSerial;
+    trace_enable(1 << 14);
+    const auto runs = run_ranks(3, config, {.steps = 3, .micro_batches = 2, .rank_count = 3});
+    const std::vector<TraceRecord> records = trace_take();
+    trace_enable(0);
+    RankTraffic counted;
+    for (const RankRun& run : runs) {
+      ASSERT_EQ(run.failure, "");
+      for (const StepReport& report : run.result.reports) {
+        counted.gathered_bytes += report.rank_traffic.gathered_bytes;
+        counted.reduced_bytes += report.rank_traffic.reduced_bytes;
+      }
+    }
+    RankTraffic traced;
+    std::uint64_t votes = 0;
+    for (const TraceRecord& record : records) {
+      if (record.kind != TraceKind::kCollective) continue;
+      EXPECT_LE(record.begin_ns, record.end_ns);
+      const bool is_both = record.detail == kTraceReduceAndGather;
+      votes += record.detail == kTraceVote ? 1 : 0;
+      if (record.step == 0) continue;  // votes, and what brings the initial values
+      EXPECT_LT(record.unit, toy_model().units.size());
+      EXPECT_LE(record.step, 3u);
+      traced.gathered_bytes += is_both || record.detail == kTraceGather ? record.size_bytes : 0;
+      traced.reduced_bytes += is_both || record.detail == kTraceReduce ? record.size_bytes : 0;
+    }
+    EXPECT_EQ(traced.gathered_bytes, counted.gathered_bytes) << stage;
+    EXPECT_EQ(traced.reduced_bytes, counted.reduced_bytes) << stage;
+    EXPECT_GE(votes, 3u * 3u) << stage;
+  }
+}
+
+// Rank 1 comes late to every step: what rank 0 waits for is the other ranks.
+TEST(ShardingTrace, WaitsForALateRankAreCalledSo) {
+  constexpr std::chrono::milliseconds kLate{60};
+  for (const std::uint32_t stage : {0u, 3u}) {
+    const TempDirectory directory;
+    const Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
+    LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
+    std::vector<ToyResult> results(2);
+    std::vector<std::thread> threads;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto device = make_host_device({.memory_bytes = 64_MiB});
+        const auto collectives = world.join(rank, *device);
+        const ModelSpec model = toy_model();
+        Engine engine(config, model, *device, {}, collectives.get());
+        ToyOptions options{.steps = 3, .rank = rank, .rank_count = 2};
+        options.change = [rank, kLate](std::uint64_t, ToyUses&) {
+          if (rank == 1) std::this_thread::sleep_for(kLate);
+        };
+        results[rank] = run_toy(engine, model, *device, config, options);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const auto waited_ns =
+        results[0].reports[1].times.wait_ns[static_cast<std::size_t>(TraceReason::kCollective)];
+    EXPECT_GE(waited_ns, std::chrono::nanoseconds(kLate / 2).count()) << stage;
   }
 }
 

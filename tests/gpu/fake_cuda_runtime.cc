@@ -71,6 +71,10 @@ void fail_fake_cuda(FakeCudaFailure failure) {
   runtime().failed = failure.status;
 }
 
+void launch_fake_cuda(void* stream, std::function<void()> work) {
+  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), std::move(work));
+}
+
 std::uint64_t fake_cuda_allocated_bytes() {
   return runtime().device->allocated_bytes();
 }
@@ -88,6 +92,11 @@ using namespace sluice;
 using namespace sluice::test;
 
 extern "C" {
+
+// For libraries that are opened at run time.
+void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data) {
+  launch_fake_cuda(stream, [work, data] { work(data); });
+}
 
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace sluice::test {
 
@@ -21,6 +22,9 @@ void fail_fake_cuda(FakeCudaFailure failure);
 // Bytes that cudaMalloc has handed out, and host pages that are registered.
 std::uint64_t fake_cuda_allocated_bytes();
 std::uint64_t fake_cuda_registered_bytes();
+
+// A kernel: runs on `stream`, a cudaStream_t, beside the kernels of other streams.
+void launch_fake_cuda(void* stream, std::function<void()> work);
 
 // The memory that the fake GPU has.
 inline constexpr std::uint64_t kFakeCudaMemoryBytes = std::uint64_t{1} << 30;

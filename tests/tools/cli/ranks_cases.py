@@ -114,6 +114,17 @@ class RanksCase(CliCase):
         for name in ("Open MPI", "torchrun"):
             self.assertIn(name, done.stderr)
 
+    def test_what_several_ranks_need_of_a_gpu_is_said(self):
+        for values, told in (({"sharding.reduction": "nccl"}, 'sharding.reduction "nccl" is for ranks on GPUs'),
+                             ({"run.device": "cuda", "sharding.timeout": 2}, 'run.device is "cuda"')):
+            done = subprocess.run([*self.mpirun(2), *self.command("train", self.write_config(values), "--quiet")],
+                                  cwd=self.folder, capture_output=True, text=True, env=self.environment(), timeout=60,
+                                  check=False)
+            if done.returncode == 0 and "run.device" in values:
+                self.skipTest("this machine has a GPU for every rank")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(told, done.stderr)
+
     def test_rank_that_fails_ends_all_with_its_name(self):
         self.write_config({"run.threads": 1, "storage.paths": ["storage"]})
         script = ('[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set storage.paths=[\\"/nowhere\\"]'

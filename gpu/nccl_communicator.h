@@ -1,0 +1,123 @@
+// NCCL, opened at run time, and one communicator of it. Communicators do not block: what NCCL does
+// in the background is waited for here, with a deadline, so that a rank that is gone is noticed.
+//
+// Thread rule: one thread at a time enqueues on a communicator; failure() and abort() may come from
+// any thread meanwhile. NcclLibrary from any thread.
+// Invariants: after abort() every call throws, and NCCL's work on the device ends.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "gpu/cuda_device.h"
+
+namespace sluice {
+
+// What the ranks of one run have in common: rank 0 makes it, and brings it to the others.
+using NcclId = std::array<std::byte, 128>;
+
+// The functions of a library that is never closed.
+class NcclLibrary {
+ public:
+  // `path` empty = libnccl.so.2, as the loader finds it.
+  // Fails with: kUnsupported naming the library, and what it lacks.
+  static const NcclLibrary& open(const std::string& path = "");
+  ~NcclLibrary();
+
+  int version() const { return version_; }  // 22809 for 2.28.9
+  std::string version_text() const;
+  // Buffers can be registered: 2.19; in windows, which copy engines gather into: 2.28.
+  bool has_registration() const;
+  bool has_windows() const;
+  // Fails with: kRanks.
+  NcclId make_id() const;
+  // Device memory that windows can be made of.
+  // Requires: has_windows().
+  CudaMemorySource memory_source() const;
+
+  struct Functions;  // nccl_communicator.cc
+  const Functions& functions() const { return *functions_; }
+
+ private:
+  explicit NcclLibrary(const std::string& path);
+
+  std::unique_ptr<Functions> functions_;
+  int version_ = 0;
+};
+
+// One message of an exchange: to, or from, `peer`.
+struct NcclMessage {
+  std::byte* data = nullptr;  // not written to when it is sent
+  std::uint64_t size_bytes = 0;
+  std::uint32_t peer = 0;
+  bool is_send = false;
+};
+
+class NcclCommunicator {
+ public:
+  struct Options {
+    double timeout_s = 120;  // that a call waits for other ranks
+    // All-gathers by copy engines, where memory is registered and the version has them.
+    bool prefers_copy_engines = true;
+  };
+
+  // Every rank makes it, with equal ids. Library and device must outlive it.
+  // Fails with: kRanks.
+  NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
+                   const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
+  // Ends it together with the other ranks, unless it has failed.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // Every rank calls it; those of one color are together, in the order of their keys.
+  std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
+
+  // Each is enqueued on `stream`, a cudaStream_t, when it returns.
+  // Fails with: kRanks.
+  void all_gather(std::byte* target, const std::byte* source, std::uint64_t shard_bytes,
+                  void* stream);
+  void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);
+  void exchange(std::span<const NcclMessage> messages, void* stream);
+  // In NCCL's own order.
+  void reduce_scatter(std::byte* target, const std::byte* source, DType type,
+                      std::uint64_t shard_elements, void* stream);
+  void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
+
+  // Every rank calls it alike: operations on this memory need no copies inside of NCCL. Nothing
+  // where the version has no registration.
+  void register_memory(std::span<std::byte> memory);
+  void deregister_memory() noexcept;
+
+  // What has gone wrong in the background; empty = nothing. After abort(): empty.
+  std::string failure();
+  void abort() noexcept;
+
+ private:
+  NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device);
+
+  template <class Body>
+  void call(const char* name, const Body& body);
+  void settle(int result, const char* name);
+  std::string describe(int result);
+
+  // Constant after construction.
+  const NcclLibrary& library_;
+  const Options options_;
+  CudaDevice& device_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  void* communicator_ = nullptr;      // an ncclComm_t; null after abort()
+  std::vector<void*> registrations_;  // handles, or windows
+};
+
+}  // namespace sluice
