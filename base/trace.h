@@ -118,7 +118,7 @@ TraceCounts trace_counts();
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing what was there
-  std::uint32_t ring_records = 1 << 17;  // of each thread; rounded up to a power of two
+  std::uint32_t ring_records = 1 << 20;  // of each thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };
@@ -127,7 +127,8 @@ struct TraceResult {
   std::uint64_t records = 0;  // in the file
   std::uint64_t lost = 0;     // dropped by full rings
   std::uint64_t file_bytes = 0;
-  std::string failure;  // why the file ends early; empty = it does not
+  std::uint64_t drainer_ns = 0;  // processor time of the thread that wrote it
+  std::string failure;           // why the file ends early; empty = it does not
 };
 
 // Starts a trace into a file.
@@ -171,7 +172,7 @@ inline void trace_begin(TraceRecord record) {
   trace_record(record);
 }
 
-// While it lives and a trace is written into a file, `poll` is called about every 10 ms, on the
+// While it lives and a trace is written into a file, `poll` is called about every 25 ms, on the
 // drainer's thread, and what it records is written at once: for spans whose end nobody notices by
 // himself. When the destructor returns, it is not running any more. `poll` must not make or destroy
 // a TracePoll, nor start or stop a trace.
