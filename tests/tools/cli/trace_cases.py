@@ -158,6 +158,20 @@ class Trace(CliCase):
         for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
             self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
 
+    def test_whatif_counts_activations_as_the_run_does(self):
+        for order in ("horizontal", "vertical"):
+            with self.subTest(order):
+                values = {"activations": "nvme", "batch.order": order, "batch.micro_batches": 3, "model.tied_head": False, "model.layers": 4}
+                values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
+                self.record(**values)
+                text = self.run_sluice("trace", "whatif", "run.trace").stdout
+                out, back = map(int, re.search(r"bytes a step: (\d+) out, (\d+) back", text).groups())
+                step = self.run_figures["steps"][-1]
+                self.assertEqual((out, back), (step["activation_out_bytes"], step["activation_in_bytes"]))
+                self.assertRegex(text, "left out: boundary activations")
+        self.record()
+        self.assertNotIn("left out", self.run_sluice("trace", "whatif", "run.trace").stdout)
+
     def test_what_is_no_trace_is_refused(self):
         self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)
         self.assertIn("none.trace", self.run_sluice("trace", "html", "none.trace", "-o", "x.html", expect=2).stderr)
