@@ -128,6 +128,7 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kNorm: return "norm";
     case TraceReason::kCollective: return "collective";
     case TraceReason::kSchedule: return "changed schedule";
+    case TraceReason::kActivation: return "activation";
   }
   return "unknown";
 }
@@ -142,6 +143,10 @@ std::string span_name(const TraceRecord& record, std::string_view unit) {
     case TraceKind::kStep: return name + " " + std::to_string(record.step);
     case TraceKind::kCompute: return std::string(unit) + " " + kPasses[detail];
     case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[detail];
+    case TraceKind::kCopyToDevice:
+    case TraceKind::kCopyToHost:
+      if (record.detail != kTraceActivations) break;
+      [[fallthrough]];
     case TraceKind::kRead:
     case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[detail];
     case TraceKind::kCollective:

@@ -60,15 +60,16 @@ enum class TraceReason : std::uint8_t {
   kNorm = 11,          // the norm of the last gradients is being taken
   kCollective = 12,    // other ranks
   kSchedule = 13,      // the schedule has changed: nothing could be prefetched
+  kActivation = 14,    // a boundary activation, or room for it
 };
-inline constexpr std::size_t kTraceReasons = 14;
+inline constexpr std::size_t kTraceReasons = 15;
 
 std::string_view name_of(TraceReason reason);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
 // Values of TraceRecord::detail.
-inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers: which plane
+inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers and copies: which plane
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
 inline constexpr std::uint8_t kTraceGather = 0;  // of collectives: what is done

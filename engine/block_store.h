@@ -49,6 +49,9 @@ struct Transfer {
   std::function<void()> done;
   // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
   IoPriority read_priority = IoPriority::kNormal;
+  // Likewise, of activations: whose they are, and of which step. For the trace.
+  std::uint32_t activation_unit = kTraceNone;
+  std::uint64_t activation_step = 0;
 
   // The store's own.
   IoRequest request;

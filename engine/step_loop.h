@@ -90,6 +90,7 @@ class StepLoop {
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
+  StepTimeline& timeline() { return timeline_; }
   // The reference stays valid.
   const ActivationPlan& activations(const StepOptions& options) {
     return course_.plans().activations(options.micro_batches, options.order);

@@ -21,6 +21,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kGradientSlot:
     case TraceReason::kGradientCopy:
     case TraceReason::kCollective:
+    case TraceReason::kActivation:
     case TraceReason::kSchedule: return Blame::kIo;
     case TraceReason::kUpdateRead:
     case TraceReason::kUpdateLane:
@@ -54,6 +55,9 @@ void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   phase_ = Phase::kComputing;
   next_use_ = 0;
   next_segment_ = 0;
+  next_pause_ = 0;
+  computed_use_ = kTraceNone;
+  pauses_.clear();
   cursor_ns_ = begin_ns_;
   offset_ns_ = INT64_MIN;
   announced_ns_ = 0;
@@ -102,6 +106,12 @@ void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies,
               .use = use,
               .kind = TraceKind::kAcquire,
               .detail = static_cast<std::uint8_t>(of.scheduled.pass)});
+}
+
+void StepTimeline::pause(EventId asked, EventId granted, std::uint32_t unit) {
+  const std::scoped_lock lock(mutex_);
+  if (is_training_ && resumed_ != 0)
+    pauses_.push_back({.asked = asked, .granted = granted, .use = resumed_ - 1, .unit = unit});
 }
 
 void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
@@ -156,6 +166,7 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
   const auto has_come = [&](EventId event) { return all || device_.is_complete(event); };
   switch (phase_) {
     case Phase::kComputing: {
+      if (!lay_pauses(now_ns, all)) return false;
       const bool is_last = next_use_ == arrived_;
       if (is_last && !last_release_) return false;
       const EventId end = is_last ? *last_release_ : uses_[next_use_].arrived.id();
@@ -192,6 +203,22 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
     case Phase::kEnding: add_segments(kTraceNone, now_ns); return false;
   }
   return false;
+}
+
+// False while one has not ended.
+bool StepTimeline::lay_pauses(std::uint64_t now_ns, bool all) {
+  for (; next_pause_ < pauses_.size() && pauses_[next_pause_].use + 1 == next_use_; ++next_pause_) {
+    const Pause& pause = pauses_[next_pause_];
+    if (!all && !device_.is_complete(pause.granted)) return false;
+    const std::uint64_t asked_ns = time_of(pause.asked, now_ns);
+    if (asked_ns > cursor_ns_) add_compute(pause.use, cursor_ns_, asked_ns);
+    cursor_ns_ = asked_ns;
+    const std::uint64_t granted_ns = time_of(pause.granted, now_ns);
+    add_wait({.reason = TraceReason::kActivation, .unit = pause.unit}, pause.use, cursor_ns_,
+             granted_ns);
+    cursor_ns_ = granted_ns;
+  }
+  return true;
 }
 
 void StepTimeline::ends(EventId last_release) {
@@ -282,12 +309,14 @@ void StepTimeline::add_compute(std::uint32_t use, std::uint64_t begin_ns, std::u
   if (steps_computed_ == 0) return;  // touches memory for the first time
   Computed& unit = computed_[index_of(scheduled.unit)];
   const double seconds = static_cast<double>(end_ns - begin_ns) * 1e-9;
+  const bool is_new = use != computed_use_;  // and not what comes after a pause
+  computed_use_ = use;
   if (scheduled.pass == Pass::kBackward) {
     unit.backward_s += seconds;
-    ++unit.backward_uses;
+    unit.backward_uses += is_new ? 1 : 0;
   } else {
     unit.forward_s += seconds;
-    ++unit.forward_uses;
+    unit.forward_uses += is_new ? 1 : 0;
   }
 }
 

@@ -79,6 +79,10 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, bool copies,
               const BeginTime* gather_begun_ns = nullptr);
 
+  // Under the last use's lease, computation waited between two events of its stream for a boundary
+  // activation of `unit`, or for room. Both events stay as they are until the step has ended.
+  void pause(EventId asked, EventId granted, std::uint32_t unit);
+
   // From now on `use`, or for kTraceNone the end of the step, waits for `cause`, or for nothing.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
@@ -108,6 +112,12 @@ class StepTimeline {
     bool copies = false;
     const BeginTime* gather_begun_ns = nullptr;
   };
+  struct Pause {
+    EventId asked{};
+    EventId granted{};
+    std::uint32_t use = 0;
+    std::uint32_t unit = kTraceNone;
+  };
   struct Segment {
     std::uint32_t use = kTraceNone;
     WaitCause cause;
@@ -125,6 +135,7 @@ class StepTimeline {
   // Lays out what is known to have ended, or with `all` everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
+  bool lay_pauses(std::uint64_t now_ns, bool all);
   void poll();
   void announce(std::uint64_t now_ns);
 
@@ -157,11 +168,14 @@ class StepTimeline {
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;
   std::vector<Segment> segments_;  // in order of time
+  std::vector<Pause> pauses_;      // likewise
 
   // As far as it has been laid out: up to cursor_ns_, in `phase_` of next_use_.
   Phase phase_ = Phase::kComputing;
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;
+  std::size_t next_pause_ = 0;
+  std::uint32_t computed_use_ = kTraceNone;  // the last one that computation was added of
   std::uint64_t cursor_ns_ = 0;
   std::int64_t offset_ns_ = 0;  // from device_ns() to the steady clock
   std::uint64_t announced_ns_ = 0;

@@ -67,6 +67,8 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
       return fmt::format("one more gradient slot ({} -> {}) needs memory.device +{}",
                          engine.gradient_slots, engine.gradient_slots + 1,
                          format_bytes(engine.gradient_slot_bytes));
+    case TraceReason::kActivation:
+      return "memory.device + one activation is one more place for them";
     case TraceReason::kWindow:
     case TraceReason::kCopy:
       return fmt::format("one more unit in the window needs memory.device +{}",

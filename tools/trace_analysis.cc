@@ -99,7 +99,7 @@ TraceAnalysis::TraceAnalysis(const TraceFile& trace) : trace_(trace) {
 
 // Sorts the records into what is asked of them later.
 void TraceAnalysis::lay_out() {
-  std::array<std::vector<std::uint64_t>, 2> read_ns;
+  std::array<std::vector<std::uint64_t>, 3> read_ns;
   for (const TraceRecord& record : trace_.records) {
     switch (record.kind) {
       case TraceKind::kRead:
@@ -109,13 +109,14 @@ void TraceAnalysis::lay_out() {
         requests_.add(record.begin_ns, record.moved_ns);
         background_.add(record.begin_ns, record.end_ns);
         if (record.kind == TraceKind::kWrite) break;
-        reads_[read_key(record.block, record.detail)].push_back(&record);
-        read_ns[record.detail & 1].push_back(record.moved_ns - record.started_ns);
+        reads_[read_key(record)].push_back(&record);
+        read_ns[std::min<std::size_t>(record.detail, 2)].push_back(record.moved_ns -
+                                                                   record.started_ns);
         break;
       case TraceKind::kCopyToDevice:
         link_up_.add(record.started_ns, record.moved_ns);
         background_.add(record.started_ns, record.moved_ns);
-        copies_[record.unit].push_back(&record);
+        if (record.detail != kTraceActivations) copies_[record.unit].push_back(&record);
         break;
       case TraceKind::kCopyToHost:
         link_down_.add(record.started_ns, record.moved_ns);
@@ -136,7 +137,7 @@ void TraceAnalysis::lay_out() {
   for (IntervalSet* set : {&requests_, &processor_, &link_up_, &link_down_, &background_})
     set->seal();
   for (Index* index : {&reads_, &copies_, &lanes_}) sort_by_begin(*index);
-  for (std::size_t plane = 0; plane < 2; ++plane)
+  for (std::size_t plane = 0; plane < 3; ++plane)
     median_read_ns_[plane] = median_of(read_ns[plane]);
 }
 

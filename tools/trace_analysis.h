@@ -122,8 +122,12 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  static std::uint64_t read_key(std::uint32_t block, std::uint8_t plane) {
-    return std::uint64_t{block} << 8 | plane;
+  // Activations have no blocks: they are found by their unit.
+  static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
+    return std::uint64_t{block_or_unit} << 8 | plane;
+  }
+  static std::uint64_t read_key(const TraceRecord& read) {
+    return read_key(read.detail == kTraceActivations ? read.unit : read.block, read.detail);
   }
   void lay_out();
   void collect_flows();
@@ -137,6 +141,8 @@ class TraceAnalysis {
                                   std::uint64_t end_ns) const;
   StallCause cause_by_use(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   StallCause cause_of_slot(std::uint64_t begin_ns, std::uint64_t end_ns) const;
+  StallCause cause_of_activation(std::uint32_t unit, std::uint64_t begin_ns,
+                                 std::uint64_t end_ns) const;
   StallCause cause_of_copy(std::uint32_t unit, std::uint64_t begin_ns, std::uint64_t end_ns) const;
   const TraceRecord* find(const Index& index, std::uint64_t key, std::uint64_t begin_ns,
                           std::uint64_t end_ns) const;
@@ -151,7 +157,7 @@ class TraceAnalysis {
   Index reads_;                                    // by block and plane
   Index copies_;                                   // to the device, by unit
   Index lanes_;                                    // by block
-  std::array<std::uint64_t, 2> median_read_ns_{};  // at the drive, by plane
+  std::array<std::uint64_t, 3> median_read_ns_{};  // at the drive, by plane
   std::vector<StepShare> steps_;
   std::vector<Stall> stalls_;
   std::vector<FlowStats> flows_;

@@ -21,7 +21,8 @@ struct RankLags {
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Of the collectives of traced steps: not of evaluations. A rank whose trace is missing is not there to be waited for.
+// Of the collectives of traced steps: not of evaluations. A rank whose trace is missing is not
+// there to be waited for.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice
