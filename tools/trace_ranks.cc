@@ -33,7 +33,9 @@ RankLags rank_lags(const std::vector<TraceAnalysis>& ranks) {
     begins.push_back(begins_of(rank));
   }
   if (ranks.size() < 2) return lags;
-  for (const auto& [sequence, own] : begins.front()) {
+  for (const auto& entry : begins.front()) {
+    const Sequence& sequence = entry.first;
+    const std::vector<std::uint64_t>& own = entry.second;
     // Where a trace has lost one, nobody knows which belong together.
     const bool is_whole = std::ranges::all_of(begins, [&](const auto& of) {
       const auto found = of.find(sequence);
