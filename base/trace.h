@@ -61,15 +61,16 @@ enum class TraceReason : std::uint8_t {
   kCollective = 12,     // other ranks
   kSchedule = 13,       // the schedule has changed: nothing could be prefetched
   kGradientSpill = 14,  // gradients are on their way to where they wait for the update
+  kActivation = 15,     // a boundary activation, or room for it
 };
-inline constexpr std::size_t kTraceReasons = 15;
+inline constexpr std::size_t kTraceReasons = 16;
 
 std::string_view name_of(TraceReason reason);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
 // Values of TraceRecord::detail.
-inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers: which plane
+inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers and copies: which plane
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
 inline constexpr std::uint8_t kTraceGradients = 3;
@@ -120,7 +121,7 @@ TraceCounts trace_counts();
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing what was there
-  std::uint32_t ring_records = 1 << 17;  // of each thread; rounded up to a power of two
+  std::uint32_t ring_records = 1 << 20;  // of each thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };
@@ -129,7 +130,8 @@ struct TraceResult {
   std::uint64_t records = 0;  // in the file
   std::uint64_t lost = 0;     // dropped by full rings
   std::uint64_t file_bytes = 0;
-  std::string failure;  // why the file ends early; empty = it does not
+  std::uint64_t drainer_ns = 0;  // processor time of the thread that wrote it
+  std::string failure;           // why the file ends early; empty = it does not
 };
 
 // Starts a trace into a file.
@@ -173,7 +175,7 @@ inline void trace_begin(TraceRecord record) {
   trace_record(record);
 }
 
-// While it lives and a trace is written into a file, `poll` is called about every 10 ms, on the
+// While it lives and a trace is written into a file, `poll` is called about every 25 ms, on the
 // drainer's thread, and what it records is written at once: for spans whose end nobody notices by
 // himself. When the destructor returns, it is not running any more. `poll` must not make or destroy
 // a TracePoll, nor start or stop a trace.

@@ -3,7 +3,8 @@
 //
 // Thread rule: append() from the thread that the ring belongs to; drain() from one other thread at
 // a time.
-// Invariants: append() never waits; when the ring is full it drops the record and counts it.
+// Invariants: append() never waits; when the ring is full it drops the record and counts it. Where
+// records are few, the same few places are used again and again, and the rest is never touched.
 #pragma once
 
 #include <algorithm>
@@ -29,15 +30,17 @@ class TraceRing {
 
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // this thread writes it
-    if (head - tail_seen_ == capacity_) {
-      tail_seen_ = tail_.load(std::memory_order_acquire);  // before the place is written again
-      if (head - tail_seen_ == capacity_) {
-        // Relaxed: a count, and this thread alone writes it.
-        lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-        return;
-      }
+    // Acquire: the reader is done with a place before it is written again. It moves the tail some
+    // ten times a second, so this one's copy of it is at hand.
+    const std::uint64_t tail = tail_.load(std::memory_order_acquire);
+    if (head - tail == capacity_) {
+      // Relaxed: a count, and this thread alone writes it.
+      lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      return;
     }
-    records_[head & (capacity_ - 1)].record = record;
+    // Empty: the reader looks for nothing, and finds the new base with the next record.
+    if (head == tail) base_ = head;
+    records_[(head - base_) & (capacity_ - 1)].record = record;
     head_.store(head + 1, std::memory_order_release);  // the record is there before its number
   }
 
@@ -46,8 +49,11 @@ class TraceRing {
     const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // the reader writes it
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
     const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
+    if (taken == 0) return 0;  // and the writer may move the base
+    // The one that these records were written with: head was read before, and they keep it.
+    const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
-      target[i] = records_[(tail + i) & (capacity_ - 1)].record;
+      target[i] = records_[(first + i) & (capacity_ - 1)].record;
     tail_.store(tail + taken, std::memory_order_release);  // copied before it is overwritten
     return taken;
   }
@@ -79,7 +85,7 @@ class TraceRing {
 
   // The writer's cache line, and the reader's.
   alignas(64) std::atomic<std::uint64_t> head_{0};
-  std::uint64_t tail_seen_ = 0;
+  std::uint64_t base_ = 0;  // number of the record in the first place; published by head_
   std::atomic<std::uint64_t> lost_{0};
   std::atomic<bool> is_closed_{false};
   alignas(64) std::atomic<std::uint64_t> tail_{0};

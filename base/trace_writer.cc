@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@
 namespace sluice {
 namespace {
 
+constexpr std::size_t kBufferBytes = 1 << 20;
 constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
 
 UniqueFd create_file(const std::string& path) {
@@ -57,7 +59,9 @@ void TraceWriter::add_section(std::string_view name, std::string_view text) {
   TraceBlockHeader header;
   header.type = static_cast<std::uint32_t>(TraceBlockType::kSection);
   header.count = static_cast<std::uint32_t>(text.size());
-  write_block(header, name, std::as_bytes(std::span(text)));
+  const std::scoped_lock lock(file_mutex_);
+  add_block(header, name, std::as_bytes(std::span(text)));
+  flush();
 }
 
 TraceResult TraceWriter::finish() {
@@ -70,8 +74,8 @@ TraceResult TraceWriter::finish() {
   thread_.join();
   result_.lost = lost_by_ended_;
   for (const auto& ring : rings_) result_.lost += ring->lost();
-  add_section("end",
-              fmt::format(R"({{"records": {}, "lost": {}}})", result_.records, result_.lost));
+  add_section("end", fmt::format(R"({{"records": {}, "lost": {}, "drainer_ns": {}}})",
+                                 result_.records, result_.lost, result_.drainer_ns));
   file_ = UniqueFd();
   return result_;
 }
@@ -93,6 +97,10 @@ void TraceWriter::run() {
     calibrate_trace_clock();
     calibrated_ns = steady_now_ns();
   }
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  result_.drainer_ns = static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 +
+                       static_cast<std::uint64_t>(used.tv_nsec);
 }
 
 // True when a ring is filling faster than the pauses would let it.
@@ -103,6 +111,7 @@ bool TraceWriter::drain_all() {
     added_.clear();
   }
   bool is_busy = false;
+  const std::scoped_lock lock(file_mutex_);
   for (const auto& ring : rings_) {
     is_busy = is_busy || ring->waiting() > ring->capacity() / 4;
     drain(*ring);
@@ -112,6 +121,7 @@ bool TraceWriter::drain_all() {
     if (is_over) lost_by_ended_ += ring->lost();
     return is_over;
   });
+  flush();
   return is_busy;
 }
 
@@ -125,25 +135,33 @@ void TraceWriter::drain(TraceRing& ring) {
     header.count = static_cast<std::uint32_t>(taken);
     header.lost = ring.lost();
     header.thread = ring.thread();
-    write_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
+    add_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
     left -= std::min<std::uint64_t>(left, taken);
   }
 }
 
-void TraceWriter::write_block(TraceBlockHeader header, std::string_view name,
-                              std::span<const std::byte> payload) {
-  const std::scoped_lock lock(file_mutex_);
+// Requires: file_mutex_.
+void TraceWriter::add_block(TraceBlockHeader header, std::string_view name,
+                            std::span<const std::byte> payload) {
   std::memcpy(header.name, name.data(), std::min(name.size(), kTraceNameBytes));
   header.payload_bytes = align_up(payload.size(), kTraceAlignBytes);
-  buffer_.assign(sizeof(header) + header.payload_bytes, std::byte{0});
-  if (!payload.empty())
-    std::memcpy(buffer_.data() + sizeof(header), payload.data(), payload.size());
-  header.checksum = trace_checksum(header, std::span(buffer_).subspan(sizeof(header)));
-  std::memcpy(buffer_.data(), &header, sizeof(header));
+  const std::size_t begin = buffer_.size();
+  buffer_.resize(begin + sizeof(header) + header.payload_bytes);
+  const auto block = std::span(buffer_).subspan(begin);
+  if (!payload.empty()) std::memcpy(block.data() + sizeof(header), payload.data(), payload.size());
+  header.checksum = trace_checksum(header, block.subspan(sizeof(header)));
+  std::memcpy(block.data(), &header, sizeof(header));
+  if (header.type == static_cast<std::uint32_t>(TraceBlockType::kRecords))
+    records_buffered_ += header.count;
+  if (buffer_.size() >= kBufferBytes) flush();
+}
+
+// Requires: file_mutex_.
+void TraceWriter::flush() {
   write_all(buffer_);
-  if (header.type == static_cast<std::uint32_t>(TraceBlockType::kRecords) &&
-      result_.failure.empty())
-    result_.records += header.count;
+  if (result_.failure.empty()) result_.records += records_buffered_;
+  buffer_.clear();
+  records_buffered_ = 0;
 }
 
 void TraceWriter::write_all(std::span<const std::byte> bytes) {

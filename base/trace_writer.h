@@ -22,7 +22,8 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  static constexpr std::chrono::milliseconds kDrainPeriod{10};
+  // Each round costs some ten microseconds, and what is recorded in one is what a kill loses.
+  static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
   // Fails with: kInput when the file cannot be created.
   explicit TraceWriter(const TraceOptions& options);
@@ -39,8 +40,9 @@ class TraceWriter {
   void run();
   bool drain_all();
   void drain(TraceRing& ring);
-  void write_block(TraceBlockHeader header, std::string_view name,
-                   std::span<const std::byte> payload);
+  void add_block(TraceBlockHeader header, std::string_view name,
+                 std::span<const std::byte> payload);
+  void flush();
   void write_all(std::span<const std::byte> bytes);
 
   std::string path_;
@@ -55,7 +57,8 @@ class TraceWriter {
   // Guarded by file_mutex_: blocks are written one after another.
   std::mutex file_mutex_;
   TraceResult result_;
-  std::vector<std::byte> buffer_;  // one block
+  std::vector<std::byte> buffer_;       // whole blocks that are not in the file yet
+  std::uint64_t records_buffered_ = 0;  // in them
 
   // Drainer only.
   std::vector<std::shared_ptr<TraceRing>> rings_;

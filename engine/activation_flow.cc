@@ -23,14 +23,17 @@ const char* name_of(ActivationAction action) {
 
 }  // namespace
 
-ActivationFlow::ActivationFlow(const Placement& placement, const Tiers& tiers, BlockStore& store,
-                               Device& device, Scheduler& scheduler, std::uint32_t held_max)
-    : placement_(placement),
+ActivationFlow::ActivationFlow(const ModelSpec& model, const Placement& placement,
+                               const Tiers& tiers, BlockStore& store, Device& device,
+                               Scheduler& scheduler, StepTimeline& timeline)
+    : model_(model),
+      placement_(placement),
       tiers_(tiers),
       store_(store),
       device_(device),
       scheduler_(scheduler),
-      held_max_(held_max),
+      timeline_(timeline),
+      held_max_(activations_held_max(model)),
       is_on_storage_(placement.nvme_activation_bytes != 0),
       used_events_(make_events(device, placement.activation_window.count)),
       arrived_events_(make_events(device, placement.activation_window.count)),
@@ -46,7 +49,7 @@ ActivationFlow::ActivationFlow(const Placement& placement, const Tiers& tiers, B
   }
 }
 
-void ActivationFlow::begin(const ActivationPlan& plan) {
+void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
   next_access_ = 0;
   is_released_.assign(plan.accesses.size(), false);
   while (asked_events_.size() < plan.accesses.size()) {
@@ -56,6 +59,7 @@ void ActivationFlow::begin(const ActivationPlan& plan) {
   scheduler_.run([&] {
     SLUICE_CHECK(idle(), "a plan begins when the one before it has ended");
     plan_ = &plan;
+    step_ = step;
     issued_ = next_piece_ = ready_ = 0;
     released_.assign(plan.accesses.size(), false);
     store_states_.assign(plan.accesses.size(), StoreState::kNone);
@@ -97,7 +101,10 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
     device_.wait(stream, used_events_[place].id());
     device_.wait(stream, arrived_events_[place].id());
   }
-  if (may_wait(access)) device_.record(granted_events_[access].id(), stream);
+  if (may_wait(access)) {
+    device_.record(granted_events_[access].id(), stream);
+    timeline_.pause(asked_events_[access].id(), granted_events_[access].id(), unit_of(access));
+  }
   ++next_access_;
   ++held_;
   return {.access = access, .stream = stream, .data = place_of(access)};
@@ -118,15 +125,6 @@ void ActivationFlow::release(const LeasedActivation& lease) noexcept {
   });
 }
 
-std::int64_t ActivationFlow::stall_ns() const {
-  std::int64_t stall_ns = 0;
-  for (std::uint32_t access = 0; access < next_access_; ++access) {
-    if (may_wait(access))
-      stall_ns += device_.elapsed_ns(asked_events_[access].id(), granted_events_[access].id());
-  }
-  return stall_ns;
-}
-
 void ActivationFlow::require_complete() const {
   if (next_access_ == plan_->accesses.size() && held_ == 0) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -141,9 +139,7 @@ ActivationFlow::Report ActivationFlow::finish() {
   // Nothing is on its way but the news that it has arrived.
   scheduler_.await([this] { return idle(); });
   for (const Event& used : used_events_) device_.synchronize(used.id());
-  Report report = std::exchange(moved_, {});
-  report.stall_ns = stall_ns();
-  return report;
+  return std::exchange(moved_, {});
 }
 
 void ActivationFlow::abandon() noexcept {
@@ -210,7 +206,7 @@ void ActivationFlow::store_to_host(std::uint32_t access) {
   device_.record(left_events_[place].id(), down_stream_.id());
   device_.record(home_events_[home].id(), down_stream_.id());
   moved_.out_bytes += align_up(placement_.activation_homes.value_bytes(home), kStorageAlignBytes);
-  call_back(down_stream_.id(), [] {});
+  call_back(down_stream_, access, placement_.activation_homes.value_bytes(home), [] {});
 }
 
 // False while no slot is free.
@@ -221,11 +217,12 @@ bool ActivationFlow::store_piece(Store& store) {
     device_.wait(down_stream_.id(), used_events_[access_at(store.access).place].id());
     pieces_out_[store.access] = piece_count(store.access);
   }
+  const std::uint64_t size_bytes = piece_bytes(store.access, store.next_piece);
   device_.copy(tiers_.activation_staging(slot),
                place_of(store.access) + store.next_piece * placement_.activation_staging.slot_bytes,
-               piece_bytes(store.access, store.next_piece), down_stream_.id());
+               size_bytes, down_stream_.id());
   ++store.next_piece;
-  call_back(down_stream_.id(), [this, slot] { copied_out(slot); });
+  call_back(down_stream_, store.access, size_bytes, [this, slot] { copied_out(slot); });
   return true;
 }
 
@@ -274,7 +271,7 @@ void ActivationFlow::fetch_from_host() {
   device_.record(home_events_[home].id(), up_stream_.id());
   device_.record(arrived_events_[place].id(), up_stream_.id());
   moved_.in_bytes += align_up(placement_.activation_homes.value_bytes(home), kStorageAlignBytes);
-  call_back(up_stream_.id(), [] {});
+  call_back(up_stream_, issued_, placement_.activation_homes.value_bytes(home), [] {});
 }
 
 bool ActivationFlow::fetch_piece() {
@@ -314,7 +311,8 @@ void ActivationFlow::copy_piece_up(std::uint32_t index) {
   device_.copy(place_of(slot.access) + slot.piece * placement_.activation_staging.slot_bytes,
                tiers_.activation_staging(index), piece_bytes(slot.access, slot.piece),
                up_stream_.id());
-  call_back(up_stream_.id(), [this, index] { free_slot(index); });
+  call_back(up_stream_, slot.access, piece_bytes(slot.access, slot.piece),
+            [this, index] { free_slot(index); });
 }
 
 // A slot's read or write has ended.
@@ -349,6 +347,8 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
   found->is_free = false;
   scheduler_.pools().lend(BufferPool::kActivationStaging, placement_.activation_staging.slot_bytes);
   found->is_read = false;
+  found->transfer.activation_unit = unit_of(access);
+  found->transfer.step = step_;
   ++in_flight_;
   return static_cast<std::uint32_t>(found - slots_.begin());
 }
@@ -358,17 +358,6 @@ void ActivationFlow::free_slot(std::uint32_t slot) {
   scheduler_.pools().take_back(BufferPool::kActivationStaging,
                                placement_.activation_staging.slot_bytes);
   --in_flight_;
-}
-
-void ActivationFlow::call_back(StreamId stream, std::function<void()> finished) {
-  ++in_flight_;
-  device_.call_host(stream, [this, finished = std::move(finished)] {
-    scheduler_.post([this, finished] {
-      --in_flight_;
-      finished();
-      pump();
-    });
-  });
 }
 
 std::uint32_t ActivationFlow::home_of(std::uint32_t access) const {

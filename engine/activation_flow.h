@@ -11,6 +11,7 @@
 // for the drive.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -20,6 +21,7 @@
 #include "engine/block_store.h"
 #include "engine/placement.h"
 #include "engine/scheduler.h"
+#include "engine/step_timeline.h"
 #include "engine/tiers.h"
 #include "gpu/device.h"
 
@@ -33,13 +35,13 @@ struct LeasedActivation {
 
 class ActivationFlow {
  public:
-  // All must outlive the flow. `held_max`: accesses held at once, as the plans assume.
-  ActivationFlow(const Placement& placement, const Tiers& tiers, BlockStore& store, Device& device,
-                 Scheduler& scheduler, std::uint32_t held_max);
+  // All must outlive the flow. `timeline` hears of what computation waits for.
+  ActivationFlow(const ModelSpec& model, const Placement& placement, const Tiers& tiers,
+                 BlockStore& store, Device& device, Scheduler& scheduler, StepTimeline& timeline);
 
-  // Starts on `plan`, which must outlive it. Requires: the plan before has been finished or
-  // abandoned.
-  void begin(const ActivationPlan& plan);
+  // Starts on `plan`, which must outlive it, for `step`. Requires: the plan before has been
+  // finished or abandoned.
+  void begin(const ActivationPlan& plan, std::uint64_t step);
   // The next access of the plan: work enqueued on `stream` after this call may read it, or write
   // it. Blocks until its transfers are on their way to the device.
   // Fails with: kInvalidArgument when it is not next, or too many are held; the engine's first
@@ -55,7 +57,6 @@ class ActivationFlow {
   struct Report {
     std::uint64_t out_bytes = 0;  // left the device, in whole storage units
     std::uint64_t in_bytes = 0;   // came back
-    std::int64_t stall_ns = 0;    // computation waited for them, or for room
   };
   Report finish();
   // Ends a plan before its end. Returns when nothing is in flight, and nothing computes on the
@@ -88,7 +89,7 @@ class ActivationFlow {
 
   // Application thread.
   void check_next(const ActivationRef& ref, ActivationAction action) const;
-  std::int64_t stall_ns() const;
+  std::uint32_t unit_of(std::uint32_t access) const;
 
   bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
   void pump();
@@ -111,8 +112,11 @@ class ActivationFlow {
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
-  // `finished` runs on the scheduler's thread when what is on `stream` now has been done.
-  void call_back(StreamId stream, std::function<void()> finished);
+  // `finished` runs on the scheduler's thread when the copy for `access` that is last on `stream`
+  // now has been done.
+  void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
+                 std::function<void()> finished);
+  void trace_copy(TraceRecord record);
   std::uint32_t home_of(std::uint32_t access) const;
   std::uint32_t piece_count(std::uint32_t access) const;
   std::uint64_t piece_bytes(std::uint32_t access, std::uint32_t piece) const;
@@ -120,12 +124,14 @@ class ActivationFlow {
   const ActivationAccess& access_at(std::uint32_t access) const { return plan_->accesses[access]; }
 
   // Constant after construction.
+  const ModelSpec& model_;
   const Placement& placement_;
   const Tiers& tiers_;
   BlockStore& store_;
   Device& device_;
   Scheduler& scheduler_;
-  const std::uint32_t held_max_;
+  StepTimeline& timeline_;
+  const std::uint32_t held_max_;  // accesses held at once, as the plans assume
   const bool is_on_storage_;
   std::vector<Event> used_events_;     // by place: behind the computation that had it last
   std::vector<Event> arrived_events_;  // by place: behind the last copy to it
@@ -153,6 +159,8 @@ class ActivationFlow {
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   Report moved_;
+  std::uint64_t step_ = 0;
+  std::array<std::uint64_t, 2> copied_ns_{};  // when the last copy up, or down, had ended
   std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
 
   Stream up_stream_;  // last: their callbacks use all of the above

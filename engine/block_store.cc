@@ -163,7 +163,7 @@ TraceRecord BlockStore::record_of(const Transfer& transfer) const {
   return {.begin_ns = transfer.begin_ns,
           .size_bytes = request.length_bytes,
           .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
-          .unit = is_block ? index_of(layout_.block(transfer.block).unit) : kTraceNone,
+          .unit = is_block ? index_of(layout_.block(transfer.block).unit) : transfer.activation_unit,
           .block = is_block ? index_of(transfer.block) : kTraceNone,
           .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
           .lane = static_cast<std::uint8_t>(request.drive),

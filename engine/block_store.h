@@ -51,6 +51,8 @@ struct Transfer {
   IoPriority read_priority = IoPriority::kNormal;
   // Likewise, for traces: the step, where the version does not tell it.
   std::optional<std::uint64_t> step = {};
+  // And of activations whose they are.
+  std::uint32_t activation_unit = kTraceNone;
 
   // The store's own.
   IoRequest request;

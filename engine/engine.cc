@@ -79,7 +79,7 @@ struct Engine::Parts {
         worker(config.threads, scheduler),
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
              ranks),
-        activations(placement, tiers, store, device, scheduler, activations_held_max(model)),
+        activations(model, placement, tiers, store, device, scheduler, loop.timeline()),
         state(layout, placement, tiers, store, device) {
     if (std::vector<std::string> names; trace_ranges_are_on) {
       for (const UnitSpec& unit : model.units) names.push_back(unit.name);
@@ -234,7 +234,7 @@ Step Engine::begin_step(const StepOptions& options) {
   const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
   Step step(parts_->loop, parts_->activations, parts_->layout);
-  parts_->activations.begin(activations);
+  parts_->activations.begin(activations, parts_->loop.scheduled_step() + 1);
   return step;
 }
 
@@ -242,7 +242,8 @@ Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
   parts_->loop.begin_inference();
   Inference inference(parts_->loop, parts_->activations, parts_->layout);
-  parts_->activations.begin(parts_->loop.inference_activations());
+  parts_->activations.begin(parts_->loop.inference_activations(),
+                            parts_->loop.scheduled_step() + 1);
   return inference;
 }
 

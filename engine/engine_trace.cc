@@ -58,7 +58,18 @@ ordered_json config_json(const Config& config, const Placement& placement) {
           {"verify", config.storage.verify == Verify::kFull     ? "full"
                      : config.storage.verify == Verify::kSample ? "sample"
                                                                 : "off"},
-          {"threads", config.threads}};
+          {"threads", config.threads},
+          {"activations",
+           {{"home", static_cast<int>(config.activations.home)},
+            {"micro_batches", config.activations.micro_batches},
+            {"order", static_cast<int>(config.activations.order)}}}};
+}
+
+ordered_json shard_json(const Shard& shard) {
+  return {{"index", shard.index},
+          {"count", shard.count},
+          {"keeps_all_gradients", shard.keeps_all_gradients},
+          {"keeps_all_parameters", shard.keeps_all_parameters}};
 }
 
 ordered_json memory_json(const Placement& placement) {
@@ -121,6 +132,8 @@ std::string describe_engine(const Config& config, const ModelSpec& model, const 
                                  {"forward_order", indices_of(model.forward_order)},
                                  {"backward_order", indices_of(model.backward_order)},
                                  {"concurrent_leases", model.concurrent_leases},
+                                 {"boundary_bytes", model.boundary_bytes},
+                                 {"shard", shard_json(layout.shard())},
                                  {"units", units_of(layout)},
                                  {"parameter_tier", runs_of(placement.parameter_tier)},
                                  {"record_tier", runs_of(placement.record_tier)}};
@@ -164,7 +177,22 @@ Config config_of_trace(const std::string& engine_section) {
     config.storage.paths = from.at("paths").get<std::vector<std::string>>();
     config.storage.block_elements = document.at("block_elements").get<std::uint64_t>();
     config.threads = from.at("threads").get<unsigned>();
+    const nlohmann::json& activations = from.at("activations");
+    config.activations = {
+        .home = static_cast<ActivationHome>(activations.at("home").get<int>()),
+        .micro_batches = activations.at("micro_batches").get<std::uint32_t>(),
+        .order = static_cast<MicroBatchOrder>(activations.at("order").get<int>())};
     return config;
+  });
+}
+
+Shard shard_of_trace(const std::string& engine_section) {
+  return read_section(engine_section, [](const nlohmann::json& document) {
+    const nlohmann::json& from = document.at("shard");
+    return Shard{.index = from.at("index").get<std::uint32_t>(),
+                 .count = from.at("count").get<std::uint32_t>(),
+                 .keeps_all_gradients = from.at("keeps_all_gradients").get<bool>(),
+                 .keeps_all_parameters = from.at("keeps_all_parameters").get<bool>()};
   });
 }
 
@@ -183,6 +211,7 @@ ModelSpec model_of_trace(const std::string& engine_section) {
     model.forward_order = order_from(document.at("forward_order"));
     model.backward_order = order_from(document.at("backward_order"));
     model.concurrent_leases = document.at("concurrent_leases").get<std::uint32_t>();
+    model.boundary_bytes = document.at("boundary_bytes").get<std::vector<std::uint64_t>>();
     return validated(std::move(model));
   });
 }

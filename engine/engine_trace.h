@@ -23,5 +23,6 @@ std::string describe_counters(const IoCounters& counters);
 // no such section.
 Config config_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);
+Shard shard_of_trace(const std::string& engine_section);
 
 }  // namespace sluice

@@ -74,10 +74,9 @@ class Prefetcher {
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // Whose work comes before every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // When the gather for a use began on its stream; 0 where none was needed. Any thread, while
-  // idle() and behind the use's computation.
-  std::uint64_t gather_begun_ns(std::uint32_t use) const {
-    return use < gathers_begun_ns_.size() ? gathers_begun_ns_[use].load() : 0;
+  // When the gather for a use that is_ready() began; null where none was needed.
+  const BeginTime* gather_begun_ns(std::uint32_t use) const {
+    return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
   // What the gathers since the last call have brought together.
   std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }

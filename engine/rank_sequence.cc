@@ -3,19 +3,21 @@
 namespace sluice {
 
 // Relaxed: what orders the two is the event behind the operation.
-void RankSequence::begin(BeginTime* begun_ns) {
-  begin_ns_ = trace_now_ns();
-  if (begun_ns != nullptr) begun_ns->store(begin_ns_, std::memory_order_relaxed);
+void RankSequence::begin(const CollectiveSpan& span) {
+  record_ = {.begin_ns = trace_now_ns(),
+             .size_bytes = span.size_bytes,
+             .step = span.step,
+             .unit = index_of(span.unit),
+             .kind = TraceKind::kCollective,
+             .detail = span.detail};
+  if (span.begun_ns != nullptr) span.begun_ns->store(record_.begin_ns, std::memory_order_relaxed);
+  range_ = begin_trace_range(record_);
 }
 
-void RankSequence::end(const CollectiveSpan& span) const {
-  trace_span({.begin_ns = begin_ns_,
-              .end_ns = trace_now_ns(),
-              .size_bytes = span.size_bytes,
-              .step = span.step,
-              .unit = index_of(span.unit),
-              .kind = TraceKind::kCollective,
-              .detail = span.detail});
+void RankSequence::end() {
+  record_.end_ns = trace_now_ns();
+  trace_span(record_);
+  end_trace_range(range_);
 }
 
 }  // namespace sluice

@@ -4,21 +4,17 @@
 // Thread rule: as Collectives.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "base/ids.h"
-#include "base/trace.h"
+#include "base/trace_ranges.h"
+#include "engine/step_timeline.h"
 #include "gpu/collectives.h"
 #include "gpu/device.h"
 
 namespace sluice {
-
-// When an operation began on its stream, for whoever waited for it; 0 = it has not. Read behind an
-// event that follows the operation.
-using BeginTime = std::atomic<std::uint64_t>;
 
 // What the trace says of an operation.
 struct CollectiveSpan {
@@ -38,9 +34,9 @@ class RankSequence {
   // `issue` enqueues operations of collectives() on `stream`; together they are one span.
   template <class Issue>
   void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
-    device_.call_host(stream, [this, begun_ns = span.begun_ns] { begin(begun_ns); });
+    device_.call_host(stream, [this, span] { begin(span); });
     issue();
-    device_.call_host(stream, [this, span] { end(span); });
+    device_.call_host(stream, [this] { end(); });
   }
   void all_gather(const AllGather& gather, const CollectiveSpan& span, StreamId stream) {
     run(span, stream, [&] { collectives_->all_gather(gather, stream); });
@@ -49,14 +45,16 @@ class RankSequence {
   Collectives& collectives() const { return *collectives_; }
 
  private:
-  void begin(BeginTime* begun_ns);
-  void end(const CollectiveSpan& span) const;
+  void begin(const CollectiveSpan& span);
+  void end();
 
   // Constant after construction.
   std::unique_ptr<Collectives> collectives_;
   Device& device_;
 
-  std::uint64_t begin_ns_ = 0;  // threads of the device, in the order of the stream
+  // Threads of the device, in the order of the stream.
+  TraceRecord record_;
+  TraceRangeId range_{};
 };
 
 }  // namespace sluice

@@ -30,10 +30,8 @@ class ResidentUnits {
   // Recorded behind all that the unit's last update brought to this rank.
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   std::uint64_t take_gathered_bytes();
-  // When the unit's last gather began on its stream; 0 = never. Any thread.
-  std::uint64_t gather_begun_ns(UnitId unit) const {
-    return gathers_begun_ns_[index_of(unit)].load();
-  }
+  // When the unit's last gather began. Any thread.
+  const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:
   void gather(UnitId unit);

@@ -96,7 +96,6 @@ StepReport Step::finish() {
   const ActivationFlow::Report activations = activations_->finish();
   report.activation_out_bytes = activations.out_bytes;
   report.activation_in_bytes = activations.in_bytes;
-  report.stall_ns += activations.stall_ns;
   return report;
 }
 

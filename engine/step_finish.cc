@@ -75,12 +75,6 @@ StepReport StepLoop::finish_step() {
   return report;
 }
 
-// On the steady clock; 0 where the use needed no other rank.
-std::uint64_t StepLoop::gather_begun_ns(std::uint32_t use, UnitId unit) const {
-  return placement_.unit_is_on_device(layout_.unit(unit)) ? residents_.gather_begun_ns(unit)
-                                                          : prefetcher_.gather_begun_ns(use);
-}
-
 void StepLoop::describe_changes(StepReport& report) const {
   report.schedule_changes = course_.changes();
   if (course_.changes() != 0)

@@ -39,8 +39,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
             model.forward_order, [this] { note_change(); }),
       failure_(pass_, device, scheduler),
-      timeline_(layout, device,
-                [this](std::uint32_t use, UnitId unit) { return gather_begun_ns(use, unit); }) {
+      timeline_(layout, device) {
   scheduler_.settle_with([this] { return pump(); });
   scheduler_.run([&] {
     PoolMeter& pools = scheduler_.pools();
@@ -246,7 +245,8 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
   device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
-  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch);
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch,
+                   state.gather_begun_ns);
   LeasedUse lease{.use = use, .unit = unit};
   lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
@@ -283,6 +283,9 @@ bool StepLoop::is_ready(std::uint32_t use) {
   timeline_.waits_for(use, cause);
   scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
                                                              : StepPhase::kForward);
+  uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
+                                   ? residents_.gather_begun_ns(scheduled.unit)
+                                   : prefetcher_.gather_begun_ns(use);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 

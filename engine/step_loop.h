@@ -94,6 +94,7 @@ class StepLoop {
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
+  StepTimeline& timeline() { return timeline_; }
   // The reference stays valid.
   const ActivationPlan& activations(const StepOptions& options) {
     return course_.plans().activations(options.micro_batches, options.order);
@@ -118,6 +119,7 @@ class StepLoop {
   struct UseState {
     StreamId stream{};
     std::optional<std::uint32_t> gradient_slot;
+    const BeginTime* gather_begun_ns = nullptr;
     TraceRangeId range{};  // of computation under it
     bool is_released = false;
   };
@@ -133,7 +135,6 @@ class StepLoop {
   void change_schedule(UnitId unit, Pass pass);
   void end_schedule();
   void follow(StepPlan plan);
-  std::uint64_t gather_begun_ns(std::uint32_t use, UnitId unit) const;
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();

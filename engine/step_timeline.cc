@@ -22,6 +22,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kGradientCopy:
     case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
+    case TraceReason::kActivation:
     case TraceReason::kSchedule: return Blame::kIo;
     case TraceReason::kUpdateRead:
     case TraceReason::kUpdateLane:
@@ -55,6 +56,9 @@ void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
   phase_ = Phase::kComputing;
   next_use_ = 0;
   next_segment_ = 0;
+  next_pause_ = 0;
+  computed_use_ = kTraceNone;
+  pauses_.clear();
   cursor_ns_ = begin_ns_;
   offset_ns_ = INT64_MIN;
   announced_ns_ = 0;
@@ -86,11 +90,13 @@ void StepTimeline::arrive(std::uint32_t use, StreamId stream) {
   arrived_ = use + 1;
 }
 
-void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies) {
+void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies,
+                          const BeginTime* gather_begun_ns) {
   const std::scoped_lock lock(mutex_);
   Use& of = uses_[use];
   of.scheduled = (*schedule_)[use];
   of.copies = copies;
+  of.gather_begun_ns = gather_begun_ns;
   of.resume_called_ns = steady_now_ns();
   device_.record(of.resumed.id(), stream);
   resumed_ = use + 1;
@@ -101,6 +107,12 @@ void StepTimeline::resume(std::uint32_t use, StreamId stream, bool copies) {
               .use = use,
               .kind = TraceKind::kAcquire,
               .detail = static_cast<std::uint8_t>(of.scheduled.pass)});
+}
+
+void StepTimeline::pause(EventId asked, EventId granted, std::uint32_t unit) {
+  const std::scoped_lock lock(mutex_);
+  if (is_training_ && resumed_ != 0)
+    pauses_.push_back({.asked = asked, .granted = granted, .use = resumed_ - 1, .unit = unit});
 }
 
 void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
@@ -155,6 +167,7 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
   const auto has_come = [&](EventId event) { return all || device_.is_complete(event); };
   switch (phase_) {
     case Phase::kComputing: {
+      if (!lay_pauses(now_ns, all)) return false;
       const bool is_last = next_use_ == arrived_;
       if (is_last && !last_release_) return false;
       const EventId end = is_last ? *last_release_ : uses_[next_use_].arrived.id();
@@ -177,8 +190,8 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
       add_segments(next_use_, end_ns);
       const WaitCause copies{.reason = use.copies ? TraceReason::kCopy : TraceReason::kNone,
                              .unit = index_of(use.scheduled.unit)};
-      // From the beginning of a gather on, it was the other ranks.
-      const std::uint64_t begun_ns = gather_begun_ns_(next_use_, use.scheduled.unit);
+      const std::uint64_t begun_ns =
+          use.gather_begun_ns == nullptr ? 0 : use.gather_begun_ns->load();
       const std::uint64_t gather_ns =
           begun_ns == 0 ? end_ns : std::clamp(begun_ns, cursor_ns_, end_ns);
       add_wait(copies, next_use_, cursor_ns_, gather_ns);
@@ -191,6 +204,22 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
     case Phase::kEnding: add_segments(kTraceNone, now_ns); return false;
   }
   return false;
+}
+
+// False while one has not ended.
+bool StepTimeline::lay_pauses(std::uint64_t now_ns, bool all) {
+  for (; next_pause_ < pauses_.size() && pauses_[next_pause_].use + 1 == next_use_; ++next_pause_) {
+    const Pause& pause = pauses_[next_pause_];
+    if (!all && !device_.is_complete(pause.granted)) return false;
+    const std::uint64_t asked_ns = time_of(pause.asked, now_ns);
+    if (asked_ns > cursor_ns_) add_compute(pause.use, cursor_ns_, asked_ns);
+    cursor_ns_ = asked_ns;
+    const std::uint64_t granted_ns = time_of(pause.granted, now_ns);
+    add_wait({.reason = TraceReason::kActivation, .unit = pause.unit}, pause.use, cursor_ns_,
+             granted_ns);
+    cursor_ns_ = granted_ns;
+  }
+  return true;
 }
 
 void StepTimeline::ends(EventId last_release) {
@@ -281,12 +310,14 @@ void StepTimeline::add_compute(std::uint32_t use, std::uint64_t begin_ns, std::u
   if (steps_computed_ == 0) return;  // touches memory for the first time
   Computed& unit = computed_[index_of(scheduled.unit)];
   const double seconds = static_cast<double>(end_ns - begin_ns) * 1e-9;
+  const bool is_new = use != computed_use_;  // and not what comes after a pause
+  computed_use_ = use;
   if (scheduled.pass == Pass::kBackward) {
     unit.backward_s += seconds;
-    ++unit.backward_uses;
+    unit.backward_uses += is_new ? 1 : 0;
   } else {
     unit.forward_s += seconds;
-    ++unit.forward_uses;
+    unit.forward_uses += is_new ? 1 : 0;
   }
 }
 

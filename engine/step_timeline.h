@@ -11,8 +11,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -25,6 +25,10 @@
 #include "gpu/device.h"
 
 namespace sluice {
+
+// When an operation among ranks began on its stream; 0 = it has not. Read behind an event that
+// follows the operation.
+using BeginTime = std::atomic<std::uint64_t>;
 
 // What somebody waits for now.
 struct WaitCause {
@@ -57,13 +61,8 @@ struct StepTimes {
 
 class StepTimeline {
  public:
-  // When the gather that a use of the unit has waited for began on its stream, or 0; any thread,
-  // once the use has resumed.
-  using GatherBegun = std::function<std::uint64_t(std::uint32_t use, UnitId unit)>;
-
   // `layout` and `device` must outlive the timeline.
-  StepTimeline(const Layout& layout, Device& device, GatherBegun gather_begun_ns)
-      : layout_(layout), device_(device), gather_begun_ns_(std::move(gather_begun_ns)) {}
+  StepTimeline(const Layout& layout, Device& device) : layout_(layout), device_(device) {}
 
   // `schedule` must outlive the step. One of an inference leaves no records but of acquire().
   void begin(const Schedule& schedule, std::uint64_t step);
@@ -74,9 +73,15 @@ class StepTimeline {
 
   // Computation on `stream` comes to `use` when it has done what was enqueued before, and resumes
   // when what is enqueued between the two calls is done. `copies`: what it then waits for is copies
-  // to the device.
+  // to the device, and from `gather_begun_ns` on, if that is not null and not 0, other ranks. It is
+  // read behind the event, and must outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
-  void resume(std::uint32_t use, StreamId stream, bool copies);
+  void resume(std::uint32_t use, StreamId stream, bool copies,
+              const BeginTime* gather_begun_ns = nullptr);
+
+  // Under the last use's lease, computation waited between two events of its stream for a boundary
+  // activation of `unit`, or for room. Both events stay as they are until the step has ended.
+  void pause(EventId asked, EventId granted, std::uint32_t unit);
 
   // From now on `use`, or for kTraceNone the end of the step, waits for `cause`, or for nothing.
   void waits_for(std::uint32_t use, WaitCause cause);
@@ -105,6 +110,13 @@ class StepTimeline {
     std::uint64_t resume_called_ns = 0;
     ScheduledUse scheduled;
     bool copies = false;
+    const BeginTime* gather_begun_ns = nullptr;
+  };
+  struct Pause {
+    EventId asked{};
+    EventId granted{};
+    std::uint32_t use = 0;
+    std::uint32_t unit = kTraceNone;
   };
   struct Segment {
     std::uint32_t use = kTraceNone;
@@ -123,6 +135,7 @@ class StepTimeline {
   // Lays out what is known to have ended, or with `all` everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
+  bool lay_pauses(std::uint64_t now_ns, bool all);
   void poll();
   void announce(std::uint64_t now_ns);
 
@@ -137,7 +150,6 @@ class StepTimeline {
 
   const Layout& layout_;
   Device& device_;
-  const GatherBegun gather_begun_ns_;
 
   // Guarded by mutex_: the drainer reads what the two other threads write.
   mutable std::mutex mutex_;
@@ -156,11 +168,14 @@ class StepTimeline {
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;
   std::vector<Segment> segments_;  // in order of time
+  std::vector<Pause> pauses_;      // likewise
 
   // As far as it has been laid out: up to cursor_ns_, in `phase_` of next_use_.
   Phase phase_ = Phase::kComputing;
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;
+  std::size_t next_pause_ = 0;
+  std::uint32_t computed_use_ = kTraceNone;  // the last one that computation was added of
   std::uint64_t cursor_ns_ = 0;
   std::int64_t offset_ns_ = 0;  // from device_ns() to the steady clock
   std::uint64_t announced_ns_ = 0;

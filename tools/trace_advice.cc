@@ -29,7 +29,7 @@ double storage_rate(const TraceAnalysis& analysis) {
   return busy.busy_ns() == 0 ? 0 : static_cast<double>(size_bytes) / seconds(busy.busy_ns());
 }
 
-const FlowStats* flow_of(const TraceAnalysis& analysis, TraceKind kind) {
+const FlowStats* stats_of(const TraceAnalysis& analysis, TraceKind kind) {
   const auto found = std::ranges::find(analysis.flows(), kind, &FlowStats::kind);
   return found == analysis.flows().end() ? nullptr : &*found;
 }
@@ -47,6 +47,16 @@ double adam_rate(const TraceAnalysis& analysis, const TracedEngine& engine) {
          static_cast<double>(engine.parameters) / static_cast<double>(engine.state_bytes);
 }
 
+std::string collective_rates(const TraceAnalysis& analysis) {
+  std::string rates;
+  for (const FlowStats& flow : analysis.flows()) {
+    if (flow.kind != TraceKind::kCollective) continue;
+    rates += fmt::format("{}{} {:.2f} GB/s", rates.empty() ? "" : ", ", name_of(flow.key()),
+                         flow.bytes_per_second() * 1e-9);
+  }
+  return rates.empty() ? "the slowest rank decides" : rates;
+}
+
 std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
   switch (reason) {
     case TraceReason::kSlot:
@@ -57,6 +67,8 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
       return fmt::format("one more gradient slot ({} -> {}) needs memory.device +{}",
                          engine.gradient_slots, engine.gradient_slots + 1,
                          format_bytes(engine.gradient_slot_bytes));
+    case TraceReason::kActivation:
+      return "memory.device + one activation is one more place for them";
     case TraceReason::kWindow:
     case TraceReason::kCopy:
       return fmt::format("one more unit in the window needs memory.device +{}",
@@ -122,7 +134,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
           "window) lets reads begin a unit earlier",
           format_bytes(engine.largest_unit_bytes()));
     case StallCause::kLatencyTail: {
-      const FlowStats* const reads = flow_of(analysis, TraceKind::kRead);
+      const FlowStats* const reads = stats_of(analysis, TraceKind::kRead);
       if (reads == nullptr) return "look at the drive (smartctl)";
       return fmt::format(
           "reads take {:.2f} ms, one in a thousand {:.2f} ms: look at the drive "
@@ -132,7 +144,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
     }
     case StallCause::kNoBuffer: return buffer_advice(group.reason, engine);
     case StallCause::kCopyLink: {
-      const FlowStats* const copies = flow_of(analysis, TraceKind::kCopyToDevice);
+      const FlowStats* const copies = stats_of(analysis, TraceKind::kCopyToDevice);
       return fmt::format(
           "copies go at {:.2f} GB/s; units at home on the device need none: "
           "memory.device +{} for one more",
@@ -149,7 +161,10 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
           "storage.verify sample checks one block in eight: up to {:.1f} ms less a "
           "step",
           step_s * 1e3 * 7 / 8);
-    case StallCause::kCollective: return "the slowest rank decides: compare the ranks' summaries";
+    case StallCause::kCollective:
+      return fmt::format(
+          "{}; the summary of all ranks' files together says whom the others wait for",
+          collective_rates(analysis));
     case StallCause::kSchedule: return "declare the order of units that steps have";
     case StallCause::kEngine: break;
   }

@@ -1,6 +1,7 @@
 #include "tools/trace_analysis.h"
 
 #include <algorithm>
+#include <map>
 
 namespace sluice {
 namespace {
@@ -19,6 +20,7 @@ std::uint64_t median_of(std::vector<std::uint64_t>& values) {
 
 // The times of all transfers of one flow.
 struct Durations {
+  std::uint64_t size_bytes = 0;
   std::vector<std::uint64_t> queue, device, whole;
   IntervalSet busy;
 };
@@ -50,6 +52,29 @@ double FlowStats::bytes_per_second() const {
   return static_cast<double>(size_bytes) * 1e9 / static_cast<double>(busy_ns);
 }
 
+std::string name_of(const FlowKey& flow) {
+  const TraceRecord record{.kind = flow.kind, .detail = static_cast<std::uint8_t>(flow.drive)};
+  if (flow.kind == TraceKind::kCollective) return span_name(record, {});
+  std::string name(name_of(flow.kind));
+  return flow.kind <= TraceKind::kWrite ? name + " drive " + std::to_string(flow.drive) : name;
+}
+
+std::optional<FlowKey> flow_of(const TraceRecord& record) {
+  if (record.kind <= TraceKind::kCopyToHost) return FlowKey{record.kind, record.lane};
+  // Votes are no load on a network.
+  if (record.kind == TraceKind::kCollective && record.detail < kTraceVote)
+    return FlowKey{record.kind, record.detail};
+  return std::nullopt;
+}
+
+std::uint64_t started_ns(const TraceRecord& record) {
+  return record.kind == TraceKind::kCollective ? record.begin_ns : record.started_ns;
+}
+
+std::uint64_t moved_ns(const TraceRecord& record) {
+  return record.kind == TraceKind::kCollective ? record.end_ns : record.moved_ns;
+}
+
 // Nearest rank: the smallest value that at least that share of all does not exceed.
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns) {
   if (durations_ns.empty()) return {};
@@ -74,7 +99,7 @@ TraceAnalysis::TraceAnalysis(const TraceFile& trace) : trace_(trace) {
 
 // Sorts the records into what is asked of them later.
 void TraceAnalysis::lay_out() {
-  std::array<std::vector<std::uint64_t>, 2> read_ns;
+  std::array<std::vector<std::uint64_t>, 3> read_ns;
   for (const TraceRecord& record : trace_.records) {
     switch (record.kind) {
       case TraceKind::kRead:
@@ -84,13 +109,14 @@ void TraceAnalysis::lay_out() {
         requests_.add(record.begin_ns, record.moved_ns);
         background_.add(record.begin_ns, record.end_ns);
         if (record.kind == TraceKind::kWrite) break;
-        reads_[read_key(record.block, record.detail)].push_back(&record);
-        read_ns[record.detail & 1].push_back(record.moved_ns - record.started_ns);
+        reads_[read_key(record)].push_back(&record);
+        read_ns[std::min<std::size_t>(record.detail, 2)].push_back(record.moved_ns -
+                                                                   record.started_ns);
         break;
       case TraceKind::kCopyToDevice:
         link_up_.add(record.started_ns, record.moved_ns);
         background_.add(record.started_ns, record.moved_ns);
-        copies_[record.unit].push_back(&record);
+        if (record.detail != kTraceActivations) copies_[record.unit].push_back(&record);
         break;
       case TraceKind::kCopyToHost:
         link_down_.add(record.started_ns, record.moved_ns);
@@ -102,6 +128,7 @@ void TraceAnalysis::lay_out() {
         processor_.add(record.begin_ns, record.end_ns);
         background_.add(record.begin_ns, record.end_ns);
         break;
+      case TraceKind::kCollective: background_.add(record.begin_ns, record.end_ns); break;
       case TraceKind::kLane: lanes_[record.block].push_back(&record); break;
       default: break;
     }
@@ -110,39 +137,34 @@ void TraceAnalysis::lay_out() {
   for (IntervalSet* set : {&requests_, &processor_, &link_up_, &link_down_, &background_})
     set->seal();
   for (Index* index : {&reads_, &copies_, &lanes_}) sort_by_begin(*index);
-  for (std::size_t plane = 0; plane < 2; ++plane)
+  for (std::size_t plane = 0; plane < 3; ++plane)
     median_read_ns_[plane] = median_of(read_ns[plane]);
 }
 
 void TraceAnalysis::collect_flows() {
-  std::unordered_map<std::uint32_t, Durations> durations;  // by kind and drive
+  std::map<FlowKey, Durations> durations;
   for (const TraceRecord& record : trace_.records) {
-    if (record.kind > TraceKind::kCopyToHost) continue;
-    Durations& flow = durations[static_cast<std::uint32_t>(record.kind) << 8 | record.lane];
-    flow.queue.push_back(record.started_ns - std::min(record.begin_ns, record.started_ns));
-    flow.device.push_back(record.moved_ns - std::min(record.started_ns, record.moved_ns));
+    const std::optional<FlowKey> key = flow_of(record);
+    if (!key) continue;
+    Durations& flow = durations[*key];
+    const std::uint64_t started = started_ns(record), moved = moved_ns(record);
+    flow.size_bytes += record.size_bytes;
+    flow.queue.push_back(started - std::min(record.begin_ns, started));
+    flow.device.push_back(moved - std::min(started, moved));
     flow.whole.push_back(record.end_ns - record.begin_ns);
-    flow.busy.add(record.started_ns, record.moved_ns);
-  }
-  std::unordered_map<std::uint32_t, std::uint64_t> bytes;
-  for (const TraceRecord& record : trace_.records) {
-    if (record.kind > TraceKind::kCopyToHost) continue;
-    bytes[static_cast<std::uint32_t>(record.kind) << 8 | record.lane] += record.size_bytes;
+    flow.busy.add(started, moved);
   }
   for (auto& [key, flow] : durations) {
     flow.busy.seal();
-    flows_.push_back({.kind = static_cast<TraceKind>(key >> 8),
-                      .drive = key & 0xff,
+    flows_.push_back({.kind = key.kind,
+                      .drive = key.drive,
                       .spans = flow.whole.size(),
-                      .size_bytes = bytes[key],
+                      .size_bytes = flow.size_bytes,
                       .busy_ns = flow.busy.busy_ns(),
                       .queue = percentiles_of(std::move(flow.queue)),
                       .device = percentiles_of(std::move(flow.device)),
                       .whole = percentiles_of(std::move(flow.whole))});
   }
-  std::ranges::sort(flows_, {}, [](const FlowStats& flow) {
-    return static_cast<std::uint32_t>(flow.kind) << 8 | flow.drive;
-  });
 }
 
 }  // namespace sluice

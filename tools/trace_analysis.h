@@ -6,7 +6,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -71,7 +73,14 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// One direction of one drive, or copies of one direction.
+// One direction of one drive, copies of one direction, or collectives of one sort.
+struct FlowKey {
+  TraceKind kind = TraceKind::kRead;
+  std::uint32_t drive = 0;  // of collectives: their TraceRecord::detail
+
+  auto operator<=>(const FlowKey&) const = default;
+};
+
 struct FlowStats {
   TraceKind kind = TraceKind::kRead;
   std::uint32_t drive = 0;
@@ -82,8 +91,18 @@ struct FlowStats {
   Percentiles device;         // from there until the last byte
   Percentiles whole;          // with checksum and hand-over
 
+  FlowKey key() const { return {kind, drive}; }
   double bytes_per_second() const;
 };
+
+// "read drive 0", "copy to device", "gather".
+std::string name_of(const FlowKey& flow);
+
+// None for those that move nothing.
+std::optional<FlowKey> flow_of(const TraceRecord& record);
+// When what moves `record` took it up, and when its last byte was there.
+std::uint64_t started_ns(const TraceRecord& record);
+std::uint64_t moved_ns(const TraceRecord& record);
 
 class TraceAnalysis {
  public:
@@ -103,8 +122,12 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  static std::uint64_t read_key(std::uint32_t block, std::uint8_t plane) {
-    return std::uint64_t{block} << 8 | plane;
+  // Activations have no blocks: they are found by their unit.
+  static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
+    return std::uint64_t{block_or_unit} << 8 | plane;
+  }
+  static std::uint64_t read_key(const TraceRecord& read) {
+    return read_key(read.detail == kTraceActivations ? read.unit : read.block, read.detail);
   }
   void lay_out();
   void collect_flows();
@@ -118,6 +141,8 @@ class TraceAnalysis {
                                   std::uint64_t end_ns) const;
   StallCause cause_by_use(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   StallCause cause_of_slot(std::uint64_t begin_ns, std::uint64_t end_ns) const;
+  StallCause cause_of_activation(std::uint32_t unit, std::uint64_t begin_ns,
+                                 std::uint64_t end_ns) const;
   StallCause cause_of_copy(std::uint32_t unit, std::uint64_t begin_ns, std::uint64_t end_ns) const;
   const TraceRecord* find(const Index& index, std::uint64_t key, std::uint64_t begin_ns,
                           std::uint64_t end_ns) const;
@@ -132,7 +157,7 @@ class TraceAnalysis {
   Index reads_;                                    // by block and plane
   Index copies_;                                   // to the device, by unit
   Index lanes_;                                    // by block
-  std::array<std::uint64_t, 2> median_read_ns_{};  // at the drive, by plane
+  std::array<std::uint64_t, 3> median_read_ns_{};  // at the drive, by plane
   std::vector<StepShare> steps_;
   std::vector<Stall> stalls_;
   std::vector<FlowStats> flows_;

@@ -33,6 +33,7 @@ bool is_io(TraceReason reason) {
     case TraceReason::kGradientCopy:
     case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
+    case TraceReason::kActivation:
     case TraceReason::kSchedule: return true;
     default: return false;
   }
@@ -88,6 +89,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kGradientCopy: return StallCause::kCopyLink;
     case TraceReason::kCollective: return StallCause::kCollective;
     case TraceReason::kSchedule: return StallCause::kSchedule;
+    case TraceReason::kActivation: return cause_of_activation(wait.unit, begin, end);
   }
   return StallCause::kEngine;
 }
@@ -105,7 +107,7 @@ StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
     return 2 * overlap_ns(begin_ns, end_ns, from_ns, to_ns) > wait_ns;
   };
   if (dominates(read->moved_ns, read->end_ns)) return StallCause::kChecksum;
-  const std::uint64_t usual_ns = median_read_ns_[plane & 1];
+  const std::uint64_t usual_ns = median_read_ns_[std::min<std::size_t>(plane, 2)];
   if (dominates(read->started_ns, read->moved_ns) &&
       read->moved_ns - read->started_ns > kTailTimes * usual_ns)
     return StallCause::kLatencyTail;
@@ -117,6 +119,19 @@ StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
   if (drive.share(sooner_ns, read->begin_ns) <= kBusyFrom) return StallCause::kLatePrefetch;
   return requests_.depth(sooner_ns, read->begin_ns) >= kDeepEnough ? StallCause::kBandwidth
                                                                    : StallCause::kNoBuffer;
+}
+
+// One that is read back is like parameters. Else it is on the link, or what has the place in the
+// window leaves too slowly: over the link, or to the drive.
+StallCause TraceAnalysis::cause_of_activation(std::uint32_t unit, std::uint64_t begin_ns,
+                                              std::uint64_t end_ns) const {
+  if (find(reads_, read_key(unit, kTraceActivations), begin_ns, end_ns) != nullptr)
+    return cause_of_read(unit, kTraceActivations, begin_ns, end_ns);
+  if (link_up_.share(begin_ns, end_ns) > kBusyFrom ||
+      link_down_.share(begin_ns, end_ns) > kBusyFrom)
+    return StallCause::kCopyLink;
+  return requests_.depth(begin_ns, end_ns) >= kDeepEnough ? StallCause::kBandwidth
+                                                          : StallCause::kNoBuffer;
 }
 
 // The block's state comes in two parts; the one that came last was waited for.

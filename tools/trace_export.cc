@@ -12,6 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr std::uint64_t kCounterBinNs = 1'000'000;
+constexpr std::uint64_t kArrivalNs = 1000;
 
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -123,29 +124,39 @@ class ChromeWriter {
     point("e", record.end_ns, name, "");
   }
 
-  // From each read of parameters to the next computation of its unit.
+  // From each read of parameters to the next computation of its unit. Arrows begin and end in
+  // slices; those of arrivals are short, and one ends before the next begins.
   void write_flows(const TraceAnalysis& rank) {
     std::map<std::uint32_t, std::vector<const TraceRecord*>> uses;
+    std::vector<const TraceRecord*> reads;
     for (const TraceRecord& record : rank.trace().records) {
-      if (record.kind == TraceKind::kCompute) uses[record.unit].push_back(&record);
+      if (record.kind == TraceKind::kCompute && record.end_ns > record.begin_ns)
+        uses[record.unit].push_back(&record);
+      if (record.kind == TraceKind::kRead && record.detail == kTraceParameters)
+        reads.push_back(&record);
     }
     for (auto& [unit, list] : uses) std::ranges::sort(list, {}, &TraceRecord::begin_ns);
-    for (const TraceRecord& record : rank.trace().records) {
-      if (record.kind != TraceKind::kRead || record.detail != kTraceParameters) continue;
-      const auto& list = uses[record.unit];
-      const auto use = std::ranges::lower_bound(list, record.end_ns, {}, &TraceRecord::begin_ns);
+    std::ranges::sort(reads, {}, &TraceRecord::end_ns);
+    std::uint64_t free_ns = 0;  // from when on the track is
+    for (std::size_t i = 0; i < reads.size(); ++i) {
+      const std::uint64_t begin_ns = std::max(reads[i]->end_ns, free_ns);
+      const auto& list = uses[reads[i]->unit];
+      const auto use = std::ranges::lower_bound(list, begin_ns, {}, &TraceRecord::begin_ns);
       if (use == list.end()) continue;
+      free_ns = begin_ns + kArrivalNs;
+      if (i + 1 < reads.size())
+        free_ns = std::max(begin_ns + 1, std::min(free_ns, reads[i + 1]->end_ns));
+      slice(kArrivals, begin_ns, free_ns, engine_.unit_name(reads[i]->unit), "");
       const std::uint64_t id = ++flow_ids_;
-      slice(kArrivals, record.end_ns, record.end_ns + 1000, engine_.unit_name(record.unit), "");
-      event(
-          fmt::format("\"ph\": \"s\", \"cat\": \"use\", \"name\": \"use\", \"id\": {}, \"tid\": "
-                      "{}, \"ts\": {:.3f}",
-                      id, static_cast<std::uint32_t>(kArrivals), us(record.end_ns)));
-      event(
-          fmt::format("\"ph\": \"f\", \"bp\": \"e\", \"cat\": \"use\", \"name\": \"use\", \"id\": "
-                      "{}, \"tid\": {}, \"ts\": {:.3f}",
-                      id, static_cast<std::uint32_t>(kComputeTrack), us((*use)->begin_ns)));
+      flow_end("s", id, kArrivals, begin_ns);
+      flow_end("f", id, kComputeTrack, (*use)->begin_ns);
     }
+  }
+  void flow_end(const char* phase, std::uint64_t id, std::uint32_t track, std::uint64_t time_ns) {
+    event(fmt::format(
+        "\"ph\": \"{}\", \"bp\": \"e\", \"cat\": \"use\", \"name\": \"use\", \"id\": {}, "
+        "\"tid\": {}, \"ts\": {:.3f}",
+        phase, id, track, us(time_ns)));
   }
 
   void write_counters(const TraceAnalysis& rank) {

@@ -161,23 +161,23 @@ ordered_json flows_json(const TraceAnalysis& rank) {
   struct Counts {
     std::array<std::uint64_t, kLatencyBuckets> queue{}, device{};
   };
-  std::map<std::pair<TraceKind, std::uint32_t>, Counts> flows;
-  const auto bucket = [](std::uint64_t duration_ns) {
+  std::map<FlowKey, Counts> flows;
+  const auto bucket = [](std::uint64_t from_ns, std::uint64_t to_ns) {
+    const std::uint64_t duration_ns = to_ns - std::min(from_ns, to_ns);
     return std::min<std::size_t>(std::bit_width(duration_ns | 1) - 1, kLatencyBuckets - 1);
   };
   for (const TraceRecord& record : rank.trace().records) {
-    if (record.kind > TraceKind::kCopyToHost) continue;
-    Counts& counts = flows[{record.kind, record.lane}];
-    ++counts.queue[bucket(record.started_ns - std::min(record.started_ns, record.begin_ns))];
-    ++counts.device[bucket(record.moved_ns - std::min(record.moved_ns, record.started_ns))];
+    const std::optional<FlowKey> key = flow_of(record);
+    if (!key) continue;
+    ++flows[*key].queue[bucket(record.begin_ns, started_ns(record))];
+    ++flows[*key].device[bucket(started_ns(record), moved_ns(record))];
   }
-  constexpr std::array<const char*, 4> kColors{"read", "write", "up", "down"};
+  constexpr std::array<const char*, 5> kColors{"read", "write", "up", "down", "rank"};
   ordered_json list = ordered_json::array();
   for (const auto& [key, counts] : flows) {
-    const bool is_storage = key.first <= TraceKind::kWrite;
-    list.push_back({{"name", is_storage ? fmt::format("{} {}", name_of(key.first), key.second)
-                                        : std::string(name_of(key.first))},
-                    {"color", kColors[static_cast<std::size_t>(key.first)]},
+    const std::size_t color = std::min<std::size_t>(static_cast<std::size_t>(key.kind), 4);
+    list.push_back({{"name", name_of(key)},
+                    {"color", kColors[color]},
                     {"queue", counts.queue},
                     {"device", counts.device}});
   }

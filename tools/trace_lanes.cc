@@ -7,10 +7,13 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint32_t kCauseSubject = 3;  // and one for each cause from here on
+constexpr std::uint32_t kCollectiveSubject = 3;  // and one for each sort from here on
+constexpr std::uint32_t kCauseSubject = 7;       // and one for each cause
 
 std::uint32_t subject_of(const TraceRecord& record) {
   if (record.kind == TraceKind::kCompute) return 1 + std::min<std::uint32_t>(record.detail, 1);
+  if (record.kind == TraceKind::kCollective)
+    return kCollectiveSubject + std::min<std::uint32_t>(record.detail, kTraceVote);
   return 0;
 }
 
@@ -33,6 +36,8 @@ LaneSpan span_of(std::uint64_t begin_ns, std::uint64_t end_ns, std::uint64_t ori
 const std::vector<std::string>& lane_subjects() {
   static const std::vector<std::string> subjects = [] {
     std::vector<std::string> list{"", "forward", "backward"};
+    for (std::uint8_t sort = kTraceGather; sort <= kTraceVote; ++sort)
+      list.push_back(span_name({.kind = TraceKind::kCollective, .detail = sort}, {}));
     for (std::size_t cause = 0; cause < kStallCauses; ++cause)
       list.emplace_back(name_of(static_cast<StallCause>(cause)));
     return list;
@@ -84,6 +89,8 @@ std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t ori
     }
   }
   for (TraceLane& drive : drives) lanes.push_back(std::move(drive));
+  TraceLane ranks{"among ranks", "rank", spans_of(analysis, TraceKind::kCollective, origin_ns)};
+  if (!ranks.spans.empty()) lanes.push_back(std::move(ranks));
   lanes.push_back(std::move(processor));
   lanes.push_back(std::move(pass_waits));
   for (TraceLane& lane : lanes) sort_spans(lane.spans);

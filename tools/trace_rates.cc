@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <utility>
 
 namespace sluice {
 namespace {
@@ -65,7 +67,7 @@ void take_storage(const std::vector<TraceRecord>& records, std::uint64_t from_ns
   for (const TraceRecord& record : records) {
     if (record.kind > TraceKind::kWrite || record.begin_ns < from_ns) continue;
     Direction& direction = directions[record.kind == TraceKind::kWrite ? 1 : 0];
-    direction.planes[record.detail & 1].push_back(&record);
+    if (record.detail != kTraceActivations) direction.planes[record.detail & 1].push_back(&record);
     direction.busy.add(record.started_ns, record.moved_ns);
     direction.size_bytes += static_cast<double>(record.size_bytes);
     both.add(record.started_ns, record.moved_ns);
@@ -113,6 +115,7 @@ Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
     double uses[2] = {0, 0};
   };
   std::vector<Times> units(layout.units().size());
+  std::set<std::pair<std::uint64_t, std::uint32_t>> uses;
   for (const TraceRecord& record : analysis.trace().records) {
     if (record.begin_ns < from_ns) continue;
     const auto duration_ns = static_cast<double>(record.end_ns - record.begin_ns);
@@ -125,7 +128,8 @@ Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
     if (record.kind != TraceKind::kCompute || record.unit >= units.size() || record.detail > 1)
       continue;
     units[record.unit].sum_s[record.detail] += duration_ns * 1e-9;
-    ++units[record.unit].uses[record.detail];
+    // A use that waited for an activation has more than one record.
+    if (uses.emplace(record.step, record.use).second) ++units[record.unit].uses[record.detail];
   }
   const auto rate = [&](TraceKind kind) { return amounts[static_cast<std::size_t>(kind)].rate(); };
   rates.up_bytes_per_second = rate(TraceKind::kCopyToDevice);

@@ -53,6 +53,16 @@ class MappedFile {
   std::size_t size_bytes_ = 0;
 };
 
+// Memory that is about to be touched for the first time: by the page of 4 KiB that takes longer
+// than reading the file. A hint; whoever refuses it is as right.
+void use_huge_pages(void* data, std::size_t size_bytes) {
+  constexpr std::uintptr_t kPageBytes = 2u << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const std::uintptr_t end = (address + size_bytes) / kPageBytes * kPageBytes;
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
 class Parser {
  public:
   Parser(TraceFile& file, std::span<const std::byte> bytes) : file_(file), bytes_(bytes) {}
@@ -60,6 +70,7 @@ class Parser {
   void run() {
     // Most of a file is records.
     file_.records.reserve(bytes_.size() / sizeof(TraceRecord));
+    use_huge_pages(file_.records.data(), file_.records.capacity() * sizeof(TraceRecord));
     std::size_t at = 0;
     while (at + sizeof(TraceBlockHeader) <= bytes_.size()) {
       const std::size_t block_bytes = take_block(bytes_.subspan(at));

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "tools/trace_ranks.h"
 
 namespace sluice {
 namespace {
@@ -118,7 +119,6 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
 }
 
 std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const PeakRates& peaks) {
-  const bool is_storage = flow.kind == TraceKind::kRead || flow.kind == TraceKind::kWrite;
   const double peak = flow.kind == TraceKind::kRead    ? peaks.read_bytes_per_second
                       : flow.kind == TraceKind::kWrite ? peaks.write_bytes_per_second
                                                        : 0;
@@ -126,11 +126,10 @@ std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const Pe
     return fmt::format("{:.2f}/{:.2f}/{:.2f}", ms(times.p50_ns), ms(times.p99_ns),
                        ms(times.p999_ns));
   };
-  const std::string name = is_storage ? fmt::format("{} drive {}", name_of(flow.kind), flow.drive)
-                                      : std::string(name_of(flow.kind));
   return fmt::format(
-      "{:>4} {:<15}{:>9}{:>10}{:>8.2f}{:>8}  {:<21}{:<21}\n", rank.trace().rank, name, flow.spans,
-      format_bytes(flow.size_bytes), flow.bytes_per_second() * 1e-9,
+      "{:>4} {:<15}{:>9}{:>10}{:>8.2f}{:>8}  {:<21}{:<21}\n", rank.trace().rank,
+      name_of(flow.key()), flow.spans, format_bytes(flow.size_bytes),
+      flow.bytes_per_second() * 1e-9,
       peak == 0 ? "-" : fmt::format("{:.0f} %", 100 * flow.bytes_per_second() / peak),
       three(flow.queue), three(flow.device));
 }
@@ -151,6 +150,17 @@ std::string stall_lines(const TraceAnalysis& rank, std::size_t lines_left) {
                          engine.unit_name(group.unit), block, advice_for(group, rank, engine));
   }
   return lines;
+}
+
+// Whom the ranks wait for.
+std::string lag_line(const std::vector<TraceAnalysis>& ranks) {
+  const RankLags lags = rank_lags(ranks);
+  if (lags.collectives == 0) return {};
+  const RankLag& most = *std::ranges::max_element(lags.ranks, {}, &RankLag::late_ns);
+  const std::size_t steps = std::max<std::size_t>(1, ranks.front().steps().size());
+  return fmt::format(
+      "the others wait for rank {} most: last to {} of {} collectives, by {:.2f} ms a step\n",
+      most.rank, most.last, lags.collectives, ms(most.late_ns) / static_cast<double>(steps));
 }
 
 std::size_t lines_of(const std::string& text) {
@@ -186,6 +196,7 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
     }
   }
   if (flows > kFlowsMax) text += fmt::format("     and {} more\n", flows - kFlowsMax);
+  text += lag_line(ranks);
   const std::string stalls = stall_lines(slowest, kLinesMax - lines_of(text) - 1);
   if (!stalls.empty())
     text += "waits, as shares of the steps' time, and what would help:\n" + stalls;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 
 #include <fmt/format.h>
@@ -112,13 +113,21 @@ class Replay {
   Replay(const TraceAnalysis& analysis, const std::string& section)
       : model_(model_of_trace(section)), config_(config_of_trace(section)) {
     validate(config_);
-    layout_.emplace(model_, state_format(config_), config_.storage.block_elements);
-    std::uint64_t uses = 0;
-    for (const TraceRecord& record : analysis.trace().records)
-      uses += record.kind == TraceKind::kCompute && record.step == analysis.steps()[1].step ? 1 : 0;
+    layout_.emplace(model_, state_format(config_), config_.storage.block_elements,
+                    std::span<const std::uint32_t>(), shard_of_trace(section));
+    std::map<std::uint32_t, std::uint32_t> units;  // by use
+    for (const TraceRecord& record : analysis.trace().records) {
+      if (record.kind == TraceKind::kCompute && record.step == analysis.steps()[1].step)
+        units[record.use] = record.unit;
+    }
     const std::size_t uses_each = model_.forward_order.size() + model_.backward_order.size();
-    schedule_ = training_schedule(
-        model_, static_cast<std::uint32_t>(std::max<std::uint64_t>(1, uses / uses_each)));
+    micro_batches_ = static_cast<std::uint32_t>(std::max<std::size_t>(1, units.size() / uses_each));
+    // Vertically, the first unit is used for every micro-batch before the second one is.
+    const bool is_vertical = micro_batches_ > 1 && model_.forward_order.size() > 1 &&
+                             model_.forward_order[0] != model_.forward_order[1] &&
+                             units[0] == units[1];
+    order_ = is_vertical ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
+    schedule_ = training_schedule(model_, micro_batches_, order_);
   }
 
   const Config& config() const { return config_; }
@@ -130,7 +139,8 @@ class Replay {
                        {.device_bytes = *scenario.config.memory.device_bytes,
                         .host_bytes = *scenario.config.memory.host_bytes},
                        {.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial,
-                        .lanes = scenario.config.optimizer.lanes});
+                        .lanes = scenario.config.optimizer.lanes,
+                        .activations = config_.activations});
     if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
     const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
     if (scenario.window_units)
@@ -138,7 +148,13 @@ class Replay {
           *scenario.window_units * align_up(std::ranges::max(unit_bytes), kStorageAlignBytes);
     const WindowPlan window =
         plan_window(schedule_, unit_bytes, placement.window_bytes, model_.concurrent_leases);
-    const StepShape shape{*layout_, placement, schedule_, window, scenario.rates};
+    const std::uint32_t places = placement.activation_window.count;
+    const ActivationPlan activations =
+        places == 0
+            ? ActivationPlan{}
+            : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
+                               places);
+    const StepShape shape{*layout_, placement, schedule_, window, scenario.rates, &activations};
     return bound_step(shape, scenario.policy);
   }
 
@@ -146,8 +162,34 @@ class Replay {
   ModelSpec model_;
   Config config_;
   std::optional<Layout> layout_;
+  std::uint32_t micro_batches_ = 1;
+  MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
   Schedule schedule_;
 };
+
+// What the prediction does not know, so that nobody takes it for known.
+std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config& config) {
+  const TraceFile& trace = analysis.trace();
+  std::vector<std::string> notes;
+  if (trace.ranks > 1) {
+    std::int64_t waits_ns = 0;
+    for (const StepShare& step : analysis.steps())
+      waits_ns += step.by_cause[static_cast<std::size_t>(StallCause::kCollective)];
+    notes.push_back(fmt::format(
+        "rank {} of {} alone, with its share of the state: gathers, reductions and "
+        "waiting for other ranks ({:.3f} ms a step) stay as they were",
+        trace.rank, trace.ranks,
+        static_cast<double>(waits_ns) * 1e-6 / static_cast<double>(analysis.steps().size())));
+  }
+  if (config.activations.home == ActivationHome::kHost ||
+      config.activations.home == ActivationHome::kNvme)
+    notes.push_back(
+        "boundary activations are work for copies and storage, beside an ideal schedule of all "
+        "else: waits for them stay as they were");
+  if (trace.lost != 0)
+    notes.push_back(fmt::format("{} records are lost: rates and times lack them", trace.lost));
+  return notes;
+}
 
 // From one begin_step to the next: the median, the first left out.
 double measured_step_s(const TraceAnalysis& analysis) {
@@ -178,7 +220,8 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
                 .replayed = replay.cost(scenario),
                 .changed = {},
                 .policy = scenario.policy,
-                .rates = scenario.rates};
+                .rates = scenario.rates,
+                .left_out = left_out_of(analysis, replay.config())};
   for (const std::string& setting : settings) apply(setting, scenario);
   result.changed = replay.cost(scenario);
   result.predicted_s = result.changed.step_s + result.measured_s - result.replayed.step_s;
@@ -202,6 +245,11 @@ std::string text_of(const WhatIf& what_if) {
     text += fmt::format("{:<26}{:>12.3f}{:>12.3f}\n", name_of(static_cast<Resource>(i)),
                         1e3 * before, 1e3 * after);
   }
+  const auto& traffic = what_if.changed.traffic;
+  if (traffic.activation_out_bytes != 0)
+    text += fmt::format("boundary activations, bytes a step: {} out, {} back\n",
+                        traffic.activation_out_bytes, traffic.activation_in_bytes);
+  for (const std::string& note : what_if.left_out) text += "left out: " + note + "\n";
   return text;
 }
 

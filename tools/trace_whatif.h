@@ -20,7 +20,8 @@ struct WhatIf {
   StepCost changed;        // with the settings
   double predicted_s = 0;  // changed, and what the model leaves out
   OverlapPolicy policy{};
-  Rates rates;  // recorded
+  Rates rates;                        // recorded
+  std::vector<std::string> left_out;  // of the model, in words
 
   // Of the model alone, of the recorded step.
   double error() const { return replayed.step_s / measured_s - 1; }

@@ -63,7 +63,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.seed = document.integer("run.seed");
   config.trace_file = document.string("trace.file");
   config.trace_nvtx = document.boolean("trace.nvtx");
-  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(8_MiB);
+  config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(64_MiB);
   config.device = device_from(document.string("run.device"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(

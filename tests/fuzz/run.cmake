@@ -2,7 +2,7 @@
 # cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DWORK=... -DSECONDS=... -P run.cmake
 set(sources
   base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace.cc base/trace_clock.cc base/trace_format.cc base/trace_writer.cc
-  tools/interval_set.cc tools/trace_advice.cc tools/trace_analysis.cc tools/trace_causes.cc tools/trace_engine.cc tools/trace_open_spans.cc tools/trace_reader.cc tools/trace_summary.cc
+  tools/interval_set.cc tools/trace_advice.cc tools/trace_analysis.cc tools/trace_causes.cc tools/trace_engine.cc tools/trace_open_spans.cc tools/trace_ranks.cc tools/trace_reader.cc tools/trace_summary.cc
   ${TARGET})
 list(TRANSFORM sources PREPEND ${SOURCE}/)
 file(MAKE_DIRECTORY ${WORK}/corpus)

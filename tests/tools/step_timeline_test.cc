@@ -61,7 +61,7 @@ class StepUnderWay : public testing::Test {
   const Schedule schedule_ = training_schedule(model_, 1);
   const std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 1 << 20});
   Stream stream_{*device_, "compute"};
-  StepTimeline timeline_{layout_, *device_, [](std::uint32_t, UnitId) { return std::uint64_t{0}; }};
+  StepTimeline timeline_{layout_, *device_};
 };
 
 TEST_F(StepUnderWay, ComputationIsThereOnceItHasEndedAndBefore) {

@@ -121,6 +121,13 @@ TraceRecord read(std::uint64_t begin, std::uint64_t started, std::uint64_t moved
   return transfer(TraceKind::kRead, 7, begin, started, moved, end, plane);
 }
 
+// Of unit 7.
+TraceRecord activation(TraceKind kind, std::uint64_t begin, std::uint64_t end) {
+  TraceRecord record = transfer(kind, 7, begin, begin, end, end, kTraceActivations);
+  record.block = kTraceNone;
+  return record;
+}
+
 TraceRecord busy_drive(std::uint64_t begin, std::uint64_t end) {
   return transfer(TraceKind::kWrite, 50, begin, begin, end, end, kTraceOptimizerState);
 }
@@ -254,6 +261,26 @@ std::vector<Judged> update_cases() {
 std::vector<Judged> other_cases() {
   return {
       {"GradientsComeDown", TraceReason::kGradientCopy, {}, StallCause::kCopyLink},
+      {"AnActivationIsReadTooLate",
+       TraceReason::kActivation,
+       {activation(TraceKind::kRead, 9900, 11000)},
+       StallCause::kLatePrefetch},
+      {"AnActivationIsOnTheLink",
+       TraceReason::kActivation,
+       {activation(TraceKind::kCopyToDevice, 9000, 12000)},
+       StallCause::kCopyLink},
+      {"NoPlaceForAnActivation",
+       TraceReason::kActivation,
+       {busy_drive(9000, 12000)},
+       StallCause::kNoBuffer},
+      {"AnActivationsCopyIsNotTheUnits",
+       TraceReason::kCopy,
+       {activation(TraceKind::kCopyToDevice, 9000, 12000)},
+       StallCause::kEngine},
+      {"AnActivationsReadIsNotTheBlocks",
+       TraceReason::kRead,
+       {activation(TraceKind::kRead, 9900, 11000)},
+       StallCause::kNoBuffer},
       {"OtherRanks", TraceReason::kCollective, {}, StallCause::kCollective},
       {"ANewSchedule", TraceReason::kSchedule, {}, StallCause::kSchedule},
       {"Nobody", TraceReason::kNone, {busy_drive(9000, 12000)}, StallCause::kEngine},

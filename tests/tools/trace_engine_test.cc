@@ -100,23 +100,32 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   config.memory.device_bytes = 400_KiB;
   config.memory.host_bytes = 2_MiB;
   config.optimizer.overlap = OverlapPolicy::kDeferred;
-  const ModelSpec model = validated(toy_model());
-  const Layout layout(model, state_format(config), config.storage.block_elements);
-  const auto plan = [](const Layout& of, const ModelSpec& spec, const Config& by) {
+  config.activations = {.home = ActivationHome::kNvme, .micro_batches = 3};
+  ModelSpec spec = toy_model();
+  spec = validated(spec);
+  spec.boundary_bytes.assign(spec.forward_order.size() - 1, 8192);
+  const ModelSpec model = validated(spec);
+  const Shard shard{.index = 1, .count = 3, .keeps_all_parameters = true};
+  const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
+  const auto plan = [](const Layout& of, const ModelSpec& from, const Config& by) {
     return plan_placement(
-        of, spec, by.placement,
+        of, from, by.placement,
         {.device_bytes = *by.memory.device_bytes, .host_bytes = *by.memory.host_bytes},
-        {.overlaps = true, .lanes = by.optimizer.lanes});
+        {.overlaps = true, .lanes = by.optimizer.lanes, .activations = by.activations});
   };
   const Placement placement = plan(layout, model, config);
   const std::string text = describe_engine(config, model, layout, placement);
   const ModelSpec model_again = model_of_trace(text);
   const Config config_again = config_of_trace(text);
   const Layout layout_again(model_again, state_format(config_again),
-                            config_again.storage.block_elements);
+                            config_again.storage.block_elements, {}, shard_of_trace(text));
   const Placement again = plan(layout_again, model_again, config_again);
   EXPECT_EQ(describe_engine(config_again, model_again, layout_again, again), text);
   EXPECT_EQ(again.parameter_tier, placement.parameter_tier);
+  EXPECT_EQ(again.nvme_activation_bytes, placement.nvme_activation_bytes);
+  EXPECT_GT(again.nvme_activation_bytes, 0u);
+  EXPECT_LT(layout_again.unit(UnitId{0}).shard_elements,
+            layout_again.unit(UnitId{0}).element_count);
   EXPECT_EQ(again.record_tier, placement.record_tier);
 }
 
@@ -201,13 +210,11 @@ TEST(PlantedCause, OneLatePrefetch) {
                                   .throttle = {.latency_ns = 20 * kMs},
                                   .pause_ns = 100 * kMs});
   const TraceAnalysis analysis(file);
-  std::uint64_t late_ns = 0, other_ns = 0;
+  std::uint64_t late_ns = 0, other_ns = 0;  // on a machine under load, others may be late too
   for (const Stall& stall : analysis.stalls()) {
     if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
-    (stall.cause == StallCause::kLatePrefetch ? late_ns : other_ns) += stall.duration_ns();
-    if (stall.cause == StallCause::kLatePrefetch && stall.duration_ns() > 10 * kMs) {
-      EXPECT_EQ(stall.record->unit, 0u);
-    }
+    const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
+    (is_planted ? late_ns : other_ns) += stall.duration_ns();
   }
   EXPECT_GT(late_ns, other_ns);
 }

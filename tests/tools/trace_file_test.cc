@@ -304,6 +304,26 @@ TEST(TraceRing, DropsAndCountsWhenItIsFull) {
   EXPECT_EQ(ring.drain(taken), 0u);
 }
 
+// As long as it is emptied in time, a large ring takes little memory.
+TEST(TraceRing, UsesTheSamePlacesAgain) {
+  const auto resident_pages = [] {
+    std::uint64_t size = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> size >> resident;
+    return resident;
+  };
+  constexpr std::uint32_t kRecords = 1 << 20;  // 64 MiB
+  TraceRing ring(kRecords, 0, "test");
+  std::vector<TraceRecord> taken(8);
+  const std::uint64_t before = resident_pages();
+  for (std::uint64_t i = 0; i < 2ull * kRecords; i += 7) {
+    for (std::uint64_t j = i; j < i + 7; ++j) ring.append(numbered(j));
+    ASSERT_EQ(ring.drain(taken), 7u);
+    for (std::uint64_t j = 0; j < 7; ++j) ASSERT_EQ(taken[j].size_bytes, i + j);
+  }
+  EXPECT_EQ(ring.lost(), 0u);
+  EXPECT_LT(resident_pages() - before, 2000u);  // 8 MB
+}
+
 // One writes, one drains: nothing twice, nothing out of order, and the count adds up.
 TEST(TraceRing, LosesNothingThatItDoesNotCount) {
   TraceRing ring(64, 0, "test");

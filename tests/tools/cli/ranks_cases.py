@@ -116,6 +116,8 @@ class RanksCase(RanksTest):
         for steps in zip(*(rank["steps"] for rank in ranks)):
             self.assertEqual(len({step["step"] for step in steps}), 1)
             self.assertLess(max(step["begin_ns"] for step in steps), min(step["end_ns"] for step in steps) + slack)
+        whatif = self.run_sluice("trace", "whatif", names[1], "--set", "nvme=2x").stdout
+        self.assertRegex(whatif, r"left out: rank 1 of 3 alone, .*waiting for other ranks \([\d.]+ ms a step\)")
         self.run_sluice("trace", "export", *names[1:], "--json", "two.json")  # without rank 0
         steps = [rank["steps"][0]["begin_ns"] for rank in self.read_json("two.json")["ranks"]]
         self.assertLess(abs(steps[0] - steps[1]), ahead_s * 10**9 / 2)

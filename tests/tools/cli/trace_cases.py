@@ -158,6 +158,47 @@ class Trace(CliCase):
         for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
             self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
 
+    def test_activations_have_units_and_waits_of_their_own(self):
+        values = {"activations": "nvme", "batch.micro_batches": 2, "model.tied_head": False, "model.layers": 4}
+        values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
+        self.record(**values)
+        rows = self.records()
+        steps = {step["step"]: step for step in self.run_figures["steps"]}
+        for kinds, key in ((("read", "copy to device"), "activation_in_bytes"), (("write", "copy to host"), "activation_out_bytes")):
+            for kind in kinds:
+                moved = collections.Counter()
+                for row in rows:
+                    if row["kind"] == kind and row["detail"] == "2":
+                        self.assertRegex(row["unit_name"], r"^(embedding|h\.\d)$")
+                        self.assertEqual(row["block"], "-1")
+                        moved[int(row["step"])] += int(row["size_bytes"])
+                for number, step in steps.items():
+                    if kind.startswith("copy"):  # without the padding of storage units
+                        self.assertLessEqual(moved[number], step[key])
+                        self.assertGreater(moved[number], 0)
+                    else:
+                        self.assertEqual(moved[number], step[key])
+        waited = sum(int(row["end_ns"]) - int(row["begin_ns"]) for row in rows if row["reason"] == "activation")
+        self.assertGreater(waited, 0)
+        # Computation is what is left of a lease's time: no two things at a time.
+        spans = sorted((int(row["begin_ns"]), int(row["end_ns"])) for row in rows if row["kind"] in ("compute", "wait"))
+        for (_, end), (begin, _) in zip(spans, spans[1:]):
+            self.assertLessEqual(end, begin)
+
+    def test_whatif_counts_activations_as_the_run_does(self):
+        for order in ("horizontal", "vertical"):
+            with self.subTest(order):
+                values = {"activations": "nvme", "batch.order": order, "batch.micro_batches": 3, "model.tied_head": False, "model.layers": 4}
+                values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
+                self.record(**values)
+                text = self.run_sluice("trace", "whatif", "run.trace").stdout
+                out, back = map(int, re.search(r"bytes a step: (\d+) out, (\d+) back", text).groups())
+                step = self.run_figures["steps"][-1]
+                self.assertEqual((out, back), (step["activation_out_bytes"], step["activation_in_bytes"]))
+                self.assertRegex(text, "left out: boundary activations")
+        self.record()
+        self.assertNotIn("left out", self.run_sluice("trace", "whatif", "run.trace").stdout)
+
     def test_what_is_no_trace_is_refused(self):
         self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)
         self.assertIn("none.trace", self.run_sluice("trace", "html", "none.trace", "-o", "x.html", expect=2).stderr)
