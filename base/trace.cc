@@ -128,8 +128,8 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kNorm: return "norm";
     case TraceReason::kCollective: return "collective";
     case TraceReason::kSchedule: return "changed schedule";
-    case TraceReason::kGradientSpill: return "gradients to where they wait";
     case TraceReason::kActivation: return "activation";
+    case TraceReason::kGradientSpill: return "gradients to where they wait";
   }
   return "unknown";
 }

@@ -160,14 +160,15 @@ TraceRecord BlockStore::record_of(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
   const bool is_read = request.kind == IoKind::kRead;
   const bool is_block = transfer.plane != Plane::kActivation;
-  return {.begin_ns = transfer.begin_ns,
-          .size_bytes = request.length_bytes,
-          .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
-          .unit = is_block ? index_of(layout_.block(transfer.block).unit) : transfer.activation_unit,
-          .block = is_block ? index_of(transfer.block) : kTraceNone,
-          .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
-          .lane = static_cast<std::uint8_t>(request.drive),
-          .detail = trace_detail_of(transfer.plane)};
+  return {
+      .begin_ns = transfer.begin_ns,
+      .size_bytes = request.length_bytes,
+      .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
+      .unit = is_block ? index_of(layout_.block(transfer.block).unit) : transfer.activation_unit,
+      .block = is_block ? index_of(transfer.block) : kTraceNone,
+      .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+      .lane = static_cast<std::uint8_t>(request.drive),
+      .detail = trace_detail_of(transfer.plane)};
 }
 
 // What the queue counts: transfers that moved their bytes.

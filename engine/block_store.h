@@ -49,10 +49,10 @@ struct Transfer {
   std::function<void()> done;
   // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
   IoPriority read_priority = IoPriority::kNormal;
+  // Likewise, of activations: whose they are. For the trace.
+  std::uint32_t activation_unit = kTraceNone;
   // Likewise, for traces: the step, where the version does not tell it.
   std::optional<std::uint64_t> step = {};
-  // And of activations whose they are.
-  std::uint32_t activation_unit = kTraceNone;
 
   // The store's own.
   IoRequest request;

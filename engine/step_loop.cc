@@ -281,11 +281,11 @@ bool StepLoop::is_ready(std::uint32_t use) {
     if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
   }
   timeline_.waits_for(use, cause);
-  scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
-                                                             : StepPhase::kForward);
   uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
                                    ? residents_.gather_begun_ns(scheduled.unit)
                                    : prefetcher_.gather_begun_ns(use);
+  scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
+                                                             : StepPhase::kForward);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 

@@ -107,7 +107,7 @@ StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
     return 2 * overlap_ns(begin_ns, end_ns, from_ns, to_ns) > wait_ns;
   };
   if (dominates(read->moved_ns, read->end_ns)) return StallCause::kChecksum;
-  const std::uint64_t usual_ns = median_read_ns_[std::min<std::size_t>(plane, 2)];
+  const std::uint64_t usual_ns = median_read_ns_[std::min<std::size_t>(plane, 3)];
   if (dominates(read->started_ns, read->moved_ns) &&
       read->moved_ns - read->started_ns > kTailTimes * usual_ns)
     return StallCause::kLatencyTail;
