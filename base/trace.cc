@@ -129,26 +129,28 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kCollective: return "collective";
     case TraceReason::kSchedule: return "changed schedule";
     case TraceReason::kActivation: return "activation";
+    case TraceReason::kGradientSpill: return "gradients to where they wait";
   }
   return "unknown";
 }
 
 std::string span_name(const TraceRecord& record, std::string_view unit) {
   constexpr const char* kPasses[] = {"forward", "backward", "inference"};
-  constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations"};
+  constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations", "gradients"};
   constexpr const char* kCollectives[] = {"gather", "reduction", "reduction and gather", "votes"};
-  const std::size_t detail = std::min<std::size_t>(record.detail, 2);
+  const std::size_t plane = std::min<std::size_t>(record.detail, 3);
+  const std::size_t pass = std::min<std::size_t>(record.detail, 2);
   std::string name(name_of(record.kind));
   switch (record.kind) {
     case TraceKind::kStep: return name + " " + std::to_string(record.step);
-    case TraceKind::kCompute: return std::string(unit) + " " + kPasses[detail];
-    case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[detail];
+    case TraceKind::kCompute: return std::string(unit) + " " + kPasses[pass];
+    case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[pass];
     case TraceKind::kCopyToDevice:
     case TraceKind::kCopyToHost:
       if (record.detail != kTraceActivations) break;
       [[fallthrough]];
     case TraceKind::kRead:
-    case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[detail];
+    case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[plane];
     case TraceKind::kCollective:
       name = kCollectives[std::min<std::size_t>(record.detail, 3)];
       break;

@@ -47,22 +47,23 @@ std::string_view name_of(TraceKind kind);
 // What a wait was for. Persisted: never renumber.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
-  kRead = 1,           // the block's parameters are being read
-  kSlot = 2,           // no parameter slot is free
-  kWindow = 3,         // leases are still held on the place in the window
-  kCopy = 4,           // copies to the device
-  kGradientSlot = 5,   // no gradient slot is free
-  kUpdateRead = 6,     // the block's update waits for its state to be read
-  kUpdateLane = 7,     // the block's update waits for a lane
-  kUpdate = 8,         // the block is being updated, or its update waits for the processor
-  kUpdateWrite = 9,    // updates are on their way home
-  kGradientCopy = 10,  // gradients are on their way from the device
-  kNorm = 11,          // the norm of the last gradients is being taken
-  kCollective = 12,    // other ranks
-  kSchedule = 13,      // the schedule has changed: nothing could be prefetched
-  kActivation = 14,    // a boundary activation, or room for it
+  kRead = 1,            // the block's parameters are being read
+  kSlot = 2,            // no parameter slot is free
+  kWindow = 3,          // leases are still held on the place in the window
+  kCopy = 4,            // copies to the device
+  kGradientSlot = 5,    // no gradient slot is free
+  kUpdateRead = 6,      // the block's update waits for its state to be read
+  kUpdateLane = 7,      // the block's update waits for a lane
+  kUpdate = 8,          // the block is being updated, or its update waits for the processor
+  kUpdateWrite = 9,     // updates are on their way home
+  kGradientCopy = 10,   // gradients are on their way from the device
+  kNorm = 11,           // the norm of the last gradients is being taken
+  kCollective = 12,     // other ranks
+  kSchedule = 13,       // the schedule has changed: nothing could be prefetched
+  kGradientSpill = 14,  // gradients are on their way to where they wait for the update
+  kActivation = 15,     // a boundary activation, or room for it
 };
-inline constexpr std::size_t kTraceReasons = 15;
+inline constexpr std::size_t kTraceReasons = 16;
 
 std::string_view name_of(TraceReason reason);
 
@@ -72,6 +73,7 @@ inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or u
 inline constexpr std::uint8_t kTraceParameters = 0;  // of transfers and copies: which plane
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
+inline constexpr std::uint8_t kTraceGradients = 3;
 inline constexpr std::uint8_t kTraceGather = 0;  // of collectives: what is done
 inline constexpr std::uint8_t kTraceReduce = 1;
 inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // whole on every rank

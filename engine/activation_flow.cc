@@ -345,15 +345,18 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
   found->access = access;
   found->piece = piece;
   found->is_free = false;
+  scheduler_.pools().lend(BufferPool::kActivationStaging, placement_.activation_staging.slot_bytes);
   found->is_read = false;
   found->transfer.activation_unit = unit_of(access);
-  found->transfer.activation_step = step_;
+  found->transfer.step = step_;
   ++in_flight_;
   return static_cast<std::uint32_t>(found - slots_.begin());
 }
 
 void ActivationFlow::free_slot(std::uint32_t slot) {
   slots_[slot].is_free = true;
+  scheduler_.pools().take_back(BufferPool::kActivationStaging,
+                               placement_.activation_staging.slot_bytes);
   --in_flight_;
 }
 

@@ -20,6 +20,7 @@ std::uint8_t trace_detail_of(Plane plane) {
   switch (plane) {
     case Plane::kParameter: return kTraceParameters;
     case Plane::kRecord: return kTraceOptimizerState;
+    case Plane::kGradient: return kTraceGradients;
     case Plane::kActivation: break;
   }
   return kTraceActivations;
@@ -44,7 +45,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       queue_(queue),
       scheduler_(scheduler),
       first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
-      entries_(first_activation_ + tiers.activation_piece_count()),
+      first_gradient_(first_activation_ + tiers.activation_piece_count()),
+      entries_(first_gradient_ + tiers.gradient_extent_count()),
       integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
@@ -161,9 +163,7 @@ TraceRecord BlockStore::record_of(const Transfer& transfer) const {
   return {
       .begin_ns = transfer.begin_ns,
       .size_bytes = request.length_bytes,
-      .step = !is_block ? transfer.activation_step
-              : is_read ? transfer.version + 1
-                        : transfer.version,
+      .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
       .unit = is_block ? index_of(layout_.block(transfer.block).unit) : transfer.activation_unit,
       .block = is_block ? index_of(transfer.block) : kTraceNone,
       .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
@@ -293,16 +293,23 @@ const Extent& BlockStore::extent_of(const Transfer& transfer) const {
   switch (transfer.plane) {
     case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
     case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
+    case Plane::kGradient: return tiers_.gradient_extent(transfer.block);
     case Plane::kActivation: break;
   }
   return tiers_.activation_extent(index_of(transfer.block));
 }
 
 std::string BlockStore::describe_plane(std::uint32_t plane) const {
+  const auto describe_block = [this](BlockId id, std::string_view part) {
+    const BlockPlace& block = layout_.block(id);
+    const UnitPlace& unit = layout_.unit(block.unit);
+    return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(id) - unit.first_block,
+                       part);
+  };
+  if (plane >= first_gradient_)
+    return describe_block(BlockId{plane - first_gradient_}, "gradients");
   if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
-  const UnitPlace& unit = layout_.unit(layout_.block(BlockId{plane / 2}).unit);
-  return fmt::format("unit \"{}\" block {} ({})", unit.name, plane / 2 - unit.first_block,
-                     plane % 2 == 0 ? "parameters" : "optimizer state");
+  return describe_block(BlockId{plane / 2}, plane % 2 == 0 ? "parameters" : "optimizer state");
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {

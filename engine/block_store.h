@@ -33,9 +33,9 @@
 namespace sluice {
 
 // The two parts of a block that live apart: the compute parameters, and the optimizer's record. And
-// what is stored like blocks without being of one: pieces of activations (Tiers numbers them), each
-// of whose contents is a version more.
-enum class Plane : std::uint8_t { kParameter, kRecord, kActivation };
+// what is stored beside them, where each new contents is a version more: the gradients of a block,
+// and pieces of activations (Tiers numbers them), which are of no block.
+enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 // Where a store goes. kShadow: to the other of two copies, tentatively.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
@@ -49,9 +49,10 @@ struct Transfer {
   std::function<void()> done;
   // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
   IoPriority read_priority = IoPriority::kNormal;
-  // Likewise, of activations: whose they are, and of which step. For the trace.
+  // Likewise, of activations: whose they are. For the trace.
   std::uint32_t activation_unit = kTraceNone;
-  std::uint64_t activation_step = 0;
+  // Likewise, for traces: the step, where the version does not tell it.
+  std::optional<std::uint64_t> step = {};
 
   // The store's own.
   IoRequest request;
@@ -140,6 +141,7 @@ class BlockStore {
   Error describe_damage(const Transfer& transfer, const Damage& damage) const;
   std::uint32_t plane_index(BlockId block, Plane plane) const {
     if (plane == Plane::kActivation) return first_activation_ + index_of(block);
+    if (plane == Plane::kGradient) return first_gradient_ + index_of(block);
     return 2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0);
   }
   Entry& entry(BlockId block, Plane plane) { return entries_[plane_index(block, plane)]; }
@@ -152,8 +154,11 @@ class BlockStore {
   IoQueue& queue_;
   Scheduler& scheduler_;
   const std::uint32_t first_activation_;  // in entries_
-  std::vector<Entry> entries_;  // two for each block, then one for each piece of activations
-  Integrity integrity_;         // likewise, for each copy
+  const std::uint32_t first_gradient_;
+  // Two for each block, then one for each piece of activations, then one for each block's
+  // gradients.
+  std::vector<Entry> entries_;
+  Integrity integrity_;  // likewise, for each copy
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers
 };

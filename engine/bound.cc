@@ -34,6 +34,8 @@ void add_activations(const StepShape& shape, StepCost& cost) {
 
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
   StepCost cost = simulate_steps(shape, policy);
+  cost.traffic.gradient_spill_bytes =
+      gradient_spill_bytes(shape.layout, shape.placement, shape.schedule);
   add_activations(shape, cost);
   return cost;
 }

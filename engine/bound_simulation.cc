@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/simulated_pass.h"
+#include "engine/simulated_spill.h"
 
 namespace sluice {
 namespace {
@@ -25,6 +26,10 @@ class Simulation {
         machine_(shape.rates, [this](const SimulatedJob& job) { end(job); }),
         slots_(placement_, layout_.blocks().size()),
         pass_(shape, policy, machine_, slots_),
+        spill_(shape, machine_,
+               {.on_host = [this](std::uint32_t use) { drain(use); },
+                .on_left = [this](std::uint32_t) { ++gradient_slots_free_; },
+                .on_home = [this](std::uint32_t use) { gradient_home(use); }}),
         uses_(schedule_.size()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
@@ -57,7 +62,7 @@ class Simulation {
   // Starts whatever may start.
   void pump() {
     while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
-           pump_compute() || pass_.pump() || pass_.pump_adam()) {
+           pump_compute() || spill_.pump() || pass_.pump() || pass_.pump_adam()) {
     }
   }
   void end(const SimulatedJob& job);
@@ -68,8 +73,11 @@ class Simulation {
   bool pump_compute();
   void copied();
   void computed(std::uint32_t use);
+  void drain(std::uint32_t use);
   void drained(std::uint32_t use);
   void gradient_added(std::uint32_t use);
+  void gradient_home(std::uint32_t use);
+  void normed();
   StepCost mean_since(const StepCost& begin) const;
   bool is_slotted(std::uint32_t block) const {
     return placement_.parameter_tier[block] == Tier::kNvme;
@@ -90,6 +98,7 @@ class Simulation {
   SimulatedMachine machine_;
   SimulatedSlots slots_;
   SimulatedPass pass_;
+  SimulatedSpill spill_;
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
@@ -116,9 +125,11 @@ void Simulation::end(const SimulatedJob& job) {
     case SimulatedTask::kCompute: return computed(use);
     case SimulatedTask::kDrain: return drained(use);
     case SimulatedTask::kAccumulate: return gradient_added(use);
-    case SimulatedTask::kNorm:
-      if (++normed_uses_ == final_uses_) pass_.norm_known(step_);
-      return;
+    case SimulatedTask::kNorm: return normed();
+    case SimulatedTask::kSpillCopy:
+    case SimulatedTask::kSpillSum:
+    case SimulatedTask::kSpillAdd:
+    case SimulatedTask::kSpillStore: return spill_.end(job);
     default: return pass_.end(job);
   }
 }
@@ -221,6 +232,11 @@ void Simulation::computed(std::uint32_t use) {
   is_computing_ = false;
   uses_[use].is_computed = true;
   if (schedule_[use].pass != Pass::kBackward || layout_.unit(schedule_[use].unit).is_frozen) return;
+  if (placement_.gradients_leave()) return spill_.add(use);
+  drain(use);
+}
+
+void Simulation::drain(std::uint32_t use) {
   machine_.copy_down({SimulatedTask::kDrain, use, ranked(0, use)},
                      layout_.unit_gradient_bytes(schedule_[use].unit));
 }
@@ -232,9 +248,20 @@ void Simulation::drained(std::uint32_t use) {
 }
 
 void Simulation::gradient_added(std::uint32_t use) {
+  spill_.host_ended();
   if (!schedule_[use].final_gradient) return;
   machine_.norm({SimulatedTask::kNorm, use, ranked(0, use)}, elements_of(use));
   pass_.gradient_final(schedule_[use].unit, step_);
+}
+
+void Simulation::gradient_home(std::uint32_t use) {
+  if (!schedule_[use].final_gradient) return;
+  pass_.gradient_final(schedule_[use].unit, step_);
+  normed();
+}
+
+void Simulation::normed() {
+  if (++normed_uses_ == final_uses_) pass_.norm_known(step_);
 }
 
 StepCost Simulation::mean_since(const StepCost& begin) const {

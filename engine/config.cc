@@ -155,6 +155,14 @@ Config engine_config(const ConfigDocument& document) {
   const std::string gradients = document.string("precision.gradients");
   config.precision.gradients =
       gradients == "auto" ? config.precision.parameters : dtype_from(gradients);
+  config.precision.loss_scale = {
+      .static_scale = document.number("precision.loss_scale.static"),
+      .initial_scale_power =
+          static_cast<std::uint32_t>(document.integer("precision.loss_scale.initial_power")),
+      .window = static_cast<std::uint32_t>(document.integer("precision.loss_scale.window")),
+      .hysteresis = static_cast<std::uint32_t>(document.integer("precision.loss_scale.hysteresis")),
+      .consecutive_hysteresis = document.boolean("precision.loss_scale.consecutive_hysteresis"),
+      .minimum = document.number("precision.loss_scale.minimum")};
   config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
   config.optimizer.momentum = document.number("optimizer.momentum");
   config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
@@ -173,9 +181,14 @@ Config engine_config(const ConfigDocument& document) {
   config.memory.host_bytes = document.size_bytes("memory.host");
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
+  config.placement.gradients = tier_from(document.string("placement.gradients"));
   config.activations.home = activations_from(document.string("activations"));
   config.storage = storage_config(document);
   config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  const std::optional<std::string> group = document.find_string("sharding.group");
+  config.sharding.group_is_node = group == "node";
+  if (!group)
+    config.sharding.group_ranks = static_cast<std::uint32_t>(document.integer("sharding.group"));
   config.sharding.reduction = document.string("sharding.reduction") == "nccl"
                                   ? RankReduction::kNccl
                                   : RankReduction::kExact;

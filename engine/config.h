@@ -122,6 +122,7 @@ struct Config {
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
     TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
+    TierChoice gradients = TierChoice::kAuto;
   } placement;
 
   struct Activations {
@@ -147,6 +148,10 @@ struct Config {
   struct Sharding {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters
+    // How many ranks share a copy of the state: consecutive ones, the others have copies of their
+    // own. 0 = all of them. A divisor of their number.
+    std::uint32_t group_ranks = 0;
+    bool group_is_node = false;  // as many as a host has: the tool that knows sets group_ranks
     // For whoever makes the collectives:
     RankReduction reduction = RankReduction::kExact;
     double timeout_s = 120;  // that a rank waits for another

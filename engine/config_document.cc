@@ -243,7 +243,7 @@ void ConfigDocument::set(std::string_view assignment) {
   const std::string text(assignment.substr(equals + 1));
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const bool is_text =
-      value.is_discarded() || (schema->at("type") == "string" && !value.is_string());
+      value.is_discarded() || (schema->value("type", "") == "string" && !value.is_string());
   content_->values[pointer_to(key)] = is_text ? json(text) : value;
   content_->check();
 }
@@ -282,6 +282,12 @@ std::optional<std::uint64_t> ConfigDocument::find_integer(std::string_view key) 
   const json* value = content_->find(key);
   if (value == nullptr) return std::nullopt;
   return value->get<std::uint64_t>();
+}
+
+std::optional<std::string> ConfigDocument::find_string(std::string_view key) const {
+  const json* value = content_->find(key);
+  if (value == nullptr || !value->is_string()) return std::nullopt;
+  return value->get<std::string>();
 }
 
 std::optional<std::uint64_t> ConfigDocument::size_bytes(std::string_view key) const {

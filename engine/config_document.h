@@ -43,6 +43,8 @@ class ConfigDocument {
   // Nothing where neither file nor schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
+  // Nothing where the value is of another type.
+  std::optional<std::string> find_string(std::string_view key) const;
   // A size, or nothing for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
 

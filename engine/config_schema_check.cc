@@ -90,6 +90,19 @@ void check_object(const json& value, const json& schema, const std::string& key,
   }
 }
 
+// Alternatives of different types.
+void check_choices(const json& value, const json& choices, const std::string& key,
+                   const SchemaComplaint& complain) {
+  std::vector<std::string> types;
+  for (const json& choice : choices) {
+    types.push_back(choice.at("type").get<std::string>());
+    if (has_type(value, types.back())) return check_against_schema(value, choice, key, complain);
+  }
+  complain(key, fmt::format("\"{}\" is {}, but must be of type {}", key,
+                            value.is_structured() ? value.type_name() : value.dump(),
+                            fmt::join(types, " or ")));
+}
+
 // Every key of the schema in dotted form.
 void collect_keys(const json& schema, const std::string& parent, std::vector<std::string>& keys) {
   const auto properties = schema.find("properties");
@@ -116,7 +129,7 @@ const json* find_key_schema(const std::string& key) {
   std::size_t begin = 0;
   while (begin <= key.size()) {
     const std::size_t end = std::min(key.find('.', begin), key.size());
-    if (schema->at("type") == "array") {  // the entry's number
+    if (schema->value("type", "") == "array") {  // the entry's number
       schema = &schema->at("items");
       begin = end + 1;
       continue;
@@ -133,6 +146,8 @@ const json* find_key_schema(const std::string& key) {
 
 void check_against_schema(const json& value, const json& schema, const std::string& key,
                           const SchemaComplaint& complain) {
+  if (const auto choices = schema.find("anyOf"); choices != schema.end())
+    return check_choices(value, *choices, key, complain);
   const std::string type = schema.at("type").get<std::string>();
   if (!has_type(value, type)) {
     const std::string what = key.empty() ? "the document" : "\"" + key + "\"";

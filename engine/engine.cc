@@ -42,13 +42,19 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
 }
 
-// "auto" takes a second copy of the state only where it is no burden: where as much as both copies
-// take stays free beside them, whichever path it comes to.
+// "auto" takes a second copy of the state only where it helps, and is no burden: where every block
+// has one, since the others' records would be read after backward instead of during it, and where
+// as much as both copies take stays free beside them, whichever path it comes to.
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
     return false;  // "auto" means eager
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
   add_shadows(layout, placement);
-  return placement.shadow_bytes != 0 &&
+  const bool have_all =
+      std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+        return layout.is_frozen(block.id) || placement.has_shadow(block.id);
+      });
+  return have_all && placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
            return free_bytes(path) >= 2 * placement.nvme_bytes();
          });
@@ -91,6 +97,7 @@ struct Engine::Parts {
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
     ranks.check(config.placement);
+    ranks.reserve(layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
@@ -111,7 +118,8 @@ struct Engine::Parts {
     for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
     const TransferPool pool{
         .transfers_max = placement.parameter_slots.count + placement.lanes.count +
-                         placement.activation_staging.count,
+                         placement.lane_gradients.count + placement.activation_staging.count +
+                         placement.gradient_staging.count,
         .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
         .files = files};
     auto queue = open_io_queue(config.storage, pool, explanation);
@@ -121,10 +129,10 @@ struct Engine::Parts {
 
   // All that decides which collectives come when, and what their bits are.
   std::string describe_run() const {
-    std::string text =
-        fmt::format("stage {}, device {}, window {}, leases {}, step {}\n", config.sharding.stage,
-                    tiers.device_memory().size(), placement.window_bytes, model.concurrent_leases,
-                    loop.scheduled_step());
+    std::string text = fmt::format("stage {}, group {}, device {}, window {}, leases {}, step {}\n",
+                                   config.sharding.stage, config.sharding.group_ranks,
+                                   tiers.device_memory().size(), placement.window_bytes,
+                                   model.concurrent_leases, loop.scheduled_step());
     text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
                         name_of(config.precision.gradients), name_of(config.optimizer.kind),
                         config.optimizer.adam.beta1, config.optimizer.adam.beta2,

@@ -52,6 +52,7 @@ ordered_json config_json(const Config& config, const Placement& placement) {
           {"host_bytes", placement.host_budget_bytes},
           {"parameter_placement", static_cast<int>(config.placement.parameters)},
           {"optimizer_placement", static_cast<int>(config.placement.optimizer)},
+          {"gradient_placement", static_cast<int>(config.placement.gradients)},
           {"paths", config.storage.paths},
           {"queue_depth", config.storage.queue_depth},
           {"verify", config.storage.verify == Verify::kFull     ? "full"
@@ -171,7 +172,8 @@ Config config_of_trace(const std::string& engine_section) {
                      .host_bytes = from.at("host_bytes").get<std::uint64_t>()};
     config.placement = {
         .parameters = static_cast<TierChoice>(from.at("parameter_placement").get<int>()),
-        .optimizer = static_cast<TierChoice>(from.at("optimizer_placement").get<int>())};
+        .optimizer = static_cast<TierChoice>(from.at("optimizer_placement").get<int>()),
+        .gradients = static_cast<TierChoice>(from.at("gradient_placement").get<int>())};
     config.storage.paths = from.at("paths").get<std::vector<std::string>>();
     config.storage.block_elements = document.at("block_elements").get<std::uint64_t>();
     config.threads = from.at("threads").get<unsigned>();

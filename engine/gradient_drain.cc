@@ -1,10 +1,7 @@
 #include "engine/gradient_drain.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -12,8 +9,8 @@
 namespace sluice {
 
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
-                             std::function<void(UnitId)> on_final)
+                             Device& device, Scheduler& scheduler, Worker& worker,
+                             BlockStore& store, Ranks& ranks, std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -26,7 +23,14 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
+      spill_(layout, placement, tiers, device, scheduler, worker, store,
+             {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
+      zero_stream_(device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(device, "gradients down", StreamPriority::kHigh) {
+  for (std::uint32_t slot = 0; slot < placement.gradient_slots.count; ++slot) {
+    zeroed_events_.emplace_back(device);
+    zero(slot, placement.gradient_slots.slot_bytes);
+  }
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 
@@ -38,13 +42,21 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   final_units_ = 0;
   units_without_gradient_ = 0;
   is_closing_ = false;
+  is_over_ = false;
   was_reopened_ = false;
+}
+
+// As soon as a slot is free, so that computation finds it ready.
+void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
+  device_.fill_zero(tiers_.gradient_slot(slot), size_bytes, zero_stream_.id());
+  device_.record(zeroed_events_[slot].id(), zero_stream_.id());
 }
 
 std::optional<std::uint32_t> GradientDrain::try_take_slot() {
   for (std::uint32_t slot = 0; slot < slot_is_free_.size(); ++slot) {
     if (!slot_is_free_[slot]) continue;
     slot_is_free_[slot] = false;
+    scheduler_.pools().lend(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     return slot;
   }
   return std::nullopt;
@@ -78,15 +90,45 @@ void GradientDrain::pump() {
   Job& job = jobs_.front();
   if (!front_is_started_) {
     front_is_started_ = true;
-    if (ranks_.are_several() && reduces_each_) reduce(job);
-    if (job.is_first) {
-      start_copy(job);
-    } else {
-      job.copies_left = job.additions_left = piece_count(job);
-    }
+    start(job);
   }
-  while (!job.is_first && job.next_piece < piece_count(job) && start_piece(job)) {
+  if (job.is_first || placement_.gradient_leaves(job.use.unit)) return;
+  while (job.next_piece < piece_count(job) && start_piece(job)) {
   }
+}
+
+void GradientDrain::start(Job& job) {
+  if (job.has_slot && ranks_.are_several() && reduces_each_) reduce(job);
+  if (placement_.gradient_leaves(job.use.unit)) {
+    start_spill(job);
+  } else if (job.is_first) {
+    start_copy(job);
+  } else {
+    job.copies_left = job.additions_left = piece_count(job);
+  }
+}
+
+void GradientDrain::start_spill(Job& job) {
+  job.copies_left = job.has_slot ? 1 : 0;
+  job.additions_left = 1;
+  spill_.start({.unit = job.use.unit,
+                .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
+                .is_first = job.is_first,
+                .step = step_},
+               copy_stream_.id());
+}
+
+void GradientDrain::spill_left() {
+  Job& job = jobs_.front();
+  job.copies_left = 0;
+  trace_copy(job);
+  move_front();
+}
+
+void GradientDrain::spill_home() {
+  jobs_.front().additions_left = 0;
+  move_front();
+  pump();
 }
 
 // What the job brings to the set: what this rank owns once it is reduced, else all that it keeps.
@@ -131,34 +173,9 @@ void GradientDrain::start_copy(Job& job) {
 
 // In the slot: what this rank owns becomes the sum over the ranks.
 void GradientDrain::reduce(Job& job) {
-  const UnitPlace& unit = layout_.unit(job.use.unit);
-  const DType type = layout_.format().gradient;
-  std::byte* const slot = tiers_.gradient_slot(job.slot);
-  const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
   job.is_reduced = true;
-  traffic_.reduced_bytes += payload_bytes;
-  const CollectiveSpan span{
-      .unit = unit.id,
-      .size_bytes = payload_bytes,
-      .step = step_,
-      .detail = ranks_.shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
-  ranks_.reductions().run(span, copy_stream_.id(), [&] {
-    Collectives& collectives = ranks_.reductions().collectives();
-    if (ranks_.shard_optimizer()) {
-      collectives.reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
-                                  .target_type = type,
-                                  .source = slot,
-                                  .source_type = type,
-                                  .shard_elements = unit.shard_elements,
-                                  .subject = unit.name},
-                                 copy_stream_.id());
-    } else {
-      collectives.all_reduce(
-          {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
-          copy_stream_.id());
-      traffic_.gathered_bytes += payload_bytes;
-    }
-  });
+  ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),
+                layout_.format().gradient, step_, copy_stream_.id());
   is_reducing_ = true;
   device_.call_host(copy_stream_.id(),
                     [this] { scheduler_.post([this] { is_reducing_ = false; }); });
@@ -187,6 +204,7 @@ bool GradientDrain::start_piece(Job& job) {
                       .count = std::min(layout_.block_elements(), range.count - from)};
     const std::uint64_t element_bytes = layout_.format().gradient_bytes();
     staging_[slot] = {.piece = piece, .is_free = false};
+    scheduler_.pools().lend(BufferPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
     device_.copy(tiers_.gradient_staging(slot),
                  tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
                  piece.count * element_bytes, copy_stream_.id());
@@ -218,6 +236,8 @@ void GradientDrain::add_piece(std::uint32_t staging_slot) {
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
   staging_[staging_slot].is_free = true;
+  scheduler_.pools().take_back(BufferPool::kGradientStaging,
+                               placement_.gradient_staging.slot_bytes);
   --jobs_.front().additions_left;
   move_front();
   pump();
@@ -245,6 +265,8 @@ void GradientDrain::trace_copy(Job& job) {
 }
 
 WaitCause GradientDrain::waits_for() const {
+  if (!jobs_.empty() && !spill_.is_idle() && jobs_.front().copies_left == 0)
+    return {.reason = TraceReason::kGradientSpill, .unit = index_of(jobs_.front().use.unit)};
   if (is_reducing_)
     return {.reason = TraceReason::kCollective, .unit = index_of(jobs_.front().use.unit)};
   if (jobs_.empty() || jobs_.front().copies_left == 0)
@@ -257,6 +279,8 @@ void GradientDrain::move_front() {
   if (job.copies_left != 0) return;
   if (job.has_slot && !awaits_reduction(job)) {
     slot_is_free_[job.slot] = true;
+    zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it still is
+    scheduler_.pools().take_back(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }
   if (job.additions_left != 0) return;
@@ -266,81 +290,6 @@ void GradientDrain::move_front() {
   front_is_started_ = false;
   if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
   close_units();
-}
-
-void GradientDrain::close() {
-  is_closing_ = true;
-  close_units();
-}
-
-void GradientDrain::close_units() {
-  if (!is_closing_ || !jobs_.empty()) return;
-  is_closing_ = false;
-  for (const UnitPlace& place : layout_.units()) {
-    if (place.is_frozen) continue;
-    const Unit& unit = units_[index_of(place.id)];
-    if (!unit.has_gradient) ++units_without_gradient_;
-    if (!unit.is_whole) start_norm(place.id);
-  }
-}
-
-void GradientDrain::start_norm(UnitId unit) {
-  units_[index_of(unit)].is_whole = true;
-  ++units_[index_of(unit)].norms;
-  ++norms_in_flight_;
-  const bool is_zero = !units_[index_of(unit)].has_gradient;
-  worker_.post(
-      [this, unit, is_zero] {
-        if (is_zero) std::memset(tiers_.gradient_set(unit), 0, layout_.set_gradient_bytes(unit));
-        take_norm(unit);
-      },
-      [this, unit] { norm_taken(unit); });
-}
-
-void GradientDrain::norm_taken(UnitId id) {
-  Unit& unit = units_[index_of(id)];
-  --norms_in_flight_;
-  if (--unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
-  unit.is_final = true;
-  ++final_units_;
-  on_final_(id);
-}
-
-NormAccumulator GradientDrain::norm() const {
-  NormAccumulator norm;
-  for (const NormAccumulator& unit : unit_norms_) norm.merge(unit);
-  return norm;
-}
-
-// On the worker's thread.
-void GradientDrain::take_norm(UnitId unit) {
-  const TraceScope scope({.size_bytes = owned(unit).count * layout_.format().gradient_bytes(),
-                          .step = step_,
-                          .unit = index_of(unit),
-                          .kind = TraceKind::kNorm});
-  NormAccumulator& norm = unit_norms_[index_of(unit)];
-  norm = NormAccumulator();
-  worker_.optimizer().add_squared_norm(layout_.format().gradient, in_set(owned(unit)),
-                                       owned(unit).count, norm);
-}
-
-std::string GradientDrain::describe_non_finite() const {
-  for (const TensorPlace& tensor : layout_.tensors()) {
-    if (layout_.unit(tensor.unit).is_frozen) continue;
-    const Range own = owned(tensor.unit);
-    const std::uint64_t begin = std::max(tensor.offset_elements, own.begin);
-    const std::uint64_t end =
-        std::min(tensor.offset_elements + tensor.element_count, own.begin + own.count);
-    if (begin >= end) continue;
-    const auto index = find_non_finite(
-        layout_.format().gradient,
-        in_set({.unit = tensor.unit, .begin = begin, .count = end - begin}), end - begin);
-    if (index)
-      return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
-                         tensor.name, layout_.unit(tensor.unit).name,
-                         begin - tensor.offset_elements + *index);
-  }
-  return "a gradient outside every tensor is not finite";
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 // Takes each unit's gradient from the device to the gradient set in host memory: copied when it is
 // the unit's first of the step, added when micro-batches or repeated uses follow (one fp32 addition
 // and one rounding an element). When the last one has been added, the unit's squared norm is taken.
+// Gradients that wait elsewhere go there through engine/gradient_spill.h.
 // Which one is the last, the schedule says, or close(): units that have had no gradient by then
 // have one of zeros. Owns the device's gradient slots.
 //
@@ -24,8 +25,7 @@
 
 #include "base/norm_accumulator.h"
 #include "base/trace_ranges.h"
-#include "engine/layout.h"
-#include "engine/placement.h"
+#include "engine/gradient_spill.h"
 #include "engine/ranks.h"
 #include "engine/schedule.h"
 #include "engine/step_timeline.h"
@@ -37,10 +37,10 @@ namespace sluice {
 class GradientDrain {
  public:
   // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
-  // the norm.
+  // the norm, if it is finite: an update that does not wait for the norm must not use another.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
-                std::function<void(UnitId)> on_final);
+                Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
+                Ranks& ranks, std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
   // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
@@ -48,16 +48,16 @@ class GradientDrain {
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // A free gradient slot, taken, if there is one.
+  // A free gradient slot, taken, if there is one. Its bytes are zero behind zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
-  // Gives a slot back unused.
-  void return_slot(std::uint32_t slot) { slot_is_free_[slot] = true; }
+  EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // The lease of `use` is released; `computed` is recorded behind the computation that filled
   // `slot`. A unit whose gradient was final gets another one where the schedule has changed: then
   // it is not final any more.
   void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
-  // No more gradients will come: those that are there are final.
+  // No more gradients will come: those that are there are final. Calls after the first do nothing.
+  // Requires: no update reads the set any more; what has had no gradient becomes zero there.
   void close();
 
   // The schedule has called a gradient of the unit its last of the step.
@@ -74,8 +74,6 @@ class GradientDrain {
   WaitCause waits_for() const;
   // Of all that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // What the ranks have reduced since the last call.
-  RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
   // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
@@ -92,7 +90,7 @@ class GradientDrain {
     std::uint32_t copies_left = 0;     // out of the slot
     std::uint32_t additions_left = 0;  // until the set holds the sum
     bool is_reduced = false;           // over the ranks
-    bool has_slot = true;
+    bool has_slot = true;              // else it is zero
   };
 
   // Elements of a unit, from its start.
@@ -116,13 +114,20 @@ class GradientDrain {
     bool is_final = false;
   };
 
+  void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
   Range range_of(const Job& job) const;
   std::uint32_t piece_count(const Job& job) const;
   std::byte* in_set(const Range& range) const;
   Range owned(UnitId unit) const;
   std::uint32_t block_of(const Range& piece) const;
+  void start(Job& job);
   void start_copy(Job& job);
+  void start_spill(Job& job);
+  void spill_left();
+  void spill_home();
+  void finish_unit(UnitId unit);
+  const NormAccumulator& norm_of(UnitId unit) const;
   void reduce(Job& job);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
@@ -136,6 +141,7 @@ class GradientDrain {
   void start_norm(UnitId unit);
   void norm_taken(UnitId unit);
   void add_piece(std::uint32_t staging_slot);
+  std::optional<std::uint64_t> first_non_finite(const Range& range) const;
   void take_norm(UnitId unit);
 
   const Layout& layout_;
@@ -150,6 +156,7 @@ class GradientDrain {
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<bool> slot_is_free_;
+  std::vector<Event> zeroed_events_;  // by slot
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
@@ -159,13 +166,15 @@ class GradientDrain {
   std::uint32_t norms_in_flight_ = 0;
   std::uint32_t trained_units_ = 0;  // constant; those that are not frozen
   std::uint32_t final_units_ = 0;
-  RankTraffic traffic_;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
+  bool is_over_ = false;  // close() has been called
   bool was_reopened_ = false;
   std::vector<NormAccumulator>
-      unit_norms_;  // by unit; written by the worker between post and completion
+      unit_norms_;       // by unit; written by the worker between post and completion
+  GradientSpill spill_;  // moves the front job of a unit whose gradients wait elsewhere
 
+  Stream zero_stream_;
   Stream copy_stream_;  // last: its callbacks use all of the above
 };
 

@@ -71,7 +71,8 @@ void Layout::add_unit(const UnitSpec& spec) {
     unit.payload_elements += tensor.element_count();
   }
   parameter_count_ += unit.payload_elements;
-  unit.shard_elements = align_up(div_ceil(unit.element_count, shard_.count), kAlignElements);
+  unit.shard_elements =
+      align_up(div_ceil(unit.element_count, shard_.count), kAlignElements * shard_.pieces);
   unit.element_count = unit.shard_elements * shard_.count;
   unit.shard_begin = unit.shard_elements * shard_.index;
   const std::uint64_t shard_end = unit.shard_begin + unit.shard_elements;
@@ -115,6 +116,10 @@ std::uint64_t Layout::parameter_slot_bytes(BlockId id) const {
 
 std::uint64_t Layout::record_slot_bytes(BlockId id) const {
   return align_up(record_bytes(id), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::gradient_slot_bytes(BlockId id) const {
+  return align_up(block(id).element_count * format_.gradient_bytes(), kStorageAlignBytes);
 }
 
 std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {

@@ -62,6 +62,8 @@ struct Shard {
   // Whether the rank has those of all parts none the less.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
+  // A part is cut further, among so many, for the time of a reduction.
+  std::uint32_t pieces = 1;
 };
 
 struct TensorPlace {
@@ -125,6 +127,7 @@ class Layout {
   // The same as slots and file extents hold them, padded to kStorageAlignBytes.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
+  std::uint64_t gradient_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/parameter_slots.h"
 #include "engine/resident_units.h"
 #include "engine/step_timeline.h"
@@ -70,6 +71,8 @@ class OptimizerPass {
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
   bool idle() const { return lanes_busy_ == 0; }
+  // Gradients that do not wait in host memory are on their way to a lane.
+  bool is_reading_gradients() const;
 
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
@@ -78,20 +81,27 @@ class OptimizerPass {
 
   struct Lane {
     Transfer record_transfer;
+    Transfer gradient_transfer;
     BlockId block{};
     std::uint32_t slot = kNone;       // its parameters, unless they are homed in host memory
     std::byte* parameters = nullptr;  // where Adam finds them
     std::byte* record = nullptr;
+    const std::byte* gradients = nullptr;
     std::uint64_t version = 0;      // that the update starts from
     std::uint64_t sequence = 0;     // of starts
     std::uint64_t begin_ns = 0;     // of this one
     StepCoefficients coefficients;  // what the worker uses
-    std::uint32_t pending = 0;      // record transfers and device copies before the next phase
+    std::uint32_t pending = 0;      // transfers and device copies before the next phase
     LanePhase phase = LanePhase::kFree;
+    bool wants_gradients = false;  // they do not wait in host memory, and have yet to be asked for
+    bool is_reading_gradients = false;
     bool is_tentative = false;  // being written to the shadow, until apply() has spoken
     bool must_adopt = false;    // it has: the shadow becomes home
     bool is_void = false;       // of a cancelled update: only waits for what is under way
     bool must_redo = false;     // what it updated was assumed wrongly
+    bool is_assuming = false;   // it is being updated with assumed coefficients
+    // With those, weights have overflown: an error only if they turn out to be right.
+    std::optional<Error> overflow;
   };
 
   void settle_tentative(bool adopt);
@@ -105,14 +115,20 @@ class OptimizerPass {
   void start_lanes(bool buffered);
   bool start(std::uint32_t lane, BlockId block);
   void load(std::uint32_t lane);
+  void load_gradients(std::uint32_t lane);
   void post_updates();
+  std::uint32_t next_to_update() const;
   void update(std::uint32_t lane);
   void updated(std::uint32_t lane);
   void write(std::uint32_t lane);
   void count_updated(const BlockPlace& block);
   void release(std::uint32_t lane, bool keep_parameters);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
+  void gradients_loaded(std::uint32_t lane);
   std::byte* resident_block(const BlockPlace& block) const;
+  std::uint64_t lane_bytes() const {
+    return placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes;
+  }
 
   const Layout& layout_;
   const Placement& placement_;

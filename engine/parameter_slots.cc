@@ -8,9 +8,12 @@
 namespace sluice {
 
 ParameterSlots::ParameterSlots(const Placement& placement, const Tiers& tiers, BlockStore& store,
-                               std::size_t block_count, std::function<void()> on_change)
+                               Scheduler& scheduler, std::size_t block_count,
+                               std::function<void()> on_change)
     : tiers_(tiers),
       store_(store),
+      scheduler_(scheduler),
+      slot_bytes_(placement.parameter_slots.slot_bytes),
       on_change_(std::move(on_change)),
       pass_reserve_(placement.lanes.count),
       kept_max_(placement.kept_slots),
@@ -34,6 +37,7 @@ std::optional<std::uint32_t> ParameterSlots::take(BlockId block, SlotUser user) 
   if (free_.size() <= reserved) return std::nullopt;
   const std::uint32_t slot = free_.back();
   free_.pop_back();
+  scheduler_.pools().lend(BufferPool::kParameterSlots, slot_bytes_);
   slot_of_block_[index_of(block)] = slot;
   slots_[slot].block = block;
   slots_[slot].is_bound = true;
@@ -87,6 +91,7 @@ void ParameterSlots::free_if_unused(std::uint32_t index) {
   slot.is_bound = false;
   slot_of_block_[index_of(slot.block)] = kNoSlot;
   free_.push_back(index);
+  scheduler_.pools().take_back(BufferPool::kParameterSlots, slot_bytes_);
   on_change_();
 }
 

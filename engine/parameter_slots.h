@@ -26,7 +26,7 @@ class ParameterSlots {
   // All must outlive the slots. `on_change` runs on the scheduler's thread after every transfer and
   // whenever a slot becomes free.
   ParameterSlots(const Placement& placement, const Tiers& tiers, BlockStore& store,
-                 std::size_t block_count, std::function<void()> on_change);
+                 Scheduler& scheduler, std::size_t block_count, std::function<void()> on_change);
 
   // The slot bound to `block`, if there is one.
   std::optional<std::uint32_t> find(BlockId block) const;
@@ -87,6 +87,8 @@ class ParameterSlots {
 
   const Tiers& tiers_;
   BlockStore& store_;
+  Scheduler& scheduler_;
+  const std::uint64_t slot_bytes_;
   std::function<void()> on_change_;
   std::uint32_t pass_reserve_;  // slots that the pass's lanes are entitled to
   std::uint32_t kept_max_;

@@ -41,23 +41,28 @@ struct Placement {
   // Homes, by block. Of frozen blocks, which have no record, the latter is host memory.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
+  // Where a step's gradients wait for the update, by unit; of frozen ones, which have none, host
+  // memory.
+  std::vector<Tier> gradient_tier;
 
   // Device memory.
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t resident_parameter_bytes = 0;  // units homed on the device
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
+  std::uint64_t device_gradient_bytes = 0;  // those that wait there
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
-  std::uint64_t gradient_set_bytes = 0;  // one gradient for every element
-  SlotPool gradient_staging;             // pieces of a gradient that is added to the set
+  std::uint64_t gradient_set_bytes = 0;  // one gradient for every element that waits here
+  SlotPool gradient_staging;  // pieces of gradients to be added, or on their way to where they wait
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
   SlotPool parameter_slots;  // parameters on their way between storage, device and update: one for
                              // each lane, the rest for the prefetcher
   std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
+  SlotPool lane_gradients;       // and the gradients of those that do not wait in host memory
 
   // Boundary activations, where the engine keeps them: in a window on the device, and in homes in
   // host memory or on storage for what has to leave it.
@@ -72,19 +77,30 @@ struct Placement {
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
+  std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
 
   bool unit_is_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
+  // The unit's gradients wait elsewhere than in host memory.
+  bool gradient_leaves(UnitId unit) const { return gradient_tier[index_of(unit)] != Tier::kHost; }
+  bool gradients_leave() const { return lane_gradients.count != 0; }
   std::uint64_t device_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
-           activation_window.size_bytes();
+           device_gradient_bytes + activation_window.size_bytes();
   }
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
            host_record_bytes + host_activation_bytes + parameter_slots.size_bytes() +
-           lanes.size_bytes() + activation_staging.size_bytes();
+           lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes();
+  }
+  // Of these, what is no buffer: it has one owner for good.
+  std::uint64_t device_home_bytes() const {
+    return resident_parameter_bytes + device_gradient_bytes + activation_window.size_bytes();
+  }
+  std::uint64_t host_home_bytes() const {
+    return gradient_set_bytes + host_parameter_bytes + host_record_bytes + host_activation_bytes;
   }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
@@ -92,7 +108,8 @@ struct Placement {
   }
   // At rest.
   std::uint64_t nvme_bytes() const {
-    return nvme_parameter_bytes + nvme_record_bytes + nvme_activation_bytes + shadow_bytes;
+    return nvme_parameter_bytes + nvme_record_bytes + nvme_gradient_bytes + nvme_activation_bytes +
+           shadow_bytes;
   }
   std::vector<Pool> pools() const;
 };

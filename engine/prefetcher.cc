@@ -11,6 +11,9 @@ namespace {
 
 // Bounds the blocks in the pipeline that need no staging slot.
 constexpr std::size_t kPipelineItemsMax = 256;
+// Copies of so many bytes together are heard of at once: less is over sooner than a notice is
+// handled, and much more would keep its slots for too long.
+constexpr std::uint64_t kNoticeBytes = 512 << 10;
 
 }  // namespace
 
@@ -40,6 +43,7 @@ void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::ui
                        bool keeps_for_update) {
   SLUICE_CHECK(idle(), "a schedule begins when the one before it has ended");
   for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit) trace_eviction(unit);
+  vacate(0, UINT64_MAX);
   schedule_ = &schedule;
   plan_ = &plan;
   version_ = version;
@@ -76,6 +80,7 @@ void Prefetcher::release(std::uint32_t use) {
 void Prefetcher::pump() {
   process_head();
   while (!is_stopped_ && !scheduler_.failed() && issue_next()) process_head();
+  request_notice();
 }
 
 // Issues the next block, or the next use that needs none. False when something has to happen first.
@@ -94,9 +99,27 @@ bool Prefetcher::issue_next() {
   if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, block.unit, index_of(block.id));
   const bool is_last = next_block_ + 1 == blocks.size();
   if (!issue_block(use, block, next_block_ == 0, is_last)) return false;
+  if (next_block_ == 0) occupy(use);
   ++next_block_;
   if (is_last) finish_issue(use);
   return true;
+}
+
+// What the unit overwrites is lost.
+void Prefetcher::occupy(std::uint32_t use) {
+  const std::uint64_t begin = plan_->uses[use].offset_bytes;
+  const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
+  vacate(begin, end);
+  occupied_.push_back({begin, end});
+  scheduler_.pools().lend(BufferPool::kWindow, end - begin);
+}
+
+void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
+  std::erase_if(occupied_, [&](const Occupied& place) {
+    if (place.end <= begin || end <= place.begin) return false;
+    scheduler_.pools().take_back(BufferPool::kWindow, place.end - place.begin);
+    return true;
+  });
 }
 
 void Prefetcher::finish_issue(std::uint32_t use) {
@@ -242,7 +265,19 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
        .is_gated = is_gated,
        .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
   meter_copies();
-  device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copied(); }); });
+  ++unnoticed_copies_;
+  unnoticed_bytes_ += layout_.parameter_bytes(block.id);
+  if (unnoticed_bytes_ >= kNoticeBytes) request_notice();
+}
+
+void Prefetcher::request_notice() {
+  if (unnoticed_copies_ == 0) return;
+  unnoticed_bytes_ = 0;
+  device_.call_host(copy_stream_.id(), [this, count = std::exchange(unnoticed_copies_, 0u)] {
+    scheduler_.post([this, count] {
+      for (std::uint32_t i = 0; i < count; ++i) copied();
+    });
+  });
 }
 
 void Prefetcher::copied() {

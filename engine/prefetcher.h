@@ -113,8 +113,11 @@ class Prefetcher {
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
   void finish_issue(std::uint32_t use);
+  void occupy(std::uint32_t use);
+  void vacate(std::uint64_t begin, std::uint64_t end);
   void process_head();
   void copy_block(const Item& item, const BlockPlace& block);
+  void request_notice();
   void copied();
   void complete_unit(std::uint32_t use);
   void meter_copies();
@@ -149,9 +152,18 @@ class Prefetcher {
   std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
   std::vector<bool> released_;
 
+  // Bytes of the window that hold units, or are being filled.
+  struct Occupied {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  std::vector<Occupied> occupied_;
+
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
-  std::deque<Copy> copies_;  // queued on the device, in order
+  std::deque<Copy> copies_;             // queued on the device, in order
+  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has yet to be asked for
+  std::uint64_t unnoticed_bytes_ = 0;
   bool is_copying_ = false;  // the first of them, as far as is known here
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window

@@ -25,12 +25,45 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
   rank_ = collectives->rank();
   count_ = collectives->rank_count();
   if (!are_several()) return;
+  SLUICE_CHECK(!sharding.group_is_node, "whoever knows the hosts has set group_ranks");
+  group_ = sharding.group_ranks == 0 ? count_ : sharding.group_ranks;
+  if (count_ % group_ != 0)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is {}, but {} ranks are not a multiple of that; choose "
+                            "a divisor, or start other ranks",
+                            group_, count_));
   std::vector<std::uint32_t> all(count_);
   std::iota(all.begin(), all.end(), 0u);
-  for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_, &votes_})
-    *sequence = std::make_unique<RankSequence>(collectives->open(all), device);
+  const auto group = std::span(all).subspan(is_hybrid() ? rank_ / group_ * group_ : 0,
+                                            is_hybrid() ? group_ : count_);
+  for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_})
+    *sequence = std::make_unique<RankSequence>(collectives->open(group), device);
+  votes_ = std::make_unique<RankSequence>(collectives->open(all), device);
+  if (is_hybrid()) {
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t rank = rank_ % group_; rank < count_; rank += group_) peers.push_back(rank);
+    across_ = collectives->open(peers);
+  }
   buffer_ = DeviceBuffer(device, kExchangeBytesMax, "votes of the ranks");
   stream_ = Stream(device, "votes");
+}
+
+Shard Ranks::shard() const {
+  if (!shard_optimizer())
+    return {.keeps_all_gradients = are_several(), .pieces = is_hybrid() ? count_ : 1};
+  return {.index = rank_ % group_,
+          .count = group_,
+          .keeps_all_gradients = !shard_gradients(),
+          .keeps_all_parameters = !shard_parameters(),
+          .pieces = count_ / group_};
+}
+
+void Ranks::reserve(const Layout& layout) {
+  if (!is_hybrid()) return;
+  std::uint64_t elements_max = 0;
+  for (const UnitPlace& unit : layout.units())
+    if (!unit.is_frozen) elements_max = std::max(elements_max, unit.element_count / group_);
+  partial_ = DeviceBuffer(device_, elements_max * sizeof(float), "gradients summed in a group");
 }
 
 void Ranks::check(const Config::Placement& choices) const {
@@ -48,6 +81,14 @@ void Ranks::check(const Config::Placement& choices) const {
         fmt::format("placement.parameters \"{}\" with sharding.stage {}: that stage keeps all "
                     "parameters in every rank's device memory; choose stage 3, or device",
                     choices.parameters == TierChoice::kHost ? "host" : "nvme", stage_));
+  const bool gradients_are_elsewhere =
+      choices.gradients == TierChoice::kDevice || choices.gradients == TierChoice::kNvme;
+  if (are_several() && !shard_gradients() && gradients_are_elsewhere)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("placement.gradients \"{}\" with sharding.stage {}: that stage keeps "
+                            "all gradients in every rank's host memory; choose stage 2 or 3, or "
+                            "host",
+                            choices.gradients == TierChoice::kDevice ? "device" : "nvme", stage_));
 }
 
 std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {
@@ -97,14 +138,83 @@ void Ranks::require_agreement(std::string_view description, std::string_view sub
                           rank_, count_, subject, fmt::join(others, ", ")));
 }
 
+void Ranks::reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
+                   StreamId stream) {
+  const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
+  traffic_.reduced_bytes += payload_bytes;
+  if (!shard_optimizer()) traffic_.gathered_bytes += payload_bytes;
+  const CollectiveSpan span{.unit = unit.id,
+                            .size_bytes = payload_bytes,
+                            .step = step,
+                            .detail = shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
+  reductions_->run(span, stream, [&] {
+    if (is_hybrid()) return reduce_in_group(unit, slot, type, stream);
+    Collectives& all = reductions_->collectives();
+    if (!shard_optimizer())
+      return all.all_reduce(
+          {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
+          stream);
+    all.reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
+                        .target_type = type,
+                        .source = slot,
+                        .source_type = type,
+                        .shard_elements = unit.shard_elements,
+                        .subject = unit.name},
+                       stream);
+  });
+}
+
+// Every rank of the group adds its part over the group, and adds that to what the other groups have
+// of it. Without sharing, the parts come together again.
+void Ranks::reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream) {
+  Collectives& group = reductions_->collectives();
+  const std::uint64_t elements = unit.element_count / group_;
+  const Part part{.data = slot + rank_ % group_ * elements * size_of(type),
+                  .element_count = elements};
+  group.reduce_scatter({.target = partial_.data(),
+                        .target_type = DType::kFp32,
+                        .source = slot,
+                        .source_type = type,
+                        .shard_elements = elements,
+                        .subject = unit.name},
+                       stream);
+  reduce_across(part, type, unit.name, stream);
+  traffic_.crossed_bytes += unit.payload_elements * (sizeof(float) + size_of(type)) / group_;
+  if (shard_optimizer()) return;
+  group.all_gather({.target = slot,
+                    .source = part.data,
+                    .shard_bytes = elements * size_of(type),
+                    .subject = unit.name},
+                   stream);
+}
+
+void Ranks::reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream) {
+  const std::uint64_t elements = part.element_count / across_->rank_count();
+  std::byte* const own = part.data + across_->rank() * elements * size_of(type);
+  across_->reduce_scatter({.target = own,
+                           .target_type = type,
+                           .source = partial_.data(),
+                           .source_type = DType::kFp32,
+                           .shard_elements = elements,
+                           .subject = subject},
+                          stream);
+  across_->all_gather({.target = part.data,
+                       .source = own,
+                       .shard_bytes = elements * size_of(type),
+                       .subject = subject},
+                      stream);
+}
+
 void Ranks::use_memory(std::span<std::byte> memory) {
   for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
     if (sequence != nullptr) sequence->collectives().use_memory(memory);
+  if (across_ != nullptr) across_->use_memory(memory);
 }
 
 void Ranks::forget_memory() noexcept {
   for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
     if (sequence != nullptr) sequence->collectives().forget_memory();
+  if (across_ != nullptr) across_->forget_memory();
 }
 
 void Ranks::on_failure(std::function<void(const Error&)> handler) {

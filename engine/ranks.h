@@ -2,7 +2,12 @@
 // 0 to 3 are presets of that), the sequences of collectives, and decisions that all ranks take from
 // the same values. Without collectives there is one rank, and nothing here moves a byte.
 //
-// Thread rule: gathers() and reductions() on the scheduler's thread, the rest on the application's.
+// Hybrid: `sharding.group_ranks` consecutive ranks share a copy of the state, and every group has
+// one. Gathers stay in the group; gradients are added in the group, in rank order and fp32, those
+// sums over the groups in their order, and the result is rounded once.
+//
+// Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, the rest on the
+// application's.
 // Invariants: every sequence is in an order that follows from the schedule alone: gathers in the
 // order of uses, reductions in the order of backward uses, gathers of units homed on the device in
 // forward order, votes in the order of the application's calls. Ranks may differ in how these
@@ -15,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/config.h"
@@ -29,6 +35,9 @@ namespace sluice {
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
+  // Hybrid: of the rank's shard, in fp32 out of the group and in the gradients' type back. With G
+  // groups, (G - 1) / G of it goes out, and comes in.
+  std::uint64_t crossed_bytes = 0;
 };
 
 class Ranks {
@@ -36,7 +45,9 @@ class Ranks {
   // `collectives` may be null: one rank. Both must outlive it, as must `device`.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // What of the device's memory it takes.
-  std::uint64_t device_bytes() const { return buffer_.size_bytes(); }
+  std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
+  // Takes what reductions need. Once, before device_bytes() counts.
+  void reserve(const Layout& layout);
   // Fails with: kConfig for homes of the parameters that the stage does not have.
   void check(const Config::Placement& choices) const;
 
@@ -45,22 +56,23 @@ class Ranks {
   bool are_several() const { return count_ > 1; }
 
   // What is 1/N on every rank. Each includes those before it.
-  bool shard_optimizer() const { return are_several() && stage_ >= 1; }
-  bool shard_gradients() const { return are_several() && stage_ >= 2; }
-  bool shard_parameters() const { return are_several() && stage_ >= 3; }
+  bool shard_optimizer() const { return group_ > 1 && stage_ >= 1; }
+  bool shard_gradients() const { return group_ > 1 && stage_ >= 2; }
+  bool shard_parameters() const { return group_ > 1 && stage_ >= 3; }
+  // The first so many ranks have all of the state between them.
+  std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
   // What the layout's blocks are cut from.
-  Shard shard() const {
-    if (!shard_optimizer()) return {};
-    return {.index = rank_,
-            .count = count_,
-            .keeps_all_gradients = !shard_gradients(),
-            .keeps_all_parameters = !shard_parameters()};
-  }
+  Shard shard() const;
 
   // Requires: are_several().
   RankSequence& gathers() const { return *gathers_; }
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  RankSequence& reductions() const { return *reductions_; }
+  // Adds a unit's gradient over the ranks, in `slot`: what this rank owns becomes the sum, or all
+  // of it where it shares no optimizer state.
+  void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
+              StreamId stream);
+  // What it has moved since the last call.
+  RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
   // What every rank has to say, by rank. Blocks; every rank calls it in the same place.
   // `subject` lives until it returns.
@@ -83,18 +95,33 @@ class Ranks {
  private:
   static constexpr std::uint64_t kExchangeBytesMax = 64 << 10;  // by all ranks together, at once
 
+  // Part of a unit, for the time of a reduction.
+  struct Part {
+    std::byte* data = nullptr;
+    std::uint64_t element_count = 0;
+  };
+
+  bool is_hybrid() const { return group_ > 1 && group_ < count_; }
+  void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
+  void reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream);
+
   // Constant after construction.
   Collectives* collectives_;
   Device& device_;
   std::uint32_t stage_;
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
+  std::uint32_t group_ = 1;  // ranks in a group; consecutive
   std::unique_ptr<RankSequence> gathers_;
   std::unique_ptr<RankSequence> resident_gathers_;
   std::unique_ptr<RankSequence> reductions_;
   std::unique_ptr<RankSequence> votes_;
-  DeviceBuffer buffer_;  // of votes
+  std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
+  DeviceBuffer buffer_;                  // of votes
+  DeviceBuffer partial_;                 // hybrid: sums of a group, in fp32; from reserve() on
   Stream stream_;
+
+  RankTraffic traffic_;  // scheduler's thread only
 };
 
 }  // namespace sluice

@@ -6,7 +6,7 @@ namespace sluice {
 
 Scheduler::Scheduler()
     : thread_("sluice-sched",
-              {.after_tasks = [this] { wake_waiters(); },
+              {.after_tasks = [this] { after_tasks(); },
                .on_exception = [this](std::exception_ptr thrown) { fail(std::move(thrown)); }}) {}
 
 void Scheduler::run(const std::function<void()>& task) {
@@ -38,6 +38,27 @@ void Scheduler::wait_for(Waiter& waiter) {
   post([this, &waiter] { waiters_.push_back(&waiter); });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return waiter.done; });
+}
+
+void Scheduler::settle_with(std::function<bool()> settle) {
+  run([&] { settle_ = std::move(settle); });
+}
+
+// What waiters do in run() may move things too.
+void Scheduler::after_tasks() {
+  (void)settle();
+  do {
+    wake_waiters();
+  } while (settle());
+}
+
+bool Scheduler::settle() {
+  try {
+    return settle_ && settle_();
+  } catch (...) {
+    fail(std::current_exception());
+    return false;
+  }
 }
 
 void Scheduler::wake_waiters() {

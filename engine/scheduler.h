@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/pool_meter.h"
 #include "engine/task_thread.h"
 #include "engine/work_meter.h"
 
@@ -36,6 +37,10 @@ class Scheduler {
   // The same, but sits failures out: for shutting down in order.
   void await_settled(const std::function<bool()>& ready);
 
+  // Has `settle` run whenever tasks have run, before waiters are asked, and again until it returns
+  // false: nothing has moved since. An empty one ends that.
+  void settle_with(std::function<bool()> settle);
+
   // Latches `error` if it is the first, and wakes every waiter.
   void fail(const Error& error);
   // The same for whatever was thrown; what is no Error becomes kInternal.
@@ -45,6 +50,8 @@ class Scheduler {
 
   // What those on this thread have given others to do. Scheduler's thread only.
   WorkMeter& work() { return work_; }
+  // What they have lent. Likewise.
+  PoolMeter& pools() { return pools_; }
 
  private:
   // An application thread in await(); lives on its stack.
@@ -55,11 +62,15 @@ class Scheduler {
   };
 
   void wait_for(Waiter& waiter);
+  void after_tasks();
+  bool settle();
   void wake_waiters();
 
   // Scheduler thread only.
   std::vector<Waiter*> waiters_;
+  std::function<bool()> settle_;
   WorkMeter work_;
+  PoolMeter pools_;
 
   // Guarded by mutex_.
   mutable std::mutex mutex_;

@@ -29,6 +29,10 @@ enum class SimulatedTask : std::uint8_t {
   kAdam,        // a block
   kPublish,     // a block's new parameters are on the device
   kWriteBack,   // a block: one part is home
+  kSpillCopy,   // a block of a gradient that waits elsewhere has left the device
+  kSpillSum,    // the sum so far is in host memory
+  kSpillAdd,    // the gradient is added to it, and in the norm
+  kSpillStore,  // a block of the gradient is where it waits
 };
 
 struct SimulatedJob {

@@ -34,7 +34,8 @@ bool SimulatedPass::has_updated(UnitId unit, std::uint64_t steps) const {
 
 bool SimulatedPass::is_eager(std::uint32_t block) const {
   if (policy_ == OverlapPolicy::kSpeculative)
-    return parameter_tier(block) == Tier::kNvme && record_tier(block) == Tier::kNvme;
+    return parameter_tier(block) == Tier::kNvme && record_tier(block) == Tier::kNvme &&
+           gradient_tier(block) == Tier::kHost;
   return policy_ == OverlapPolicy::kEager;
 }
 
@@ -91,10 +92,15 @@ bool SimulatedPass::try_grant(std::uint32_t index) {
   block.pending = 1;  // held until every part has been asked for
   if (record_tier(index) == Tier::kNvme) {
     ++block.pending;
-    machine_.read({SimulatedTask::kLoad, index, ranked(1, 2 * block.place)},
+    machine_.read({SimulatedTask::kLoad, index, ranked(1, 3 * block.place)},
                   layout_.record_slot_bytes(BlockId{index}));
   }
   if (needs_slot(index)) load_parameters(index, is_bound);
+  if (gradient_tier(index) != Tier::kHost) {
+    ++block.pending;
+    block.awaits_gradients = true;
+    load_gradients(index);
+  }
   part_loaded(index);
   return true;
 }
@@ -106,7 +112,7 @@ void SimulatedPass::load_parameters(std::uint32_t index, bool is_bound) {
   ++block.pending;
   block.awaits_slot = true;
   if (is_bound) return;
-  const SimulatedJob job{SimulatedTask::kFetch, index, ranked(1, 2 * block.place + 1)};
+  const SimulatedJob job{SimulatedTask::kFetch, index, ranked(1, 3 * block.place + 1)};
   const BlockId id{index};
   if (parameter_tier(index) == Tier::kDevice) {
     machine_.copy_down(job, layout_.parameter_bytes(id));
@@ -139,12 +145,31 @@ void SimulatedPass::norm_known(std::uint64_t step) {
   for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
 }
 
-void SimulatedPass::note_if_ready(std::uint32_t index) {
-  Block& block = blocks_[index];
+bool SimulatedPass::may_update(std::uint32_t index) const {
   const UnitId unit = layout_.block(BlockId{index}).unit;
   const std::uint64_t steps_ready =
       is_eager(index) ? units_[index_of(unit)].drained_steps : normed_steps_;
-  if (!block.is_loaded || steps_ready < block.grants) return;
+  return steps_ready >= blocks_[index].grants;
+}
+
+// Into the lane, once they are final.
+void SimulatedPass::load_gradients(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (!block.awaits_gradients || !may_update(index)) return;
+  block.awaits_gradients = false;
+  const SimulatedJob job{SimulatedTask::kLoad, index, ranked(1, 3 * block.place + 2)};
+  const BlockId id{index};
+  if (gradient_tier(index) == Tier::kNvme) {
+    machine_.read(job, layout_.gradient_slot_bytes(id));
+  } else {
+    machine_.copy_down(job, layout_.block(id).element_count * layout_.format().gradient_bytes());
+  }
+}
+
+void SimulatedPass::note_if_ready(std::uint32_t index) {
+  Block& block = blocks_[index];
+  load_gradients(index);
+  if (!block.is_loaded || !may_update(index)) return;
   block.is_loaded = false;
   ready_places_.insert(block.place);
   ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);

@@ -52,6 +52,7 @@ class SimulatedPass {
     std::uint32_t pending = 0;  // parts before Adam, or after it
     bool in_pass = false;
     bool awaits_slot = false;
+    bool awaits_gradients = false;  // that do not wait in host memory, and may still change
     bool is_loaded = false;
   };
   struct Unit {
@@ -61,8 +62,12 @@ class SimulatedPass {
 
   Tier parameter_tier(std::uint32_t block) const { return placement_.parameter_tier[block]; }
   Tier record_tier(std::uint32_t block) const { return placement_.record_tier[block]; }
+  Tier gradient_tier(std::uint32_t block) const {
+    return placement_.gradient_tier[index_of(layout_.block(BlockId{block}).unit)];
+  }
   bool needs_lane(std::uint32_t block) const {
-    return parameter_tier(block) != Tier::kHost || record_tier(block) != Tier::kHost;
+    return parameter_tier(block) != Tier::kHost || record_tier(block) != Tier::kHost ||
+           gradient_tier(block) != Tier::kHost;
   }
   bool is_eager(std::uint32_t block) const;
   bool grant_by_unit();
@@ -71,6 +76,8 @@ class SimulatedPass {
   bool needs_slot(std::uint32_t block) const { return parameter_tier(block) != Tier::kHost; }
   void load_parameters(std::uint32_t index, bool is_bound);
   void part_loaded(std::uint32_t index);
+  bool may_update(std::uint32_t index) const;
+  void load_gradients(std::uint32_t index);
   void note_if_ready(std::uint32_t index);
   void updated(std::uint32_t index);
   void publish(std::uint32_t index);

@@ -96,10 +96,10 @@ class Step {
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
-  // The update that this step will make, counted from 1.
   // What the loss has to be multiplied with before its gradients are computed; 1 unless
   // Config::Precision::loss_scale says otherwise.
   double loss_scale() const { return loop_->loss_scale(); }
+  // The update that this step will make, counted from 1.
   std::uint64_t number() const { return loop_->scheduled_step() + 1; }
 
   // Waits for the gradients and their norm, and lets the optimizer run over every block. Under

@@ -27,7 +27,6 @@ StepReport StepLoop::finish_step() {
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
   timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
-  scheduler_.run([this] { drain_.close(); });
   failure_.await([this] { return is_over(); });
   // What came after the last gradient, nobody has waited for yet.
   std::uint32_t rest = course_.next();
@@ -63,7 +62,8 @@ StepReport StepLoop::finish_step() {
   scheduler_.run([&] {
     report.notes = store_.take_notes();
     work = scheduler_.work().take();
-    report.rank_traffic = drain_.take_traffic();
+    report.buffers = scheduler_.pools().take();
+    report.rank_traffic = ranks_.take_traffic();
     report.rank_traffic.gathered_bytes +=
         prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
   });
@@ -123,7 +123,7 @@ NormAccumulator StepLoop::agree() {
                       name_of(MicroBatchOrder{static_cast<std::uint8_t>(vote.order)}),
                       ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches,
                       name_of(options_.order)));
-    if (ranks_.shard_optimizer() || rank == 0) norm.merge(vote.norm);
+    if (rank < ranks_.owner_count()) norm.merge(vote.norm);
   }
   return norm;
 }

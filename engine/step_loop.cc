@@ -29,30 +29,44 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       scaler_(config.precision.loss_scale),
       traffic_(queue),
       course_(model, layout, placement),
-      slots_(placement, tiers, store, layout.blocks().size(), [this] { pump(); }),
+      slots_(placement, tiers, store, scheduler, layout.blocks().size(), [this] { note_change(); }),
       residents_(layout, placement, tiers, ranks, device, model.forward_order),
       prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
-                  {.on_change = [this] { pump(); },
+                  {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
-      drain_(layout, placement, tiers, device, scheduler, worker, ranks,
+      drain_(layout, placement, tiers, device, scheduler, worker, store, ranks,
              [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
-            model.forward_order, [this] { pump(); }),
+            model.forward_order, [this] { note_change(); }),
       failure_(pass_, device, scheduler),
-      timeline_(layout, device) {}
+      timeline_(layout, device) {
+  scheduler_.settle_with([this] { return pump(); });
+  scheduler_.run([&] {
+    PoolMeter& pools = scheduler_.pools();
+    pools.set_capacity(BufferPool::kWindow, placement.window_bytes);
+    pools.set_capacity(BufferPool::kGradientSlots, placement.gradient_slots.size_bytes());
+    pools.set_capacity(BufferPool::kParameterSlots, placement.parameter_slots.size_bytes());
+    pools.set_capacity(BufferPool::kLanes,
+                       placement.lanes.size_bytes() + placement.lane_gradients.size_bytes());
+    pools.set_capacity(BufferPool::kGradientStaging, placement.gradient_staging.size_bytes());
+    pools.set_capacity(BufferPool::kActivationStaging, placement.activation_staging.size_bytes());
+  });
+}
+
+StepLoop::~StepLoop() {
+  scheduler_.settle_with({});
+}
 
 // Lets every flow move on whose turn it is. A change that they make on the way makes them look
-// again.
-void StepLoop::pump() {
-  must_pump_again_ = true;
-  if (is_pumping_) return;
-  is_pumping_ = true;
-  while (must_pump_again_) {
-    must_pump_again_ = false;
+// again. One look for all that a batch of tasks has brought: with many small blocks, most of the
+// scheduler's time would be spent looking.
+bool StepLoop::pump() {
+  if (!has_changed_) return false;
+  while (std::exchange(has_changed_, false)) {
     pass_.pump();
     prefetcher_.pump();
   }
-  is_pumping_ = false;
+  return true;
 }
 
 void StepLoop::begin_step(const StepOptions& options) {
@@ -136,6 +150,7 @@ void StepLoop::begin() {
                             options_.order == MicroBatchOrder::kVertical;
   scheduler_.run([&] {
     (void)scheduler_.work().take();
+    scheduler_.pools().enter(StepPhase::kForward);
     drain_.begin(step_ + 1, reduces_each);
     prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
   });
@@ -238,7 +253,7 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
                          : tiers_.window() + course_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
-    device_.fill_zero(lease.gradients, layout_.unit_gradient_bytes(unit), stream);
+    device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
   }
   state.stream = stream;
   state.range = begin_trace_range(
@@ -269,11 +284,15 @@ bool StepLoop::is_ready(std::uint32_t use) {
   uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
                                    ? residents_.gather_begun_ns(scheduled.unit)
                                    : prefetcher_.gather_begun_ns(use);
+  scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
+                                                             : StepPhase::kForward);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 
 // Likewise: whether every gradient of the step is final, and its update may be applied.
 bool StepLoop::is_over() {
+  if (pass_.is_begun()) drain_.close();  // the update before has ended, which reads the set
+  scheduler_.pools().enter(StepPhase::kOptimizer);
   const bool is_drained = drain_.is_complete() && drain_.idle();
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
                                   : !pass_.is_begun() ? pass_.waits_for()
@@ -331,8 +350,10 @@ void StepLoop::abandon() noexcept {
     pass_.cancel();
   });
   if (is_partial) failure_.abandoned_midway(step_);
-  scheduler_.await_settled(
-      [this] { return store_.is_stuck() || (prefetcher_.idle() && drain_.idle()); });
+  scheduler_.await_settled([this] {
+    return store_.is_stuck() ||
+           (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
+  });
   if (ranks_.are_several() && !course_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);

@@ -48,6 +48,7 @@ struct StepReport {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;  // likewise
+  PhaseMarks buffers;        // likewise: the most that pools have lent
   // Likewise of boundary activations, from the device to their homes and back; on storage, part of
   // the above.
   std::uint64_t activation_out_bytes = 0;
@@ -69,6 +70,9 @@ class StepLoop {
   StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
            const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
            Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks);
+  ~StepLoop();
+  StepLoop(const StepLoop&) = delete;
+  StepLoop& operator=(const StepLoop&) = delete;
 
   void begin_step(const StepOptions& options);
   void begin_inference();
@@ -122,7 +126,9 @@ class StepLoop {
 
   void throw_if_active() const;
   void begin();
-  void pump();
+  // Something has moved: others may too, once all that has happened is known.
+  void note_change() { has_changed_ = true; }
+  bool pump();
   StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
@@ -154,8 +160,7 @@ class StepLoop {
   LossScaler scaler_;
   TrafficMeter traffic_;
   StepCourse course_;
-  bool is_pumping_ = false;  // scheduler's thread only, as is the next
-  bool must_pump_again_ = false;
+  bool has_changed_ = false;  // scheduler's thread only
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;

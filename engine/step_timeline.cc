@@ -20,6 +20,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kCopy:
     case TraceReason::kGradientSlot:
     case TraceReason::kGradientCopy:
+    case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
     case TraceReason::kActivation:
     case TraceReason::kSchedule: return Blame::kIo;

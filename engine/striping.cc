@@ -101,6 +101,8 @@ Striping plan_striping(const Layout& layout, const Placement& placement,
       block_bytes += layout.parameter_slot_bytes(block.id);
     if (placement.record_tier[i] == Tier::kNvme) block_bytes += layout.record_slot_bytes(block.id);
     if (placement.has_shadow(block.id)) block_bytes *= 2;
+    if (placement.gradient_tier[index_of(block.unit)] == Tier::kNvme)
+      block_bytes += layout.gradient_slot_bytes(block.id);
     striping.drive.push_back(dealer.deal(block_bytes));
   }
   striping.drive_bytes = dealer.drive_bytes();

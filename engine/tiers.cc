@@ -21,11 +21,12 @@ Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Sto
       placement_(placement),
       device_(device),
       resident_(layout.units().size()),
-      gradient_offsets_(layout.units().size()),
+      gradients_(layout.units().size()),
       host_parameters_(layout.blocks().size()),
       host_records_(layout.blocks().size()),
       parameter_extents_(placement.storage_copies * layout.blocks().size()),
-      record_extents_(placement.storage_copies * layout.blocks().size()) {
+      record_extents_(placement.storage_copies * layout.blocks().size()),
+      gradient_extents_(placement.nvme_gradient_bytes == 0 ? 0 : layout.blocks().size()) {
   create_files(storage);  // first: too little space is found before memory is touched
   device_memory_ = DeviceBuffer(device, placement.device_bytes(), "parameters and gradients");
   host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
@@ -47,7 +48,18 @@ void Tiers::cut_device_memory() {
   }
   window_ = next;
   gradient_slots_ = window_ + placement_.window_bytes;
-  activation_window_ = gradient_slots_ + placement_.gradient_slots.size_bytes();
+  next = gradient_slots_ + placement_.gradient_slots.size_bytes();
+  place_gradients(Tier::kDevice, next);
+  activation_window_ = next + placement_.device_gradient_bytes;
+}
+
+// The gradients that wait in `tier`, from `next` on.
+void Tiers::place_gradients(Tier tier, std::byte* next) {
+  for (const UnitPlace& unit : layout_.units()) {
+    if (placement_.gradient_tier[index_of(unit.id)] != tier) continue;
+    gradients_[index_of(unit.id)] = next;
+    next += align_up(layout_.set_gradient_bytes(unit.id), kPoolAlignBytes);
+  }
 }
 
 void Tiers::cut_host_memory() {
@@ -57,13 +69,7 @@ void Tiers::cut_host_memory() {
     next += size_bytes;
     return begin;
   };
-  gradient_set_ = take(placement_.gradient_set_bytes);
-  std::uint64_t gradient_offset = 0;
-  for (const UnitPlace& unit : layout_.units()) {
-    gradient_offsets_[index_of(unit.id)] = gradient_offset;
-    gradient_offset += align_up(layout_.set_gradient_bytes(unit.id), kPoolAlignBytes);
-  }
-  gradient_staging_ = take(placement_.gradient_staging.size_bytes());
+  place_gradients(Tier::kHost, take(placement_.gradient_set_bytes));
   for (const BlockPlace& block : layout_.blocks()) {
     const std::uint32_t i = index_of(block.id);
     if (placement_.parameter_tier[i] == Tier::kHost)
@@ -74,7 +80,9 @@ void Tiers::cut_host_memory() {
   host_activations_ = take(placement_.host_activation_bytes);
   parameter_slots_ = take(placement_.parameter_slots.size_bytes());
   lanes_ = take(placement_.lanes.size_bytes());
+  lane_gradients_ = take(placement_.lane_gradients.size_bytes());
   activation_staging_ = take(placement_.activation_staging.size_bytes());
+  gradient_staging_ = take(placement_.gradient_staging.size_bytes());
   SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
                "the pools must add up to the arena");
 }
@@ -95,7 +103,7 @@ void Tiers::create_files(const Config::Storage& storage) {
   }
 }
 
-// A block's parameters and record lie side by side on one drive.
+// A block's parameters, record and gradients lie side by side on one drive.
 void Tiers::place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes) {
   const Striping striping = plan_striping(layout_, placement_, weights);
   for (const BlockPlace& block : layout_.blocks()) {
@@ -115,6 +123,8 @@ void Tiers::place_blocks(std::span<const double> weights, std::vector<std::uint6
       if (placement_.record_tier[i] == Tier::kNvme)
         record_extents_[at] = extend(layout_.record_slot_bytes(block.id));
     }
+    if (placement_.gradient_tier[index_of(block.unit)] == Tier::kNvme)
+      gradient_extents_[i] = extend(layout_.gradient_slot_bytes(block.id));
   }
 }
 
@@ -145,6 +155,26 @@ std::byte* Tiers::resident_parameters(UnitId unit) const {
 
 std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
   return gradient_slots_ + slot * placement_.gradient_slots.slot_bytes;
+}
+
+std::byte* Tiers::gradient_set(UnitId unit) const {
+  SLUICE_CHECK(!placement_.gradient_leaves(unit), "the unit's gradients wait in host memory");
+  return gradients_[index_of(unit)];
+}
+
+std::byte* Tiers::gradient(const BlockPlace& block) const {
+  return gradient_set(block.unit) + offset_in_set(block);
+}
+
+std::byte* Tiers::device_gradient(const BlockPlace& block) const {
+  SLUICE_CHECK(placement_.gradient_tier[index_of(block.unit)] == Tier::kDevice,
+               "the unit's gradients wait on the device");
+  return gradients_[index_of(block.unit)] + offset_in_set(block);
+}
+
+std::uint64_t Tiers::offset_in_set(const BlockPlace& block) const {
+  return (block.offset_elements - layout_.set_begin(block.unit)) *
+         layout_.format().gradient_bytes();
 }
 
 std::byte* Tiers::activation_place(std::uint32_t place) const {
@@ -193,6 +223,10 @@ std::byte* Tiers::lane(std::uint32_t lane) const {
   return lanes_ + lane * placement_.lanes.slot_bytes;
 }
 
+std::byte* Tiers::lane_gradient(std::uint32_t lane) const {
+  return lane_gradients_ + lane * placement_.lane_gradients.slot_bytes;
+}
+
 std::span<std::byte> Tiers::transfer_memory() const {
   return {parameter_slots_, host_memory_.data() + host_memory_.size_bytes()};
 }
@@ -206,6 +240,12 @@ const Extent& Tiers::parameter_extent(BlockId block, std::uint32_t copy) const {
 const Extent& Tiers::record_extent(BlockId block, std::uint32_t copy) const {
   const Extent& extent = record_extents_[copy * layout_.blocks().size() + index_of(block)];
   SLUICE_CHECK(extent.length_bytes != 0, "the block's record is not on storage");
+  return extent;
+}
+
+const Extent& Tiers::gradient_extent(BlockId block) const {
+  const Extent& extent = gradient_extents_[index_of(block)];
+  SLUICE_CHECK(extent.length_bytes != 0, "the block's gradients do not wait on storage");
   return extent;
 }
 

@@ -43,24 +43,21 @@ class Tiers {
   std::byte* window() const { return window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;
   std::byte* activation_place(std::uint32_t place) const;
+  std::byte* device_gradient(const BlockPlace& block) const;  // Requires: waits there
 
   // Host memory.
-  std::byte* gradient_set(UnitId unit) const {
-    return gradient_set_ + gradient_offsets_[index_of(unit)];
-  }
-  std::byte* gradient(const BlockPlace& block) const {
-    return gradient_set(block.unit) + (block.offset_elements - layout_.set_begin(block.unit)) *
-                                          layout_.format().gradient_bytes();
-  }
+  std::byte* gradient_set(UnitId unit) const;          // Requires: waits there
+  std::byte* gradient(const BlockPlace& block) const;  // likewise
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
   std::byte* parameter_slot(std::uint32_t slot) const;
   std::byte* lane(std::uint32_t lane) const;
+  std::byte* lane_gradient(std::uint32_t lane) const;
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
-  // All that storage reads into and writes from: the parameter slots, the lanes and the staging of
-  // activations, at the arena's end.
+  // All that storage reads into and writes from: the parameter slots, the lanes, and the staging of
+  // activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
@@ -71,6 +68,11 @@ class Tiers {
   // Requires: homed on storage.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
+  const Extent& gradient_extent(BlockId block) const;
+  // Gradients wait on storage: so many blocks may have an extent.
+  std::uint32_t gradient_extent_count() const {
+    return static_cast<std::uint32_t>(gradient_extents_.size());
+  }
   // The homes of activations, in pieces as large as their staging slots, the last one smaller.
   // Pieces are numbered across all homes.
   std::uint32_t activation_piece_count() const {
@@ -86,8 +88,10 @@ class Tiers {
  private:
   void cut_device_memory();
   void cut_host_memory();
+  std::uint64_t offset_in_set(const BlockPlace& block) const;
   void create_files(const Config::Storage& storage);
   void place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
+  void place_gradients(Tier tier, std::byte* next);
   void place_activations(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
 
   const Layout& layout_;
@@ -100,19 +104,20 @@ class Tiers {
   // Constant after construction.
   std::byte* window_ = nullptr;
   std::byte* gradient_slots_ = nullptr;
-  std::byte* gradient_set_ = nullptr;
   std::byte* gradient_staging_ = nullptr;
   std::byte* parameter_slots_ = nullptr;
   std::byte* lanes_ = nullptr;
+  std::byte* lane_gradients_ = nullptr;
   std::byte* activation_window_ = nullptr;
   std::byte* host_activations_ = nullptr;
   std::byte* activation_staging_ = nullptr;
-  std::vector<std::byte*> resident_;             // by unit
-  std::vector<std::uint64_t> gradient_offsets_;  // by unit
-  std::vector<std::byte*> host_parameters_;      // by block
-  std::vector<std::byte*> host_records_;         // by block
-  std::vector<Extent> parameter_extents_;        // by block, for each copy
-  std::vector<Extent> record_extents_;           // by block, for each copy
+  std::vector<std::byte*> resident_;         // by unit
+  std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
+  std::vector<std::byte*> host_parameters_;  // by block
+  std::vector<std::byte*> host_records_;     // by block
+  std::vector<Extent> parameter_extents_;    // by block, for each copy
+  std::vector<Extent> record_extents_;       // by block, for each copy
+  std::vector<Extent> gradient_extents_;     // by block; none, none on storage
   std::vector<Extent> activation_pieces_;
   std::vector<std::uint32_t> first_activation_pieces_;  // by home, then the number of all
 };

@@ -29,6 +29,18 @@ std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placem
   return bytes;
 }
 
+std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
+                                   const Schedule& schedule) {
+  std::uint64_t bytes = 0;
+  for (const ScheduledUse& use : schedule) {
+    if (use.pass != Pass::kBackward || placement.gradient_tier[index_of(use.unit)] != Tier::kNvme)
+      continue;
+    for (const BlockPlace& block : layout.blocks_of(use.unit))
+      bytes += layout.gradient_slot_bytes(block.id);
+  }
+  return bytes;
+}
+
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations) {
@@ -45,6 +57,11 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   traffic.nvme_write_bytes += pass_bytes;
   traffic.nvme_read_bytes_least =
       placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
+  // Every gradient but a unit's first is added to what is there, and the update wants the sum.
+  traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule);
+  traffic.nvme_write_bytes += traffic.gradient_spill_bytes;
+  traffic.nvme_read_bytes += traffic.gradient_spill_bytes;
+  traffic.nvme_read_bytes_least += traffic.gradient_spill_bytes;
   traffic.activation_out_bytes = activations.stored_bytes;
   traffic.activation_in_bytes = activations.fetched_bytes;
   if (placement.nvme_activation_bytes != 0) {

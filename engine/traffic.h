@@ -25,6 +25,8 @@ struct Traffic {
   // part of the above.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
+  // Of gradients that wait on storage, written, and as much read; part of the above.
+  std::uint64_t gradient_spill_bytes = 0;
 };
 
 // Counts what a queue moves for steps.
@@ -47,6 +49,11 @@ class TrafficMeter {
 
 // Storage bytes of the parameters of `unit` that are homed there.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
+
+// What a step writes of gradients that wait on storage, and as much reads: each backward use writes
+// its unit's, all but the first read the sum so far, and the update reads the last.
+std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
+                                   const Schedule& schedule);
 
 // One step: every fetch of `plan`, each block's state once in and once out, and what `activations`
 // moves. A speculative step

@@ -78,7 +78,8 @@ bool UpdateOrder::updates_early() const {
 
 bool UpdateOrder::needs_buffer(BlockId block) const {
   return placement_.record_tier[index_of(block)] == Tier::kNvme ||
-         placement_.parameter_tier[index_of(block)] != Tier::kHost;
+         placement_.parameter_tier[index_of(block)] != Tier::kHost ||
+         placement_.gradient_leaves(layout_.block(block).unit);
 }
 
 bool UpdateOrder::may_update(BlockId block) const {
@@ -89,6 +90,9 @@ bool UpdateOrder::may_update(BlockId block) const {
 // Early updates come in the order in which backward ends with units.
 void UpdateOrder::append(UnitId unit) {
   if (!updates_early()) return;
+  // A gradient that would have to be read twice, should the update be made again, waits for the
+  // coefficients.
+  if (current_.policy == OverlapPolicy::kSpeculative && placement_.gradient_leaves(unit)) return;
   for (const BlockPlace& block : layout_.blocks_of(unit)) {
     if (current_.policy == OverlapPolicy::kSpeculative && !placement_.has_shadow(block.id))
       continue;

@@ -5,6 +5,7 @@
 // Thread rule: as Collectives; run() on threads of the device, one at a time for an object.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,9 @@ struct HostCollectivesOptions {
   // or computation is slow counts as failed. Large: a dead one is noticed late. At least 0.1.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // cpu_optim/ordered_sum.h has them; required
+  // Called about four times a second while an operation waits for other processes, with which and
+  // in what: for who has been told to end and may not have until the timeout. On any thread.
+  std::function<void(const std::string& waiting)> on_wait = {};
 };
 
 struct Barrier {

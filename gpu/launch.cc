@@ -69,6 +69,9 @@ std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLooku
   launch.local_rank = number(environment, launcher.local_rank, kRanksMax).value_or(0);
   launch.local_rank_count =
       number(environment, launcher.local_rank_count, kRanksMax).value_or(launch.local_rank + 1);
+  launch.knows_local_ranks = environment(launcher.local_rank) != nullptr &&
+                             launcher.local_rank_count != nullptr &&
+                             environment(launcher.local_rank_count) != nullptr;
   return launch;
 }
 

@@ -16,6 +16,7 @@ struct Launch {
   // Among the ranks of this host; of one unless the launcher tells.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
+  bool knows_local_ranks = false;  // the launcher has told both
   // torchrun's meeting point; empty and 0 from the others.
   std::string master_address;
   std::uint16_t master_port = 0;

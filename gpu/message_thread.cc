@@ -19,6 +19,7 @@ using std::chrono::steady_clock;
 // computes nothing but sums, short enough not to take a core from one that computes.
 constexpr std::uint32_t kPollsBeforeSleep = 4000;
 constexpr std::chrono::microseconds kSleep{50};
+constexpr double kSayInterval_s = 0.25;
 
 }  // namespace
 
@@ -157,25 +158,44 @@ void MessageThread::start(const std::shared_ptr<MessageBatch>& batch) {
   work_came_.notify_all();
 }
 
-void MessageThread::wait(const MessageBatch& batch, double timeout_s, const std::string& what) {
+void MessageThread::wait(const MessageBatch& batch, const MessageWait& how) {
   std::unique_lock lock(mutex_);
-  std::size_t left = batch.left;
-  while (batch.left != 0 && !failure_) {
-    const bool has_moved = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                                             [&] { return batch.left != left || failure_; });
-    if (!has_moved) {
-      failure_ = fmt::format(
-          "{} not answered rank {} in {} within {} s; killed or stopped, or "
-          "late: then raise sharding.timeout",
-          missing_ranks(batch), rank_, what, timeout_s);
-      changed_.notify_all();
-    }
-    left = batch.left;
-  }
+  await(lock, batch, how);
   if (!failure_) return;
   // The caller takes the memory of its messages along.
   changed_.wait(lock, [this] { return !is_working_; });
   throw Error(ErrorCode::kRanks, *failure_);
+}
+
+// Until every message has ended, or something has failed.
+void MessageThread::await(std::unique_lock<std::mutex>& lock, const MessageBatch& batch,
+                          const MessageWait& how) {
+  std::size_t left = batch.left;
+  auto moved_at = steady_clock::now();
+  while (batch.left != 0 && !failure_) {
+    const bool has_moved = changed_.wait_for(
+        lock, std::chrono::duration<double>(std::min(how.timeout_s, kSayInterval_s)),
+        [&] { return batch.left != left || failure_; });
+    left = batch.left;
+    const auto now = steady_clock::now();
+    if (has_moved) {
+      moved_at = now;
+      continue;
+    }
+    const std::string waiting =
+        fmt::format("{} not answered rank {} in {}", missing_ranks(batch), rank_, how.what);
+    if (now - moved_at >= std::chrono::duration<double>(how.timeout_s)) {
+      failure_ = fmt::format(
+          "{} within {} s; killed or stopped, or late: then raise "
+          "sharding.timeout",
+          waiting, how.timeout_s);
+      changed_.notify_all();
+    } else if (how.on_wait != nullptr && *how.on_wait) {
+      lock.unlock();
+      (*how.on_wait)(waiting);
+      lock.lock();
+    }
+  }
 }
 
 std::string MessageThread::missing_ranks(const MessageBatch& batch) const {

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,14 @@ struct MessageBatch {
   std::size_t left = 0;
 };
 
+// How a thread waits for messages.
+struct MessageWait {
+  double timeout_s = 120;
+  std::string what;  // the operation
+  // Called about four times a second with what is waited for; may be empty.
+  const std::function<void(const std::string& waiting)>* on_wait = nullptr;
+};
+
 class MessageThread {
  public:
   // Opens the library `path`, and MPI.
@@ -52,10 +61,10 @@ class MessageThread {
   const std::string& version() const { return version_; }
 
   void start(const std::shared_ptr<MessageBatch>& batch);
-  // Blocks until every message has ended. `what` names the operation.
-  // Fails with: kRanks naming the ranks that did not answer within `timeout_s` of the last message
+  // Blocks until every message has ended.
+  // Fails with: kRanks naming the ranks that did not answer within the timeout of the last message
   // that ended.
-  void wait(const MessageBatch& batch, double timeout_s, const std::string& what);
+  void wait(const MessageBatch& batch, const MessageWait& how);
 
   // Ends every process of the run, or waits for that.
   void abort() noexcept;
@@ -72,6 +81,7 @@ class MessageThread {
   void start_messages(MpiPort& port);
   bool finish_messages(MpiPort& port);
   std::string missing_ranks(const MessageBatch& batch) const;
+  void await(std::unique_lock<std::mutex>& lock, const MessageBatch& batch, const MessageWait& how);
 
   // Constant once the constructor has returned.
   std::uint32_t rank_ = 0;

@@ -82,8 +82,9 @@ class MpiCollectives final : public HostCollectives {
     }
     void start() { owner_.messages_.start(batch_); }
     void wait(std::string_view kind, std::string_view subject) {
-      owner_.messages_.wait(*batch_, owner_.options_.timeout_s,
-                            fmt::format("{} of \"{}\"", kind, subject));
+      owner_.messages_.wait(*batch_, {.timeout_s = owner_.options_.timeout_s,
+                                      .what = fmt::format("{} of \"{}\"", kind, subject),
+                                      .on_wait = &owner_.options_.on_wait});
     }
 
    private:

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "gpu/exchanged_sum.h"
 #include "gpu/nccl_watch.h"
 
 namespace sluice {
@@ -31,7 +32,7 @@ struct Common {
   Common(CudaDevice& of_device, const NcclOptions& options)
       : device(of_device),
         reduction(options.reduction),
-        sum(options.sum ? options.sum : make_cuda_sum(of_device)),
+        sum(make_cuda_sum(of_device)),
         failure(std::make_shared<RankFailure>()),
         watch(of_device, failure, options.timeout_s) {}
 };

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "gpu/collectives.h"
-#include "gpu/exchanged_sum.h"
 #include "gpu/nccl_communicator.h"
 
 namespace sluice {
@@ -27,7 +26,6 @@ struct NcclOptions {
   double timeout_s = 120;  // as HostCollectivesOptions
   NcclReduction reduction = NcclReduction::kExact;
   std::string library = {};  // empty = libnccl.so.2
-  SumLauncher sum = {};      // empty = make_cuda_sum(device)
 };
 
 // Why there is no NCCL; empty when there is one.

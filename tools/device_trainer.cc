@@ -41,6 +41,7 @@ TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
   const StreamGuard guard(device_, stream_);
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
                                   .micro_batches = config_.micro_batches});
+  gpt_.set_loss_scale(static_cast<float>(step.loss_scale()));
   for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
     const TokenBatch batch =
         dataset_.training_batch(step_number, micro_batch * engine_.rank_count() + engine_.rank());

@@ -87,7 +87,8 @@ Subject subject_of(const PlanOptions& options) {
     add_boundaries(model, *options.parameters, options.layers,
                    subject.tokens / config.micro_batches);
   subject.model = model;
-  request.model = options.ranks == 1 ? model : shard_of(model, options.ranks);
+  request.model =
+      options.ranks == 1 ? model : shard_of(model, group_of(config.engine, options.ranks));
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
   subject.orders = plan_orders(request.config, valid);
@@ -134,6 +135,9 @@ void print_step(const PlannedPlacement& planned) {
   fmt::print("  reads {} from storage and writes {}\n",
              format_bytes(planned.step.traffic.nvme_read_bytes),
              format_bytes(planned.step.traffic.nvme_write_bytes));
+  if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
+    fmt::print("  of both, {} are gradients, which wait on storage (placement.gradients)\n",
+               format_bytes(bytes));
   fmt::print("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s,
              name_of(planned.least.scarcest()));
   for (const auto& [policy, cost] : planned.policies)
@@ -178,6 +182,7 @@ nlohmann::ordered_json json_of(const StepCost& cost) {
           {"busy_s", busy},
           {"nvme_read_bytes", cost.traffic.nvme_read_bytes},
           {"nvme_write_bytes", cost.traffic.nvme_write_bytes},
+          {"gradient_spill_bytes", cost.traffic.gradient_spill_bytes},
           {"activation_out_bytes", cost.traffic.activation_out_bytes},
           {"activation_in_bytes", cost.traffic.activation_in_bytes}};
 }

@@ -13,6 +13,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "cpu_optim/ordered_sum.h"
+#include "tools/interrupt.h"
 
 namespace sluice {
 
@@ -53,8 +54,10 @@ void RankWorld::prepare_gpus() const {
 }
 
 void RankWorld::start_mpi() {
-  mpi_ = std::make_unique<MpiWorld>(
-      HostCollectivesOptions{.timeout_s = sharding_.timeout_s, .sum = sum_in_order});
+  mpi_ = std::make_unique<MpiWorld>(HostCollectivesOptions{
+      .timeout_s = sharding_.timeout_s,
+      .sum = sum_in_order,
+      .on_wait = [this](const std::string& waiting) { tell_of_end(waiting); }});
   if (mpi_->rank() != launch_->rank || mpi_->rank_count() != launch_->rank_count)
     throw Error(
         ErrorCode::kUnsupported,
@@ -67,6 +70,10 @@ void RankWorld::start_mpi() {
 void RankWorld::share_host(TrainConfig& train) const {
   if (!are_several()) return;
   Config& config = train.engine;
+  if (config.sharding.group_is_node) {
+    config.sharding.group_ranks = ranks_of_node();
+    config.sharding.group_is_node = false;
+  }
   const std::uint32_t ranks = std::max(1u, launch_->local_rank_count);
   const std::uint64_t memory_bytes = topology().memory_bytes;
   if (!uses_gpus_) {
@@ -75,6 +82,23 @@ void RankWorld::share_host(TrainConfig& train) const {
   }
   if (!config.memory.host_bytes) config.memory.host_bytes = memory_bytes / 2 / ranks;
   if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / ranks);
+}
+
+// Ranks of a host have to follow each other, or a group would span hosts.
+std::uint32_t RankWorld::ranks_of_node() const {
+  const std::uint32_t local = launch_->local_rank_count;
+  if (!launch_->knows_local_ranks)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but {} does not tell how many ranks a "
+                            "host has; set sharding.group to that number",
+                            launch_->launcher));
+  if (launch_->rank_count % local != 0 || launch_->rank % local != launch_->local_rank)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but rank {} of {} is number {} of {} on "
+                            "its host; start equally many ranks on every host, one host after the "
+                            "other (mpirun --map-by slot)",
+                            launch_->rank, launch_->rank_count, launch_->local_rank, local));
+  return local;
 }
 
 // A launcher may show each rank all GPUs of its host, or one.
@@ -111,6 +135,13 @@ NcclId RankWorld::share_id() {
   meeting_device_->synchronize(stream.id());
   std::memcpy(id.data(), data.data(), id.size());
   return id;
+}
+
+// A launcher that has lost a rank ends the others, who know which one they miss.
+void RankWorld::tell_of_end(const std::string& waiting) {
+  if (!interrupted() || has_told_.exchange(true)) return;
+  fmt::print(stderr, "sluice: rank {} of {}: told to end while {}\n", launch_->rank,
+             launch_->rank_count, waiting);
 }
 
 void RankWorld::give_up(const std::exception& failure) {

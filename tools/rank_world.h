@@ -4,9 +4,11 @@
 // Thread rule: one thread.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "gpu/launch.h"
 #include "gpu/mpi_collectives.h"
@@ -29,7 +31,8 @@ class RankWorld {
   std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
 
   // What "auto" means for one of the host's ranks: its part of memory and cores, and the host to
-  // compute on.
+  // compute on; and how many ranks "node" is.
+  // Fails with: kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
   // Null for one rank. `device` must outlive it, and so must this.
@@ -43,12 +46,15 @@ class RankWorld {
 
  private:
   void start_mpi();
+  std::uint32_t ranks_of_node() const;
   void prepare_gpus() const;
   NcclId share_id();
+  void tell_of_end(const std::string& waiting);
 
   const Config::Sharding sharding_;
   const bool uses_gpus_;
   std::optional<Launch> launch_;
+  std::atomic<bool> has_told_ = false;
   std::unique_ptr<MpiWorld> mpi_;
   // GPU ranks tell each other by messages between hosts where to meet.
   std::unique_ptr<HostDevice> meeting_device_;

@@ -99,7 +99,7 @@ TraceAnalysis::TraceAnalysis(const TraceFile& trace) : trace_(trace) {
 
 // Sorts the records into what is asked of them later.
 void TraceAnalysis::lay_out() {
-  std::array<std::vector<std::uint64_t>, 3> read_ns;
+  std::array<std::vector<std::uint64_t>, 4> read_ns;
   for (const TraceRecord& record : trace_.records) {
     switch (record.kind) {
       case TraceKind::kRead:
@@ -110,7 +110,7 @@ void TraceAnalysis::lay_out() {
         background_.add(record.begin_ns, record.end_ns);
         if (record.kind == TraceKind::kWrite) break;
         reads_[read_key(record)].push_back(&record);
-        read_ns[std::min<std::size_t>(record.detail, 2)].push_back(record.moved_ns -
+        read_ns[std::min<std::size_t>(record.detail, 3)].push_back(record.moved_ns -
                                                                    record.started_ns);
         break;
       case TraceKind::kCopyToDevice:
@@ -137,7 +137,7 @@ void TraceAnalysis::lay_out() {
   for (IntervalSet* set : {&requests_, &processor_, &link_up_, &link_down_, &background_})
     set->seal();
   for (Index* index : {&reads_, &copies_, &lanes_}) sort_by_begin(*index);
-  for (std::size_t plane = 0; plane < 3; ++plane)
+  for (std::size_t plane = 0; plane < 4; ++plane)
     median_read_ns_[plane] = median_of(read_ns[plane]);
 }
 

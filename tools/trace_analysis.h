@@ -157,7 +157,7 @@ class TraceAnalysis {
   Index reads_;                                    // by block and plane
   Index copies_;                                   // to the device, by unit
   Index lanes_;                                    // by block
-  std::array<std::uint64_t, 3> median_read_ns_{};  // at the drive, by plane
+  std::array<std::uint64_t, 4> median_read_ns_{};  // at the drive, by plane
   std::vector<StepShare> steps_;
   std::vector<Stall> stalls_;
   std::vector<FlowStats> flows_;

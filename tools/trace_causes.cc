@@ -31,6 +31,7 @@ bool is_io(TraceReason reason) {
     case TraceReason::kCopy:
     case TraceReason::kGradientSlot:
     case TraceReason::kGradientCopy:
+    case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
     case TraceReason::kActivation:
     case TraceReason::kSchedule: return true;
@@ -81,6 +82,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kUpdateRead: return cause_of_update_read(wait.block, begin, end);
     case TraceReason::kUpdateLane: return cause_by_use(begin, end);
     case TraceReason::kUpdateWrite:
+    case TraceReason::kGradientSpill:
       return requests_.share(begin, end) > kBusyFrom ? StallCause::kBandwidth : StallCause::kEngine;
     case TraceReason::kUpdate:
     case TraceReason::kNorm: return StallCause::kAdam;
@@ -105,7 +107,7 @@ StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
     return 2 * overlap_ns(begin_ns, end_ns, from_ns, to_ns) > wait_ns;
   };
   if (dominates(read->moved_ns, read->end_ns)) return StallCause::kChecksum;
-  const std::uint64_t usual_ns = median_read_ns_[std::min<std::size_t>(plane, 2)];
+  const std::uint64_t usual_ns = median_read_ns_[std::min<std::size_t>(plane, 3)];
   if (dominates(read->started_ns, read->moved_ns) &&
       read->moved_ns - read->started_ns > kTailTimes * usual_ns)
     return StallCause::kLatencyTail;

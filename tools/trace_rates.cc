@@ -67,7 +67,7 @@ void take_storage(const std::vector<TraceRecord>& records, std::uint64_t from_ns
   for (const TraceRecord& record : records) {
     if (record.kind > TraceKind::kWrite || record.begin_ns < from_ns) continue;
     Direction& direction = directions[record.kind == TraceKind::kWrite ? 1 : 0];
-    if (record.detail != kTraceActivations) direction.planes[record.detail & 1].push_back(&record);
+    if (record.detail < kTraceActivations) direction.planes[record.detail & 1].push_back(&record);
     direction.busy.add(record.started_ns, record.moved_ns);
     direction.size_bytes += static_cast<double>(record.size_bytes);
     both.add(record.started_ns, record.moved_ns);

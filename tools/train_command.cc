@@ -116,8 +116,10 @@ class TrainRun {
     record_.host_pool_bytes = engine_.placement().host_bytes();
     record_.activation_bytes = trainer_->activation_bytes();
     if (is_quiet_) return;
+    const std::uint32_t group = config_.engine.sharding.group_ranks;
     if (engine_.rank_count() > 1)
-      fmt::print("{} ranks, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+      fmt::print("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+                 group == 0 ? "" : fmt::format(" in groups of {}", group),
                  config_.engine.sharding.stage);
     fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
                record_.parameters, device_.description(), format_bytes(record_.state_bytes),
@@ -135,6 +137,9 @@ class TrainRun {
     fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
                format_bytes(record_.predicted.nvme_read_bytes),
                format_bytes(record_.predicted.nvme_write_bytes));
+    if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
+      fmt::print("of both, {} are gradients, which wait on storage (placement.gradients)\n",
+                 format_bytes(bytes));
     std::fflush(stdout);
   }
 
@@ -161,6 +166,8 @@ class TrainRun {
           {.step = step + 1,
            .loss = mean_over_ranks(trained.loss),
            .gradient_norm = trained.report.gradient_norm,
+           .loss_scale = trained.report.loss_scale,
+           .skipped = trained.report.skipped,
            .time_s = time.count(),
            .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
                      config_.model.context * engine_.rank_count(),
@@ -174,6 +181,7 @@ class TrainRun {
            .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
            .times = trained.report.times,
            .policy = trained.report.policy});
+      raise_marks(record_.buffers, trained.report.buffers);
       limits_.note(trained.report);
       progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
@@ -197,11 +205,11 @@ class TrainRun {
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
     record_.state_sha256 = state_sha256(engine_);
-    record_.ranks = memory_of_ranks(engine_);
+    record_.ranks = memory_of_ranks(engine_, record_.buffers);
     write_outputs();
     if (is_quiet_) return;
     if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
-    fmt::print("{}", time_report(record_));
+    fmt::print("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
       fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
                  *record_.validation_loss, *record_.bigram_cross_entropy);

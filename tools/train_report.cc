@@ -73,6 +73,16 @@ void write_file(const std::string& path, const std::string& text) {
                             path, errno_text(errno)));
 }
 
+nlohmann::ordered_json phases_json(const RankMemory& rank) {
+  nlohmann::ordered_json phases;
+  std::size_t phase = 0;
+  for (const char* name : {"forward", "backward", "optimizer"}) {
+    phases[name] = {{"device", rank.device_most[phase]}, {"host", rank.host_most[phase]}};
+    ++phase;
+  }
+  return phases;
+}
+
 }  // namespace
 
 std::string time_report(const RunRecord& run) {
@@ -147,11 +157,12 @@ void ProgressDisplay::show(const StepRecord& record) {
   if (is_terminal_) return show_bar(record);
   fmt::print(
       "step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
-      "{:>8}  stall {:.3f} s  hidden {:.0f} %\n",
+      "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
       record.step, steps_, record.loss, record.gradient_norm,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
-      100 * record.times.hidden_share());
+      100 * record.times.hidden_share(),
+      record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
   std::fflush(stdout);
 }
 
@@ -189,12 +200,15 @@ void write_json(const std::string& path, const RunRecord& run) {
     document["steps"].push_back({{"step", step.step},
                                  {"loss", number(step.loss)},
                                  {"gradient_norm", number(step.gradient_norm)},
+                                 {"loss_scale", step.loss_scale},
+                                 {"skipped", step.skipped},
                                  {"time_s", step.time_s},
                                  {"tokens", step.tokens},
                                  {"nvme_read_bytes", step.nvme_read_bytes},
                                  {"nvme_write_bytes", step.nvme_write_bytes},
                                  {"gathered_bytes", step.rank_traffic.gathered_bytes},
                                  {"reduced_bytes", step.rank_traffic.reduced_bytes},
+                                 {"crossed_bytes", step.rank_traffic.crossed_bytes},
                                  {"stall_s", step.stall_s},
                                  {"stall_for_update_s", step.stall_for_update_s},
                                  {"optimizer_s", step.optimizer_s},
@@ -211,6 +225,7 @@ void write_json(const std::string& path, const RunRecord& run) {
   }
   document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
+  document["predicted_gradient_spill_bytes"] = run.predicted.gradient_spill_bytes;
   document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
   document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
   document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
@@ -232,7 +247,8 @@ void write_json(const std::string& path, const RunRecord& run) {
                                  {"parameter_bytes", rank.parameters},
                                  {"window_bytes", rank.window},
                                  {"gradient_bytes", rank.gradients},
-                                 {"optimizer_bytes", rank.optimizer}});
+                                 {"optimizer_bytes", rank.optimizer},
+                                 {"most_in_use_bytes", phases_json(rank)}});
   document["peak_rss_bytes"] = peak_rss_bytes();
   document["state_sha256"] = run.state_sha256;
   document["interrupted"] = run.interrupted;
@@ -244,42 +260,63 @@ void write_csv(const std::string& path, const RunRecord& run) {
       "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
       "reduced_bytes,stall_s,stall_for_"
       "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
-      "policy,activation_out_bytes,activation_in_bytes\n";
+      "policy,activation_out_bytes,activation_in_bytes,loss_scale,skipped,crossed_bytes\n";
   for (const StepRecord& step : run.steps) {
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", step.step, step.loss,
-        step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes, step.nvme_write_bytes,
-        step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes, step.stall_s,
-        step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n", step.step,
+        step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
+        step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
+        step.stall_s, step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
         seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
         seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
-        step.activation_out_bytes, step.activation_in_bytes);
+        step.activation_out_bytes, step.activation_in_bytes, step.loss_scale, step.skipped,
+        step.rank_traffic.crossed_bytes);
   }
   write_file(path, text);
 }
 
-std::vector<RankMemory> memory_of_ranks(Engine& engine) {
+std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& buffers) {
   const Placement& placement = engine.placement();
-  const RankMemory own{.device_pool = placement.device_bytes(),
-                       .host_pool = placement.host_bytes(),
-                       .nvme = placement.nvme_bytes(),
-                       .peak_rss = peak_rss_bytes(),
-                       .parameters = placement.resident_parameter_bytes +
-                                     placement.host_parameter_bytes +
-                                     placement.nvme_parameter_bytes,
-                       .window = placement.window_bytes,
-                       .gradients = placement.gradient_set_bytes,
-                       .optimizer = placement.host_record_bytes + placement.nvme_record_bytes};
+  RankMemory own{.device_pool = placement.device_bytes(),
+                 .host_pool = placement.host_bytes(),
+                 .nvme = placement.nvme_bytes(),
+                 .peak_rss = peak_rss_bytes(),
+                 .parameters = placement.resident_parameter_bytes + placement.host_parameter_bytes +
+                               placement.nvme_parameter_bytes,
+                 .window = placement.window_bytes,
+                 .gradients = placement.gradient_set_bytes + placement.device_gradient_bytes +
+                              placement.nvme_gradient_bytes,
+                 .optimizer = placement.host_record_bytes + placement.nvme_record_bytes};
   std::vector<RankMemory> all(engine.rank_count());
+  const auto exchange = [&](const auto& value_of) {
+    const std::vector<double> values = engine.exchange(static_cast<double>(value_of(own)));
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      value_of(all[rank]) = static_cast<std::uint64_t>(values[rank]);
+  };
+  for (std::size_t phase = 0; phase < kStepPhases; ++phase) {
+    own.device_most[phase] = placement.device_home_bytes() + buffers[phase].device_bytes;
+    own.host_most[phase] = placement.host_home_bytes() + buffers[phase].host_bytes;
+    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.device_most[phase]; });
+    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.host_most[phase]; });
+  }
   for (std::uint64_t RankMemory::*const member :
        {&RankMemory::device_pool, &RankMemory::host_pool, &RankMemory::nvme, &RankMemory::peak_rss,
         &RankMemory::parameters, &RankMemory::window, &RankMemory::gradients,
-        &RankMemory::optimizer}) {
-    const std::vector<double> values = engine.exchange(static_cast<double>(own.*member));
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-      all[rank].*member = static_cast<std::uint64_t>(values[rank]);
-  }
+        &RankMemory::optimizer})
+    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.*member; });
   return all;
+}
+
+std::string memory_report(const RankMemory& own) {
+  std::string text;
+  const auto line = [&](const char* tier, const auto& most, std::uint64_t pool_bytes) {
+    text += fmt::format("{} memory in use at most: forward {}, backward {}, optimizer {} of {}\n",
+                        tier, format_bytes(most[0]), format_bytes(most[1]), format_bytes(most[2]),
+                        format_bytes(pool_bytes));
+  };
+  line("device", own.device_most, own.device_pool);
+  line("host", own.host_most, own.host_pool);
+  return text;
 }
 
 std::uint64_t peak_rss_bytes() {

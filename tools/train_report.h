@@ -18,6 +18,8 @@ struct StepRecord {
   std::uint64_t step = 0;  // counted from 1
   double loss = 0;
   double gradient_norm = 0;
+  double loss_scale = 1;
+  bool skipped = false;
   double time_s = 0;
   std::uint64_t tokens = 0;
   std::uint64_t nvme_read_bytes = 0;
@@ -40,8 +42,11 @@ struct RankMemory {
   std::uint64_t peak_rss = 0;
   std::uint64_t parameters = 0;  // at home, on any tier
   std::uint64_t window = 0;
-  std::uint64_t gradients = 0;  // the set
+  std::uint64_t gradients = 0;  // the set, on any tier
   std::uint64_t optimizer = 0;  // records, on any tier
+  // In use at most, by StepPhase: what is at home there, and what the pools of buffers had lent.
+  std::array<std::uint64_t, kStepPhases> device_most{};
+  std::array<std::uint64_t, kStepPhases> host_most{};
 };
 
 struct RunRecord {
@@ -54,6 +59,7 @@ struct RunRecord {
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t activation_bytes = 0;
+  PhaseMarks buffers;  // over all steps
   std::vector<RankMemory> ranks;
   std::optional<double> validation_loss;
   std::optional<double> bigram_cross_entropy;
@@ -91,8 +97,11 @@ void write_json(const std::string& path, const RunRecord& run);
 // One row a step, with a header.
 void write_csv(const std::string& path, const RunRecord& run);
 
-// Of every rank; each calls it.
-std::vector<RankMemory> memory_of_ranks(Engine& engine);
+// Of every rank; each calls it. `buffers`: its own.
+std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& buffers);
+
+// The most that was in use, by phase, of this process's rank.
+std::string memory_report(const RankMemory& own);
 
 // The largest resident set of this process so far.
 std::uint64_t peak_rss_bytes();

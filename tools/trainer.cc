@@ -117,6 +117,9 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
                                   .micro_batches = config_.micro_batches,
                                   .order = order});
+  device_.launch(stream_.id(), [this, scale = static_cast<float>(step.loss_scale())] {
+    compute_.set_loss_scale(scale);
+  });
   const auto uses = static_cast<std::uint32_t>(model_.forward_order.size());
   for (std::uint32_t first = 0; first < config_.micro_batches; first += at_once_) {
     const auto for_each_use = [&](const auto& body) {

@@ -24,7 +24,9 @@ Config relay_config(const std::string& path, const Config::Activations& activati
   config.storage.paths = {path};
   config.storage.block_elements = 4096;
   config.memory = {.device_bytes = 64_MiB, .host_bytes = 64_MiB};
-  config.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost};
+  config.placement = {.parameters = TierChoice::kHost,
+                      .optimizer = TierChoice::kHost,
+                      .gradients = TierChoice::kHost};
   config.activations = activations;
   config.threads = 2;
   return config;

@@ -26,6 +26,7 @@ struct Model {
     const auto count = static_cast<std::uint64_t>(layout.blocks().size());
     placement.parameter_tier.assign(count, Tier::kNvme);
     placement.record_tier.assign(count, Tier::kNvme);
+    placement.gradient_tier.assign(unit_blocks.size(), Tier::kHost);
     placement.lanes.count = 3;
     set_prefetch_slots(8);
     placement.gradient_slots.count = 2;
@@ -82,6 +83,21 @@ double seconds(long ticks) {
   return 1e-6 * static_cast<double>(ticks);
 }
 
+// As many bytes as parameters.
+void spill_gradients(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
+  given.read_gradients = given.read_parameters;
+  given.write_gradients = given.write_parameters;
+  const std::uint64_t share = random() % 2 * (random() % 5);
+  for (std::size_t unit = 0; unit < given.unit_blocks.size(); ++unit) {
+    given.gradients_on_storage.push_back(random() % 4 < share);
+    if (!given.gradients_on_storage[unit]) continue;
+    placement.gradient_tier[unit] = Tier::kNvme;
+    placement.lane_gradients.count = 1;
+  }
+  placement.gradient_staging.count =
+      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(random() % 4));
+}
+
 test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   const auto below = [&](long count) {
     return static_cast<long>(random() % static_cast<std::uint64_t>(count));
@@ -121,6 +137,7 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   rates.write_bytes_per_second = per_tick(kParameterBytes, given.write_parameters);
   given.half_duplex = below(2) == 0;
   rates.duplex = given.half_duplex ? Duplex::kHalf : Duplex::kFull;
+  spill_gradients(random, placement, given);
   given.latency = below(2) * below(30);
   rates.latency_s = seconds(given.latency);
   given.copy_up = 1 + below(8);

@@ -43,7 +43,7 @@ TEST_F(EngineError, StorageThatCannotBeUsedIsRefusedAtConstruction) {
 
 TEST_F(EngineError, BudgetsThatAreTooSmallNameTheSmallestThatWorks) {
   config_.placement = {TierChoice::kNvme, TierChoice::kNvme};
-  config_.memory.host_bytes = 100_KiB;
+  config_.memory.host_bytes = 20_KiB;
   const std::string message =
       complaint(ErrorCode::kOutOfMemory, [&] { Engine engine(config_, model_, *device_); });
   const std::string before = "the smallest that works is \"";

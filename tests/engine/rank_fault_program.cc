@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -17,6 +18,15 @@
 
 namespace sluice::test {
 namespace {
+
+volatile std::sig_atomic_t was_told_to_end = 0;
+
+// mpirun ends the others when one is killed: who waits then says for whom.
+void tell_of_end(const std::string& waiting) {
+  if (was_told_to_end == 0) return;
+  was_told_to_end = 0;
+  fmt::print(stderr, "told to end while {}\n", waiting);
+}
 
 struct Fault {
   std::uint32_t rank;
@@ -61,7 +71,8 @@ void train(const Fault& fault, const std::string& folder, MpiWorld& world, HostD
 }
 
 int run(const Fault& fault, const std::string& folder) {
-  MpiWorld world({.timeout_s = 2, .sum = sum_in_order});
+  std::signal(SIGTERM, [](int) { was_told_to_end = 1; });
+  MpiWorld world({.timeout_s = 2, .sum = sum_in_order, .on_wait = tell_of_end});
   const auto device = make_host_device({.memory_bytes = 64ull << 20});
   const auto collectives = world.join(*device);
   try {

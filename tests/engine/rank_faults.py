@@ -60,8 +60,8 @@ def run_case(program, mpirun, rank, phase, action):
                 os.kill(int(process), 9)
         if os.listdir(folder):
             problems.append(f"files {os.listdir(folder)} are left")
-        # mpirun itself tells of a rank that was killed, and ends the rest before they notice.
-        told = {"kill": rf"process rank {rank} .*exited on signal 9",
+        # mpirun itself tells of a rank that was killed, and ends the rest: those say whom they were waiting for.
+        told = {"kill": rf"told to end while ranks? ({rank}|\d, {rank}|{rank}, \d) ha(s|ve) not answered rank \d in \w+ of \"",
                 "stop": rf"rank {rank} has not answered rank \d in \w+ of \"",
                 "throw": rf"rank {rank}: the application has thrown",
                 "differ": rf"differs between rank 0 and rank ({rank}|1, 2)"}[action]

@@ -164,7 +164,7 @@ class Oracle final : public JobTable {
   void list_computation() {
     for (int step = 0; step < steps_; ++step) {
       computed_.emplace_back();
-      drained_.emplace_back(c_.unit_blocks.size(), -1);
+      drained_.emplace_back(c_.unit_blocks.size());
       norms_.emplace_back();
       std::vector<Id> drains;
       for (int use = 0; use < uses_; ++use) {
@@ -186,11 +186,18 @@ class Oracle final : public JobTable {
         computed_[step].push_back(computed);
         if (!is_backward) continue;
         const long count = c_.unit_blocks[unit];
+        // With gradients that go on to storage, one after the other.
+        const std::vector<Id> turn = any_on_storage() ? last_ : std::vector<Id>{};
+        if (c_.gradients_on_storage[unit]) {
+          drains.push_back(list_spill(step, use, unit, computed, turn));
+          continue;
+        }
         drains.push_back(add({.line = kDown,
                               .duration = count * c_.copy_down,
-                              .may_start = [=, this] { return done(computed); },
+                              .may_start = [=, this] { return done(computed) && all_done(turn); },
                               .rank = {0, step, use}}));
-        drained_[step][unit] = drains.back();
+        last_ = {drains.back()};
+        drained_[step][unit] = last_;
         norms_[step].push_back(
             add({.line = kCpu,
                  .duration = count * c_.norm,
@@ -200,15 +207,49 @@ class Oracle final : public JobTable {
     }
   }
 
+  // --- Gradients that go on to storage, block by block ---
+  bool any_on_storage() const { return std::ranges::count(c_.gradients_on_storage, true) != 0; }
+  bool all_done(const std::vector<Id>& ids) const {
+    return std::ranges::all_of(ids, [&](Id id) { return done(id); });
+  }
+  // The last copy: the gradient has left its slot.
+  Id list_spill(int step, int use, int unit, Id computed, const std::vector<Id>& turn) {
+    std::vector<Id> writes;
+    Id copy = -1;
+    for (long i = 0; i < c_.unit_blocks[unit]; ++i) {
+      // The staging slot of an earlier block.
+      const Id before = i < c_.staging ? -1 : writes[static_cast<std::size_t>(i - c_.staging)];
+      copy =
+          add({.line = kDown,
+               .duration = c_.copy_down,
+               .may_start = [=, this] { return done(computed) && all_done(turn) && done(before); },
+               .rank = {1, use, i}});
+      const Id norm = add({.line = kCpu,
+                           .duration = c_.norm,
+                           .may_start = [=, this] { return done(copy); },
+                           .rank = {0, 1'000'000 + use, i}});
+      writes.push_back(add({.line = storage(kWrite),
+                            .duration = c_.write_gradients,
+                            .latency = c_.latency,
+                            .may_start = [=, this] { return done(norm); },
+                            .rank = {2, 1'000'000'000 + use, i}}));
+    }
+    last_ = drained_[step][unit] = writes;
+    norms_[step].insert(norms_[step].end(), writes.begin(), writes.end());
+    return copy;
+  }
+
   // --- The pass ---
   struct Turn {
+    Id gradients = -1;
     Id grant = -1, record = -1, parameters = -1, adam = -1, write_record = -1;
     Id write_parameters = -1;
     Id arrival = -1;  // of its parameters
     bool is_home = false;
   };
   bool needs_lane(int block) const {
-    return !c_.parameters_in_ram[block] || !c_.record_in_ram[block];
+    return !c_.parameters_in_ram[block] || !c_.record_in_ram[block] ||
+           c_.gradients_on_storage[unit_of_[block]];
   }
   bool is_home(const Turn& turn) const {
     return done(turn.write_record) && done(turn.write_parameters) && done(turn.adam);
@@ -216,7 +257,7 @@ class Oracle final : public JobTable {
   bool is_eager(int block) const {
     return c_.policy == OverlapPolicy::kEager ||
            (c_.policy == OverlapPolicy::kSpeculative && !c_.parameters_in_ram[block] &&
-            !c_.record_in_ram[block]);
+            !c_.record_in_ram[block] && !c_.gradients_on_storage[unit_of_[block]]);
   }
 
   // The block whose turn it is, or -1.
@@ -275,12 +316,19 @@ class Oracle final : public JobTable {
                              const Turn& t = pass_[step][block];
                              return is_granted() && t.arrival == t.parameters;
                            }});
-    turn.adam =
-        add({.line = kCpu, .duration = c_.adam, .may_start = [=, this] {
-               const Turn& t = pass_[step][block];
-               return started(t.grant) && done(t.record) && done(t.arrival) &&
-                      (is_eager(block) ? done(drained_[step][unit_of_[block]]) : norm_known(step));
-             }});
+    const auto has_gradients = [=, this] {
+      return is_eager(block) ? all_done(drained_[step][unit_of_[block]]) : norm_known(step);
+    };
+    const bool on_storage = c_.gradients_on_storage[unit_of_[block]];
+    turn.gradients = add({.line = kRead,
+                          .duration = on_storage ? c_.read_gradients : 0,
+                          .latency = on_storage ? c_.latency : 0,
+                          .may_start = [=, this] { return is_granted() && has_gradients(); }});
+    turn.adam = add({.line = kCpu, .duration = c_.adam, .may_start = [=, this] {
+                       const Turn& t = pass_[step][block];
+                       return started(t.grant) && done(t.record) && done(t.arrival) &&
+                              done(t.gradients) && has_gradients();
+                     }});
     const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
     turn.write_record = add({.line = storage(kWrite),
                              .duration = record_in_ram ? 0 : c_.write_record,
@@ -306,6 +354,7 @@ class Oracle final : public JobTable {
     const long place = granted_++;
     jobs_[turn.record].rank = {1, place, 0};
     jobs_[turn.parameters].rank = {1, place, 1};
+    jobs_[turn.gradients].rank = {1, place, 2};
     jobs_[turn.adam].set_rank = [=, this, &job = jobs_[turn.adam]] {
       job.rank = {1, norm_known(step) ? static_cast<long>(step) * blocks_ + block : place, 0};
     };
@@ -328,9 +377,11 @@ class Oracle final : public JobTable {
   std::vector<Fetch> fetches_;
   std::vector<std::vector<std::vector<std::size_t>>> fetches_of_;  // by step, use
   std::vector<std::vector<std::vector<Id>>> copies_;               // by step, use
-  std::vector<std::vector<Id>> computed_, drained_, norms_;
-  std::vector<std::vector<Turn>> pass_;  // by step, block
-  std::vector<Slot> slot_;               // by block
+  std::vector<std::vector<Id>> computed_, norms_;
+  std::vector<std::vector<std::vector<Id>>> drained_;  // by step, unit
+  std::vector<Id> last_;                               // what ends the drain of the use before
+  std::vector<std::vector<Turn>> pass_;                // by step, block
+  std::vector<Slot> slot_;                             // by block
   std::vector<Leaving> leaving_;
   std::vector<std::pair<int, int>> come_home_;  // step, block
   int free_ = 0, kept_ = 0, lane_users_ = 0;

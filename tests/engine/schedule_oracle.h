@@ -24,11 +24,13 @@ struct OracleCase {
   std::vector<int> unit_blocks;
   std::vector<long> forward, backward;                 // by unit
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
+  std::vector<bool> gradients_on_storage;              // by unit
   std::vector<OracleUse> uses;
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
+  long read_gradients = 0, write_gradients = 0;
   long copy_up = 0, copy_down = 0, adam = 0, norm = 0;  // a block
-  int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1;
+  int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 };
 
 // The time of begin_step of each of the steps 0..count-1.

@@ -29,6 +29,8 @@ class RandomJob {
         any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
     config_.placement.optimizer =
         any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
+    config_.placement.gradients =
+        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kDevice});
     config_.memory.host_bytes = any({1_KiB, 1_MiB, 2_MiB, 16_MiB});
     config_.memory.device_bytes = any({1_KiB, 700_KiB, 1_MiB});
     config_.optimizer.overlap = any({OverlapPolicy::kSerial, OverlapPolicy::kDeferred,

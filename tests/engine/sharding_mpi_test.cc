@@ -8,23 +8,51 @@
 namespace sluice::test {
 namespace {
 
+// The process is one rank for all cases.
+struct Rank {
+  MpiWorld world{{.timeout_s = 60, .sum = sum_in_order}};
+  std::unique_ptr<HostDevice> device = make_host_device({.memory_bytes = 64ull << 20});
+  std::unique_ptr<Collectives> collectives = world.join(*device);
+};
+Rank& this_rank() {
+  static Rank rank;
+  return rank;
+}
+
+void expect_oracle_here(const Config& config, ToyOptions options, const std::string& what) {
+  Rank& own = this_rank();
+  const ModelSpec model = toy_model();
+  options.rank_count = own.world.rank_count();
+  const ToyResult expected = toy_oracle(config, options);
+  options.rank = own.world.rank();
+  Engine engine(config, model, *own.device, {}, own.collectives.get());
+  expect_oracle(run_toy(engine, model, *own.device, config, options), expected, what);
+}
+
 TEST(ShardingOverMpi, EveryStageAndPlacementEqualsTheOracle) {
-  MpiWorld world({.timeout_s = 60, .sum = sum_in_order});
-  const auto device = make_host_device({.memory_bytes = 64ull << 20});
-  const auto collectives = world.join(*device);
   for (const std::uint32_t stage : {0u, 1u, 2u, 3u}) {
     for (const bool uses_nvme : {false, true}) {
       for (const DType dtype : {DType::kBf16, DType::kFp32, DType::kFp16}) {
         const TempDirectory directory;
         const Config config = sharded_config(directory.path(), stage, uses_nvme, dtype);
-        const ModelSpec model = toy_model();
-        ToyOptions options{.steps = 3, .rank_count = world.rank_count()};
-        const ToyResult expected = toy_oracle(config, options);
-        options.rank = world.rank();
-        Engine engine(config, model, *device, {}, collectives.get());
-        expect_oracle(run_toy(engine, model, *device, config, options), expected,
-                      "stage " + std::to_string(stage) + (uses_nvme ? " nvme " : " memory ") +
-                          std::string(name_of(dtype)));
+        expect_oracle_here(config, {.steps = 3},
+                           "stage " + std::to_string(stage) + (uses_nvme ? " nvme " : " memory ") +
+                               std::string(name_of(dtype)));
+      }
+    }
+  }
+}
+
+TEST(ShardingOverMpi, GroupsOfTwoEqualTheOracle) {
+  if (this_rank().world.rank_count() != 4) GTEST_SKIP() << "four ranks make two groups of two";
+  for (const std::uint32_t stage : {0u, 1u, 2u, 3u}) {
+    for (const bool uses_nvme : {false, true}) {
+      for (const DType dtype : {DType::kBf16, DType::kFp32, DType::kFp16}) {
+        const TempDirectory directory;
+        Config config = sharded_config(directory.path(), stage, uses_nvme, dtype);
+        config.sharding.group_ranks = 2;
+        expect_oracle_here(config, {.steps = 3},
+                           "stage " + std::to_string(stage) + std::string(name_of(dtype)));
       }
     }
   }

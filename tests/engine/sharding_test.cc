@@ -8,53 +8,11 @@
 #include "base/units.h"
 #include "cpu_optim/ordered_sum.h"
 #include "gpu/local_collectives.h"
-#include "tests/engine/sharding_cases.h"
+#include "tests/engine/rank_threads.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
 namespace {
-
-struct RankRun {
-  ToyResult result;
-  std::string failure;
-  std::uint64_t host_bytes = 0;
-};
-
-// One engine a rank, on its own device and thread.
-std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config, const ToyOptions& options,
-                               double timeout_s = 60) {
-  LocalWorld world(count, {.timeout_s = timeout_s, .sum = sum_in_order});
-  std::vector<RankRun> runs(count);
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < count; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto device =
-          make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
-      const auto collectives = world.join(rank, *device);
-      try {
-        const ModelSpec model = toy_model(options.frozen_units);
-        Engine engine(config, model, *device, {}, collectives.get());
-        ToyOptions own = options;
-        own.rank = rank;
-        runs[rank].host_bytes = engine.placement().host_bytes();
-        runs[rank].result = run_toy(engine, model, *device, config, own);
-      } catch (const std::exception& error) {
-        runs[rank].failure = error.what();
-        collectives->abort(error.what());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return runs;
-}
-
-void expect_oracle_on_every_rank(const std::vector<RankRun>& runs, const ToyResult& expected,
-                                 const std::string& what) {
-  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
-    ASSERT_EQ(runs[rank].failure, "") << what << ", rank " << rank;
-    expect_oracle(runs[rank].result, expected, what + ", rank " + std::to_string(rank));
-  }
-}
 
 class Sharding : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
 
@@ -118,6 +76,26 @@ TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
       .steps = 3, .evaluate = true, .frozen_units = {1, 5}, .rank_count = ranks};
   expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
                               "frozen");
+}
+
+// The gradients of a rank's shards may wait elsewhere than in host memory.
+TEST_P(Sharding, GradientsMayWaitElsewhere) {
+  const auto [stage, ranks] = GetParam();
+  for (const TierChoice tier : {TierChoice::kNvme, TierChoice::kDevice}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    config.placement.gradients = tier;
+    const ToyOptions options{.steps = 3, .micro_batches = 2, .rank_count = ranks};
+    const auto runs = run_ranks(ranks, config, options);
+    if (stage >= 2) {
+      expect_oracle_on_every_rank(runs, toy_oracle(config, options), "gradients elsewhere");
+      continue;
+    }
+    for (const RankRun& run : runs)
+      EXPECT_NE(run.failure.find("keeps all gradients in every rank's host memory"),
+                std::string::npos)
+          << run.failure;
+  }
 }
 
 // How much a rank has fetched ahead depends on its timing, so leaving the schedule is refused.

@@ -59,6 +59,7 @@ TEST(Launch, EveryLauncherIsUnderstood) {
     EXPECT_EQ(launch->local_rank, 1u);
   }
   EXPECT_EQ(launch_in(kOpenMpi)->local_rank_count, 4u);
+  EXPECT_TRUE(launch_in(kOpenMpi)->knows_local_ranks);
   EXPECT_EQ(launch_in(kTorchrun)->master_address, "n17");
   EXPECT_EQ(launch_in(kTorchrun)->master_port, 29500);
 }

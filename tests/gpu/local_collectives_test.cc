@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Local, CollectivesContract,
                                          factory(4, sum_in_order, "four")),
                          collectives_factory_name);
 
-constexpr HostCollectivesOptions kImpatient{.timeout_s = 0.3, .sum = sum_in_order};
+const HostCollectivesOptions kImpatient{.timeout_s = 0.3, .sum = sum_in_order};
 
 // What the rank's stream says after an operation.
 std::string failure_of(Device& device, const Stream& stream) {

@@ -11,40 +11,14 @@
 #include <thread>
 
 #include "cpu_optim/ordered_sum.h"
+#include "gpu/exchanged_sum.h"
 #include "tests/contract/collectives_contract.h"
 #include "tests/gpu/fake_cuda_runtime.h"
 #include "tests/gpu/fake_nccl.h"
 
 namespace sluice {
 
-// Of the real library alone; the fake brings its own launches.
-SumLauncher make_cuda_sum(CudaDevice&) {
-  return {};
-}
-
 namespace {
-
-// Runs bodies as the fake runtime's kernels.
-class FakeLauncher {
- public:
-  explicit FakeLauncher(CudaDevice& device) : device_(device) {}
-
-  template <class Body>
-  void elements(StreamId stream, std::uint64_t count, const Body& body) const {
-    test::launch_fake_cuda(device_.native_stream(stream), [count, body] {
-      for (std::uint64_t i = 0; i < count; ++i) body(i);
-    });
-  }
-
- private:
-  CudaDevice& device_;
-};
-
-SumLauncher fake_sum(CudaDevice& device) {
-  return [launcher = FakeLauncher(device)](const ExchangedSum& sum, StreamId stream) {
-    launch_sum(launcher, sum, stream);
-  };
-}
 
 void run_threads(std::uint32_t rank_count, const NcclOptions& options, const RankBody& body) {
   const NcclId id = make_nccl_id(options.library);
@@ -52,9 +26,7 @@ void run_threads(std::uint32_t rank_count, const NcclOptions& options, const Ran
   for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
     threads.emplace_back([&, rank] {
       const auto device = make_cuda_device({.memory_bytes = 256_MiB});
-      NcclOptions own = options;
-      own.sum = fake_sum(*device);
-      const auto collectives = make_nccl_collectives(*device, own, id, rank, rank_count);
+      const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
       body(*collectives, *device);
     });
   }
@@ -287,16 +259,16 @@ TEST(ExchangedSumTest, EqualsTheOrderedSum) {
                                     .sources = sources,
                                     .source_type = source_type,
                                     .element_count = count});
-            fake_sum (*device)({.target = target.data(),
-                                .target_type = target_type,
-                                .own = own.data() + shift * bytes,
-                                .received = received.data(),
-                                .received_stride = stride,
-                                .source_type = source_type,
-                                .rank = rank,
-                                .rank_count = ranks,
-                                .element_count = count},
-                               stream.id());
+            make_cuda_sum (*device)({.target = target.data(),
+                                     .target_type = target_type,
+                                     .own = own.data() + shift * bytes,
+                                     .received = received.data(),
+                                     .received_stride = stride,
+                                     .source_type = source_type,
+                                     .rank = rank,
+                                     .rank_count = ranks,
+                                     .element_count = count},
+                                    stream.id());
             device->synchronize(stream.id());
             ASSERT_EQ(std::memcmp(target.data(), expected.data(), expected.size()), 0)
                 << ranks << " " << name_of(source_type) << " " << count << " " << shift;

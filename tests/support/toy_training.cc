@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/units.h"
+#include "tests/support/elements.h"
 
 namespace sluice::test {
 namespace {
@@ -21,24 +22,6 @@ std::uint64_t mix(std::uint64_t value) {  // SplitMix64's finalizer
 
 float uniform(std::uint64_t key) {
   return static_cast<float>(static_cast<std::int64_t>(mix(key) >> 40) - (1 << 23)) * 0x1p-23f;
-}
-
-float load(DType dtype, const std::byte* data, std::uint64_t index) {
-  if (dtype == DType::kBf16)
-    return float_from_bf16(reinterpret_cast<const std::uint16_t*>(data)[index]);
-  if (dtype == DType::kFp16)
-    return float_from_fp16(reinterpret_cast<const std::uint16_t*>(data)[index]);
-  return reinterpret_cast<const float*>(data)[index];
-}
-
-void save(DType dtype, std::byte* data, std::uint64_t index, float value) {
-  if (dtype == DType::kBf16) {
-    reinterpret_cast<std::uint16_t*>(data)[index] = bf16_from_float(value);
-  } else if (dtype == DType::kFp16) {
-    reinterpret_cast<std::uint16_t*>(data)[index] = fp16_from_float(value);
-  } else {
-    reinterpret_cast<float*>(data)[index] = value;
-  }
 }
 
 constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
@@ -321,13 +304,20 @@ class Oracle {
     for_each_tensor([&](Tensor& t) { t.gradients = sum_over_ranks(sums[&t], t.master.size()); });
   }
 
-  // Rank order, fp32, one rounding.
+  // Rank order in each group, then the groups in order, fp32, one rounding.
   std::vector<std::byte> sum_over_ranks(const Parts& parts, std::size_t count) const {
     const DType type = config_.precision.gradients;
+    const std::size_t given = config_.sharding.group_ranks;
+    const std::size_t group = given == 0 ? parts.size() : given;
     std::vector<std::byte> result = parts.front();
     for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {
-      float sum = load(type, result.data(), i);
-      for (const auto& part : std::span(parts).subspan(1)) sum += load(type, part.data(), i);
+      float sum = 0;
+      for (std::size_t first = 0; first < parts.size(); first += group) {
+        float of_group = load(type, parts[first].data(), i);
+        for (std::size_t rank = first + 1; rank < first + group; ++rank)
+          of_group += load(type, parts[rank].data(), i);
+        sum = first == 0 ? of_group : sum + of_group;
+      }
       save(type, result.data(), i, sum);
     }
     return result;

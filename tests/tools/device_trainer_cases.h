@@ -120,7 +120,9 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
     mixed.engine.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kNvme};
     mixed.engine.storage.block_elements = 8192;
     const Result reference = on_machine(in_memory);
-    for (const TrainConfig& other : {on_nvme, mixed}) {
+    TrainConfig scaled = in_memory;  // a power of two changes no bit either
+    scaled.engine.precision.loss_scale.static_scale = 1024;
+    for (const TrainConfig& other : {on_nvme, mixed, scaled}) {
       const Result actual = on_machine(other);
       EXPECT_EQ(actual.losses, reference.losses) << name_of(precision);
       EXPECT_EQ(actual.gradient_norms, reference.gradient_norms) << name_of(precision);

@@ -232,6 +232,7 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                       .row_losses = arrays_.row_losses,
                       .loss = arrays_.loss,
                       .gradient = mode_ == Mode::kTraining,
+                      .gradient_scale = loss_scale_,
                       .rows = rows(),
                       .vocabulary = config_.vocabulary},
                      stream_);

@@ -43,6 +43,9 @@ class DeviceGpt {
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
+  // As GptCompute's.
+  void set_loss_scale(float scale) { loss_scale_ = scale; }
+
   // Begins a pass over one micro-batch, which it copies: batch * sequence tokens and as many
   // targets. An evaluation has no backward pass.
   // Requires: the sizes match.
@@ -138,6 +141,7 @@ class DeviceGpt {
 
   // The pass that is under way, and the call.
   Mode mode_ = Mode::kEvaluation;
+  float loss_scale_ = 1;
   std::uint32_t forward_uses_done_ = 0;
   std::uint32_t backward_uses_done_ = 0;
   ParameterPointers parameters_;

@@ -90,6 +90,7 @@ struct CrossEntropyArguments {
   float* row_losses;  // scratch
   double* loss;       // device memory: the mean over the rows
   bool gradient;
+  float gradient_scale;  // the gradient is that of the loss times this
   std::uint64_t rows;
   std::uint64_t vocabulary;
 };

@@ -199,10 +199,10 @@ void GptCompute::logits_forward(const float* table) {
   multiply(threads_, Form::kABt, {x, count, width, width}, {table, vocabulary, width, width},
            {activations_.logits, count, vocabulary, vocabulary});
   if (last_only) return;
-  loss_ =
-      cross_entropy(threads_, {.rows = count, .columns = vocabulary}, activations_.logits,
-                    batch_->targets, activations_.row_losses,
-                    mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly);
+  loss_ = cross_entropy(
+      threads_, {.rows = count, .columns = vocabulary}, activations_.logits, batch_->targets,
+      activations_.row_losses,
+      mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly, loss_scale_);
   logits_of_ = micro_batch_;
 }
 

@@ -60,6 +60,9 @@ class GptCompute {
   // Uses of units per pass: the length of forward_order and of backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
+  // Gradients are those of loss() times this from the next pass on; 1 at first.
+  void set_loss_scale(float scale) { loss_scale_ = scale; }
+
   // Begins a pass over one micro-batch. Copies tokens and targets: batch * sequence each, sequence
   // by sequence; targets[t] is the token that follows tokens[t]. Training keeps what backward
   // needs; evaluation ends with loss().
@@ -138,6 +141,7 @@ class GptCompute {
 
   // The pass that is under way.
   Mode mode_ = Mode::kIdle;
+  float loss_scale_ = 1;
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // by micro-batch
   double loss_ = 0;

@@ -126,8 +126,9 @@ void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, floa
 }
 
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
-                     std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind) {
-  const float scale = 1.0f / static_cast<float>(extent.rows);
+                     std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
+                     float gradient_scale) {
+  const float scale = gradient_scale / static_cast<float>(extent.rows);
   for_each_row(threads, extent, [&](std::uint64_t row) {
     float* values = logits + row * extent.columns;
     row_losses[row] = kind == CrossEntropy::kGradient

@@ -47,11 +47,14 @@ def sample_text(word_count):
 
 
 def with_values(config, values):
-    """A copy of `config` with {"section.key": value}, or {"key": value}, put in."""
+    """A copy of `config` with {"section.key": value}, {"key": value} and the like put in."""
     config = copy.deepcopy(config)
     for key, value in values.items():
-        *section, name = key.split(".")
-        (config.setdefault(section[0], {}) if section else config)[name] = value
+        *sections, name = key.split(".")
+        place = config
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
     return config
 
 

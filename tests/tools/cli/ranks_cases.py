@@ -1,36 +1,13 @@
 """sluice train on several ranks, started by a real mpirun."""
 
-import os
 import re
-import shutil
 import subprocess
 
-from cli_support import BINARY, ON_NVME, CliCase, as_root
+from cli_support import ON_NVME, as_root
+from ranks_support import RanksTest
 
-PLUGIN = os.path.join(os.path.dirname(BINARY), "..", "lib", "sluice", "libsluice_mpi.so")
 
-
-class RanksCase(CliCase):
-    LABEL = "mpi"
-
-    def setUp(self):
-        super().setUp()
-        if shutil.which("mpirun") is None or not os.path.exists(PLUGIN):
-            self.skipTest("this build or this machine has no MPI")
-
-    def environment(self):
-        return dict(super().environment(), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
-                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
-
-    def mpirun(self, ranks):
-        return ("timeout", "-k", "5", "100", "mpirun", "-n", str(ranks))
-
-    def train_ranks(self, ranks, values=None, *arguments):
-        self.run_sluice("train", self.write_config({"run.threads": 1, **(values or {})}), "--quiet", "--json",
-                        "run.json", *arguments, prefix=self.mpirun(ranks))
-        return self.read_json("run.json")
-
+class RanksCase(RanksTest):
     def test_every_stage_and_placement_ends_in_the_same_bits(self):
         for ranks in (2, 3, 4):
             hashes = set()
@@ -51,6 +28,44 @@ class RanksCase(CliCase):
                 for key in ("loss", "gradient_norm"):
                     self.assertAlmostEqual(step[key] / expected[key], 1, delta=1e-5, msg=f"{key} {step}")
                 self.assertEqual(step["tokens"], expected["tokens"])
+
+    def test_overflow_skips_the_step_on_all_ranks(self):
+        values = {"precision.parameters": "fp16", "precision.loss_scale.static": 0, "run.steps": 24,
+                  "precision.loss_scale.initial_power": 31, "precision.loss_scale.hysteresis": 1}
+        runs = [self.train_ranks(3, {**values, "sharding.stage": stage}) for stage in (0, 1, 3)]
+        self.assertEqual(len({run["state_sha256"] for run in runs}), 1)
+        for run in runs:
+            self.assertEqual([(step["loss_scale"], step["skipped"]) for step in run["steps"]],
+                             [(step["loss_scale"], step["skipped"]) for step in runs[0]["steps"]])
+        self.assertTrue(any(step["skipped"] for step in runs[0]["steps"]))
+        self.assertFalse(runs[0]["steps"][-1]["skipped"])
+
+    def test_groups_have_copies_and_the_same_bits_in_every_stage(self):
+        fp32 = {"precision.parameters": "fp32"}  # in which the order of four shows
+        hashes = {self.train_ranks(4, {"sharding.group": 2, "sharding.stage": stage, **fp32, **placement})["state_sha256"]
+                  for stage, placement in ((0, ON_NVME), (1, {}), (2, {"placement.optimizer": "nvme"}), (3, ON_NVME))}
+        self.assertEqual(len(hashes), 1, hashes)
+        self.assertNotIn(self.train_ranks(4, {"sharding.group": "world", **fp32})["state_sha256"], hashes)
+        one_host = self.train_ranks(2, {"sharding.group": "node"})["state_sha256"]
+        self.assertEqual(one_host, self.train_ranks(2)["state_sha256"])
+
+    def test_plan_of_groups_is_that_of_as_many_ranks(self):
+        stages = []
+        for ranks, group in ((4, 2), (2, "world")):
+            self.run_sluice("plan", self.write_config({"sharding.group": group}), "--ranks", ranks, "--stages", "--json",
+                            "plan.json")
+            stages.append(self.read_json("plan.json")["stages"])
+        self.assertEqual(stages[0], stages[1])
+
+    def test_groups_that_cannot_be_are_refused(self):
+        self.write_config({"sharding.group": 3, "run.threads": 1})
+        done = subprocess.run([*self.mpirun(4), *self.command("train", "config.json", "--quiet")], cwd=self.folder,
+                              capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("sharding.group is 3, but 4 ranks", done.stderr)
+        for value, told in (("host", '"world", "node"'), (0, "at least 1"), (1.5, "string or integer")):
+            done = self.run_sluice("train", self.write_config({"sharding.group": value}), expect=2)
+            self.assertIn(told, done.stderr)
 
     def test_saved_model_is_that_of_all_ranks(self):
         self.train_ranks(3, {}, "--save", "three.safetensors")
@@ -126,6 +141,15 @@ class RanksCase(CliCase):
                 self.skipTest("this machine has a GPU for every rank")
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(told, done.stderr)
+
+    def test_who_waits_for_a_killed_rank_says_so(self):
+        self.write_config({"run.threads": 1, "run.steps": 100000})
+        script = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && { me=$$; (sleep 3; kill -9 $me) & } ; exec "$@"'
+        done = subprocess.run([*self.mpirun(3), "sh", "-c", script, "sh", *self.command("train", "config.json", "--quiet")],
+                              cwd=self.folder, capture_output=True, text=True, env=self.environment(), timeout=60,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r'told to end while ranks? .*1.* not answered rank [02] in \w+ of "')
 
     def test_rank_that_fails_ends_all_with_its_name(self):
         self.write_config({"run.threads": 1, "storage.paths": ["storage"]})

@@ -1,0 +1,67 @@
+"""precision.loss_scale: the sequence of scales, steps that overflow, and that a scale changes no bit."""
+
+from cli_support import ON_NVME, CliCase
+
+MOVING = {"precision.parameters": "fp16", "precision.loss_scale.static": 0, "precision.loss_scale.initial_power": 31,
+          "precision.loss_scale.window": 4, "run.steps": 40, "optimizer.overlap": "deferred"}
+
+
+def scales_of(steps, values):
+    """DeepSpeed's rule over the overflows that the run has had."""
+    scale, left, good = 2.0 ** values["precision.loss_scale.initial_power"], values["precision.loss_scale.hysteresis"], 0
+    for step in steps:
+        yield scale
+        if step["skipped"]:
+            good = 0
+            if left > 1:
+                left -= 1
+            else:
+                scale = max(scale / 2, 1)
+        else:
+            good += 1
+            if good == values["precision.loss_scale.window"]:
+                scale, good, left = scale * 2, 0, values["precision.loss_scale.hysteresis"]
+
+
+class LossScaleCase(CliCase):
+    LABEL = "io"
+
+    def test_scale_moves_by_the_rule_and_training_goes_on(self):
+        for hysteresis in (1, 2):
+            values = {**MOVING, "precision.loss_scale.hysteresis": hysteresis}
+            run = self.train(values)
+            self.assertEqual([step["loss_scale"] for step in run["steps"]], list(scales_of(run["steps"], values)))
+            skipped = [step["skipped"] for step in run["steps"]]
+            self.assertTrue(skipped[0], "the first scale overflows")
+            self.assertFalse(all(skipped))
+            for step in run["steps"]:
+                self.assertEqual(step["gradient_norm"] is None, step["skipped"])
+            self.assertLess(run["steps"][-1]["loss"], run["steps"][0]["loss"])
+
+    def test_power_of_two_changes_no_bit(self):
+        for precision in ("fp32", "bf16"):
+            hashes = {self.train({"precision.parameters": precision, **placement,
+                                  "precision.loss_scale.static": scale})["state_sha256"]
+                      for scale, placement in ((1, {}), (1024, {}), (2 ** -6, ON_NVME))}
+            self.assertEqual(len(hashes), 1, precision)
+
+    def test_skipped_steps_leave_every_bit(self):
+        hashes = set()
+        for steps in (1, 3):
+            run = self.train({**MOVING, "precision.loss_scale.hysteresis": 5, "run.steps": steps})
+            self.assertTrue(all(step["skipped"] for step in run["steps"]))
+            hashes.add(run["state_sha256"])
+        self.assertEqual(len(hashes), 1)
+        self.assertNotIn(self.train({"precision.parameters": "fp16", "run.steps": 1})["state_sha256"], hashes)
+
+    def test_what_cannot_be_is_refused(self):
+        for values, told in (({"precision.loss_scale.hysteresis": 0}, "precision.loss_scale.hysteresis"),
+                             ({"precision.loss_scale.windows": 1}, 'did you mean "precision.loss_scale.window"'),
+                             ({**MOVING, "optimizer.overlap": "eager", "optimizer.clip_norm": 0}, "static loss scale")):
+            done = self.run_sluice("train", self.write_config(values), expect=2)
+            self.assertIn(told, done.stderr)
+
+    def test_overflow_at_the_minimum_ends_the_run_with_a_remedy(self):
+        values = {**MOVING, "precision.loss_scale.minimum": 2.0 ** 31, "precision.loss_scale.hysteresis": 1}
+        done = self.run_sluice("train", self.write_config(values), expect=(1, 2, 3, 4, 5))
+        self.assertIn("loss scale is down at its minimum", done.stderr)
