@@ -65,6 +65,10 @@ void print(const BenchStepOptions& options, const RegimeResult& regime) {
              "step s", "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial",
              "read B (ideal)", "written B", "stall s", "Adam");
   for (const PolicyResult& policy : regime.policies) {
+    if (policy.steps.empty()) {
+      fmt::print("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
+      continue;
+    }
     const Summary step = policy.step_s();
     const Summary stall = policy.over(
         [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
