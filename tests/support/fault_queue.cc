@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <random>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "io/blocking_transfer.h"
 #include "io/request_ledger.h"
@@ -183,11 +185,14 @@ class SeededFaults : public FaultQueue {
     IoRequest real = request;
     if (options_.fault == Fault::kMisdirected)
       real.offset_bytes = written_place({request.descriptor, request.length_bytes});
-    std::byte* flipped = nullptr;
-    const std::uint64_t bit = random_() % (request.length_bytes * 8);
+    // In a copy: the engine goes on reading what it writes.
+    AlignedBuffer flipped;
     if (options_.fault == Fault::kBitFlip) {
-      flipped = request.data + bit / 8;
-      *flipped ^= static_cast<std::byte>(1u << bit % 8);
+      const std::uint64_t bit = random_() % (request.length_bytes * 8);
+      flipped = AlignedBuffer(request.length_bytes, "a damaged write");
+      std::memcpy(flipped.data(), request.data, request.length_bytes);
+      flipped.data()[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+      real.data = flipped.data();
     }
     if (options_.fault != Fault::kLostWrite) {
       TransferStep step;
@@ -196,7 +201,6 @@ class SeededFaults : public FaultQueue {
       } while (step != TransferStep::kEnded);
       SLUICE_CHECK(real.error == 0, "the file takes writes");
     }
-    if (flipped != nullptr) *flipped ^= static_cast<std::byte>(1u << bit % 8);
     request.transferred_bytes = request.length_bytes;
     ledger_.count(request, TransferStep::kEnded);
   }
