@@ -2,12 +2,10 @@
 
 import copy
 import os
-import shutil
 
 from chrome_trace import faults_of
-from cli_support import BINARY, ON_NVME, CliCase
-
-PLUGIN = os.path.join(os.path.dirname(BINARY), "..", "lib", "sluice", "libsluice_mpi.so")
+from cli_support import ON_NVME, CliCase
+from ranks_support import RanksTest
 
 SOUND = {"displayTimeUnit": "ms", "traceEvents": [
     {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "rank 0"}},
@@ -32,13 +30,15 @@ FAULTS = [(3, {"ph": "Y"}), (3, {"dur": -1}), (3, {"dur": None}), (3, {"ts": "10
           (12, {"args": {"value": "2"}}), (12, {"args": {"value": float("nan")}}), (12, {"ts": float("inf")})]
 
 
-class Chrome(CliCase):
-    def check(self, *traces):
-        self.run_sluice("trace", "export", *traces, "--chrome", "chrome.json")
-        document = self.read_json("chrome.json")
-        self.assertEqual(faults_of(document)[:5], [])
-        return {event["ph"] for event in document["traceEvents"]}
+def check(case, *traces):
+    """Exports the traces; what phases their events have."""
+    case.run_sluice("trace", "export", *traces, "--chrome", "chrome.json")
+    document = case.read_json("chrome.json")
+    case.assertEqual(faults_of(document)[:5], [])
+    return {event["ph"] for event in document["traceEvents"]}
 
+
+class Chrome(CliCase):
     def test_faults_are_found(self):
         self.assertEqual(faults_of(SOUND), [])
         for number, change in FAULTS:
@@ -62,7 +62,7 @@ class Chrome(CliCase):
                 if policy == "eager":
                     values["optimizer.clip_norm"] = 0
                 self.run_sluice("train", self.write_config(values), "--quiet", "--trace", "run.trace")
-                self.assertEqual(self.check("run.trace"), set("MXbesfC"))
+                self.assertEqual(check(self, "run.trace"), set("MXbesfC"))
 
     def test_a_trace_that_was_cut_follows_the_format(self):
         self.run_sluice("train", self.write_config(ON_NVME), "--quiet", "--trace", "run.trace")
@@ -70,13 +70,11 @@ class Chrome(CliCase):
         for share in (0.3, 0.6, 0.9):
             shutil.copy(self.path("run.trace"), self.path("cut.trace"))
             os.truncate(self.path("cut.trace"), int(size * share))
-            self.check("cut.trace")
+            check(self, "cut.trace")
 
+
+class ChromeOfRanks(RanksTest):
     def test_ranks_follow_the_format(self):
-        if shutil.which("mpirun") is None or not os.path.exists(PLUGIN):
-            self.skipTest("this build or this machine has no MPI")
-        os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
-                          OMPI_MCA_hwloc_base_binding_policy="none")
         self.run_sluice("train", self.write_config({**ON_NVME, "run.threads": 1}), "--quiet", "--trace", "run.trace",
-                        prefix=("timeout", "-k", "5", "100", "mpirun", "-n", "3"))
-        self.check("run.trace", "run.trace.rank1", "run.trace.rank2")
+                        prefix=self.mpirun(3))
+        check(self, "run.trace", "run.trace.rank1", "run.trace.rank2")
