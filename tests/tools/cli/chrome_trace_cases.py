@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 
 from chrome_trace import faults_of
 from cli_support import ON_NVME, CliCase
