@@ -1,6 +1,7 @@
 #include "engine/placement_planner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -136,9 +137,26 @@ void PlacementPlanner::plan_device() {
       fail_budget(Tier::kDevice, "memory.device", whole_budget,
                   fixed_bytes + window_minimum + minimum_slots_bytes, placement_.pools());
     }
-    plan_window_pool(budget, window_minimum);
+    keep_gathered(budget - minimum_slots_bytes);
+    plan_window_pool(budget - placement_.resident_parameter_bytes,
+                     window_bytes_for(schedule_, sizes_, leases));
   }
   if (placement_.device_bytes() + slot_bytes <= whole_budget) ++placement_.gradient_slots.count;
+}
+
+// Units that ranks keep whole, as far as the least window fits beside them.
+void PlacementPlanner::keep_gathered(std::uint64_t budget_bytes) {
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!layout_.keeps_gathered(unit.id)) continue;
+    const std::uint64_t in_window = std::exchange(sizes_[index_of(unit.id)], 0);
+    const std::uint64_t needed_bytes =
+        placement_.resident_parameter_bytes + unit_slot_bytes(unit) +
+        window_bytes_for(schedule_, sizes_, model_.concurrent_leases);
+    if (needed_bytes <= budget_bytes)
+      make_resident(unit);
+    else
+      sizes_[index_of(unit.id)] = in_window;
+  }
 }
 
 // The planner's choice. A home on the device is the whole unit, which ranks that share the

@@ -20,7 +20,10 @@ CollectiveSpan vote_span(std::uint64_t size_bytes) {
 }  // namespace
 
 Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
-    : collectives_(collectives), device_(device), stage_(sharding.stage) {
+    : collectives_(collectives),
+      device_(device),
+      stage_(sharding.stage),
+      keep_gathered_bytes_(sharding.keep_gathered_bytes) {
   if (collectives == nullptr) return;
   rank_ = collectives->rank();
   count_ = collectives->rank_count();
@@ -55,6 +58,7 @@ Shard Ranks::shard() const {
           .count = group_,
           .keeps_all_gradients = !shard_gradients(),
           .keeps_all_parameters = !shard_parameters(),
+          .keep_gathered_bytes = keep_gathered_bytes_,
           .pieces = count_ / group_};
 }
 

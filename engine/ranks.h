@@ -109,6 +109,7 @@ class Ranks {
   Collectives* collectives_;
   Device& device_;
   std::uint32_t stage_;
+  std::uint64_t keep_gathered_bytes_;
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
   std::uint32_t group_ = 1;  // ranks in a group; consecutive

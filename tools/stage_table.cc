@@ -18,9 +18,10 @@ StageMemory memory_of(const Layout& layout, const ModelSpec& model, bool shares_
   StageMemory memory;
   std::vector<std::uint64_t> sizes;
   for (const UnitPlace& unit : layout.units()) {
-    sizes.push_back(layout.unit_parameter_bytes(unit.id));
-    memory.parameter_bytes += shares_parameters ? layout.shard_parameter_bytes(unit.id)
-                                                : layout.unit_parameter_bytes(unit.id);
+    const bool is_whole = !shares_parameters || layout.keeps_gathered(unit.id);
+    sizes.push_back(is_whole ? 0 : layout.unit_parameter_bytes(unit.id));
+    memory.parameter_bytes += is_whole ? layout.unit_parameter_bytes(unit.id)
+                                       : layout.shard_parameter_bytes(unit.id);
     memory.gradient_bytes += layout.set_gradient_bytes(unit.id);
   }
   for (const BlockPlace& block : layout.blocks())
@@ -55,7 +56,8 @@ std::array<StageMemory, 4> memory_by_stage(const Config& config, const ModelSpec
   for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
     const Shard shard{.count = stage == 0 ? 1 : group,
                       .keeps_all_gradients = stage < 2,
-                      .keeps_all_parameters = stage < 3};
+                      .keeps_all_parameters = stage < 3,
+                      .keep_gathered_bytes = config.sharding.keep_gathered_bytes};
     const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
     stages[stage] = memory_of(layout, model, stage == 3 && group > 1);
   }

@@ -12,7 +12,7 @@
 namespace sluice {
 
 // Of one rank, at rest; `window` is what stage 3 brings together on the device, for the leases and
-// two units ahead.
+// two units ahead. Parameters include all of what stage 3 keeps gathered.
 struct StageMemory {
   std::uint64_t parameter_bytes = 0;
   std::uint64_t window_bytes = 0;
