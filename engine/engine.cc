@@ -97,8 +97,8 @@ struct Engine::Parts {
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
-    ranks.check(config.placement);
-    ranks.reserve(layout);
+    check_homes(config.sharding, ranks.count(), config.placement);
+    ranks.reserve(config.sharding, layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),

@@ -20,10 +20,6 @@ struct StageMemory {
   std::uint64_t optimizer_bytes = 0;
 };
 
-// Ranks that share a copy of the state.
-// Fails with: kConfig.
-std::uint32_t group_of(const Config& config, std::uint32_t ranks);
-
 // By stage. `model` is the whole one.
 std::array<StageMemory, 4> memory_by_stage(const Config& config, const ModelSpec& model,
                                            std::uint32_t ranks);
