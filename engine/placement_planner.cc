@@ -1,7 +1,6 @@
 #include "engine/placement_planner.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -137,26 +136,9 @@ void PlacementPlanner::plan_device() {
       fail_budget(Tier::kDevice, "memory.device", whole_budget,
                   fixed_bytes + window_minimum + minimum_slots_bytes, placement_.pools());
     }
-    keep_gathered(budget - minimum_slots_bytes);
-    plan_window_pool(budget - placement_.resident_parameter_bytes,
-                     window_bytes_for(schedule_, sizes_, leases));
+    plan_window_pool(budget, window_minimum);
   }
   if (placement_.device_bytes() + slot_bytes <= whole_budget) ++placement_.gradient_slots.count;
-}
-
-// Units that ranks keep whole, as far as the least window fits beside them.
-void PlacementPlanner::keep_gathered(std::uint64_t budget_bytes) {
-  for (const UnitPlace& unit : layout_.units()) {
-    if (!layout_.keeps_gathered(unit.id)) continue;
-    const std::uint64_t in_window = std::exchange(sizes_[index_of(unit.id)], 0);
-    const std::uint64_t needed_bytes =
-        placement_.resident_parameter_bytes + unit_slot_bytes(unit) +
-        window_bytes_for(schedule_, sizes_, model_.concurrent_leases);
-    if (needed_bytes <= budget_bytes)
-      make_resident(unit);
-    else
-      sizes_[index_of(unit.id)] = in_window;
-  }
 }
 
 // The planner's choice. A home on the device is the whole unit, which ranks that share the
@@ -174,12 +156,11 @@ void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t wind
   const std::uint64_t window =
       std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
   std::uint64_t rest = budget - reserved_bytes - window;
-  if (may_be_resident()) {
-    for (const UnitPlace& unit : layout_.units()) {
-      if (unit_slot_bytes(unit) > rest) break;
-      rest -= unit_slot_bytes(unit);
-      make_resident(unit);
-    }
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!may_be_resident() && !layout_.keeps_gathered(unit.id)) continue;
+    if (unit_slot_bytes(unit) > rest) break;
+    rest -= unit_slot_bytes(unit);
+    make_resident(unit);
   }
   placement_.window_bytes = std::min(window, window_bytes_for(schedule_, sizes_, ahead));
 }

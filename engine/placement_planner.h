@@ -33,7 +33,6 @@ class PlacementPlanner {
   bool may_be_resident() const;
   void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum);
   void make_resident(const UnitPlace& unit);
-  void keep_gathered(std::uint64_t budget_bytes);
 
   // Host.
   void plan_host();

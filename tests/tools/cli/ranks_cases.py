@@ -99,13 +99,12 @@ class RanksCase(RanksTest):
                 self.assertAlmostEqual(rank[key] / expected, 1, delta=0.05, msg=key)
 
     def test_plan_is_that_of_a_run(self):
-        # A step needs more than half of the units' bytes in the tighter of these budgets.
-        tight = {"memory.device": "700KiB", "memory.host": "4MiB", "optimizer.overlap": "serial",
+        tight = {"memory.device": "480KiB", "memory.host": "4MiB", "optimizer.overlap": "serial",
                  "placement.optimizer": "nvme", "optimizer.lanes": 2}
         for values in ({"sharding.stage": 0}, {"sharding.stage": 1}, {"sharding.stage": 2, **tight},
                        {"sharding.stage": 3, **tight, "placement.parameters": "nvme", "sharding.keep_gathered": "0"},
                        {"sharding.stage": 3, **tight, "sharding.keep_gathered": "256KiB", "sharding.group": 2},
-                       {"sharding.stage": 3, **tight, "sharding.keep_gathered": "80KiB"}):
+                       {"sharding.stage": 3, **tight, "memory.device": "640KiB", "sharding.keep_gathered": "80KiB"}):
             self.run_sluice("plan", self.write_config(values), "--ranks", 4, "--json", "plan.json")
             own = self.read_json("plan.json")["placements"][0]
             run = self.train_ranks(4, values)
@@ -118,13 +117,14 @@ class RanksCase(RanksTest):
                 self.assertEqual(run[f"predicted_nvme_{way}_bytes"], own["step"][f"nvme_{way}_bytes"], values)
 
     def test_small_units_stay_gathered(self):
-        values = {"memory.device": "480KiB", "optimizer.overlap": "serial", **ON_NVME}
+        values = {"model.layers": 6, "memory.device": "1MiB", "optimizer.overlap": "serial", **ON_NVME}
         runs = {keep: self.train_ranks(3, {**values, "sharding.keep_gathered": keep}, "--steps", 4)
-                for keep in ("0", "256KiB")}
+                for keep in ("0", "80KiB", "256KiB")}
         self.assertEqual(len({run["state_sha256"] for run in runs.values()}), 1)
         gathered = [[step["gathered_bytes"] for step in run["steps"]] for run in runs.values()]
-        for none, most in zip(*gathered):
-            self.assertGreater(none, most)
+        for none, some, most in zip(*gathered):
+            self.assertGreater(none, some)
+            self.assertGreater(some, most)
         for value in ("many", "-1KiB", 4096):
             done = self.run_sluice("train", self.write_config({"sharding.keep_gathered": value}), expect=2)
             self.assertIn("sharding.keep_gathered", done.stderr)
