@@ -47,13 +47,14 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
 // as much as both copies take stays free beside them, whichever path it comes to.
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
-    return false;  // "auto" means eager
+    return false;                                 // "auto" means eager
   if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
   add_shadows(layout, placement);
-  const bool have_all =
-      std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-        return layout.is_frozen(block.id) || placement.has_shadow(block.id);
-      });
+  const bool have_all = std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+    // What ranks keep gathered is small.
+    return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
+           placement.has_shadow(block.id);
+  });
   return have_all && placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
            return free_bytes(path) >= 2 * placement.nvme_bytes();
@@ -96,8 +97,8 @@ struct Engine::Parts {
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
-    ranks.check(config.placement);
-    ranks.reserve(layout);
+    check_homes(config.sharding, ranks.count(), config.placement);
+    ranks.reserve(config.sharding, layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),

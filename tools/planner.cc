@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 namespace {
@@ -23,7 +24,8 @@ class Planning {
   explicit Planning(const PlanRequest& request)
       : request_(request),
         model_(validated(request.model)),
-        layout_(model_, state_format(request.config), request.config.storage.block_elements),
+        layout_(model_, state_format(request.config), request.config.storage.block_elements, {},
+                shard_of(request.config.sharding, 0, request.ranks)),
         schedule_(training_schedule(model_, request.micro_batches, request.order)),
         rates_(request.rates) {
     set_compute_factor(1);
@@ -54,12 +56,16 @@ class Planning {
     const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
                           .lanes = request_.config.optimizer.lanes,
                           .activations = request_.config.activations};
-    const Budgets budgets{.device_bytes = *request_.config.memory.device_bytes,
+    const std::uint64_t buffers =
+        rank_buffer_bytes(request_.config.sharding, request_.ranks, layout_);
+    const std::uint64_t device = *request_.config.memory.device_bytes;
+    const Budgets budgets{.device_bytes = device - std::min(device, buffers),
                           .host_bytes = *request_.config.memory.host_bytes};
     try {
+      check_homes(request_.config.sharding, request_.ranks, choices);
       planned.placement = plan_placement(layout_, model_, choices, budgets, needs);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
       planned.obstacle = error.what();
       return planned;
     }
@@ -105,6 +111,7 @@ class Planning {
 }  // namespace
 
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
+  check_homes(request.config.sharding, request.ranks, request.config.placement);
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),

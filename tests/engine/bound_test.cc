@@ -279,6 +279,19 @@ TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
   EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
 }
 
+// One of two ranks moves what one rank does of units half as large.
+TEST(Bound, RanksMoveTheirShards) {
+  Model half({2, 4}, 2);
+  half.rates.down_bytes_per_second = half.rates.up_bytes_per_second = 1e9;
+  half.rates.norm_parameters_per_second = 1e6;
+  const Layout shared(validated(Model::spec_of({4, 8})), {}, kBlockElements, {}, {.count = 2});
+  const StepCost own = bound_step(half.shape(), OverlapPolicy::kDeferred);
+  const StepCost rank = bound_step({shared, half.placement, half.schedule, half.window, half.rates},
+                                   OverlapPolicy::kDeferred);
+  EXPECT_EQ(rank.busy_s, own.busy_s);
+  EXPECT_EQ(rank.step_s, own.step_s);
+}
+
 TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
   Model model(std::vector<int>(4, 1));
   model.set_compute(0.010, 0.010);
