@@ -15,6 +15,7 @@ namespace {
 struct Case {
   std::string name;
   void (*change)(Config& config);
+  bool is_gpu = false;
 };
 
 void PrintTo(const Case& value, std::ostream* out) {
@@ -92,6 +93,14 @@ const Case kCases[] = {
        c.placement.optimizer = TierChoice::kNvme;
        c.storage.paths.push_back(c.storage.paths[0]);
      }},
+    {"all_device", [](Config& c) { c.placement.optimizer = TierChoice::kDevice; }},
+    {"device_and_host", [](Config& c) { c.memory.device_bytes = 1400_KiB; }, /*is_gpu=*/true},
+    {"device_and_nvme",
+     [](Config& c) {
+       c.memory.device_bytes = 1400_KiB;
+       c.memory.host_bytes = 600_KiB;
+     },
+     /*is_gpu=*/true},
 };
 
 // A policy, and a bound on the norm: 0 = none, else one that never, sometimes or always bites.
@@ -146,7 +155,10 @@ TEST_P(Exactness, EqualsTheOracleBitForBit) {
   if (parameters == DType::kFp32 && config.memory.device_bytes) *config.memory.device_bytes *= 2;
   if (gradients == DType::kFp32 && config.memory.host_bytes < 2_MiB)
     *config.memory.host_bytes += 300_KiB;
-  const ToyOptions options{.steps = 4, .micro_batches = micro_batches, .evaluate = true};
+  const ToyOptions options{.steps = 4,
+                           .micro_batches = micro_batches,
+                           .evaluate = true,
+                           .has_own_memory = placement.is_gpu};
 
   const ToyResult expected = toy_oracle(config, options);
   const ToyResult actual = run_toy(config, options);
