@@ -144,7 +144,10 @@ void PlacementPlanner::take_gradients_back() {
   if (choices_.gradients != TierChoice::kAuto) return;
   for (const UnitPlace& unit : layout_.units()) {
     if (!placement_.gradient_leaves(unit.id) || placement_.is_updated_on_device(unit)) continue;
-    if (placement_.host_bytes() + gradient_bytes(unit) > placement_.host_budget_bytes) return;
+    const std::uint64_t tally =
+        placement_.gradient_is_on_device(unit.id) ? tally_bytes_of(unit) : 0;
+    if (placement_.host_bytes() - tally + gradient_bytes(unit) > placement_.host_budget_bytes)
+      return;
     set_gradient_tier(unit, Tier::kHost);
   }
 }
