@@ -49,7 +49,7 @@ class Oracle final : public JobTable {
   }
   bool is_open(int step) const {
     if (step == 0) return true;
-    if (c_.policy != OverlapPolicy::kSerial) return norm_known(step - 1);
+    if (c_.policy != OverlapPolicy::kSerial || !norm_known(step - 1)) return norm_known(step - 1);
     return std::ranges::all_of(pass_[step - 1], [&](const Turn& turn) { return is_home(turn); });
   }
 
@@ -174,17 +174,24 @@ class Oracle final : public JobTable {
         const Id drain_before = is_backward && static_cast<int>(drains.size()) >= slots
                                     ? drains[drains.size() - slots]
                                     : -1;
-        const Id computed = add({.line = kComputation,
-                                 .duration = (is_backward ? c_.backward : c_.forward)[unit],
-                                 .may_start =
-                                     [=, this] {
-                                       return is_open(step) && done(before) && done(drain_before) &&
-                                              std::ranges::all_of(copies_[step][use],
-                                                                  [&](Id id) { return done(id); });
-                                     },
-                                 .rank = {step, use, 0}});
+        const Id computed = add(
+            {.line = kComputation,
+             .duration = (is_backward ? c_.backward : c_.forward)[unit],
+             .may_start =
+                 [=, this] {
+                   return is_open(step) && done(before) && done(drain_before) &&
+                          (!c_.on_device[unit] || device_updated(step - 1, unit)) &&
+                          std::ranges::all_of(copies_[step][use], [&](Id id) { return done(id); });
+                 },
+             .rank = {step, use, 0}});
         computed_[step].push_back(computed);
         if (!is_backward) continue;
+        if (c_.on_device[unit]) {  // there as soon as it is computed
+          drains.push_back(computed);
+          drained_[step][unit] = {computed};
+          norms_[step].push_back(computed);
+          continue;
+        }
         const long count = c_.unit_blocks[unit];
         // With gradients that go on to storage, one after the other.
         const std::vector<Id> turn = any_on_storage() ? last_ : std::vector<Id>{};
@@ -205,6 +212,11 @@ class Oracle final : public JobTable {
                  .rank = {0, step, use}}));
       }
     }
+  }
+
+  bool device_updated(int step, int unit) const {
+    if (step < 0) return true;
+    return c_.policy == OverlapPolicy::kEager ? all_done(drained_[step][unit]) : norm_known(step);
   }
 
   // --- Gradients that go on to storage, block by block ---
@@ -247,6 +259,7 @@ class Oracle final : public JobTable {
     Id arrival = -1;  // of its parameters
     bool is_home = false;
   };
+  bool is_on_device(int block) const { return c_.on_device[unit_of_[block]]; }
   bool needs_lane(int block) const {
     return !c_.parameters_in_ram[block] || !c_.record_in_ram[block] ||
            c_.gradients_on_storage[unit_of_[block]];
@@ -266,7 +279,7 @@ class Oracle final : public JobTable {
     if (c_.policy == OverlapPolicy::kSerial && !known) return -1;
     if (known || c_.policy == OverlapPolicy::kDeferred) {
       for (int block = 0; block < blocks_; ++block) {
-        if (!started(pass_[step][block].grant)) return block;
+        if (!is_on_device(block) && !started(pass_[step][block].grant)) return block;
       }
       return -1;
     }
@@ -274,7 +287,8 @@ class Oracle final : public JobTable {
       if (!use.is_backward) continue;
       for (int i = 0; i < c_.unit_blocks[use.unit]; ++i) {
         const int block = first_block_[use.unit] + i;
-        if (is_eager(block) && !started(pass_[step][block].grant)) return block;
+        if (!is_on_device(block) && is_eager(block) && !started(pass_[step][block].grant))
+          return block;
       }
     }
     return -1;
@@ -283,6 +297,7 @@ class Oracle final : public JobTable {
     int lanes_taken = 0;
     for (int s = 0; s <= step; ++s) {
       for (int b = 0; b < blocks_; ++b) {
+        if (is_on_device(b)) continue;
         const bool is_granted = started(pass_[s][b].grant);
         if (s < step && !is_granted) return false;  // the pass before comes first
         if (needs_lane(b) && is_granted && !is_home(pass_[s][b])) ++lanes_taken;
@@ -297,7 +312,9 @@ class Oracle final : public JobTable {
   void list_pass() {
     pass_.assign(steps_, std::vector<Turn>(blocks_));
     for (int step = 0; step < steps_; ++step) {
-      for (int block = 0; block < blocks_; ++block) list_turn(step, block);
+      for (int block = 0; block < blocks_; ++block) {
+        if (!is_on_device(block)) list_turn(step, block);
+      }
     }
   }
   void list_turn(int step, int block) {
