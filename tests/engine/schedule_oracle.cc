@@ -170,16 +170,17 @@ class Oracle final : public JobTable {
       for (int use = 0; use < uses_; ++use) {
         const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
         const Id before = use == 0 ? -1 : computed_[step][use - 1];
-        const int slots = c_.gradient_slots;
-        const Id drain_before = is_backward && static_cast<int>(drains.size()) >= slots
-                                    ? drains[drains.size() - slots]
-                                    : -1;
+        // A gradient that stays on the device leaves its slot before an earlier one may.
+        const auto has_slot = [=, this, earlier = drains] {
+          return !is_backward || std::ranges::count_if(earlier, [&](Id id) { return !done(id); }) <
+                                     c_.gradient_slots;
+        };
         const Id computed = add(
             {.line = kComputation,
              .duration = (is_backward ? c_.backward : c_.forward)[unit],
              .may_start =
                  [=, this] {
-                   return is_open(step) && done(before) && done(drain_before) &&
+                   return is_open(step) && done(before) && has_slot() &&
                           (!c_.on_device[unit] || device_updated(step - 1, unit)) &&
                           std::ranges::all_of(copies_[step][use], [&](Id id) { return done(id); });
                  },
