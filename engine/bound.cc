@@ -42,7 +42,8 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
 
 StepCost minimum_step(const StepShape& shape) {
   StepCost least;
-  for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kEager}) {
+  for (const OverlapPolicy policy :
+       {OverlapPolicy::kDeferred, OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
     StepCost cost = bound_step(shape, policy);
     cost.step_s = std::ranges::max(cost.busy_s);
     if (policy == OverlapPolicy::kDeferred || cost.step_s < least.step_s) least = cost;

@@ -38,6 +38,8 @@ struct SlotPool {
 };
 
 struct Placement {
+  bool fills_device = false;  // as PassNeeds has it
+
   // Homes, by block. Of frozen blocks, which have no record, the latter is host memory. Where it is
   // the device, it is for all blocks of the unit, whose parameters and gradients are there too: it
   // is updated there.

@@ -49,6 +49,7 @@ PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
       pass_(pass),
       schedule_(training_schedule(model, 1)),
       sizes_(unit_sizes(layout)) {
+  placement_.fills_device = pass.fills_device;
   placement_.device_budget_bytes = budgets.device_bytes;
   placement_.host_budget_bytes = budgets.host_bytes;
   placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);

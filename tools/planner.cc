@@ -53,6 +53,7 @@ class Planning {
     planned.policy = policy_of(request_.config.optimizer);
     const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
                           .lanes = request_.config.optimizer.lanes,
+                          .fills_device = request_.fills_device,
                           .activations = request_.config.activations};
     const Budgets budgets{.device_bytes = *request_.config.memory.device_bytes,
                           .host_bytes = *request_.config.memory.host_bytes};
@@ -108,6 +109,7 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),
+      planning.place("gpu", {.optimizer = TierChoice::kDevice}),
       planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
       planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
       planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),

@@ -18,7 +18,8 @@ struct PlanRequest {
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  Rates rates;  // without unit times
+  bool fills_device = false;  // as PassNeeds has it: the device is a GPU
+  Rates rates;                // without unit times
   double flops = 0;
 };
 
@@ -35,8 +36,8 @@ struct PlannedPlacement {
   StepCost least;  // T_min
 };
 
-// The config's own placement, then: device (parameters there, optimizer in host memory), host,
-// nvme, mixed (as budgets allow).
+// The config's own placement, then: gpu (all there, which updates it), device (parameters there,
+// optimizer in host memory), host, nvme, mixed (as budgets allow).
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 
 // How many times the computation of `request` a step needs so that its time is computation's to
