@@ -47,12 +47,13 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
 // as much as both copies take stays free beside them, whichever path it comes to.
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
-    return false;                                 // "auto" means eager
+    return false;  // "auto" means eager
   if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
   add_shadows(layout, placement);
-  const bool have_all = std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-    return layout.is_frozen(block.id) || placement.has_shadow(block.id);
-  });
+  const bool have_all =
+      std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+        return layout.is_frozen(block.id) || placement.has_shadow(block.id);
+      });
   return have_all && placement.shadow_bytes != 0 &&
          std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
            return free_bytes(path) >= 2 * placement.nvme_bytes();
