@@ -19,6 +19,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kBufferBytes = 1 << 20;
+constexpr int kRoundsMax = 8;
 constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
 
 UniqueFd create_file(const std::string& path) {
@@ -126,17 +127,20 @@ bool TraceWriter::drain_all() {
 }
 
 void TraceWriter::drain(TraceRing& ring) {
-  // No more than one round of the ring, so that one busy thread does not keep the others waiting.
-  for (std::uint64_t left = ring.waiting(); left > 0;) {
-    const std::size_t taken = ring.drain(records_);
-    if (taken == 0) return;
-    TraceBlockHeader header;
-    header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
-    header.count = static_cast<std::uint32_t>(taken);
-    header.lost = ring.lost();
-    header.thread = ring.thread();
-    add_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
-    left -= std::min<std::uint64_t>(left, taken);
+  // Until it is empty, for then its first places are used again and no fresh memory; each round
+  // takes what came during the one before. Not for ever: one busy thread does not keep the others
+  // waiting.
+  for (int round = 0; round < kRoundsMax && ring.waiting() > 0; ++round) {
+    for (std::uint64_t left = ring.waiting(); left > 0;) {
+      const std::size_t taken = ring.drain(records_);
+      TraceBlockHeader header;
+      header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
+      header.count = static_cast<std::uint32_t>(taken);
+      header.lost = ring.lost();
+      header.thread = ring.thread();
+      add_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
+      left -= std::min<std::uint64_t>(left, taken);
+    }
   }
 }
 

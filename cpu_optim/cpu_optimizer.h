@@ -5,6 +5,7 @@
 // blocks until its own work is done.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -29,6 +30,12 @@ class CpuOptimizer {
   // Requires: arrays start at a multiple of 16 elements of the unit, so that chunks keep their
   // alignment.
   Masters update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
+  // From now on update() of every optimizer in the process takes no less time than at this rate,
+  // asleep for what is left of it; 0: as fast as it goes. For benchmarks whose limits have to be
+  // exact.
+  static void set_update_pace(std::uint64_t parameters_per_second) {
+    pace_ = parameters_per_second;
+  }
   // move_like_update() in the chunks of update(): the yardstick of its speed.
   void move_like_update(const UpdateArrays& arrays);
   void accumulate(DType dtype, void* target, const void* source, std::uint64_t element_count);
@@ -36,6 +43,8 @@ class CpuOptimizer {
                         NormAccumulator& total);
 
  private:
+  static inline std::atomic<std::uint64_t> pace_ = 0;
+
   std::unique_ptr<WorkerArena> arena_;  // constant after construction
 };
 

@@ -42,11 +42,12 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
 
 StepCost minimum_step(const StepShape& shape) {
   StepCost least;
-  for (const OverlapPolicy policy :
-       {OverlapPolicy::kDeferred, OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+  // Which of them moves the fewest bytes depends on what is still in memory when it is wanted.
+  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
     StepCost cost = bound_step(shape, policy);
     cost.step_s = std::ranges::max(cost.busy_s);
-    if (policy == OverlapPolicy::kDeferred || cost.step_s < least.step_s) least = cost;
+    if (policy == OverlapPolicy::kSerial || cost.step_s < least.step_s) least = cost;
   }
   return least;
 }

@@ -146,7 +146,9 @@ void StepTimeline::refine_offset(std::uint64_t called_ns, const Event& event) {
   offset_ns_ = std::max(offset_ns_, static_cast<std::int64_t>(called_ns) - device_ns(event.id()));
 }
 
+// On a stream that no gradient waits for, an event may still be to come when the step is over.
 std::uint64_t StepTimeline::time_of(EventId event, std::uint64_t now_ns) const {
+  if (offset_ns_ == INT64_MIN || !device_.is_complete(event)) return now_ns;
   return std::clamp(static_cast<std::uint64_t>(offset_ns_ + device_ns(event)), cursor_ns_, now_ns);
 }
 
@@ -154,9 +156,9 @@ std::uint64_t StepTimeline::time_of(EventId event, std::uint64_t now_ns) const {
 void StepTimeline::advance(std::uint64_t now_ns, bool all) {
   for (std::uint32_t use = next_use_; use < arrived_; ++use) {
     const Use& of = uses_[use];
-    if (!all && !device_.is_complete(of.arrived.id())) break;
+    if (!device_.is_complete(of.arrived.id())) break;
     refine_offset(of.arrive_called_ns, of.arrived);
-    if (use == resumed_ || (!all && !device_.is_complete(of.resumed.id()))) break;
+    if (use == resumed_ || !device_.is_complete(of.resumed.id())) break;
     refine_offset(of.resume_called_ns, of.resumed);
   }
   while (advance_once(now_ns, all)) {
@@ -172,9 +174,8 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
       if (is_last && !last_release_) return false;
       const EventId end = is_last ? *last_release_ : uses_[next_use_].arrived.id();
       if (!has_come(end)) return false;
-      const std::uint64_t end_ns = next_use_ == 0 && is_last  ? cursor_ns_  // nothing was computed
-                                   : device_.is_complete(end) ? time_of(end, now_ns)
-                                                              : now_ns;
+      const std::uint64_t end_ns =
+          next_use_ == 0 && is_last ? cursor_ns_ : time_of(end, now_ns);  // nothing was computed
       if (next_use_ != 0) add_compute(next_use_ - 1, cursor_ns_, end_ns);
       cursor_ns_ = end_ns;
       phase_ = is_last ? Phase::kEnding : Phase::kStalled;

@@ -1,6 +1,6 @@
 // Steps of every overlap policy under the regimes that tell them apart: what binds is computation,
-// the drive, Adam, or computation and the drive alike. Policies take turns, a few steps each, so
-// that what a shared machine does meanwhile meets all of them.
+// the drive, Adam (held to a rate, or at its own), or computation and the drive alike. Policies
+// take turns, a few steps each, so that what a shared machine does meanwhile meets all of them.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -65,7 +65,7 @@ struct RegimeResult {
   std::optional<bool> states_equal = std::nullopt;
 };
 
-// compute-bound, drive-bound, adam-bound, balanced.
+// compute-bound, drive-bound, adam-bound, adam-unpaced, balanced.
 const std::vector<std::string>& step_regimes();
 
 // Requires: `regime` is one of them.

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <thread>
 
@@ -54,6 +55,21 @@ TEST_F(CpuOptimizerTest, ThreadsAndCutsGiveTheSameBits) {
       }
     }
   }
+}
+
+TEST_F(CpuOptimizerTest, HeldToAPaceItTakesNoLessAndGivesTheSameBits) {
+  const OptimizerData start({.element_count = kLarge});
+  OptimizerData expected = start;
+  update_reference(test_coefficients(), expected.arrays());
+  CpuOptimizer optimizer(2);
+  OptimizerData paced = start;
+  CpuOptimizer::set_update_pace(2 * kLarge);
+  const auto began = std::chrono::steady_clock::now();
+  optimizer.update(test_coefficients(), paced.arrays());
+  const auto took = std::chrono::steady_clock::now() - began;
+  CpuOptimizer::set_update_pace(0);
+  EXPECT_GE(took, std::chrono::milliseconds(499));  // half a second, rounded down
+  EXPECT_EQ(paced.difference(expected), "");
 }
 
 TEST_F(CpuOptimizerTest, GradientOperationsGiveTheSameBits) {

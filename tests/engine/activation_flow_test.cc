@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -223,6 +225,38 @@ TEST_F(ActivationCalls, ComeInSequence) {
             std::string::npos);
   held.release();
   (void)step.load({.boundary = 0}, stream_);
+}
+
+// Computation on a stream that no unit's gradient waits for may go on when the step is over.
+TEST(ActivationFlow, AStreamMayBeLate) {
+  const TempDirectory directory;
+  const ModelSpec model = relay_model(4, {20000, 20000, 20000});
+  Config config = relay_config(directory.path(), {.home = ActivationHome::kHost});
+  shrink(config, model);
+  Relay relay(config, model);
+  const Stream stream(relay.device(), "compute");
+  const Stream late(relay.device(), "late");
+  const auto gradient = [](std::uint32_t boundary) {
+    return ActivationRef{.boundary = boundary, .kind = ActivationKind::kGradient};
+  };
+  Step step = relay.engine().begin_step({.learning_rate = 1e-3});
+  for (const std::uint32_t unit : {0u, 1u, 2u, 3u}) {
+    const Lease lease = step.acquire(UnitId{unit}, Pass::kForward, stream);
+    if (unit > 0) (void)step.load({.boundary = unit - 1}, stream);
+    if (unit < 3) (void)step.save({.boundary = unit}, stream);
+  }
+  for (const std::uint32_t unit : {3u, 2u, 1u, 0u}) {
+    const Lease lease = step.acquire(UnitId{unit}, Pass::kBackward, stream);
+    if (unit > 0) (void)step.load({.boundary = unit - 1}, stream);
+    if (unit == 1)
+      relay.device().launch(late.id(),
+                            [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); });
+    if (unit < 3) (void)step.load(gradient(unit), unit == 0 ? late : stream);
+    if (unit > 0) (void)step.save(gradient(unit - 1), unit == 1 ? late : stream);
+  }
+  const StepTimes times = step.finish().times;
+  EXPECT_GT(times.compute_ns, 0);
+  EXPECT_EQ(times.compute_ns + times.exposed_ns() + times.other_ns, times.total_ns);
 }
 
 TEST_F(ActivationCalls, AStepWithoutThemIsNotOver) {
