@@ -127,7 +127,7 @@ TEST(EngineOverNccl, StateOnGpusGivesTheBitsOfHosts) {
     const TempDirectory directory;
     Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
     const StateBytes expected = on_hosts(config)[0];
-    for (const std::uint64_t device_bytes : {4_MiB, 1000_KiB}) {
+    for (const std::uint64_t device_bytes : {4_MiB, 600_KiB}) {
       config.placement = {};
       config.placement.optimizer = device_bytes == 4_MiB ? TierChoice::kDevice : TierChoice::kAuto;
       config.memory.device_bytes = device_bytes;
