@@ -98,6 +98,7 @@ struct Engine::Parts {
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
                        {.overlaps = policy != OverlapPolicy::kSerial,
                         .lanes = config.optimizer.lanes,
+                        .fills_device = device.has_own_memory(),
                         .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))

@@ -43,6 +43,7 @@ struct Place {
   TierChoice optimizer;
 };
 constexpr Place kPlaces[] = {
+    {"no offload", TierChoice::kDevice, TierChoice::kDevice},
     {"parameters on the device", TierChoice::kDevice, TierChoice::kHost},
     {"host offload", TierChoice::kHost, TierChoice::kHost},
     {"NVMe offload", TierChoice::kNvme, TierChoice::kNvme},

@@ -58,6 +58,7 @@ class Planning {
     const OverlapPolicy overlap = request_.config.optimizer.overlap;
     const PassNeeds needs{.overlaps = overlap != OverlapPolicy::kSerial,
                           .lanes = request_.config.optimizer.lanes,
+                          .fills_device = request_.fills_device,
                           .activations = request_.config.activations};
     const std::uint64_t buffers =
         rank_buffer_bytes(request_.config.sharding, request_.ranks, layout_);
@@ -121,6 +122,7 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),
+      planning.place("gpu", {.optimizer = TierChoice::kDevice}),
       planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
       planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
       planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),

@@ -89,13 +89,30 @@ void spill_gradients(std::mt19937_64& random, Placement& placement, test::Oracle
   given.write_gradients = given.write_parameters;
   const std::uint64_t share = random() % 2 * (random() % 5);
   for (std::size_t unit = 0; unit < given.unit_blocks.size(); ++unit) {
-    given.gradients_on_storage.push_back(random() % 4 < share);
-    if (!given.gradients_on_storage[unit]) continue;
-    placement.gradient_tier[unit] = Tier::kNvme;
-    placement.lane_gradients.count = 1;
+    given.gradients_on_storage.push_back(!given.on_device[unit] && random() % 4 < share);
+    if (given.gradients_on_storage[unit]) placement.gradient_tier[unit] = Tier::kNvme;
   }
   placement.gradient_staging.count =
       static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(random() % 4));
+}
+
+// Of parameters and records.
+void choose_homes(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
+  const std::uint64_t ram_share = random() % 3;
+  const std::uint64_t device_share = random() % 2 * (random() % 5);
+  for (const int blocks : given.unit_blocks) {
+    const bool is_on_device = random() % 4 < device_share;
+    if (is_on_device) placement.gradient_tier[given.on_device.size()] = Tier::kDevice;
+    given.on_device.push_back(is_on_device);
+    for (int i = 0; i < blocks; ++i) {
+      const std::size_t block = given.record_in_ram.size();
+      given.parameters_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      given.record_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      const Tier memory = is_on_device ? Tier::kDevice : Tier::kHost;
+      placement.parameter_tier[block] = given.parameters_in_ram[block] ? memory : Tier::kNvme;
+      placement.record_tier[block] = given.record_in_ram[block] ? memory : Tier::kNvme;
+    }
+  }
 }
 
 test::OracleCase random_case(std::mt19937_64& random, Model& model) {
@@ -111,13 +128,9 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
                                             .backward_s = seconds(given.backward.back())};
   }
   Placement& placement = model.placement;
-  const long ram_share = below(3);
-  for (std::size_t block = 0; block < model.layout.blocks().size(); ++block) {
-    given.parameters_in_ram.push_back(below(4) < ram_share);
-    given.record_in_ram.push_back(below(4) < ram_share);
-    placement.parameter_tier[block] = given.parameters_in_ram[block] ? Tier::kHost : Tier::kNvme;
-    placement.record_tier[block] = given.record_in_ram[block] ? Tier::kHost : Tier::kNvme;
-  }
+  choose_homes(random, placement, given);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, placement),
+                             placement.window_bytes, 1);
   for (std::size_t use = 0; use < model.schedule.size(); ++use) {
     const WindowUse& place = model.window.uses[use];
     given.uses.push_back({.unit = static_cast<int>(index_of(model.schedule[use].unit)),

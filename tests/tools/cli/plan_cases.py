@@ -87,7 +87,7 @@ class Plan(CliCase):
     def test_alternatives_and_budgets(self):
         document = self.uniform(values={"memory.host": "200MiB", **ON_NVME})
         self.assertEqual([row["name"] for row in document["placements"]],
-                         ["config", "device", "host", "nvme", "mixed"])
+                         ["config", "gpu", "device", "host", "nvme", "mixed"])
         host = self.row(document, "host")
         self.assertFalse(host["fits"])
         self.assertIn("memory.host", host["obstacle"])
@@ -98,6 +98,24 @@ class Plan(CliCase):
         keys = set(document).union(*document["placements"])
         keys |= set(nvme["step"]) | set(nvme["pools"][0])
         self.assertEqual(keys - documented_words(), set())
+
+    def test_state_on_the_device(self):
+        # Twelve bytes a parameter and their gradients, as far as the budget goes, and only on a GPU.
+        budget = {"memory.host": "1GiB", "memory.device": "400MiB", "run.device": "cuda"}
+        whole = self.row(self.uniform(values={**budget, "memory.device": "1GiB"}), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in whole["pools"]}
+        self.assertEqual(pools["device", "optimizer state"], 10 * 2**25)
+        self.assertEqual(pools["host", "optimizer state"] + pools["host", "gradient set"], 0)
+        self.assertEqual(whole["step"]["busy_s"]["optimizer"], 0)
+        part = self.row(self.uniform(values=budget), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in part["pools"]}
+        self.assertGreater(pools["device", "optimizer state"], 0)
+        self.assertGreater(pools["host", "optimizer state"], 0)
+        self.assertLessEqual(part["device_bytes"], 400 << 20)
+        host = self.row(self.uniform(values={**budget, "run.device": "host"}), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in host["pools"]}
+        self.assertEqual(pools["device", "optimizer state"], 0)
+        self.assertLess(part["step"]["step_s"], host["step"]["step_s"])
 
     def test_does_not_fit(self):
         document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)
