@@ -58,16 +58,16 @@ class Plan(CliCase):
             self.assertGreaterEqual(own["policies"][policy]["step_s"], own["t_min_s"] * 0.98)
         self.assertLess(own["policies"]["deferred"]["step_s"], own["policies"]["serial"]["step_s"])
 
-    def test_auto_is_what_a_run_begins_with(self):
+    def test_auto_is_what_a_run_comes_to_that_seldom_clips(self):
         host = {"placement.parameters": "host", "placement.optimizer": "host"}
-        for values, policy in (({**ON_NVME, "optimizer.clip_norm": 1}, "speculative"),
-                               ({**host, "optimizer.clip_norm": 1}, "deferred"),
+        for values, policy in (({**ON_NVME, "optimizer.clip_norm": 1e9}, "speculative"),
+                               ({**host, "optimizer.clip_norm": 1e9}, "deferred"),
                                ({**ON_NVME, "optimizer.clip_norm": 0}, "eager")):
             with self.subTest(policy):
                 own = self.row(self.plan(values=values), "config")
                 self.assertEqual(own["policy"], policy)
-                run = self.train({**BUDGETS, **values, "run.steps": 2})
-                self.assertEqual(run["steps"][0]["policy"], policy)
+                run = self.train({**BUDGETS, **values, "run.steps": 34})
+                self.assertEqual(run["steps"][-1]["policy"], policy)
 
     def test_tokens_from_which_offload_is_free(self):
         arguments = ("--flops", 1e12, "--read-rate", "1GB", "--write-rate", "1GB")
