@@ -18,6 +18,9 @@ using std::chrono::steady_clock;
 // Looks without news before a thread begins to sleep between them: long enough for a peer that
 // computes nothing but sums, short enough not to take a core from one that computes.
 constexpr std::uint32_t kLooksBeforeSleep = 4000;
+// Before it begins to give way to other threads between them, unless one of those sums or copies
+// beside large messages: about as long as a thread takes to wake.
+constexpr std::uint32_t kLooksBeforeYield = 20;
 constexpr std::chrono::microseconds kSleep{50};
 constexpr double kSayInterval_s = 0.25;
 
@@ -113,13 +116,14 @@ void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bo
   while (!failure_ && !must_abort_ && !is_enough()) {
     starting_.swap(queue_);
     for (const auto& batch : starting_) in_flight_count_ += batch->messages.size();
+    const std::uint32_t looks_before_yield = large_count_ == 0 ? kLooksBeforeYield : 0;
     lock.unlock();
     start_messages();
     idle_looks = finish_messages() ? 0 : idle_looks + 1;
     const bool is_over = idle_looks != 0 && steady_clock::now() >= end;
     if (idle_looks >= kLooksBeforeSleep) {
       std::this_thread::sleep_for(kSleep);
-    } else if (idle_looks != 0 && !is_over) {
+    } else if (idle_looks > looks_before_yield && !is_over) {
       std::this_thread::yield();
     }
     lock.lock();

@@ -25,8 +25,9 @@ constexpr std::uint64_t kReduceSteps = 2;
 // Pieces begin where a vector does.
 constexpr std::uint64_t kElementsAlign = 64;
 // From so many bytes on, sent and received, messages move on a thread of their own while the
-// operation sums and copies: less is moved in the time that it takes to wake one.
-constexpr std::uint64_t kLargeBytes = 2_MiB;
+// operation sums and copies: less is moved in the time that it takes to wake one. A little less
+// than a full step of a reduction, which is beside the sum of the step before.
+constexpr std::uint64_t kLargeBytes = 2 * kReduceStepBytes * 15 / 16;
 constexpr int kTagsPerSequence = 256;
 
 struct Range {
