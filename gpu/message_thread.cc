@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -15,11 +15,19 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Polls without news before the thread begins to sleep between them: long enough for a peer that
+// Looks without news before a thread begins to sleep between them: long enough for a peer that
 // computes nothing but sums, short enough not to take a core from one that computes.
-constexpr std::uint32_t kPollsBeforeSleep = 4000;
+constexpr std::uint32_t kLooksBeforeSleep = 4000;
+// Before it begins to give way to other threads between them, unless one of those sums or copies
+// beside large messages: about as long as a thread takes to wake.
+constexpr std::uint32_t kLooksBeforeYield = 20;
 constexpr std::chrono::microseconds kSleep{50};
 constexpr double kSayInterval_s = 0.25;
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(seconds));
+}
 
 }  // namespace
 
@@ -61,89 +69,108 @@ std::unique_ptr<MpiPort> MessageThread::open(const std::string& path, std::strin
 void MessageThread::run(const std::string& path) {
   ::pthread_setname_np(::pthread_self(), "sluice-mpi");
   std::string why;
-  std::unique_ptr<MpiPort> port = open(path, why);
-  {
-    const std::scoped_lock lock(mutex_);
-    if (port == nullptr) {
-      failure_ = fmt::format("MPI cannot be used through \"{}\": {}", path, why);
-    } else {
-      rank_ = port->rank();
-      rank_count_ = port->rank_count();
-      tag_max_ = port->tag_max();
-      version_ = port->version();
-      is_open_ = true;
-    }
+  port_ = open(path, why);
+  Lock lock(mutex_);
+  if (port_ == nullptr) {
+    failure_ = fmt::format("MPI cannot be used through \"{}\": {}", path, why);
+    changed_.notify_all();
+    return;
   }
+  rank_ = port_->rank();
+  rank_count_ = port_->rank_count();
+  tag_max_ = port_->tag_max();
+  version_ = port_->version();
+  is_open_ = true;
   changed_.notify_all();
-  if (port == nullptr) return;
-  std::uint32_t idle_polls = 0;
-  while (take_work(*port)) {
-    start_messages(*port);
-    idle_polls = finish_messages(*port) ? 0 : idle_polls + 1;
-    if (idle_polls < kPollsBeforeSleep) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kSleep);
+  while (true) {
+    work_came_.wait(lock, [this] { return !is_moving_ && is_wanted(); });
+    if (must_abort_) {
+      lock.unlock();
+      port_->abort();
     }
+    if (!has_work()) break;
+    move_until(lock, TimePoint::max(), [this] { return !has_work(); });
   }
-  const std::scoped_lock lock(mutex_);
   // MPI_Finalize would wait for ranks that are gone.
-  if (failure_) (void)port.release();
+  if (failure_) (void)port_.release();
+  lock.unlock();
+  port_.reset();
 }
 
-// Waits while there is nothing to do; false when that will not change.
-bool MessageThread::take_work(MpiPort& port) {
-  std::unique_lock lock(mutex_);
-  is_working_ = false;
-  if (failure_) changed_.notify_all();
-  work_came_.wait(lock, [this] {
-    return must_stop_ || must_abort_ || (!failure_ && (!queue_.empty() || in_flight_count_ != 0));
-  });
-  if (must_abort_) {
+// Whether there is something to move that nobody waits for, or whose owner leaves it to the thread.
+bool MessageThread::has_work() const {
+  const bool is_left = !queue_.empty() || in_flight_count_ != 0;
+  return !failure_ && (large_count_ != 0 || (must_stop_ && is_left));
+}
+
+bool MessageThread::is_wanted() const {
+  return must_abort_ || must_stop_ || has_work();
+}
+
+// Moves messages on the calling thread, at least once, until `is_enough`, which is asked under the
+// lock, or `end`.
+// Requires: nobody else does.
+void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough) {
+  is_moving_ = true;
+  std::uint32_t idle_looks = 0;
+  while (!failure_ && !must_abort_ && !is_enough()) {
+    starting_.swap(queue_);
+    for (const auto& batch : starting_) in_flight_count_ += batch->messages.size();
+    const std::uint32_t looks_before_yield = large_count_ == 0 ? kLooksBeforeYield : 0;
     lock.unlock();
-    port.abort();
+    start_messages();
+    idle_looks = finish_messages() ? 0 : idle_looks + 1;
+    const bool is_over = idle_looks != 0 && steady_clock::now() >= end;
+    if (idle_looks >= kLooksBeforeSleep) {
+      std::this_thread::sleep_for(kSleep);
+    } else if (idle_looks > looks_before_yield && !is_over) {
+      std::this_thread::yield();
+    }
+    lock.lock();
+    if (is_over) break;
   }
-  if (must_stop_ && (failure_ || (queue_.empty() && in_flight_count_ == 0))) return false;
-  starting_.swap(queue_);
-  is_working_ = true;
-  return true;
+  is_moving_ = false;
+  changed_.notify_all();
+  if (is_wanted()) work_came_.notify_one();
 }
 
-void MessageThread::start_messages(MpiPort& port) {
+void MessageThread::start_messages() {
   for (const auto& batch : starting_) {
     for (std::size_t i = 0; i < batch->messages.size(); ++i) {
       const Message& message = batch->messages[i];
       const std::uint32_t number =
           message.is_send
-              ? port.start_send(message.data, message.size_bytes, message.peer, message.tag)
-              : port.start_receive(message.data, message.size_bytes, message.peer, message.tag);
+              ? port_->start_send(message.data, message.size_bytes, message.peer, message.tag)
+              : port_->start_receive(message.data, message.size_bytes, message.peer, message.tag);
       if (number >= in_flight_.size()) in_flight_.resize(number + 1);
       in_flight_[number] = {.batch = batch, .message = i};
-      ++in_flight_count_;
     }
   }
   starting_.clear();
 }
 
 // Whether there was news.
-bool MessageThread::finish_messages(MpiPort& port) {
-  if (in_flight_count_ == 0) return false;
-  std::vector<std::uint32_t> ended;
+bool MessageThread::finish_messages() {
+  ended_.clear();
   std::string failure;
-  port.test(ended, failure);
-  if (ended.empty() && failure.empty()) return false;
-  {
-    const std::scoped_lock lock(mutex_);
-    for (const std::uint32_t number : ended) {
-      MessageBatch& batch = *in_flight_[number].batch;
-      batch.is_ended[in_flight_[number].message] = true;
-      --batch.left;
-      in_flight_[number].batch.reset();
+  port_->test(ended_, failure);
+  if (ended_.empty() && failure.empty()) return false;
+  const std::scoped_lock lock(mutex_);
+  const auto now = steady_clock::now();
+  bool has_ended = false;
+  for (const std::uint32_t number : ended_) {
+    MessageBatch& batch = *in_flight_[number].batch;
+    batch.is_ended[in_flight_[number].message] = true;
+    batch.moved_at = now;
+    if (--batch.left == 0) {
+      has_ended = true;
+      large_count_ -= batch.is_large ? 1 : 0;
     }
-    if (!failure.empty() && !failure_) failure_ = "MPI reports: " + failure;
+    in_flight_[number].batch.reset();
   }
-  in_flight_count_ -= ended.size();
-  changed_.notify_all();
+  in_flight_count_ -= ended_.size();
+  if (!failure.empty() && !failure_) failure_ = "MPI reports: " + failure;
+  if (has_ended || failure_) changed_.notify_all();
   return true;
 }
 
@@ -151,40 +178,45 @@ void MessageThread::start(const std::shared_ptr<MessageBatch>& batch) {
   batch->left = batch->messages.size();
   batch->is_ended.assign(batch->left, false);
   if (batch->left == 0) return;
-  {
-    const std::scoped_lock lock(mutex_);
-    queue_.push_back(batch);
+  Lock lock(mutex_);
+  queue_.push_back(batch);
+  if (batch->is_large) {
+    ++large_count_;
+    work_came_.notify_one();
+  } else if (!is_moving_) {
+    bool has_started = false;
+    move_until(lock, {}, [&] { return std::exchange(has_started, true); });
   }
-  work_came_.notify_all();
 }
 
 void MessageThread::wait(const MessageBatch& batch, const MessageWait& how) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   await(lock, batch, how);
   if (!failure_) return;
   // The caller takes the memory of its messages along.
-  changed_.wait(lock, [this] { return !is_working_; });
+  changed_.wait(lock, [this] { return !is_moving_; });
   throw Error(ErrorCode::kRanks, *failure_);
 }
 
 // Until every message has ended, or something has failed.
-void MessageThread::await(std::unique_lock<std::mutex>& lock, const MessageBatch& batch,
-                          const MessageWait& how) {
-  std::size_t left = batch.left;
-  auto moved_at = steady_clock::now();
-  while (batch.left != 0 && !failure_) {
-    const bool has_moved = changed_.wait_for(
-        lock, std::chrono::duration<double>(std::min(how.timeout_s, kSayInterval_s)),
-        [&] { return batch.left != left || failure_; });
-    left = batch.left;
-    const auto now = steady_clock::now();
-    if (has_moved) {
-      moved_at = now;
-      continue;
+void MessageThread::await(Lock& lock, const MessageBatch& batch, const MessageWait& how) {
+  const auto begin = steady_clock::now();
+  const auto interval = nanoseconds(std::min(how.timeout_s, kSayInterval_s));
+  const auto is_over = [&] { return batch.left == 0 || failure_; };
+  const auto may_move = [&] { return !batch.is_large && !is_moving_ && !must_abort_; };
+  auto pause = begin + interval;
+  while (!is_over()) {
+    if (may_move()) {
+      move_until(lock, pause, is_over);
+    } else {
+      changed_.wait_until(lock, pause, [&] { return is_over() || may_move(); });
     }
-    const std::string waiting =
-        fmt::format("{} not answered rank {} in {}", missing_ranks(batch), rank_, how.what);
-    if (now - moved_at >= std::chrono::duration<double>(how.timeout_s)) {
+    const auto now = steady_clock::now();
+    if (is_over() || now < pause) continue;
+    pause = now + interval;
+    const std::string waiting = fmt::format("{} not answered rank {} in {} of \"{}\"",
+                                            missing_ranks(batch), rank_, how.kind, how.subject);
+    if (now - std::max(begin, batch.moved_at) >= nanoseconds(how.timeout_s)) {
       failure_ = fmt::format(
           "{} within {} s; killed or stopped, or late: then raise "
           "sharding.timeout",

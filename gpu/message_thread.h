@@ -1,12 +1,16 @@
-// The one thread that calls MPI: starts the messages of batches, tests them, and tells who waits
-// for a batch. Waiting has a deadline, which is the only way to notice a rank that is stopped or a
-// link that is dead.
+// The messages between ranks: starts and tests those of batches, one thread at a time, and tells
+// who waits for a batch. Whoever waits moves the messages itself meanwhile, so that a small
+// operation passes through no other thread; the class's own thread moves large ones, beside what
+// their owner computes. Waiting has a deadline, which is the only way to notice a rank that is
+// stopped or a link that is dead.
 //
 // Thread rule: every function from any thread.
-// Invariants: messages start in the order of start() and inside a batch in its order. After fail()
-// no message moves any more: what MPI had begun is left as it is, and the process is about to end.
+// Invariants: at most one thread is inside MPI; messages start in the order of start() and inside a
+// batch in its order. After a failure no message moves any more: what MPI had begun is left as it
+// is, and the process is about to end.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +18,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -35,14 +39,21 @@ struct Message {
 // memory of the messages.
 struct MessageBatch {
   std::vector<Message> messages;
+  // Its owner has something to compute between start() and wait(): the thread moves it meanwhile.
+  bool is_large = false;
+
+  // The MessageThread's.
   std::vector<bool> is_ended;  // by message
   std::size_t left = 0;
+  std::chrono::steady_clock::time_point moved_at;  // when the last of its messages ended
 };
 
 // How a thread waits for messages.
 struct MessageWait {
   double timeout_s = 120;
-  std::string what;  // the operation
+  // The operation, and what it moves.
+  std::string_view kind;
+  std::string_view subject;
   // Called about four times a second with what is waited for; may be empty.
   const std::function<void(const std::string& waiting)>* on_wait = nullptr;
 };
@@ -70,6 +81,8 @@ class MessageThread {
   void abort() noexcept;
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+  using TimePoint = std::chrono::steady_clock::time_point;
   struct InFlight {
     std::shared_ptr<MessageBatch> batch;
     std::size_t message = 0;
@@ -77,11 +90,13 @@ class MessageThread {
 
   void run(const std::string& path);
   std::unique_ptr<MpiPort> open(const std::string& path, std::string& why);
-  bool take_work(MpiPort& port);
-  void start_messages(MpiPort& port);
-  bool finish_messages(MpiPort& port);
+  bool has_work() const;
+  bool is_wanted() const;
+  void move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough);
+  void start_messages();
+  bool finish_messages();
+  void await(Lock& lock, const MessageBatch& batch, const MessageWait& how);
   std::string missing_ranks(const MessageBatch& batch) const;
-  void await(std::unique_lock<std::mutex>& lock, const MessageBatch& batch, const MessageWait& how);
 
   // Constant once the constructor has returned.
   std::uint32_t rank_ = 0;
@@ -89,19 +104,22 @@ class MessageThread {
   int tag_max_ = 0;
   std::string version_;
 
-  // Message thread only.
+  // Of the thread that has set is_moving_.
+  std::unique_ptr<MpiPort> port_;
   std::vector<InFlight> in_flight_;  // by the port's number
-  std::size_t in_flight_count_ = 0;
   std::vector<std::shared_ptr<MessageBatch>> starting_;
+  std::vector<std::uint32_t> ended_;
 
   std::mutex mutex_;
-  std::condition_variable work_came_;
-  std::condition_variable changed_;  // ended messages, failures, and that MPI is open
+  std::condition_variable work_came_;  // for the thread
+  std::condition_variable changed_;    // ended batches, failures, and that MPI is free or open
   // Guarded by mutex_.
   std::vector<std::shared_ptr<MessageBatch>> queue_;
+  std::size_t in_flight_count_ = 0;  // messages
+  std::size_t large_count_ = 0;      // batches that have not ended, queued ones included
   std::optional<std::string> failure_;
   bool is_open_ = false;
-  bool is_working_ = false;  // the thread may be inside MPI, which may touch messages' memory
+  bool is_moving_ = false;  // a thread may be inside MPI, which may touch messages' memory
   bool must_stop_ = false;
   bool must_abort_ = false;
 

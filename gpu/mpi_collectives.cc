@@ -24,6 +24,10 @@ constexpr std::uint64_t kReduceStepBytes = 1_MiB;
 constexpr std::uint64_t kReduceSteps = 2;
 // Pieces begin where a vector does.
 constexpr std::uint64_t kElementsAlign = 64;
+// From so many bytes on, sent and received, messages move on a thread of their own while the
+// operation sums and copies: less is moved in the time that it takes to wake one. A little less
+// than a full step of a reduction, which is beside the sum of the step before.
+constexpr std::uint64_t kLargeBytes = 2 * kReduceStepBytes * 15 / 16;
 constexpr int kTagsPerSequence = 256;
 
 struct Range {
@@ -80,15 +84,20 @@ class MpiCollectives final : public HostCollectives {
     void receive(std::uint32_t rank, std::byte* data, std::uint64_t size_bytes) {
       add(rank, data, size_bytes, /*is_send=*/false);
     }
-    void start() { owner_.messages_.start(batch_); }
+    void start() {
+      batch_->is_large = size_bytes_ >= kLargeBytes;
+      owner_.messages_.start(batch_);
+    }
     void wait(std::string_view kind, std::string_view subject) {
       owner_.messages_.wait(*batch_, {.timeout_s = owner_.options_.timeout_s,
-                                      .what = fmt::format("{} of \"{}\"", kind, subject),
+                                      .kind = kind,
+                                      .subject = subject,
                                       .on_wait = &owner_.options_.on_wait});
     }
 
    private:
     void add(std::uint32_t rank, std::byte* data, std::uint64_t size_bytes, bool is_send) {
+      size_bytes_ += size_bytes;
       for (std::uint64_t at = 0; at < size_bytes; at += kPieceBytes)
         batch_->messages.push_back({.data = data + at,
                                     .size_bytes = std::min(kPieceBytes, size_bytes - at),
@@ -99,6 +108,7 @@ class MpiCollectives final : public HostCollectives {
 
     const MpiCollectives& owner_;
     int tag_;
+    std::uint64_t size_bytes_ = 0;
     std::shared_ptr<MessageBatch> batch_;
   };
 

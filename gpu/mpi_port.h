@@ -2,7 +2,7 @@
 // Implemented by a small library of its own (mpi_port_plugin.cc) that is linked to the MPI it was
 // compiled with and opened at run time, so that a program which contains Sluice starts without MPI.
 //
-// Thread rule: every call, construction and destruction included, by the one thread that opened it.
+// Thread rule: one call at a time, from any thread; opened and destroyed by the same one.
 #pragma once
 
 #include <cstddef>

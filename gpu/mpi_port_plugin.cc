@@ -114,10 +114,11 @@ extern "C" sluice::MpiPort* sluice_open_mpi_port(std::string& why) {
     return nullptr;
   }
   int provided = 0;
-  const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-  if (code != MPI_SUCCESS || provided < MPI_THREAD_FUNNELED) {
-    why = code != MPI_SUCCESS ? sluice::error_text(code)
-                              : "it does not allow other threads beside the one that calls it";
+  const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+  if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED) {
+    why = code != MPI_SUCCESS
+              ? sluice::error_text(code)
+              : "it cannot be called by one thread after another (MPI_THREAD_SERIALIZED)";
     return nullptr;
   }
   return new sluice::PluginPort;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -262,34 +263,46 @@ TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   });
 }
 
-// Two sequences: each has its own order, and ranks may differ in how they interleave the two.
+// Three sequences, of small and of large operations: each has its own order, and ranks may differ
+// in how they interleave them.
 TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;
     for (std::uint32_t i = 0; i < ranks.rank_count(); ++i) all.push_back(i);
-    const auto second = ranks.open(all);
-    const Stream streams[2] = {Stream(device, "first"), Stream(device, "second")};
-    Collectives* const sequences[2] = {&ranks, second.get()};
-    constexpr std::uint64_t kCount = 50'000;
-    RankArray data[2] = {RankArray(device, kCount * 4), RankArray(device, kCount * 4)};
+    struct Sequence {
+      std::uint64_t count;
+      std::unique_ptr<Collectives> opened;
+      Stream stream;
+      RankArray data;
+    };
+    const auto sequence_of = [&](std::uint64_t count) {
+      return Sequence{.count = count,
+                      .opened = ranks.open(all),
+                      .stream = Stream(device, "sequence"),
+                      .data = RankArray(device, count * sizeof(float))};
+    };
+    std::array<Sequence, 3> sequences{sequence_of(50'000), sequence_of(300), sequence_of(700'000)};
     for (std::uint32_t round = 0; round < 20; ++round) {
-      for (std::uint32_t s = 0; s < 2; ++s) {
-        for (std::uint64_t i = 0; i < kCount; ++i)
-          save_value(DType::kFp32, data[s].host().data(), i,
-                     rank_value(ranks.rank(), i, 2 * round + s));
-        data[s].push(streams[s].id());
+      for (std::uint32_t s = 0; s < sequences.size(); ++s) {
+        Sequence& sequence = sequences[s];
+        for (std::uint64_t i = 0; i < sequence.count; ++i)
+          save_value(DType::kFp32, sequence.data.host().data(), i,
+                     rank_value(ranks.rank(), i, 3 * round + s));
+        sequence.data.push(sequence.stream.id());
       }
-      for (std::uint32_t i = 0; i < 2; ++i) {
-        const std::uint32_t s = (i + ranks.rank()) % 2;
-        sequences[s]->all_reduce(
-            {.data = data[s].data(), .element_count = kCount, .subject = "interleaved"},
-            streams[s].id());
+      for (std::uint32_t i = 0; i < sequences.size(); ++i) {
+        Sequence& sequence = sequences[(i + ranks.rank()) % sequences.size()];
+        sequence.opened->all_reduce({.data = sequence.data.data(),
+                                     .element_count = sequence.count,
+                                     .subject = "interleaved"},
+                                    sequence.stream.id());
       }
-      for (std::uint32_t s = 0; s < 2; ++s) {
-        data[s].pull(streams[s].id());
-        for (std::uint64_t i = 0; i < kCount; ++i)
-          ASSERT_EQ(load_value(DType::kFp32, data[s].host().data(), i),
-                    expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i, 2 * round + s));
+      for (std::uint32_t s = 0; s < sequences.size(); ++s) {
+        Sequence& sequence = sequences[s];
+        sequence.data.pull(sequence.stream.id());
+        for (std::uint64_t i = 0; i < sequence.count; ++i)
+          ASSERT_EQ(load_value(DType::kFp32, sequence.data.host().data(), i),
+                    expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i, 3 * round + s));
       }
     }
   });
