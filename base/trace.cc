@@ -108,6 +108,7 @@ std::string_view name_of(TraceKind kind) {
     case TraceKind::kLane: return "lane";
     case TraceKind::kResident: return "resident";
     case TraceKind::kCollective: return "collective";
+    case TraceKind::kOnDevice: return "on device";
   }
   return "unknown";
 }
@@ -149,6 +150,7 @@ std::string span_name(const TraceRecord& record, std::string_view unit) {
     case TraceKind::kCopyToHost:
       if (record.detail != kTraceActivations) break;
       [[fallthrough]];
+    case TraceKind::kOnDevice:
     case TraceKind::kRead:
     case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[plane];
     case TraceKind::kCollective:

@@ -39,8 +39,9 @@ enum class TraceKind : std::uint8_t {
   kLane = 12,        // a block in a lane of the optimizer pass
   kResident = 13,    // a unit in the device window, from its last copy to its eviction
   kCollective = 14,  // among ranks
+  kOnDevice = 15,    // on the device: gradients to where they wait there, or a unit's update
 };
-inline constexpr std::size_t kTraceKinds = 15;
+inline constexpr std::size_t kTraceKinds = 16;
 
 std::string_view name_of(TraceKind kind);
 

@@ -7,15 +7,13 @@
 #include "base/error.h"
 
 namespace sluice {
-namespace {
 
-// Elements [begin_element, begin_element + element_count) of the block.
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
-                       const BlockPlanes& planes, std::uint64_t begin_element,
-                       std::uint64_t element_count) {
+                       const BlockPlanes& planes, const UpdateRun& run) {
+  const std::uint64_t begin_element = run.begin;
   UpdateArrays arrays{.master_layout = format.master,
                       .gradient_dtype = format.gradient,
-                      .element_count = element_count};
+                      .element_count = run.element_count};
   arrays.parameter = planes.parameters + begin_element * format.parameter_bytes();
   const auto moment = [&](std::uint64_t begin_bytes) {
     return reinterpret_cast<float*>(planes.record + begin_bytes * block.element_count) +
@@ -31,28 +29,24 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
   return arrays;
 }
 
-[[noreturn]] void fail_non_finite(const Layout& layout, const BlockPlace& block,
-                                  std::uint64_t unit_element, std::uint64_t step) {
-  for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
+void fail_overflow(const Layout& layout, UnitId unit, std::uint64_t unit_element,
+                   std::uint64_t step) {
+  for (const TensorPlace& tensor : layout.tensors_of(unit)) {
     const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
     if (element >= tensor.element_count) continue;
     throw Error(
         ErrorCode::kNonFinite,
         fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
                     "step {}, though every gradient is finite. Lower the learning rate",
-                    tensor.name, layout.unit(block.unit).name, element, step));
+                    tensor.name, layout.unit(unit).name, element, step));
   }
   throw Error(ErrorCode::kInternal,
               fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
-                          layout.unit(block.unit).name, unit_element));
+                          layout.unit(unit).name, unit_element));
 }
 
-}  // namespace
-
-// One call for each run of tensors that share their coefficients.
-void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
-                  const StepCoefficients& coefficients, std::uint64_t step,
-                  CpuOptimizer& optimizer) {
+void for_each_run(const Layout& layout, const BlockPlace& block,
+                  const std::function<void(const UpdateRun&)>& function) {
   const auto tensors = layout.tensors_of(block.unit);
   const std::uint64_t block_end = block.offset_elements + block.element_count;
   std::uint64_t begin = block.offset_elements;
@@ -67,14 +61,25 @@ void update_block(const Layout& layout, const BlockPlace& block, const BlockPlan
     const std::uint64_t end =
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
     if (end > begin) {
-      const UpdateArrays arrays =
-          arrays_of(layout.format(), block, planes, begin - block.offset_elements, end - begin);
-      if (optimizer.update(coefficients.of_set[set], arrays) == Masters::kNonFinite)
-        fail_non_finite(layout, block, begin + find_non_finite_master(arrays), step);
+      function({.begin = begin - block.offset_elements,
+                .element_count = end - begin,
+                .hyperparameter_set = set});
       begin = end;
     }
     if (tensor != tensors.end()) set = tensor->hyperparameter_set;
   }
+}
+
+void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
+                  const StepCoefficients& coefficients, std::uint64_t step,
+                  CpuOptimizer& optimizer) {
+  for_each_run(layout, block, [&](const UpdateRun& run) {
+    const UpdateArrays arrays = arrays_of(layout.format(), block, planes, run);
+    if (optimizer.update(coefficients.of_set[run.hyperparameter_set], arrays) ==
+        Masters::kNonFinite)
+      fail_overflow(layout, block.unit,
+                    block.offset_elements + run.begin + find_non_finite_master(arrays), step);
+  });
 }
 
 }  // namespace sluice

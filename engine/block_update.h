@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "cpu_optim/cpu_optimizer.h"
 #include "engine/layout.h"
@@ -12,12 +13,28 @@
 
 namespace sluice {
 
-// The planes of one block in host memory; parameters and record are updated in place.
+// The planes of one block, wherever it is updated; parameters and record are updated in place.
 struct BlockPlanes {
   std::byte* parameters = nullptr;
   std::byte* record = nullptr;
   const std::byte* gradients = nullptr;
 };
+
+// Elements of a block that share their coefficients.
+struct UpdateRun {
+  std::uint64_t begin = 0;  // in the block
+  std::uint64_t element_count = 0;
+  std::uint32_t hyperparameter_set = 0;
+};
+// The block in as few runs as can be, padding with one of its neighbours.
+void for_each_run(const Layout& layout, const BlockPlace& block,
+                  const std::function<void(const UpdateRun&)>& function);
+UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
+                       const BlockPlanes& planes, const UpdateRun& run);
+
+// Update `step` makes a weight overflow, at element `unit_element` of the unit.
+[[noreturn]] void fail_overflow(const Layout& layout, UnitId unit, std::uint64_t unit_element,
+                                std::uint64_t step);
 
 // Makes update `step` (for messages: the number of the step) of `block`.
 // Fails with: kNonFinite naming tensor and element when a weight overflows; the planes are then

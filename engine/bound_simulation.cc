@@ -30,6 +30,7 @@ class Simulation {
                {.on_host = [this](std::uint32_t use) { drain(use); },
                 .on_left = [this](std::uint32_t) { ++gradient_slots_free_; },
                 .on_home = [this](std::uint32_t use) { gradient_home(use); }}),
+        spills_(std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0),
         uses_(schedule_.size()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
@@ -100,6 +101,7 @@ class Simulation {
   SimulatedSlots slots_;
   SimulatedPass pass_;
   SimulatedSpill spill_;
+  const bool spills_;
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
@@ -137,9 +139,9 @@ void Simulation::end(const SimulatedJob& job) {
 
 // The next step begins as soon as it may.
 bool Simulation::pump_step() {
-  const bool is_over = policy_ == OverlapPolicy::kSerial
-                           ? pass_.home() == (step_ + 1) * pass_.trained_blocks()
-                           : normed_uses_ == final_uses_;
+  const bool is_over = normed_uses_ == final_uses_ &&
+                       (policy_ != OverlapPolicy::kSerial ||
+                        pass_.home() == (step_ + 1) * pass_.trained_blocks());
   if (!is_over || step_ == kSteps) return false;
   ++step_;
   uses_.assign(uses_.size(), {});
@@ -233,7 +235,11 @@ void Simulation::computed(std::uint32_t use) {
   is_computing_ = false;
   uses_[use].is_computed = true;
   if (schedule_[use].pass != Pass::kBackward || layout_.unit(schedule_[use].unit).is_frozen) return;
-  if (placement_.gradients_leave()) return spill_.add(use);
+  if (placement_.gradient_is_on_device(schedule_[use].unit)) {
+    ++gradient_slots_free_;
+    return gradient_home(use);
+  }
+  if (spills_) return spill_.add(use);
   drain(use);
 }
 

@@ -231,8 +231,15 @@ void validate(const Config& config) {
           "stop; choose speculative, deferred or auto");
   require(!config.optimizer.lanes || *config.optimizer.lanes >= 1, "optimizer.lanes",
           "must be at least 1");
-  require(config.placement.optimizer != TierChoice::kDevice, "placement.optimizer",
-          "must be auto, host or nvme: the optimizer runs on the CPU");
+  const Config::Placement& placement = config.placement;
+  const auto may_be_on_device = [](TierChoice choice) {
+    return choice == TierChoice::kAuto || choice == TierChoice::kDevice;
+  };
+  require(placement.optimizer != TierChoice::kDevice ||
+              (may_be_on_device(placement.parameters) && may_be_on_device(placement.gradients)),
+          "placement.optimizer",
+          "device updates parameters and reads gradients where they are, so placement.parameters "
+          "and placement.gradients must be auto or device, too");
   const LossScaleOptions& scale = config.precision.loss_scale;
   require(scale.static_scale >= 0 && std::isfinite(static_cast<float>(scale.static_scale)),
           "precision.loss_scale.static_scale",

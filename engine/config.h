@@ -121,7 +121,7 @@ struct Config {
 
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
-    TierChoice optimizer = TierChoice::kAuto;  // kAuto, kHost or kNvme
+    TierChoice optimizer = TierChoice::kAuto;  // kDevice: as are parameters and gradients then
     TierChoice gradients = TierChoice::kAuto;
   } placement;
 

@@ -47,18 +47,12 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
 // as much as both copies take stays free beside them, whichever path it comes to.
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
-    return false;                                 // "auto" means eager
-  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+    return false;  // "auto" means eager
+  if (!shadows_serve_all(layout, placement)) return false;
   add_shadows(layout, placement);
-  const bool have_all = std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-    // What ranks keep gathered is small.
-    return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
-           placement.has_shadow(block.id);
+  return std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
+    return free_bytes(path) >= 2 * placement.nvme_bytes();
   });
-  return have_all && placement.shadow_bytes != 0 &&
-         std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
-           return free_bytes(path) >= 2 * placement.nvme_bytes();
-         });
 }
 
 }  // namespace
@@ -104,6 +98,7 @@ struct Engine::Parts {
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
                        {.overlaps = policy != OverlapPolicy::kSerial,
                         .lanes = config.optimizer.lanes,
+                        .fills_device = device.has_own_memory(),
                         .activations = config.activations});
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))

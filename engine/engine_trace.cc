@@ -53,6 +53,7 @@ ordered_json config_json(const Config& config, const Placement& placement) {
           {"parameter_placement", static_cast<int>(config.placement.parameters)},
           {"optimizer_placement", static_cast<int>(config.placement.optimizer)},
           {"gradient_placement", static_cast<int>(config.placement.gradients)},
+          {"fills_device", placement.fills_device},
           {"paths", config.storage.paths},
           {"queue_depth", config.storage.queue_depth},
           {"verify", config.storage.verify == Verify::kFull     ? "full"
@@ -184,6 +185,12 @@ Config config_of_trace(const std::string& engine_section) {
         .micro_batches = activations.at("micro_batches").get<std::uint32_t>(),
         .order = static_cast<MicroBatchOrder>(activations.at("order").get<int>())};
     return config;
+  });
+}
+
+bool fills_device_of_trace(const std::string& engine_section) {
+  return read_section(engine_section, [](const nlohmann::json& document) {
+    return document.at("config").value("fills_device", false);  // older traces have none
   });
 }
 

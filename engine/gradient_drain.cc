@@ -10,7 +10,8 @@ namespace sluice {
 
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              Device& device, Scheduler& scheduler, Worker& worker,
-                             BlockStore& store, Ranks& ranks, std::function<void(UnitId)> on_final)
+                             BlockStore& store, Ranks& ranks, const ResidentUnits& residents,
+                             DeviceMath* math, std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -18,6 +19,8 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       scheduler_(scheduler),
       worker_(worker),
       ranks_(ranks),
+      residents_(residents),
+      math_(math),
       on_final_(std::move(on_final)),
       slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
@@ -76,7 +79,7 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
        .is_first = !unit.has_gradient,
        .slot = slot,
        .released_ns = trace_now_ns(),
-       .range = begin_trace_range({.unit = index_of(use.unit), .kind = TraceKind::kCopyToHost})});
+       .range = begin_trace_range({.unit = index_of(use.unit), .kind = kind_of(use.unit)})});
   unit.has_gradient = true;
   device_.call_host(copy_stream_.id(), [this] {
     scheduler_.post(
@@ -99,8 +102,10 @@ void GradientDrain::pump() {
 
 void GradientDrain::start(Job& job) {
   if (job.has_slot && ranks_.are_several() && reduces_each_) reduce(job);
-  if (placement_.gradient_leaves(job.use.unit)) {
+  if (placement_.gradient_spills(job.use.unit)) {
     start_spill(job);
+  } else if (placement_.gradient_is_on_device(job.use.unit)) {
+    start_on_device(job);
   } else if (job.is_first) {
     start_copy(job);
   } else {
@@ -250,8 +255,13 @@ void GradientDrain::copy_done() {
   pump();
 }
 
+TraceKind GradientDrain::kind_of(UnitId unit) const {
+  return placement_.gradient_is_on_device(unit) ? TraceKind::kOnDevice : TraceKind::kCopyToHost;
+}
+
 void GradientDrain::trace_copy(Job& job) {
   const std::uint64_t now_ns = trace_now_ns();
+  const TraceKind kind = kind_of(job.use.unit);
   trace_span({.begin_ns = job.released_ns,
               .end_ns = now_ns,
               .started_ns = std::max(job.computed_ns, copied_ns_),
@@ -259,7 +269,8 @@ void GradientDrain::trace_copy(Job& job) {
               .size_bytes = layout_.unit_gradient_bytes(job.use.unit),
               .step = step_,
               .unit = index_of(job.use.unit),
-              .kind = TraceKind::kCopyToHost});
+              .kind = kind,
+              .detail = kind == TraceKind::kOnDevice ? kTraceGradients : std::uint8_t{0}});
   copied_ns_ = now_ns;
   end_trace_range(job.range);
 }

@@ -1,7 +1,9 @@
 // Takes each unit's gradient from the device to the gradient set in host memory: copied when it is
 // the unit's first of the step, added when micro-batches or repeated uses follow (one fp32 addition
 // and one rounding an element). When the last one has been added, the unit's squared norm is taken.
-// Gradients that wait elsewhere go there through engine/gradient_spill.h.
+// Gradients that wait on the device never leave it: they are copied, added and summed up there with
+// the same bits, and the sums of squares alone come down. Those that wait on storage go there
+// through engine/gradient_spill.h.
 // Which one is the last, the schedule says, or close(): units that have had no gradient by then
 // have one of zeros. Owns the device's gradient slots.
 //
@@ -27,20 +29,24 @@
 #include "base/trace_ranges.h"
 #include "engine/gradient_spill.h"
 #include "engine/ranks.h"
+#include "engine/resident_units.h"
 #include "engine/schedule.h"
 #include "engine/step_timeline.h"
 #include "engine/tiers.h"
 #include "engine/worker.h"
+#include "gpu/device_math.h"
 
 namespace sluice {
 
 class GradientDrain {
  public:
-  // All must outlive the drain. `on_final` runs when a unit's final gradient is in the set and in
+  // All must outlive the drain; `math` may be null where no gradient waits on the device.
+  // `on_final` runs when a unit's final gradient is in the set and in
   // the norm, if it is finite: an update that does not wait for the norm must not use another.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
-                Ranks& ranks, std::function<void(UnitId)> on_final);
+                Ranks& ranks, const ResidentUnits& residents, DeviceMath* math,
+                std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
   // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
@@ -124,6 +130,10 @@ class GradientDrain {
   void start(Job& job);
   void start_copy(Job& job);
   void start_spill(Job& job);
+  void start_on_device(Job& job);
+  void take_norm_on_device(UnitId unit);
+  void add_leaves(UnitId unit);
+  std::optional<std::uint64_t> first_non_finite_on_device(const Range& range) const;
   void spill_left();
   void spill_home();
   void finish_unit(UnitId unit);
@@ -135,6 +145,7 @@ class GradientDrain {
   void piece_copied(std::uint32_t staging_slot);
   void piece_added(std::uint32_t staging_slot);
   void copy_done();
+  TraceKind kind_of(UnitId unit) const;
   void trace_copy(Job& job);
   void move_front();
   void close_units();
@@ -151,6 +162,8 @@ class GradientDrain {
   Scheduler& scheduler_;
   Worker& worker_;
   Ranks& ranks_;
+  const ResidentUnits& residents_;
+  DeviceMath* math_;
   std::function<void(UnitId)> on_final_;
 
   std::uint64_t step_ = 0;

@@ -25,7 +25,7 @@ void GradientDrain::close_units() {
     Unit& unit = units_[index_of(place.id)];
     if (!unit.has_gradient) ++units_without_gradient_;
     if (unit.is_whole) continue;
-    if (unit.has_gradient || !placement_.gradient_leaves(place.id)) {
+    if (unit.has_gradient || !placement_.gradient_spills(place.id)) {
       start_norm(place.id);
       continue;
     }
@@ -43,14 +43,18 @@ void GradientDrain::finish_unit(UnitId unit) {
 }
 
 const NormAccumulator& GradientDrain::norm_of(UnitId unit) const {
-  return placement_.gradient_leaves(unit) ? spill_.norm(unit) : unit_norms_[index_of(unit)];
+  return placement_.gradient_spills(unit) ? spill_.norm(unit) : unit_norms_[index_of(unit)];
 }
 
 void GradientDrain::start_norm(UnitId unit) {
   units_[index_of(unit)].is_whole = true;
-  if (placement_.gradient_leaves(unit)) return finish_unit(unit);  // taken on the way
+  if (placement_.gradient_spills(unit)) return finish_unit(unit);  // taken on the way
   ++units_[index_of(unit)].norms;
   ++norms_in_flight_;
+  if (placement_.gradient_is_on_device(unit)) {
+    if (units_[index_of(unit)].norms == 1) take_norm_on_device(unit);
+    return;
+  }
   const bool is_zero = !units_[index_of(unit)].has_gradient;
   worker_.post(
       [this, unit, is_zero] {
@@ -63,7 +67,9 @@ void GradientDrain::start_norm(UnitId unit) {
 void GradientDrain::norm_taken(UnitId id) {
   Unit& unit = units_[index_of(id)];
   --norms_in_flight_;
-  if (--unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
+  --unit.norms;
+  if (unit.norms != 0 && placement_.gradient_is_on_device(id)) take_norm_on_device(id);
+  if (unit.norms != 0 || !unit.is_whole) return;  // the gradient has changed meanwhile
   finish_unit(id);
 }
 
@@ -87,7 +93,8 @@ void GradientDrain::take_norm(UnitId unit) {
 
 // From the range's start.
 std::optional<std::uint64_t> GradientDrain::first_non_finite(const Range& range) const {
-  if (!placement_.gradient_leaves(range.unit))
+  if (placement_.gradient_is_on_device(range.unit)) return first_non_finite_on_device(range);
+  if (!placement_.gradient_spills(range.unit))
     return find_non_finite(layout_.format().gradient, in_set(range), range.count);
   const std::optional<std::uint64_t> element = spill_.first_non_finite(range.unit);
   if (!element || *element < range.begin || *element >= range.begin + range.count)

@@ -20,8 +20,8 @@ GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, c
       worker_(worker),
       store_(store),
       callbacks_(std::move(callbacks)),
-      slots_(placement.gradients_leave() ? placement.gradient_staging.count : 0),
-      sums_(placement.gradients_leave() ? layout.units().size() : 0) {
+      slots_(placement.nvme_gradient_bytes == 0 ? 0 : placement.gradient_staging.count),
+      sums_(placement.nvme_gradient_bytes == 0 ? 0 : layout.units().size()) {
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot].transfer.done = [this, slot] {
       if (slots_[slot].transfer.request.kind == IoKind::kWrite) return home(slot);
@@ -31,8 +31,8 @@ GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, c
 }
 
 void GradientSpill::start(const Gradient& gradient, StreamId stream) {
-  SLUICE_CHECK(is_idle() && placement_.gradient_leaves(gradient.unit),
-               "one gradient at a time leaves, and only where it does not wait in host memory");
+  SLUICE_CHECK(is_idle() && placement_.gradient_spills(gradient.unit),
+               "one gradient at a time leaves, and only for storage");
   gradient_ = gradient;
   stream_ = stream;
   sums_[index_of(gradient.unit)] = {};
@@ -102,11 +102,6 @@ void GradientSpill::fetch_sum(std::uint32_t slot) {
   slots_[sum].partner = slot;
   if (scheduler_.failed()) return;  // storage may be what has failed
   ++slots_[slot].pending;
-  if (placement_.gradient_tier[index_of(gradient_.unit)] == Tier::kDevice) {
-    device_.copy(tiers_.gradient_staging(sum), tiers_.device_gradient(layout_.block(block)),
-                 size_bytes(block), stream_);
-    return call_back([this, slot] { arrived(slot); });
-  }
   slots_[sum].transfer.step = gradient_.step;
   store_.fetch(slots_[sum].transfer, block, Plane::kGradient, tiers_.gradient_staging(sum),
                store_.version(block, Plane::kGradient));
@@ -165,12 +160,6 @@ void GradientSpill::added(std::uint32_t index) {
 void GradientSpill::send_home(std::uint32_t index) {
   Slot& slot = slots_[index];
   if (scheduler_.failed()) return home(index);
-  const BlockPlace& block = layout_.block(slot.block);
-  if (placement_.gradient_tier[index_of(block.unit)] == Tier::kDevice) {
-    device_.copy(tiers_.device_gradient(block), tiers_.gradient_staging(index),
-                 size_bytes(slot.block), stream_);
-    return call_back([this, index] { home(index); });
-  }
   slot.transfer.step = gradient_.step;
   store_.store(slot.transfer, slot.block, Plane::kGradient, tiers_.gradient_staging(index),
                store_.version(slot.block, Plane::kGradient) + 1);

@@ -1,7 +1,7 @@
-// Gradients that wait for their update elsewhere than in host memory: on storage, or on the device.
-// Each of a unit's gradients passes through host memory block by block, where it is added to the
-// sum so far (one fp32 addition and one rounding an element, as in the gradient set) and counted in
-// the unit's norm, and goes on to where it waits. One gradient at a time.
+// Gradients that wait for their update on storage. Each of a unit's gradients passes through host
+// memory block by block, where it is added to the sum so far (one fp32 addition and one rounding an
+// element, as in the gradient set) and counted in the unit's norm, and goes on to where it waits.
+// One gradient at a time.
 //
 // Thread rule: scheduler's thread only, but where said.
 // Progress: a block waits for one staging slot, or for two if there is a sum to add to, which
@@ -39,7 +39,7 @@ class GradientSpill {
     std::uint64_t step = 0;           // for traces
   };
   // Takes up a gradient; its copies go through `stream`, behind what is there.
-  // Requires: is_idle(), and the unit's gradients do not wait in host memory.
+  // Requires: is_idle(), and the unit's gradients wait on storage.
   void start(const Gradient& gradient, StreamId stream);
   bool is_idle() const { return blocks_left_ == 0; }
 

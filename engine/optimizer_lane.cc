@@ -181,13 +181,17 @@ void OptimizerPass::write(std::uint32_t index) {
       store_.advance(block.id, Plane::kParameter, version);
       break;
   }
-  if (!lane.is_tentative) count_updated(block);
+  if (!lane.is_tentative) count_updated(block, up_stream_.id());
   advance(index);
 }
 
-void OptimizerPass::count_updated(const BlockPlace& block) {
-  if (order_.count_updated(block) && placement_.unit_is_on_device(layout_.unit(block.unit)))
-    residents_.updated(block.unit, up_stream_.id());
+// Behind the work on `stream`, where the parameters are at home on the device. True when the block
+// is its unit's last.
+bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
+  if (!order_.count_updated(block)) return false;
+  if (placement_.unit_is_on_device(layout_.unit(block.unit)))
+    residents_.updated(block.unit, stream);
+  return true;
 }
 
 void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {

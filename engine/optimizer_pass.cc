@@ -22,7 +22,8 @@ constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              ParameterSlots& slots, BlockStore& store, Device& device,
                              Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
-                             std::span<const UnitId> forward_order, std::function<void()> on_change)
+                             DeviceMath* math, std::span<const UnitId> forward_order,
+                             std::function<void()> on_change)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -34,6 +35,8 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       residents_(residents),
       on_change_(std::move(on_change)),
       order_(layout, placement, forward_order),
+      device_updates_(layout, tiers, residents, math, device, scheduler, worker,
+                      [this] { on_change_(); }),
       lanes_(placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(placement.lanes.count),
       in_lane_(layout.blocks().size(), false),
@@ -79,14 +82,15 @@ void OptimizerPass::settle_tentative(bool adopt) {
     if (!adopt) continue;
     store_.adopt(block.id, Plane::kParameter);
     store_.adopt(block.id, Plane::kRecord);
-    count_updated(block);
+    count_updated(block, up_stream_.id());
   }
   for (Lane& lane : lanes_) {
     if (lane.phase == LanePhase::kWriting && lane.is_tentative && !lane.is_void) {
       if (adopt) {
         lane.is_tentative = false;
         lane.must_adopt = true;
-        count_updated(layout_.block(lane.block));  // its slot has the new parameters
+        count_updated(layout_.block(lane.block),
+                      up_stream_.id());  // its slot has the new parameters
       } else {
         lane.must_redo = true;
         slots_.invalidate(lane.slot);
@@ -116,7 +120,8 @@ void OptimizerPass::stop() {
 }
 
 bool OptimizerPass::is_home() const {
-  return is_applied() && std::ranges::none_of(lanes_, [](const Lane& lane) {
+  return is_applied() && device_updates_.is_idle() &&
+         std::ranges::none_of(lanes_, [](const Lane& lane) {
            return lane.phase == LanePhase::kUpdating || lane.phase == LanePhase::kWriting;
          });
 }
@@ -126,7 +131,7 @@ bool OptimizerPass::is_reading_gradients() const {
 }
 
 bool OptimizerPass::is_partial() const {
-  if (is_damaged_ || !is_applied()) return true;
+  if (is_damaged_ || device_updates_.is_damaged() || !is_applied()) return true;
   if (!is_begun() || order_.current().policy != OverlapPolicy::kEager) return false;
   return order_.updated_count() != 0 || std::ranges::any_of(lanes_, [](const Lane& lane) {
            return lane.phase == LanePhase::kUpdating;
@@ -137,19 +142,34 @@ void OptimizerPass::pump() {
   advance_lanes();
   if (is_stopped_ || scheduler_.failed()) return;
   if (order_.may_begin()) order_.begin_announced();
-  start_lanes(/*buffered=*/true);
-  start_lanes(/*buffered=*/false);
+  start_on_device();
+  start_lanes(UpdatePlace::kLane);
+  start_lanes(UpdatePlace::kInPlace);
   post_updates();
 }
 
-void OptimizerPass::start_lanes(bool buffered) {
-  const std::uint32_t first = buffered ? 0 : buffered_lanes_;
-  const std::size_t end = buffered ? buffered_lanes_ : lanes_.size();
+// What is enqueued there, the device does in order: the next step may count on it.
+void OptimizerPass::start_on_device() {
+  while (const auto id = order_.next(UpdatePlace::kDevice)) {
+    order_.take_next(UpdatePlace::kDevice);
+    const BlockPlace& block = layout_.block(*id);
+    const std::uint64_t to = version() + 1;
+    device_updates_.update(block, order_.current().coefficients);
+    store_.advance(*id, Plane::kRecord, to);
+    store_.advance(*id, Plane::kParameter, to);
+    if (count_updated(block, device_updates_.stream())) device_updates_.end_unit(block.unit, to);
+  }
+}
+
+void OptimizerPass::start_lanes(UpdatePlace place) {
+  const bool is_buffered = place == UpdatePlace::kLane;
+  const std::uint32_t first = is_buffered ? 0 : buffered_lanes_;
+  const std::size_t end = is_buffered ? buffered_lanes_ : lanes_.size();
   for (std::uint32_t lane = first; lane < end; ++lane) {
     if (lanes_[lane].phase != LanePhase::kFree) continue;
-    const auto block = order_.next(buffered);
+    const auto block = order_.next(place);
     if (!block || !start(lane, *block)) return;
-    order_.take_next(buffered);
+    order_.take_next(place);
   }
 }
 

@@ -1,8 +1,9 @@
 // The update of every block once a step: read what is not in memory, Adam, write back, with several
-// blocks in flight so that the three overlap. A lane holds one block between the start of its reads
-// and the end of its writes. Which block comes next, and when it may be updated, is the business of
-// engine/update_order.h. Speculative updates are written to shadow copies on storage; apply()
-// adopts them, or has them made again from the old state.
+// blocks in flight so that the three overlap; or, where the device has all of a unit's state, the
+// same arithmetic there (engine/device_updates.h). A lane holds one block between the start of its
+// reads and the end of its writes. Which block comes next, and when it may be updated, is the
+// business of engine/update_order.h. Speculative updates are written to shadow copies on storage;
+// apply() adopts them, or has them made again from the old state.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/device_updates.h"
 #include "engine/parameter_slots.h"
 #include "engine/resident_units.h"
 #include "engine/step_timeline.h"
@@ -28,12 +30,13 @@ namespace sluice {
 
 class OptimizerPass {
  public:
-  // All must outlive the pass. `forward_order`: the order in which the next step will need units.
+  // All must outlive the pass; `math` may be null where no unit is updated on the device.
+  // `forward_order`: the order in which the next step will need units.
   // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-                Worker& worker, ResidentUnits& residents, std::span<const UnitId> forward_order,
-                std::function<void()> on_change);
+                Worker& worker, ResidentUnits& residents, DeviceMath* math,
+                std::span<const UnitId> forward_order, std::function<void()> on_change);
 
   // The step's update, with the coefficients that eager and speculative updates assume. It begins
   // when the one before has been applied.
@@ -70,7 +73,7 @@ class OptimizerPass {
   // What keeps `block` from being updated; without one, the pass from being over.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
-  bool idle() const { return lanes_busy_ == 0; }
+  bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
   // Gradients that do not wait in host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
@@ -111,8 +114,8 @@ class OptimizerPass {
   bool is_read(const Lane& lane) const;
   bool is_written(const Lane& lane) const;
   void finish_writing(std::uint32_t lane);
-  void start_lanes();
-  void start_lanes(bool buffered);
+  void start_lanes(UpdatePlace place);
+  void start_on_device();
   bool start(std::uint32_t lane, BlockId block);
   void load(std::uint32_t lane);
   void load_gradients(std::uint32_t lane);
@@ -121,7 +124,7 @@ class OptimizerPass {
   void update(std::uint32_t lane);
   void updated(std::uint32_t lane);
   void write(std::uint32_t lane);
-  void count_updated(const BlockPlace& block);
+  bool count_updated(const BlockPlace& block, StreamId stream);
   void release(std::uint32_t lane, bool keep_parameters);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   void gradients_loaded(std::uint32_t lane);
@@ -141,6 +144,7 @@ class OptimizerPass {
   ResidentUnits& residents_;
   std::function<void()> on_change_;
   UpdateOrder order_;
+  DeviceUpdates device_updates_;
 
   std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
   std::uint32_t buffered_lanes_;  // how many have buffers

@@ -1,5 +1,7 @@
 #include "engine/placement.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/units.h"
@@ -27,6 +29,8 @@ std::vector<Pool> Placement::pools() const {
        slots(gradient_slots) + ", one a unit in backward"},
       {Tier::kDevice, "gradient set", device_gradient_bytes,
        "gradients that wait here for their update"},
+      {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
+      {Tier::kDevice, "tallies", tally_bytes, "sums of squares of gradients that wait here"},
       {Tier::kDevice, "activation window", activation_window.size_bytes(),
        slots(activation_window) + ", between units: in use, read ahead, to come"},
       {Tier::kHost, "gradient set", gradient_set_bytes,
@@ -36,6 +40,7 @@ std::vector<Pool> Placement::pools() const {
                                                     : ", pieces to be added to the set")},
       {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
       {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "tallies", tally_bytes, "those of the device, on arrival"},
       {Tier::kHost, "parameter slots", parameter_slots.size_bytes(),
        slots(parameter_slots) + ", between storage, device and update"},
       {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
@@ -57,6 +62,11 @@ std::vector<Pool> Placement::pools() const {
   };
 }
 
+std::uint64_t tally_bytes_of(const UnitPlace& unit) {
+  const std::uint64_t leaves = unit.shard_elements / kAlignElements;
+  return align_up(leaves * sizeof(double) + sizeof(std::uint32_t), kStorageAlignBytes);
+}
+
 void add_shadows(const Layout& layout, Placement& placement) {
   placement.storage_copies = 2;
   placement.shadow_bytes = 0;
@@ -65,6 +75,17 @@ void add_shadows(const Layout& layout, Placement& placement) {
       placement.shadow_bytes +=
           layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id);
   }
+}
+
+bool shadows_serve_all(const Layout& layout, Placement placement) {
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+  add_shadows(layout, placement);
+  return placement.shadow_bytes != 0 &&
+         std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+           // What ranks keep gathered is small.
+           return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
+                  placement.has_shadow(block.id);
+         });
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

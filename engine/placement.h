@@ -38,7 +38,11 @@ struct SlotPool {
 };
 
 struct Placement {
-  // Homes, by block. Of frozen blocks, which have no record, the latter is host memory.
+  bool fills_device = false;  // as PassNeeds has it
+
+  // Homes, by block. Of frozen blocks, which have no record, the latter is host memory. Where it is
+  // the device, it is for all blocks of the unit, whose parameters and gradients are there too: it
+  // is updated there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
   // Where a step's gradients wait for the update, by unit; of frozen ones, which have none, host
@@ -51,6 +55,10 @@ struct Placement {
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
   std::uint64_t device_gradient_bytes = 0;  // those that wait there
+  std::uint64_t device_record_bytes = 0;    // of units that are updated there
+  // What the device says of units whose gradients wait there (tally_bytes_of()), and as much host
+  // memory for it to arrive in.
+  std::uint64_t tally_bytes = 0;
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
@@ -83,24 +91,36 @@ struct Placement {
   bool unit_is_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
+  // Its optimizer state is at home on the device, which updates it.
+  bool is_updated_on_device(const UnitPlace& unit) const {
+    return record_tier[unit.first_block] == Tier::kDevice;
+  }
   // The unit's gradients wait elsewhere than in host memory.
   bool gradient_leaves(UnitId unit) const { return gradient_tier[index_of(unit)] != Tier::kHost; }
+  bool gradient_is_on_device(UnitId unit) const {
+    return gradient_tier[index_of(unit)] == Tier::kDevice;
+  }
+  bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
+  // Some come to a lane for their update from there.
   bool gradients_leave() const { return lane_gradients.count != 0; }
   std::uint64_t device_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
-           device_gradient_bytes + activation_window.size_bytes();
+           device_gradient_bytes + device_record_bytes + tally_bytes +
+           activation_window.size_bytes();
   }
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
-           host_record_bytes + host_activation_bytes + parameter_slots.size_bytes() +
+           host_record_bytes + host_activation_bytes + tally_bytes + parameter_slots.size_bytes() +
            lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes();
   }
   // Of these, what is no buffer: it has one owner for good.
   std::uint64_t device_home_bytes() const {
-    return resident_parameter_bytes + device_gradient_bytes + activation_window.size_bytes();
+    return resident_parameter_bytes + device_gradient_bytes + device_record_bytes + tally_bytes +
+           activation_window.size_bytes();
   }
   std::uint64_t host_home_bytes() const {
-    return gradient_set_bytes + host_parameter_bytes + host_record_bytes + host_activation_bytes;
+    return gradient_set_bytes + host_parameter_bytes + host_record_bytes + host_activation_bytes +
+           tally_bytes;
   }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
@@ -123,6 +143,8 @@ struct Budgets {
 struct PassNeeds {
   bool overlaps = false;               // with computation: buffers for bursts, and for keeping
   std::optional<std::uint32_t> lanes;  // nothing = as many as help
+  // What the device has left may take optimizer state, if the choice is the planner's.
+  bool fills_device = false;
   Config::Activations activations = {};
 };
 
@@ -132,8 +154,15 @@ Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
+// What the device says of a unit whose gradients wait there, in bytes: the sum of squares of each
+// leaf of what this rank owns, fp64, and whether an update has made a weight overflow, 32 bits.
+std::uint64_t tally_bytes_of(const UnitPlace& unit);
+
 // Gives every block that can have one its shadow.
 void add_shadows(const Layout& layout, Placement& placement);
+// Whether then every trained block would have one, and no gradient would wait elsewhere than in
+// host memory: where every update can be tentative. What "auto" asks before it speculates.
+bool shadows_serve_all(const Layout& layout, Placement placement);
 
 // What each unit needs in the device window: 0 for units homed on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

@@ -45,9 +45,10 @@ void PlacementPlanner::plan_host() {
 
 // Pools for the gradients' present places. A shortage leaves them at sizes that mean nothing.
 std::optional<PlacementPlanner::Shortage> PlacementPlanner::try_host() {
-  const bool leave = placement_.gradients_leave();
   placement_.gradient_staging = {
-      .count = leave ? kLeavingStagingWanted : kGradientStagingWanted,
+      .count = staging_least() == 0 ? 0
+               : spills_gradients() ? kLeavingStagingWanted
+                                    : kGradientStagingWanted,
       .slot_bytes =
           align_up(largest_piece() * layout_.format().gradient_bytes(), kStorageAlignBytes)};
   const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
@@ -92,19 +93,47 @@ void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
   const std::uint64_t bytes = gradient_bytes(unit);
   if (bytes == 0 || present == tier) return;
   if (present == Tier::kHost) placement_.gradient_set_bytes -= bytes;
-  if (present == Tier::kDevice) placement_.device_gradient_bytes -= bytes;
+  if (present == Tier::kDevice) {
+    placement_.device_gradient_bytes -= bytes;
+    placement_.tally_bytes -= tally_bytes_of(unit);
+  }
   if (tier == Tier::kHost) placement_.gradient_set_bytes += bytes;
-  if (tier == Tier::kDevice) placement_.device_gradient_bytes += bytes;
+  if (tier == Tier::kDevice) {
+    placement_.device_gradient_bytes += bytes;
+    placement_.tally_bytes += tally_bytes_of(unit);
+  }
   present = tier;
-  // Until size_buffers() knows better.
-  placement_.lane_gradients.count = std::max(placement_.lane_gradients.count, 1u);
+}
+
+bool PlacementPlanner::spills_gradients() const {
+  return std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0;
+}
+
+bool PlacementPlanner::device_updates_all() const {
+  return std::ranges::all_of(layout_.units(), [&](const UnitPlace& unit) {
+    return unit.is_frozen || placement_.is_updated_on_device(unit);
+  });
+}
+
+bool PlacementPlanner::lanes_fetch_gradients() const {
+  return std::ranges::any_of(layout_.units(), [&](const UnitPlace& unit) {
+    return placement_.gradient_leaves(unit.id) && !placement_.is_updated_on_device(unit);
+  });
+}
+
+// A block's gradient, and the sum that it is added to where that comes from storage; nothing where
+// all stay on the device for good.
+std::uint32_t PlacementPlanner::staging_least() const {
+  if (choices_.gradients == TierChoice::kDevice || device_updates_all()) return 0;
+  return spills_gradients() ? 2 : 1;
 }
 
 // All of them, to what the device has left, and to storage.
 void PlacementPlanner::send_gradients_away() {
   for (const UnitPlace& unit : layout_.units()) {
-    const bool fits =
-        placement_.device_bytes() + gradient_bytes(unit) <= placement_.device_budget_bytes;
+    if (placement_.gradient_is_on_device(unit.id)) continue;
+    const bool fits = placement_.device_bytes() + gradient_bytes(unit) + tally_bytes_of(unit) <=
+                      placement_.device_budget_bytes;
     set_gradient_tier(unit, fits ? Tier::kDevice : Tier::kNvme);
   }
 }
@@ -112,9 +141,13 @@ void PlacementPlanner::send_gradients_away() {
 // As many as fit after all, from the first unit on: its gradient is the last to come in backward
 // and the first to be wanted. Where the choice is not the planner's, none.
 void PlacementPlanner::take_gradients_back() {
-  if (!placement_.gradients_leave() || choices_.gradients != TierChoice::kAuto) return;
+  if (choices_.gradients != TierChoice::kAuto) return;
   for (const UnitPlace& unit : layout_.units()) {
-    if (placement_.host_bytes() + gradient_bytes(unit) > placement_.host_budget_bytes) return;
+    if (!placement_.gradient_leaves(unit.id) || placement_.is_updated_on_device(unit)) continue;
+    const std::uint64_t tally =
+        placement_.gradient_is_on_device(unit.id) ? tally_bytes_of(unit) : 0;
+    if (placement_.host_bytes() - tally + gradient_bytes(unit) > placement_.host_budget_bytes)
+      return;
     set_gradient_tier(unit, Tier::kHost);
   }
 }
@@ -143,9 +176,9 @@ bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes
 }
 
 void PlacementPlanner::clear_records() {
-  placement_.record_tier.assign(layout_.blocks().size(), Tier::kNvme);
   for (const BlockPlace& block : layout_.blocks()) {
-    if (layout_.is_frozen(block.id)) placement_.record_tier[index_of(block.id)] = Tier::kHost;
+    Tier& tier = placement_.record_tier[index_of(block.id)];
+    if (tier != Tier::kDevice) tier = layout_.is_frozen(block.id) ? Tier::kHost : Tier::kNvme;
   }
 }
 
@@ -204,15 +237,19 @@ void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t l
   const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
   const bool updates_in_slots = reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
   if (!reads_parameters) staging_slots = 0;
+  // Where the device updates all, one lane serves who reads and writes the state outside of steps.
+  if (device_updates_all()) lanes = std::min(lanes, 1u);
   placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
                                 .slot_bytes = parameter_slot};
   placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
-  const bool lanes_hold_records = has(placement_.record_tier, Tier::kNvme);
+  const bool lanes_hold_records =
+      has(placement_.record_tier, Tier::kNvme) || has(placement_.record_tier, Tier::kDevice);
   placement_.lanes = {
       .count = lanes,
       .slot_bytes =
           lanes_hold_records ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0};
-  if (placement_.gradients_leave())
+  placement_.lane_gradients = {};
+  if (lanes_fetch_gradients())
     placement_.lane_gradients = {
         .count = lanes,
         .slot_bytes = align_up(block * format.gradient_bytes(), kStorageAlignBytes)};

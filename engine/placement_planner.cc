@@ -49,9 +49,11 @@ PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
       pass_(pass),
       schedule_(training_schedule(model, 1)),
       sizes_(unit_sizes(layout)) {
+  placement_.fills_device = pass.fills_device;
   placement_.device_budget_bytes = budgets.device_bytes;
   placement_.host_budget_bytes = budgets.host_bytes;
   placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
+  placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
   placement_.gradient_tier.assign(layout.units().size(), Tier::kHost);
   clear_records();
   for (const UnitPlace& unit : layout.units())
@@ -98,8 +100,8 @@ void PlacementPlanner::plan_activation_pools() {
   placement_.activation_homes = homes;
 }
 
-// Device: gradient slots, gradients that are to wait there, then either every parameter, or a
-// window and as many whole units as fit beside it.
+// Device: gradient slots, state and gradients that are to be there, then either every parameter, or
+// a window and as many whole units as fit beside it; and the state of some of those.
 void PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
@@ -108,6 +110,7 @@ void PlacementPlanner::plan_device() {
     slot_bytes =
         std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kStorageAlignBytes));
     all_bytes += unit_slot_bytes(unit);
+    if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
     if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
   }
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
@@ -117,13 +120,15 @@ void PlacementPlanner::plan_device() {
   // Beside activations: many places if they and the least of the rest fit, else few.
   SlotPool& activations = placement_.activation_window;
   const std::uint64_t whole_budget = placement_.device_budget_bytes;
-  const std::uint64_t set_bytes = placement_.device_gradient_bytes;
+  const std::uint64_t set_bytes =
+      placement_.device_gradient_bytes + placement_.device_record_bytes + placement_.tally_bytes;
   if (activations.size_bytes() + set_bytes + window_minimum + minimum_slots_bytes > whole_budget)
     activations.count = activation_places_least_;
   const std::uint64_t fixed_bytes = activations.size_bytes() + set_bytes;
   const std::uint64_t budget = whole_budget - std::min(whole_budget, fixed_bytes);
-  const bool must_be_resident =
-      choices_.parameters == TierChoice::kDevice || layout_.shard().keeps_all_parameters;
+  const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
+                                choices_.optimizer == TierChoice::kDevice ||
+                                layout_.shard().keeps_all_parameters;
   if ((must_be_resident || may_be_resident()) && all_bytes + minimum_slots_bytes <= budget) {
     for (const UnitPlace& unit : layout_.units()) make_resident(unit);
   } else if (must_be_resident) {
@@ -139,6 +144,37 @@ void PlacementPlanner::plan_device() {
     plan_window_pool(budget, window_minimum);
   }
   if (placement_.device_bytes() + slot_bytes <= whole_budget) ++placement_.gradient_slots.count;
+  if (pass_.fills_device && choices_.optimizer == TierChoice::kAuto) fill_device();
+}
+
+// State of units whose parameters are at home there, from the first one on: their gradients are the
+// last to come and their parameters the first to be wanted, so that it is their update which
+// computation would wait for.
+void PlacementPlanner::fill_device() {
+  if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
+  for (const UnitPlace& unit : layout_.units()) {
+    const bool fits =
+        placement_.device_bytes() + update_bytes(unit) <= placement_.device_budget_bytes;
+    if (fits && placement_.unit_is_on_device(unit)) update_on_device(unit);
+  }
+}
+
+// Beside its parameters.
+std::uint64_t PlacementPlanner::update_bytes(const UnitPlace& unit) const {
+  std::uint64_t bytes =
+      placement_.gradient_is_on_device(unit.id) ? 0 : gradient_bytes(unit) + tally_bytes_of(unit);
+  for (const BlockPlace& block : layout_.blocks_of(unit.id))
+    bytes += layout_.record_slot_bytes(block.id);
+  return bytes;
+}
+
+void PlacementPlanner::update_on_device(const UnitPlace& unit) {
+  if (unit.is_frozen) return;
+  for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
+    placement_.record_tier[index_of(block.id)] = Tier::kDevice;
+    placement_.device_record_bytes += layout_.record_slot_bytes(block.id);
+  }
+  set_gradient_tier(unit, Tier::kDevice);
 }
 
 // The planner's choice. A home on the device is the whole unit, which ranks that share the

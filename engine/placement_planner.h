@@ -33,6 +33,9 @@ class PlacementPlanner {
   bool may_be_resident() const;
   void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum);
   void make_resident(const UnitPlace& unit);
+  std::uint64_t update_bytes(const UnitPlace& unit) const;
+  void update_on_device(const UnitPlace& unit);
+  void fill_device();
 
   // Host.
   void plan_host();
@@ -52,7 +55,10 @@ class PlacementPlanner {
   std::uint64_t gradient_bytes(const UnitPlace& unit) const;
   std::uint64_t largest_block() const;
   std::uint64_t largest_piece() const;
-  std::uint32_t staging_least() const { return placement_.gradients_leave() ? 2 : 1; }
+  bool device_updates_all() const;
+  bool spills_gradients() const;
+  bool lanes_fetch_gradients() const;
+  std::uint32_t staging_least() const;
 
   const Layout& layout_;
   const ModelSpec& model_;

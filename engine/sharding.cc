@@ -60,6 +60,11 @@ void check_homes(const Config::Sharding& sharding, std::uint32_t count,
         "placement.parameters \"device\" with sharding.stage 3: each rank homes its shard in "
         "host memory or on storage, and units come together in the device window; choose "
         "auto, host or nvme, or stage 2 to keep all parameters on every device");
+  if (shares && !shard.keeps_all_parameters && choices.optimizer == TierChoice::kDevice)
+    throw Error(ErrorCode::kConfig,
+                "placement.optimizer \"device\" with sharding.stage 3: the device updates units "
+                "whose parameters are at home there, and that stage keeps none there; choose auto, "
+                "host or nvme, or stage 2");
   if (shard.keeps_all_parameters && is_elsewhere)
     throw Error(
         ErrorCode::kConfig,
@@ -67,15 +72,12 @@ void check_homes(const Config::Sharding& sharding, std::uint32_t count,
                     "all parameters in every rank's device memory; choose stage 3, or "
                     "device",
                     choices.parameters == TierChoice::kHost ? "host" : "nvme", sharding.stage));
-  const bool gradients_are_elsewhere =
-      choices.gradients == TierChoice::kDevice || choices.gradients == TierChoice::kNvme;
-  if (shard.keeps_all_gradients && gradients_are_elsewhere)
-    throw Error(
-        ErrorCode::kConfig,
-        fmt::format("placement.gradients \"{}\" with sharding.stage {}: that stage keeps "
-                    "all gradients in every rank's host memory; choose stage 2 or 3, or "
-                    "host",
-                    choices.gradients == TierChoice::kDevice ? "device" : "nvme", sharding.stage));
+  if (shard.keeps_all_gradients && choices.gradients == TierChoice::kNvme)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("placement.gradients \"nvme\" with sharding.stage {}: that stage keeps "
+                            "all gradients in every rank's memory; choose stage 2 or 3, or host or "
+                            "device",
+                            sharding.stage));
 }
 
 }  // namespace sluice

@@ -19,8 +19,11 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
     if (use.final_gradient) arrival_order_.push_back(use.unit);
   }
   for (const BlockPlace& block : layout_.blocks()) {
+    Block& own = blocks_[index_of(block.id)];
     if (layout_.is_frozen(block.id)) {
-      blocks_[index_of(block.id)].updates = blocks_[index_of(block.id)].grants = UINT64_MAX;
+      own.updates = own.grants = UINT64_MAX;
+    } else if (record_tier(index_of(block.id)) == Tier::kDevice) {
+      own.grants = UINT64_MAX;
     } else {
       ++trained_blocks_;
     }
@@ -53,6 +56,7 @@ bool SimulatedPass::settle() {
 }
 
 bool SimulatedPass::pump() {
+  if (trained_blocks_ == 0) return false;
   if (granted_ == (pass_ + 1) * trained_blocks_) {
     ++pass_;
     next_block_ = 0;
@@ -137,11 +141,19 @@ void SimulatedPass::part_loaded(std::uint32_t index) {
 
 void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
   units_[index_of(unit)].drained_steps = step + 1;
+  if (policy_ == OverlapPolicy::kEager) update_on_device(unit);
   for (const BlockPlace& block : layout_.blocks_of(unit)) note_if_ready(index_of(block.id));
+}
+
+void SimulatedPass::update_on_device(UnitId unit) {
+  if (!placement_.is_updated_on_device(layout_.unit(unit))) return;
+  for (const BlockPlace& block : layout_.blocks_of(unit)) publish(index_of(block.id));
 }
 
 void SimulatedPass::norm_known(std::uint64_t step) {
   normed_steps_ = step + 1;
+  if (policy_ != OverlapPolicy::kEager)
+    for (const UnitPlace& unit : layout_.units()) update_on_device(unit.id);
   for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
 }
 

@@ -38,7 +38,7 @@ class SimulatedPass {
 
   // Updates that fetches of the block may see, and that computation on the device may.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
-  // Blocks that each pass updates.
+  // Blocks that each pass updates: not those that the device does.
   std::uint64_t trained_blocks() const { return trained_blocks_; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
   // Updates of all blocks that are home.
@@ -81,6 +81,7 @@ class SimulatedPass {
   void note_if_ready(std::uint32_t index);
   void updated(std::uint32_t index);
   void publish(std::uint32_t index);
+  void update_on_device(UnitId unit);
   void part_home(std::uint32_t index);
 
   const Layout& layout_;

@@ -14,10 +14,6 @@ SimulatedSpill::SimulatedSpill(const StepShape& shape, SimulatedMachine& machine
       staging_free_(shape.placement.gradient_staging.count),
       pending_(shape.layout.blocks().size(), 0) {}
 
-Tier SimulatedSpill::tier(std::uint32_t block) const {
-  return placement_.gradient_tier[index_of(layout_.block(BlockId{block}).unit)];
-}
-
 // Behind whatever else has the same urgency, in the order of uses and blocks.
 std::uint64_t SimulatedSpill::place_of(std::uint32_t block) const {
   return std::uint64_t{1} << 55 | std::uint64_t{uses_.front()} << 28 | block;
@@ -26,7 +22,7 @@ std::uint64_t SimulatedSpill::place_of(std::uint32_t block) const {
 bool SimulatedSpill::pump() {
   if (uses_.empty()) return false;
   const UnitPlace& unit = layout_.unit(schedule_[uses_.front()].unit);
-  if (!placement_.gradient_leaves(unit.id)) {
+  if (!placement_.gradient_spills(unit.id)) {
     if (std::exchange(started_, 1) != 0) return false;
     callbacks_.on_host(uses_.front());
     return true;
@@ -40,13 +36,9 @@ bool SimulatedSpill::pump() {
   staging_free_ -= slots;
   pending_[block] = slots;
   machine_.copy_down({SimulatedTask::kSpillCopy, block, ranked(0, place_of(block))}, copy_bytes);
-  if (!adds()) return true;
-  const SimulatedJob sum{SimulatedTask::kSpillSum, block, ranked(1, place_of(block))};
-  if (tier(block) == Tier::kNvme) {
-    machine_.read(sum, layout_.gradient_slot_bytes(id));
-  } else {
-    machine_.copy_down(sum, copy_bytes);
-  }
+  if (adds())
+    machine_.read({SimulatedTask::kSpillSum, block, ranked(1, place_of(block))},
+                  layout_.gradient_slot_bytes(id));
   return true;
 }
 
@@ -59,13 +51,10 @@ void SimulatedSpill::end(const SimulatedJob& job) {
       if (++left_ == unit.block_count) callbacks_.on_left(uses_.front());
       return part_arrived(block);
     case SimulatedTask::kSpillSum: return part_arrived(block);
-    case SimulatedTask::kSpillAdd: {
+    case SimulatedTask::kSpillAdd:
       if (adds()) ++staging_free_;
-      const SimulatedJob store{SimulatedTask::kSpillStore, block, ranked(2, place_of(block))};
-      if (tier(block) == Tier::kNvme) return machine_.write(store, layout_.gradient_slot_bytes(id));
-      return machine_.copy_up(store,
-                              layout_.block(id).element_count * layout_.format().gradient_bytes());
-    }
+      return machine_.write({SimulatedTask::kSpillStore, block, ranked(2, place_of(block))},
+                            layout_.gradient_slot_bytes(id));
     default: break;
   }
   ++staging_free_;

@@ -1,6 +1,6 @@
-// The drain of a step some of whose gradients wait elsewhere than in host memory, in the bound's
-// simulation: one use's gradient at a time, those that leave block by block through the staging
-// slots, as engine/gradient_spill.h has it.
+// The drain of a step some of whose gradients wait on storage, in the bound's simulation: one use's
+// gradient at a time, those that leave block by block through the staging slots, as
+// engine/gradient_spill.h has it.
 //
 // Thread rule: none; one simulation owns it.
 #pragma once
@@ -36,7 +36,6 @@ class SimulatedSpill {
 
  private:
   bool adds() const { return !schedule_[uses_.front()].first_gradient; }
-  Tier tier(std::uint32_t block) const;
   void part_arrived(std::uint32_t block);
   std::uint64_t place_of(std::uint32_t block) const;
   void next_use();

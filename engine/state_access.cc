@@ -41,9 +41,11 @@ const StateAccess::View& StateAccess::load(const BlockPlace& block) {
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kParameter, view.parameters);
   if (placement_.parameter_tier[i] == Tier::kDevice)
-    copy_resident(block, view.parameters, /*to_device=*/false);
+    copy_now(view.parameters, resident(block), layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kRecord, view.record);
+  if (placement_.record_tier[i] == Tier::kDevice)
+    copy_now(view.record, tiers_.device_record(block.id), layout_.record_bytes(block.id));
   return loaded_.emplace(view);
 }
 
@@ -53,16 +55,20 @@ void StateAccess::store(const View& view) {
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.write_now(view.block, Plane::kParameter, view.parameters);
   if (placement_.parameter_tier[i] == Tier::kDevice)
-    copy_resident(block, view.parameters, /*to_device=*/true);
+    copy_now(resident(block), view.parameters, layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kNvme)
     store_.write_now(view.block, Plane::kRecord, view.record);
+  if (placement_.record_tier[i] == Tier::kDevice)
+    copy_now(tiers_.device_record(view.block), view.record, layout_.record_bytes(view.block));
 }
 
-void StateAccess::copy_resident(const BlockPlace& block, std::byte* lane, bool to_device) {
-  std::byte* resident = tiers_.resident_parameters(block.unit) +
-                        block.offset_elements * layout_.format().parameter_bytes();
-  device_.copy(to_device ? resident : lane, to_device ? lane : resident,
-               layout_.parameter_bytes(block.id), stream_.id());
+std::byte* StateAccess::resident(const BlockPlace& block) const {
+  return tiers_.resident_parameters(block.unit) +
+         block.offset_elements * layout_.format().parameter_bytes();
+}
+
+void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+  device_.copy(target, source, size_bytes, stream_.id());
   device_.synchronize(stream_.id());
 }
 

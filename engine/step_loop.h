@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -160,7 +161,8 @@ class StepLoop {
   LossScaler scaler_;
   TrafficMeter traffic_;
   StepCourse course_;
-  bool has_changed_ = false;  // scheduler's thread only
+  bool has_changed_ = false;          // scheduler's thread only
+  std::unique_ptr<DeviceMath> math_;  // null where no gradient waits on the device
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;

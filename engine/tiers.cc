@@ -15,6 +15,16 @@ constexpr std::uint64_t kPoolAlignBytes = 4096;
 
 }  // namespace
 
+AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes) {
+  AlignedBuffer target(size_bytes, "what an error is about");
+  device.register_host_memory(target.span());
+  const Stream stream(device, "read back");
+  device.copy(target.data(), source, size_bytes, stream.id());
+  device.synchronize(stream.id());
+  device.unregister_host_memory(target.span());
+  return target;
+}
+
 Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
              Device& device)
     : layout_(layout),
@@ -22,8 +32,9 @@ Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Sto
       device_(device),
       resident_(layout.units().size()),
       gradients_(layout.units().size()),
+      tally_begins_(layout.units().size()),
       host_parameters_(layout.blocks().size()),
-      host_records_(layout.blocks().size()),
+      records_(layout.blocks().size()),
       parameter_extents_(placement.storage_copies * layout.blocks().size()),
       record_extents_(placement.storage_copies * layout.blocks().size()),
       gradient_extents_(placement.nvme_gradient_bytes == 0 ? 0 : layout.blocks().size()) {
@@ -50,7 +61,22 @@ void Tiers::cut_device_memory() {
   gradient_slots_ = window_ + placement_.window_bytes;
   next = gradient_slots_ + placement_.gradient_slots.size_bytes();
   place_gradients(Tier::kDevice, next);
-  activation_window_ = next + placement_.device_gradient_bytes;
+  next += placement_.device_gradient_bytes;
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (placement_.record_tier[index_of(block.id)] != Tier::kDevice) continue;
+    records_[index_of(block.id)] = next;
+    next += layout_.record_slot_bytes(block.id);
+  }
+  device_tallies_ = next;
+  std::uint64_t tallies_end = 0;
+  for (const UnitPlace& unit : layout_.units()) {
+    tally_begins_[index_of(unit.id)] = tallies_end;
+    if (placement_.gradient_is_on_device(unit.id)) tallies_end += tally_bytes_of(unit);
+  }
+  activation_window_ = device_tallies_ + placement_.tally_bytes;
+  SLUICE_CHECK(activation_window_ + placement_.activation_window.size_bytes() ==
+                   device_memory_.data() + placement_.device_bytes(),
+               "the pools must add up to the slab");
 }
 
 // The gradients that wait in `tier`, from `next` on.
@@ -75,9 +101,10 @@ void Tiers::cut_host_memory() {
     if (placement_.parameter_tier[i] == Tier::kHost)
       host_parameters_[i] = take(layout_.parameter_slot_bytes(block.id));
     if (placement_.record_tier[i] == Tier::kHost)
-      host_records_[i] = take(layout_.record_slot_bytes(block.id));
+      records_[i] = take(layout_.record_slot_bytes(block.id));
   }
   host_activations_ = take(placement_.host_activation_bytes);
+  host_tallies_ = take(placement_.tally_bytes);
   parameter_slots_ = take(placement_.parameter_slots.size_bytes());
   lanes_ = take(placement_.lanes.size_bytes());
   lane_gradients_ = take(placement_.lane_gradients.size_bytes());
@@ -158,18 +185,34 @@ std::byte* Tiers::gradient_slot(std::uint32_t slot) const {
 }
 
 std::byte* Tiers::gradient_set(UnitId unit) const {
-  SLUICE_CHECK(!placement_.gradient_leaves(unit), "the unit's gradients wait in host memory");
+  SLUICE_CHECK(gradients_[index_of(unit)] != nullptr, "the unit's gradients wait in memory");
   return gradients_[index_of(unit)];
 }
 
 std::byte* Tiers::gradient(const BlockPlace& block) const {
+  SLUICE_CHECK(!placement_.gradient_leaves(block.unit), "the unit's gradients wait in host memory");
   return gradient_set(block.unit) + offset_in_set(block);
 }
 
 std::byte* Tiers::device_gradient(const BlockPlace& block) const {
-  SLUICE_CHECK(placement_.gradient_tier[index_of(block.unit)] == Tier::kDevice,
+  SLUICE_CHECK(placement_.gradient_is_on_device(block.unit),
                "the unit's gradients wait on the device");
-  return gradients_[index_of(block.unit)] + offset_in_set(block);
+  return gradient_set(block.unit) + offset_in_set(block);
+}
+
+Tally Tiers::tally_at(std::byte* tallies, UnitId unit) const {
+  SLUICE_CHECK(placement_.gradient_is_on_device(unit), "the unit's gradients wait on the device");
+  auto* const leaves = reinterpret_cast<double*>(tallies + tally_begins_[index_of(unit)]);
+  const std::uint64_t count = layout_.unit(unit).shard_elements / kAlignElements;
+  return {.leaves = leaves, .overflow = reinterpret_cast<std::uint32_t*>(leaves + count)};
+}
+
+Tally Tiers::device_tally(UnitId unit) const {
+  return tally_at(device_tallies_, unit);
+}
+
+Tally Tiers::host_tally(UnitId unit) const {
+  return tally_at(host_tallies_, unit);
 }
 
 std::uint64_t Tiers::offset_in_set(const BlockPlace& block) const {
@@ -210,9 +253,15 @@ std::byte* Tiers::host_parameters(BlockId block) const {
 }
 
 std::byte* Tiers::host_record(BlockId block) const {
-  SLUICE_CHECK(host_records_[index_of(block)] != nullptr,
-               "the block's record is not homed in host memory");
-  return host_records_[index_of(block)];
+  SLUICE_CHECK(placement_.record_tier[index_of(block)] == Tier::kHost,
+               "the block's record is homed in host memory");
+  return records_[index_of(block)];
+}
+
+std::byte* Tiers::device_record(BlockId block) const {
+  SLUICE_CHECK(placement_.record_tier[index_of(block)] == Tier::kDevice,
+               "the block's record is homed on the device");
+  return records_[index_of(block)];
 }
 
 std::byte* Tiers::parameter_slot(std::uint32_t slot) const {

@@ -25,6 +25,15 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
+// A copy of device memory, for a message: slow.
+AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
+
+// What the device says of a unit: tally_bytes_of().
+struct Tally {
+  double* leaves = nullptr;           // sums of squares, of what this rank owns
+  std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
+};
+
 class Tiers {
  public:
   // `layout`, `placement` and `device` must outlive the tiers.
@@ -44,10 +53,15 @@ class Tiers {
   std::byte* gradient_slot(std::uint32_t slot) const;
   std::byte* activation_place(std::uint32_t place) const;
   std::byte* device_gradient(const BlockPlace& block) const;  // Requires: waits there
+  std::byte* device_record(BlockId block) const;              // Requires: homed on the device
+  Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
+
+  // Host memory, or the device's.
+  std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
 
   // Host memory.
-  std::byte* gradient_set(UnitId unit) const;          // Requires: waits there
-  std::byte* gradient(const BlockPlace& block) const;  // likewise
+  std::byte* gradient(const BlockPlace& block) const;  // Requires: waits there
+  Tally host_tally(UnitId unit) const;                 // Requires: its gradients are on the device
   std::byte* gradient_staging(std::uint32_t slot) const;
   std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
   std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
@@ -89,6 +103,7 @@ class Tiers {
   void cut_device_memory();
   void cut_host_memory();
   std::uint64_t offset_in_set(const BlockPlace& block) const;
+  Tally tally_at(std::byte* tallies, UnitId unit) const;
   void create_files(const Config::Storage& storage);
   void place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
   void place_gradients(Tier tier, std::byte* next);
@@ -113,8 +128,11 @@ class Tiers {
   std::byte* activation_staging_ = nullptr;
   std::vector<std::byte*> resident_;         // by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
+  std::vector<std::uint64_t> tally_begins_;  // by unit, in those of its tier
+  std::byte* device_tallies_ = nullptr;
+  std::byte* host_tallies_ = nullptr;
   std::vector<std::byte*> host_parameters_;  // by block
-  std::vector<std::byte*> host_records_;     // by block
+  std::vector<std::byte*> records_;          // by block; on the device, or in host memory
   std::vector<Extent> parameter_extents_;    // by block, for each copy
   std::vector<Extent> record_extents_;       // by block, for each copy
   std::vector<Extent> gradient_extents_;     // by block; none, none on storage

@@ -43,8 +43,7 @@ void UpdateOrder::begin_announced() {
   updated_count_ = 0;
   for (const UnitPlace& unit : layout_.units())
     unit_blocks_left_[index_of(unit.id)] = unit.block_count;
-  buffered_ = {};
-  in_place_ = {};
+  queues_ = {};
   if (current_.policy == OverlapPolicy::kDeferred) queue_rest();
   for (const UnitId unit : fetched_units_) append(unit);
 }
@@ -76,10 +75,13 @@ bool UpdateOrder::updates_early() const {
   return current_.policy == OverlapPolicy::kEager || current_.policy == OverlapPolicy::kSpeculative;
 }
 
-bool UpdateOrder::needs_buffer(BlockId block) const {
-  return placement_.record_tier[index_of(block)] == Tier::kNvme ||
-         placement_.parameter_tier[index_of(block)] != Tier::kHost ||
-         placement_.gradient_leaves(layout_.block(block).unit);
+UpdatePlace UpdateOrder::place_of(BlockId block) const {
+  const Tier record = placement_.record_tier[index_of(block)];
+  if (record == Tier::kDevice) return UpdatePlace::kDevice;
+  const bool is_at_home = record == Tier::kHost &&
+                          placement_.parameter_tier[index_of(block)] == Tier::kHost &&
+                          !placement_.gradient_leaves(layout_.block(block).unit);
+  return is_at_home ? UpdatePlace::kInPlace : UpdatePlace::kLane;
 }
 
 bool UpdateOrder::may_update(BlockId block) const {
@@ -96,31 +98,29 @@ void UpdateOrder::append(UnitId unit) {
   for (const BlockPlace& block : layout_.blocks_of(unit)) {
     if (current_.policy == OverlapPolicy::kSpeculative && !placement_.has_shadow(block.id))
       continue;
-    queue(needs_buffer(block.id)).blocks.push_back(block.id);
+    queue(place_of(block.id)).blocks.push_back(block.id);
   }
 }
 
 // From here on in the order in which the next forward will ask.
 void UpdateOrder::queue_rest() {
-  buffered_ = {};
-  in_place_ = {};
+  queues_ = {};
   for (const BlockId block : forward_blocks_) {
-    if (states_[index_of(block)] == State::kWaiting)
-      queue(needs_buffer(block)).blocks.push_back(block);
+    if (states_[index_of(block)] == State::kWaiting) queue(place_of(block)).blocks.push_back(block);
   }
 }
 
 // A block that is updated in place has nothing to be read ahead.
-std::optional<BlockId> UpdateOrder::next(bool buffered) const {
-  const Queue& from = queue(buffered);
+std::optional<BlockId> UpdateOrder::next(UpdatePlace place) const {
+  const Queue& from = queue(place);
   if (phase_ == Phase::kIdle || from.next == from.blocks.size()) return std::nullopt;
   const BlockId block = from.blocks[from.next];
-  if (!buffered && !may_update(block)) return std::nullopt;
+  if (place != UpdatePlace::kLane && !may_update(block)) return std::nullopt;
   return block;
 }
 
-void UpdateOrder::take_next(bool buffered) {
-  Queue& from = queue(buffered);
+void UpdateOrder::take_next(UpdatePlace place) {
+  Queue& from = queue(place);
   states_[index_of(from.blocks[from.next++])] = State::kStarted;
 }
 

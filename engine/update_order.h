@@ -11,6 +11,8 @@
 // Thread rule: scheduler's thread only.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -27,6 +29,14 @@ struct Update {
   std::uint64_t version = 0;                      // that it starts from
   StepCoefficients coefficients;                  // assumed, until they are known
 };
+
+// Where a block is updated: each place takes its blocks in an order of its own.
+enum class UpdatePlace : std::uint8_t {
+  kLane,     // in a lane's buffers, to and from which something has to move
+  kInPlace,  // in host memory, where all of it is at home
+  kDevice,   // likewise on the device
+};
+inline constexpr std::size_t kUpdatePlaces = 3;
 
 class UpdateOrder {
  public:
@@ -61,11 +71,9 @@ class UpdateOrder {
     return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
   }
 
-  // The next block to start, of those that need a lane's buffers or of those that are updated in
-  // place; take_next() starts it.
-  std::optional<BlockId> next(bool buffered) const;
-  void take_next(bool buffered);
-  bool needs_buffer(BlockId block) const;
+  // The next block to start at `place`; take_next() starts it.
+  std::optional<BlockId> next(UpdatePlace place) const;
+  void take_next(UpdatePlace place);
   bool may_update(BlockId block) const;
   // The block's place in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
@@ -86,8 +94,9 @@ class UpdateOrder {
     std::size_t next = 0;
   };
 
-  Queue& queue(bool buffered) { return buffered ? buffered_ : in_place_; }
-  const Queue& queue(bool buffered) const { return buffered ? buffered_ : in_place_; }
+  Queue& queue(UpdatePlace place) { return queues_[static_cast<std::size_t>(place)]; }
+  const Queue& queue(UpdatePlace place) const { return queues_[static_cast<std::size_t>(place)]; }
+  UpdatePlace place_of(BlockId block) const;
   bool updates_early() const;
   void append(UnitId unit);
   void queue_rest();
@@ -104,8 +113,7 @@ class UpdateOrder {
   std::vector<State> states_;  // by block; frozen ones are always updated
   std::uint64_t updated_count_ = 0;
   std::vector<std::uint32_t> unit_blocks_left_;  // by unit, to be updated
-  Queue buffered_;
-  Queue in_place_;
+  std::array<Queue, kUpdatePlaces> queues_;
   // Of the step whose gradients are arriving.
   std::vector<UnitId> fetched_units_;
   std::vector<bool> gradient_final_;  // by unit

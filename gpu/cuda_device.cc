@@ -55,6 +55,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   ~RuntimeCudaDevice() override;
 
   std::string_view name() const override { return name_; }
+  bool has_own_memory() const override { return true; }
   int ordinal() const override { return ordinal_; }
   void* native_stream(StreamId stream) const override { return stream_of(stream).stream; }
 

@@ -35,6 +35,9 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
+  // Its memory and its processors are others than the host's: what it keeps and computes costs the
+  // host nothing.
+  virtual bool has_own_memory() const = 0;
 
   // Device memory, 4 KiB aligned at least and zero-filled; nullptr for 0 bytes, which free() takes
   // too. `purpose` names it in messages.

@@ -65,8 +65,10 @@ class DeviceMath {
                       StreamId stream) = 0;
 };
 
-// `device` must outlive it.
+// `device` must outlive it, as the next.
 // Fails with: kUnsupported when this build has no code for the GPU.
 std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
+// Of the kind that `device` is; on the host device one thread of it computes, element by element.
+std::unique_ptr<DeviceMath> make_device_math(Device& device);
 
 }  // namespace sluice

@@ -27,9 +27,12 @@ bool is_disjoint(const std::byte* a, const std::byte* b, std::uint64_t size_byte
 class ThreadedHostDevice final : public HostDevice {
  public:
   explicit ThreadedHostDevice(const HostDeviceOptions& options)
-      : copy_bytes_per_second_(options.copy_bytes_per_second), ledger_(options.memory_bytes) {}
+      : copy_bytes_per_second_(options.copy_bytes_per_second),
+        has_own_memory_(options.has_own_memory),
+        ledger_(options.memory_bytes) {}
 
   std::string_view name() const override { return "host"; }
+  bool has_own_memory() const override { return has_own_memory_; }
 
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override;
   void free(std::byte* memory) noexcept override;
@@ -64,6 +67,7 @@ class ThreadedHostDevice final : public HostDevice {
   std::int64_t completed_ns(EventId id) const;
 
   const std::uint64_t copy_bytes_per_second_;
+  const bool has_own_memory_;
   FailureLatch failure_;
 
   mutable std::mutex memory_mutex_;

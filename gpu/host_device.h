@@ -17,6 +17,9 @@ struct HostDeviceOptions {
   // Bandwidth that each stream's copies are slowed down to, by sleeping; 0 = as fast as memory
   // goes. For tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
+  // What the device says of itself; true stands for a GPU, in tests of what an engine does with
+  // one.
+  bool has_own_memory = false;
 };
 
 class HostDevice : public Device {

@@ -12,11 +12,14 @@ namespace {
 constexpr double kHidden = 1.05;
 constexpr double kLogFactorMax = 20;
 
-OverlapPolicy policy_of(const Config::Optimizer& optimizer) {
+// What "auto" comes to while clipping is rare, and the drives have room for shadow copies.
+OverlapPolicy policy_of(const Config::Optimizer& optimizer, const Layout& layout,
+                        const Placement& placement) {
   if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
-  return optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop
-             ? OverlapPolicy::kEager
-             : OverlapPolicy::kDeferred;
+  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  return shadows_serve_all(layout, placement) ? OverlapPolicy::kSpeculative
+                                              : OverlapPolicy::kDeferred;
 }
 
 class Planning {
@@ -52,9 +55,10 @@ class Planning {
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const {
     PlannedPlacement planned;
     planned.name = name;
-    planned.policy = policy_of(request_.config.optimizer);
-    const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
+    const OverlapPolicy overlap = request_.config.optimizer.overlap;
+    const PassNeeds needs{.overlaps = overlap != OverlapPolicy::kSerial,
                           .lanes = request_.config.optimizer.lanes,
+                          .fills_device = request_.fills_device,
                           .activations = request_.config.activations};
     const std::uint64_t buffers =
         rank_buffer_bytes(request_.config.sharding, request_.ranks, layout_);
@@ -69,6 +73,7 @@ class Planning {
       planned.obstacle = error.what();
       return planned;
     }
+    planned.policy = policy_of(request_.config.optimizer, layout_, planned.placement);
     if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout_, planned.placement);
     planned.compute_s = compute_s();
     planned.step = with_shape(planned.placement, [&](const StepShape& shape) {
@@ -84,7 +89,9 @@ class Planning {
           policy, with_shape(planned.placement,
                              [&](const StepShape& shape) { return bound_step(shape, policy); }));
     }
-    planned.least = with_shape(planned.placement, minimum_step);
+    std::vector<StepCost> bounds;
+    for (const auto& [policy, cost] : planned.policies) bounds.push_back(cost);
+    planned.least = minimum_of(bounds);
   }
 
  private:
@@ -115,6 +122,7 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),
+      planning.place("gpu", {.optimizer = TierChoice::kDevice}),
       planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
       planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
       planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),

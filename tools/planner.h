@@ -19,7 +19,8 @@ struct PlanRequest {
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  Rates rates;  // without unit times
+  bool fills_device = false;  // as PassNeeds has it: the device is a GPU
+  Rates rates;                // without unit times
   double flops = 0;
 };
 
@@ -36,8 +37,9 @@ struct PlannedPlacement {
   StepCost least;  // T_min
 };
 
-// The config's own placement, then: device (parameters there, optimizer in host memory), host,
-// nvme, mixed (as budgets allow). Where several ranks cannot have one, it has an obstacle.
+// The config's own placement, then: gpu (all there, which updates it), device (parameters there,
+// optimizer in host memory), host, nvme, mixed (as budgets allow). Where several ranks cannot have
+// one, it has an obstacle.
 // Fails with: kConfig for a config whose own placement they cannot have.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 

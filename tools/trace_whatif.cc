@@ -111,7 +111,9 @@ OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
 class Replay {
  public:
   Replay(const TraceAnalysis& analysis, const std::string& section)
-      : model_(model_of_trace(section)), config_(config_of_trace(section)) {
+      : model_(model_of_trace(section)),
+        config_(config_of_trace(section)),
+        fills_device_(fills_device_of_trace(section)) {
     validate(config_);
     layout_.emplace(model_, state_format(config_), config_.storage.block_elements,
                     std::span<const std::uint32_t>(), shard_of_trace(section));
@@ -140,6 +142,7 @@ class Replay {
                         .host_bytes = *scenario.config.memory.host_bytes},
                        {.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial,
                         .lanes = scenario.config.optimizer.lanes,
+                        .fills_device = fills_device_,
                         .activations = config_.activations});
     if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
     const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
@@ -161,6 +164,7 @@ class Replay {
  private:
   ModelSpec model_;
   Config config_;
+  bool fills_device_;
   std::optional<Layout> layout_;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;

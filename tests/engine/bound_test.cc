@@ -6,69 +6,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/engine/bound_model.h"
 #include "tests/engine/schedule_oracle.h"
 #include "tests/support/campaign.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kBlockElements = 4096;
-constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
-constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
-
-// A bf16 model of blocks that are all alike, and what the bounds want to know of it. The fields
-// stay where they are: StepShape refers to them.
-struct Model {
-  explicit Model(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0)
-      : spec(validated(spec_of(unit_blocks))),
-        layout(spec, {}, kBlockElements),
-        schedule(training_schedule(spec, 1)) {
-    const auto count = static_cast<std::uint64_t>(layout.blocks().size());
-    placement.parameter_tier.assign(count, Tier::kNvme);
-    placement.record_tier.assign(count, Tier::kNvme);
-    placement.gradient_tier.assign(unit_blocks.size(), Tier::kHost);
-    placement.lanes.count = 3;
-    set_prefetch_slots(8);
-    placement.gradient_slots.count = 2;
-    placement.nvme_parameter_bytes = count * kParameterBytes;
-    placement.nvme_record_bytes = count * kRecordBytes;
-    rates.units.assign(unit_blocks.size(), {});
-    const auto largest = static_cast<std::uint64_t>(std::ranges::max(unit_blocks));
-    placement.window_bytes = std::max<std::uint64_t>(window_units, 2) * largest * kParameterBytes;
-    window = plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
-  }
-  Model(const Model&) = delete;
-
-  static ModelSpec spec_of(const std::vector<int>& unit_blocks) {
-    ModelSpec spec;
-    for (std::size_t i = 0; i < unit_blocks.size(); ++i)
-      spec.units.push_back(
-          {.name = fmt::format("u{}", i),
-           .tensors = {{.name = fmt::format("t{}", i),
-                        .shape = {static_cast<std::uint64_t>(unit_blocks[i]) * kBlockElements}}}});
-    return spec;
-  }
-
-  void set_compute(double forward_s, double backward_s) {
-    rates.units.assign(layout.units().size(), {.forward_s = forward_s, .backward_s = backward_s});
-  }
-  void set_tiers(Tier parameters, Tier records) {
-    std::ranges::fill(placement.parameter_tier, parameters);
-    std::ranges::fill(placement.record_tier, records);
-  }
-  void set_prefetch_slots(std::uint32_t count) {
-    placement.parameter_slots.count = count + placement.lanes.count;
-  }
-  StepShape shape() const { return {layout, placement, schedule, window, rates}; }
-  double step_s(OverlapPolicy policy) const { return bound_step(shape(), policy).step_s; }
-
-  ModelSpec spec;
-  Layout layout;
-  Schedule schedule;
-  Placement placement;
-  WindowPlan window;
-  Rates rates;
-};
+using test::kBlockElements;
+using test::kParameterBytes;
+using test::kRecordBytes;
+using Model = test::BoundModel;
 
 Traffic predict(const Model& model) {
   return predict_step_traffic(model.layout, model.placement, model.schedule, model.window);
@@ -89,13 +37,30 @@ void spill_gradients(std::mt19937_64& random, Placement& placement, test::Oracle
   given.write_gradients = given.write_parameters;
   const std::uint64_t share = random() % 2 * (random() % 5);
   for (std::size_t unit = 0; unit < given.unit_blocks.size(); ++unit) {
-    given.gradients_on_storage.push_back(random() % 4 < share);
-    if (!given.gradients_on_storage[unit]) continue;
-    placement.gradient_tier[unit] = Tier::kNvme;
-    placement.lane_gradients.count = 1;
+    given.gradients_on_storage.push_back(!given.on_device[unit] && random() % 4 < share);
+    if (given.gradients_on_storage[unit]) placement.gradient_tier[unit] = Tier::kNvme;
   }
   placement.gradient_staging.count =
       static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(random() % 4));
+}
+
+// Of parameters and records.
+void choose_homes(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
+  const std::uint64_t ram_share = random() % 3;
+  const std::uint64_t device_share = random() % 2 * (random() % 5);
+  for (const int blocks : given.unit_blocks) {
+    const bool is_on_device = random() % 4 < device_share;
+    if (is_on_device) placement.gradient_tier[given.on_device.size()] = Tier::kDevice;
+    given.on_device.push_back(is_on_device);
+    for (int i = 0; i < blocks; ++i) {
+      const std::size_t block = given.record_in_ram.size();
+      given.parameters_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      given.record_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      const Tier memory = is_on_device ? Tier::kDevice : Tier::kHost;
+      placement.parameter_tier[block] = given.parameters_in_ram[block] ? memory : Tier::kNvme;
+      placement.record_tier[block] = given.record_in_ram[block] ? memory : Tier::kNvme;
+    }
+  }
 }
 
 test::OracleCase random_case(std::mt19937_64& random, Model& model) {
@@ -111,13 +76,9 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
                                             .backward_s = seconds(given.backward.back())};
   }
   Placement& placement = model.placement;
-  const long ram_share = below(3);
-  for (std::size_t block = 0; block < model.layout.blocks().size(); ++block) {
-    given.parameters_in_ram.push_back(below(4) < ram_share);
-    given.record_in_ram.push_back(below(4) < ram_share);
-    placement.parameter_tier[block] = given.parameters_in_ram[block] ? Tier::kHost : Tier::kNvme;
-    placement.record_tier[block] = given.record_in_ram[block] ? Tier::kHost : Tier::kNvme;
-  }
+  choose_homes(random, placement, given);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, placement),
+                             placement.window_bytes, 1);
   for (std::size_t use = 0; use < model.schedule.size(); ++use) {
     const WindowUse& place = model.window.uses[use];
     given.uses.push_back({.unit = static_cast<int>(index_of(model.schedule[use].unit)),

@@ -55,6 +55,19 @@ TEST_F(EngineError, BudgetsThatAreTooSmallNameTheSmallestThatWorks) {
   EXPECT_TRUE(run_toy(config_, {.steps = 2}).state == toy_oracle(config_, {.steps = 2}).state);
 }
 
+TEST_F(EngineError, StateOnTheDeviceNeedsTheRestThere) {
+  for (const TierChoice elsewhere : {TierChoice::kHost, TierChoice::kNvme}) {
+    for (const Config::Placement& placement :
+         {Config::Placement{elsewhere, TierChoice::kDevice, TierChoice::kAuto},
+          Config::Placement{TierChoice::kAuto, TierChoice::kDevice, elsewhere}}) {
+      config_.placement = placement;
+      EXPECT_NE(complaint(ErrorCode::kConfig, [&] { Engine engine(config_, model_, *device_); })
+                    .find("placement.optimizer: device updates parameters"),
+                std::string::npos);
+    }
+  }
+}
+
 TEST_F(EngineError, BadConfigMembersAreNamed) {
   config_.optimizer.adam.beta1 = 1.0;
   EXPECT_NE(complaint(ErrorCode::kConfig, [&] { Engine engine(config_, model_, *device_); })
@@ -66,7 +79,7 @@ TEST_F(EngineError, BadConfigMembersAreNamed) {
 // under either policy, because blocks before it may be updated already.
 TEST_F(EngineError, WeightsThatOverflowAreNamed) {
   for (const NonFinitePolicy policy : {NonFinitePolicy::kStop, NonFinitePolicy::kSkip}) {
-    for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme}) {
+    for (const TierChoice tier : {TierChoice::kDevice, TierChoice::kHost, TierChoice::kNvme}) {
       for (const DType dtype : {DType::kBf16, DType::kFp16}) {
         config_.optimizer.non_finite = policy;
         config_.placement = {tier, tier};

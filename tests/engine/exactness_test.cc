@@ -15,6 +15,7 @@ namespace {
 struct Case {
   std::string name;
   void (*change)(Config& config);
+  bool is_gpu = false;  // as far as the engine can tell
 };
 
 void PrintTo(const Case& value, std::ostream* out) {
@@ -24,51 +25,42 @@ void PrintTo(const Case& value, std::ostream* out) {
 const Case kCases[] = {
     {"in_memory",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kDevice;
-       c.placement.optimizer = TierChoice::kHost;
+       c.placement = {TierChoice::kDevice, TierChoice::kHost};
      }},
     {"parameters_host",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kHost;
-       c.placement.optimizer = TierChoice::kHost;
+       c.placement = {TierChoice::kHost, TierChoice::kHost};
      }},
     {"parameters_nvme",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kHost;
+       c.placement = {TierChoice::kNvme, TierChoice::kHost};
      }},
     {"optimizer_nvme",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kDevice;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kDevice, TierChoice::kNvme};
      }},
     {"all_nvme",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
      }},
     {"all_nvme_sync",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
        c.storage.backend = IoBackend::kSync;
      }},
     {"all_nvme_one_thread",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
        c.threads = 1;
      }},
     {"all_nvme_depth_1",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
        c.storage.queue_depth = 1;
      }},
     {"all_nvme_large_blocks",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
        c.storage.block_elements = 65536;
      }},
     {"small_budgets",
@@ -88,10 +80,13 @@ const Case kCases[] = {
      }},
     {"two_paths",
      [](Config& c) {
-       c.placement.parameters = TierChoice::kNvme;
-       c.placement.optimizer = TierChoice::kNvme;
+       c.placement = {TierChoice::kNvme, TierChoice::kNvme};
        c.storage.paths.push_back(c.storage.paths[0]);
      }},
+    {"all_device", [](Config& c) { c.placement.optimizer = TierChoice::kDevice; }},
+    {"device_and_host", [](Config& c) { c.memory.device_bytes = 1400_KiB; }, true},
+    {"device_and_nvme",
+     [](Config& c) { c.memory = {.device_bytes = 1400_KiB, .host_bytes = 600_KiB}; }, true},
 };
 
 // A policy, and a bound on the norm: 0 = none, else one that never, sometimes or always bites.
@@ -146,7 +141,10 @@ TEST_P(Exactness, EqualsTheOracleBitForBit) {
   if (parameters == DType::kFp32 && config.memory.device_bytes) *config.memory.device_bytes *= 2;
   if (gradients == DType::kFp32 && config.memory.host_bytes < 2_MiB)
     *config.memory.host_bytes += 300_KiB;
-  const ToyOptions options{.steps = 4, .micro_batches = micro_batches, .evaluate = true};
+  const ToyOptions options{.steps = 4,
+                           .micro_batches = micro_batches,
+                           .evaluate = true,
+                           .has_own_memory = placement.is_gpu};
 
   const ToyResult expected = toy_oracle(config, options);
   const ToyResult actual = run_toy(config, options);

@@ -2,6 +2,7 @@
 // serve one at a time. Time goes from one end of a job to the next. Part of schedule_oracle.cc.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <vector>
@@ -42,6 +43,10 @@ class JobTable {
   }
   bool started(Id job) const { return jobs_[job].start >= 0; }
   bool done(Id job) const { return job < 0 || (started(job) && jobs_[job].end <= now_); }
+  std::ptrdiff_t undone(const std::vector<Id>& ids) const {
+    return std::ranges::count_if(ids, [this](Id id) { return !done(id); });
+  }
+  bool all_done(const std::vector<Id>& ids) const { return undone(ids) == 0; }
   void start(Job& job) {
     job.start = now_;
     if (job.on_start) job.on_start();

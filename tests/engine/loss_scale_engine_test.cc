@@ -70,11 +70,14 @@ Config scaled_config(const std::string& path, double static_scale) {
   return config;
 }
 
-TEST(LossScaleInTheEngine, OverflowsChangeNothingAndTheRestIsExact) {
+class LossScaleInTheEngine : public testing::TestWithParam<TierChoice> {};
+
+TEST_P(LossScaleInTheEngine, OverflowsChangeNothingAndTheRestIsExact) {
   const TempDirectory directory;
   const auto device = make_host_device({.memory_bytes = 64_MiB});
   const Config plain = scaled_config(directory.path(), 1);
-  const Config scaled = scaled_config(directory.path(), 0);
+  Config scaled = scaled_config(directory.path(), 0);
+  if (GetParam() == TierChoice::kDevice) scaled.placement = {.optimizer = TierChoice::kDevice};
   Engine plain_engine(plain, toy_model(), *device);
   const ScaledRun expected = run_scaled(plain_engine, *device, plain, 6, true);
   const auto second_device = make_host_device({.memory_bytes = 64_MiB});
@@ -107,8 +110,14 @@ TEST(LossScaleInTheEngine, OverflowsChangeNothingAndTheRestIsExact) {
   EXPECT_GE(applied, 5u);
 }
 
+INSTANTIATE_TEST_SUITE_P(State, LossScaleInTheEngine,
+                         testing::Values(TierChoice::kNvme, TierChoice::kDevice),
+                         [](const auto& value) {
+                           return value.param == TierChoice::kNvme ? "nvme" : "device";
+                         });
+
 // One rank's gradients overflow: all skip, and all lower the scale.
-TEST(LossScaleInTheEngine, OverflowOnOneRankSkipsTheStepOnAll) {
+TEST(LossScaleOfRanks, OverflowOnOneRankSkipsTheStepOnAll) {
   LocalWorld world(2, {.timeout_s = 20, .sum = sum_in_order});
   std::vector<ScaledRun> runs(2);
   std::vector<std::thread> threads;

@@ -121,5 +121,22 @@ TEST(EngineOverNccl, GivesTheBitsOfHosts) {
   }
 }
 
+// All of each rank's state on its GPU, or as far as the budget goes. The device's kernels are
+// stand-ins, too: what is tested is that nothing waits too little, or for ever.
+TEST(EngineOverNccl, StateOnGpusGivesTheBitsOfHosts) {
+  for (const std::uint32_t stage : {0u, 1u, 2u}) {
+    const TempDirectory directory;
+    Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    const StateBytes expected = on_hosts(config)[0];
+    for (const std::uint64_t device_bytes : {4_MiB, 600_KiB}) {
+      config.placement = {};
+      config.placement.optimizer = device_bytes == 4_MiB ? TierChoice::kDevice : TierChoice::kAuto;
+      config.memory.device_bytes = device_bytes;
+      for (const StateBytes& actual : on_gpus(config))
+        EXPECT_TRUE(actual == expected) << "stage " << stage << ", " << device_bytes;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -101,16 +101,20 @@ TEST(Placement, NvmeBytesAreWhatTheBlocksTake) {
 // The budget that a message names must work, and one KiB less must not.
 TEST(Placement, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
   const Config::Placement all_choices[] = {
-      {TierChoice::kAuto, TierChoice::kAuto},  {TierChoice::kNvme, TierChoice::kNvme},
-      {TierChoice::kHost, TierChoice::kNvme},  {TierChoice::kNvme, TierChoice::kHost},
-      {TierChoice::kHost, TierChoice::kHost},  {TierChoice::kDevice, TierChoice::kAuto},
+      {TierChoice::kAuto, TierChoice::kAuto},
+      {TierChoice::kNvme, TierChoice::kNvme},
+      {TierChoice::kHost, TierChoice::kNvme},
+      {TierChoice::kNvme, TierChoice::kHost},
+      {TierChoice::kHost, TierChoice::kHost},
+      {TierChoice::kDevice, TierChoice::kAuto},
       {TierChoice::kDevice, TierChoice::kHost},
       {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kHost},
       {TierChoice::kNvme, TierChoice::kNvme, TierChoice::kHost},
       {TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme},
       {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kNvme},
       {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kDevice},
-      {TierChoice::kDevice, TierChoice::kHost, TierChoice::kDevice}};
+      {TierChoice::kDevice, TierChoice::kHost, TierChoice::kDevice},
+      {TierChoice::kAuto, TierChoice::kDevice}};
   for (const Config::Placement& choices : all_choices) {
     const std::uint64_t device =
         smallest_in(complaint(choices, {.device_bytes = 4096, .host_bytes = 64_MiB}));

@@ -45,11 +45,11 @@ class Oracle final : public JobTable {
   // --- Steps, in terms of norms and homes ---
   bool norm_known(int step) const {
     if (step < 0) return true;
-    return std::ranges::all_of(norms_[step], [&](Id id) { return done(id); });
+    return all_done(norms_[step]);
   }
   bool is_open(int step) const {
     if (step == 0) return true;
-    if (c_.policy != OverlapPolicy::kSerial) return norm_known(step - 1);
+    if (c_.policy != OverlapPolicy::kSerial || !norm_known(step - 1)) return norm_known(step - 1);
     return std::ranges::all_of(pass_[step - 1], [&](const Turn& turn) { return is_home(turn); });
   }
 
@@ -170,21 +170,23 @@ class Oracle final : public JobTable {
       for (int use = 0; use < uses_; ++use) {
         const auto& [unit, is_backward, fetches, evicted] = c_.uses[use];
         const Id before = use == 0 ? -1 : computed_[step][use - 1];
-        const int slots = c_.gradient_slots;
-        const Id drain_before = is_backward && static_cast<int>(drains.size()) >= slots
-                                    ? drains[drains.size() - slots]
-                                    : -1;
+        // They may leave their slots in another order.
+        const std::vector<Id> held = is_backward ? drains : std::vector<Id>();
+        const auto may_start = [=, this] {
+          return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
+                 (!c_.on_device[unit] || step == 0 || may_update(step - 1, first_block_[unit])) &&
+                 all_done(copies_[step][use]);
+        };
         const Id computed = add({.line = kComputation,
                                  .duration = (is_backward ? c_.backward : c_.forward)[unit],
-                                 .may_start =
-                                     [=, this] {
-                                       return is_open(step) && done(before) && done(drain_before) &&
-                                              std::ranges::all_of(copies_[step][use],
-                                                                  [&](Id id) { return done(id); });
-                                     },
+                                 .may_start = may_start,
                                  .rank = {step, use, 0}});
         computed_[step].push_back(computed);
         if (!is_backward) continue;
+        if (c_.on_device[unit]) {  // there as soon as it is computed
+          drained_[step][unit] = {drains.emplace_back(norms_[step].emplace_back(computed))};
+          continue;
+        }
         const long count = c_.unit_blocks[unit];
         // With gradients that go on to storage, one after the other.
         const std::vector<Id> turn = any_on_storage() ? last_ : std::vector<Id>{};
@@ -209,9 +211,6 @@ class Oracle final : public JobTable {
 
   // --- Gradients that go on to storage, block by block ---
   bool any_on_storage() const { return std::ranges::count(c_.gradients_on_storage, true) != 0; }
-  bool all_done(const std::vector<Id>& ids) const {
-    return std::ranges::all_of(ids, [&](Id id) { return done(id); });
-  }
   // The last copy: the gradient has left its slot.
   Id list_spill(int step, int use, int unit, Id computed, const std::vector<Id>& turn) {
     std::vector<Id> writes;
@@ -260,13 +259,19 @@ class Oracle final : public JobTable {
             !c_.record_in_ram[block] && !c_.gradients_on_storage[unit_of_[block]]);
   }
 
+  bool may_update(int step, int block) const {
+    return is_eager(block) ? all_done(drained_[step][unit_of_[block]]) : norm_known(step);
+  }
+  bool wants_turn(int step, int block) const {
+    return !c_.on_device[unit_of_[block]] && !started(pass_[step][block].grant);
+  }
   // The block whose turn it is, or -1.
   int next_turn(int step) const {
     const bool known = norm_known(step);
     if (c_.policy == OverlapPolicy::kSerial && !known) return -1;
     if (known || c_.policy == OverlapPolicy::kDeferred) {
       for (int block = 0; block < blocks_; ++block) {
-        if (!started(pass_[step][block].grant)) return block;
+        if (wants_turn(step, block)) return block;
       }
       return -1;
     }
@@ -274,7 +279,7 @@ class Oracle final : public JobTable {
       if (!use.is_backward) continue;
       for (int i = 0; i < c_.unit_blocks[use.unit]; ++i) {
         const int block = first_block_[use.unit] + i;
-        if (is_eager(block) && !started(pass_[step][block].grant)) return block;
+        if (is_eager(block) && wants_turn(step, block)) return block;
       }
     }
     return -1;
@@ -283,9 +288,8 @@ class Oracle final : public JobTable {
     int lanes_taken = 0;
     for (int s = 0; s <= step; ++s) {
       for (int b = 0; b < blocks_; ++b) {
-        const bool is_granted = started(pass_[s][b].grant);
-        if (s < step && !is_granted) return false;  // the pass before comes first
-        if (needs_lane(b) && is_granted && !is_home(pass_[s][b])) ++lanes_taken;
+        if (s < step && wants_turn(s, b)) return false;  // the pass before comes first
+        if (needs_lane(b) && !wants_turn(s, b) && !is_home(pass_[s][b])) ++lanes_taken;
       }
     }
     return next_turn(step) == block &&
@@ -301,6 +305,7 @@ class Oracle final : public JobTable {
     }
   }
   void list_turn(int step, int block) {
+    if (c_.on_device[unit_of_[block]]) return;
     Turn& turn = pass_[step][block];
     const bool parameters_in_ram = c_.parameters_in_ram[block];
     const bool record_in_ram = c_.record_in_ram[block];
@@ -316,18 +321,16 @@ class Oracle final : public JobTable {
                              const Turn& t = pass_[step][block];
                              return is_granted() && t.arrival == t.parameters;
                            }});
-    const auto has_gradients = [=, this] {
-      return is_eager(block) ? all_done(drained_[step][unit_of_[block]]) : norm_known(step);
-    };
     const bool on_storage = c_.gradients_on_storage[unit_of_[block]];
-    turn.gradients = add({.line = kRead,
-                          .duration = on_storage ? c_.read_gradients : 0,
-                          .latency = on_storage ? c_.latency : 0,
-                          .may_start = [=, this] { return is_granted() && has_gradients(); }});
+    turn.gradients =
+        add({.line = kRead,
+             .duration = on_storage ? c_.read_gradients : 0,
+             .latency = on_storage ? c_.latency : 0,
+             .may_start = [=, this] { return is_granted() && may_update(step, block); }});
     turn.adam = add({.line = kCpu, .duration = c_.adam, .may_start = [=, this] {
                        const Turn& t = pass_[step][block];
                        return started(t.grant) && done(t.record) && done(t.arrival) &&
-                              done(t.gradients) && has_gradients();
+                              done(t.gradients) && may_update(step, block);
                      }});
     const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
     turn.write_record = add({.line = storage(kWrite),

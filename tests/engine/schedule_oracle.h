@@ -25,6 +25,7 @@ struct OracleCase {
   std::vector<long> forward, backward;                 // by unit
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
   std::vector<bool> gradients_on_storage;              // by unit
+  std::vector<bool> on_device;                         // by unit: all of its state
   std::vector<OracleUse> uses;
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;

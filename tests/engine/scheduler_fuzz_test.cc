@@ -31,8 +31,13 @@ class RandomJob {
         any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
     config_.placement.gradients =
         any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kDevice});
+    // On a GPU the choice may be "auto", which takes what the budget leaves.
+    is_gpu_ = random_() % 3 == 0;
+    if (random_() % 6 == 0) config_.placement = {.optimizer = TierChoice::kDevice};
+    if (is_gpu_ && random_() % 2 == 0) config_.placement = {};
     config_.memory.host_bytes = any({1_KiB, 1_MiB, 2_MiB, 16_MiB});
     config_.memory.device_bytes = any({1_KiB, 700_KiB, 1_MiB});
+    if (is_gpu_) config_.memory.device_bytes = any({1_KiB, 1_MiB, 1400_KiB, 2_MiB, 4_MiB});
     config_.optimizer.overlap = any({OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                      OverlapPolicy::kEager, OverlapPolicy::kSpeculative});
     const bool is_eager = config_.optimizer.overlap == OverlapPolicy::kEager;
@@ -55,7 +60,8 @@ class RandomJob {
   void run() {
     grow_budgets();
     const auto device = make_delayed_device(
-        make_host_device({.memory_bytes = *config_.memory.device_bytes}), random_(), 150);
+        make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_}),
+        random_(), 150);
     const ModelSpec model = toy_model(options_.frozen_units);
     const StateBytes expected = toy_oracle(config_, options_).state;
     const TaskDelays delays(random_(), 60);
@@ -93,7 +99,8 @@ class RandomJob {
   // Budgets that are too small become the smallest that work, as the error names them.
   void grow_budgets() {
     for (int attempt = 0; attempt < 4; ++attempt) {
-      const auto device = make_host_device({.memory_bytes = *config_.memory.device_bytes});
+      const auto device = make_host_device(
+          {.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_});
       try {
         const Engine engine(config_, toy_model(options_.frozen_units), *device);
         return;
@@ -114,6 +121,7 @@ class RandomJob {
   std::mt19937_64 random_;
   Config config_;
   ToyOptions options_;
+  bool is_gpu_ = false;
 };
 
 TEST(SchedulerFuzz, AnyEngineUnderAnyDelaysGivesTheOraclesBits) {

@@ -78,23 +78,53 @@ TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
                               "frozen");
 }
 
-// The gradients of a rank's shards may wait elsewhere than in host memory.
+// The gradients of a rank's shards may wait elsewhere than in host memory; on storage, not where
+// they are those of all ranks.
 TEST_P(Sharding, GradientsMayWaitElsewhere) {
   const auto [stage, ranks] = GetParam();
   for (const TierChoice tier : {TierChoice::kNvme, TierChoice::kDevice}) {
     const TempDirectory directory;
     Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
     config.placement.gradients = tier;
-    const ToyOptions options{.steps = 3, .micro_batches = 2, .rank_count = ranks};
+    ToyOptions options{.steps = 3, .micro_batches = 2, .rank_count = ranks};
+    options.reduces_each = stage >= 2;
     const auto runs = run_ranks(ranks, config, options);
-    if (stage >= 2) {
+    if (stage >= 2 || tier == TierChoice::kDevice) {
       expect_oracle_on_every_rank(runs, toy_oracle(config, options), "gradients elsewhere");
       continue;
     }
     for (const RankRun& run : runs)
-      EXPECT_NE(run.failure.find("keeps all gradients in every rank's host memory"),
-                std::string::npos)
+      EXPECT_NE(run.failure.find("keeps all gradients in every rank's memory"), std::string::npos)
           << run.failure;
+  }
+}
+
+// Each device updates the rank's shard, and units come together there.
+TEST_P(Sharding, TheDeviceMayUpdateTheShard) {
+  const auto [stage, ranks] = GetParam();
+  for (const MicroBatchOrder order : {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+    for (const double clip_norm : {0.0, 1.0}) {
+      const TempDirectory directory;
+      Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
+      config.placement.optimizer = TierChoice::kDevice;
+      config.optimizer.clip_norm = clip_norm;  // without one: eager
+      ToyOptions options{.steps = 3,
+                         .micro_batches = 2,
+                         .order = order,
+                         .evaluate = true,
+                         .frozen_units = {1},
+                         .rank_count = ranks};
+      options.reduces_each = stage >= 2 || order == MicroBatchOrder::kVertical;
+      const auto runs = run_ranks(ranks, config, options);
+      if (stage < 3) {
+        expect_oracle_on_every_rank(runs, toy_oracle(config, options), "state on the device");
+        continue;
+      }
+      for (const RankRun& run : runs)
+        EXPECT_NE(run.failure.find("placement.optimizer \"device\" with sharding.stage 3"),
+                  std::string::npos)
+            << run.failure;
+    }
   }
 }
 

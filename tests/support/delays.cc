@@ -37,6 +37,7 @@ class DelayedDevice : public HostDevice {
       : inner_(std::move(inner)), us_max_(us_max), state_(seed) {}
 
   std::string_view name() const override { return inner_->name(); }
+  bool has_own_memory() const override { return inner_->has_own_memory(); }
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override {
     return inner_->allocate(size_bytes, purpose);
   }

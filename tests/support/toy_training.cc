@@ -178,7 +178,8 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
 
 ToyResult run_toy(const Config& config, const ToyOptions& options) {
   const auto device =
-      make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
+                        .has_own_memory = options.has_own_memory});
   const ModelSpec model = toy_model(options.frozen_units);
   Engine engine(config, model, *device);
   return run_toy(engine, model, *device, config, options);

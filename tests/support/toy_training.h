@@ -35,6 +35,8 @@ struct ToyOptions {
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
+  // Of run_toy()'s device: it stands for a GPU.
+  bool has_own_memory = false;
   // Changes what a step does from what is planned.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
   // Each rank computes other gradients. The oracle is all of them; without `reduces_each` it adds

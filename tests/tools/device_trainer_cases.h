@@ -119,10 +119,15 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
     TrainConfig mixed = on_nvme;
     mixed.engine.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kNvme};
     mixed.engine.storage.block_elements = 8192;
+    TrainConfig on_device = on_nvme;  // which makes the update
+    on_device.engine.placement = {.optimizer = TierChoice::kDevice};
+    TrainConfig partly_on_device = on_nvme;  // as far as the budget goes
+    partly_on_device.engine.placement = {};
+    partly_on_device.engine.memory.device_bytes = 1_MiB;
     const Result reference = on_machine(in_memory);
     TrainConfig scaled = in_memory;  // a power of two changes no bit either
     scaled.engine.precision.loss_scale.static_scale = 1024;
-    for (const TrainConfig& other : {on_nvme, mixed, scaled}) {
+    for (const TrainConfig& other : {on_nvme, mixed, scaled, on_device, partly_on_device}) {
       const Result actual = on_machine(other);
       EXPECT_EQ(actual.losses, reference.losses) << name_of(precision);
       EXPECT_EQ(actual.gradient_norms, reference.gradient_norms) << name_of(precision);

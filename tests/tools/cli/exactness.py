@@ -32,6 +32,8 @@ VARIANTS = {
                                   **SERIAL},
     "optimizer_on_nvme_serial": {"placement.parameters": "device", "placement.optimizer": "nvme",
                                  **SERIAL},
+    "optimizer_on_device": {"placement.optimizer": "device"},
+    "optimizer_on_device_serial": {"placement.optimizer": "device", **SERIAL},
     "both_on_nvme": {**ON_NVME},
     "both_on_nvme_serial": {**ON_NVME, **SERIAL},
     "both_on_nvme_speculative": {**ON_NVME, "optimizer.overlap": "speculative"},

@@ -5,6 +5,7 @@ import json
 from cli_support import ON_NVME, CliCase, documented_words
 
 SERIAL = {"optimizer.overlap": "serial"}
+DEFERRED = {"optimizer.overlap": "deferred"}
 BUDGETS = {"memory.device": "1GiB", "memory.host": "1GiB"}
 
 
@@ -57,6 +58,17 @@ class Plan(CliCase):
             self.assertGreaterEqual(own["policies"][policy]["step_s"], own["t_min_s"] * 0.98)
         self.assertLess(own["policies"]["deferred"]["step_s"], own["policies"]["serial"]["step_s"])
 
+    def test_auto_is_what_a_run_comes_to_that_seldom_clips(self):
+        host = {"placement.parameters": "host", "placement.optimizer": "host"}
+        for values, policy in (({**ON_NVME, "optimizer.clip_norm": 1e9}, "speculative"),
+                               ({**host, "optimizer.clip_norm": 1e9}, "deferred"),
+                               ({**ON_NVME, "optimizer.clip_norm": 0}, "eager")):
+            with self.subTest(policy):
+                own = self.row(self.plan(values=values), "config")
+                self.assertEqual(own["policy"], policy)
+                run = self.train({**BUDGETS, **values, "run.steps": 34})
+                self.assertEqual(run["steps"][-1]["policy"], policy)
+
     def test_tokens_from_which_offload_is_free(self):
         arguments = ("--flops", 1e12, "--read-rate", "1GB", "--write-rate", "1GB")
         values = {**ON_NVME, "optimizer.overlap": "deferred"}
@@ -75,7 +87,7 @@ class Plan(CliCase):
     def test_alternatives_and_budgets(self):
         document = self.uniform(values={"memory.host": "200MiB", **ON_NVME})
         self.assertEqual([row["name"] for row in document["placements"]],
-                         ["config", "device", "host", "nvme", "mixed"])
+                         ["config", "gpu", "device", "host", "nvme", "mixed"])
         host = self.row(document, "host")
         self.assertFalse(host["fits"])
         self.assertIn("memory.host", host["obstacle"])
@@ -87,6 +99,24 @@ class Plan(CliCase):
         keys |= set(nvme["step"]) | set(nvme["pools"][0])
         self.assertEqual(keys - documented_words(), set())
 
+    def test_state_on_the_device(self):
+        # Twelve bytes a parameter and their gradients, as far as the budget goes, and only on a GPU.
+        budget = {"memory.host": "1GiB", "memory.device": "400MiB", "run.device": "cuda"}
+        whole = self.row(self.uniform(values={**budget, "memory.device": "1GiB"}), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in whole["pools"]}
+        self.assertEqual(pools["device", "optimizer state"], 10 * 2**25)
+        self.assertEqual(pools["host", "optimizer state"] + pools["host", "gradient set"], 0)
+        self.assertEqual(whole["step"]["busy_s"]["optimizer"], 0)
+        part = self.row(self.uniform(values=budget), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in part["pools"]}
+        self.assertGreater(pools["device", "optimizer state"], 0)
+        self.assertGreater(pools["host", "optimizer state"], 0)
+        self.assertLessEqual(part["device_bytes"], 400 << 20)
+        host = self.row(self.uniform(values={**budget, "run.device": "host"}), "config")
+        pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in host["pools"]}
+        self.assertEqual(pools["device", "optimizer state"], 0)
+        self.assertLess(part["step"]["step_s"], host["step"]["step_s"])
+
     def test_does_not_fit(self):
         document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)
         self.assertIn("this config does not fit", self.done.stdout)
@@ -94,7 +124,8 @@ class Plan(CliCase):
         self.assertIsNone(document["free_from_tokens"])
 
     def test_life_of_the_drive(self):
-        document = self.uniform("--bytes-written-rating", "12TB", values=ON_NVME)
+        document = self.uniform("--bytes-written-rating", "12TB",
+                                values={**ON_NVME, **DEFERRED})
         self.assertAlmostEqual(document["steps_of_drive_life"], 12e12 / (12 * 2**25))
         self.assertIn("12TB written last for", self.done.stdout)
 
@@ -116,7 +147,7 @@ class Plan(CliCase):
             with self.subTest(interference):
                 self.calibrate(interference)
                 own = self.row(self.uniform("--io", "io.json", "--adam", "adam.json",
-                                            values=ON_NVME), "config")
+                                            values={**ON_NVME, **DEFERRED}), "config")
                 self.assertRegex(self.done.stdout, rf"reads +{read:.2f} GB/s  calibration")
                 self.assertRegex(self.done.stdout,
                                  rf"writes +{write:.2f} GB/s  calibration, {duplex}")

@@ -28,7 +28,7 @@ struct DeviceMachineFactory {
 inline DeviceMachineFactory host_machine() {
   return {"host", [] { return std::string(); },
           [](DType type, DType gradient_type) {
-            auto device = make_host_device({.memory_bytes = 256_MiB});
+            auto device = make_host_device({.memory_bytes = 256_MiB, .has_own_memory = true});
             auto ops = std::make_unique<DeviceOpsOver<HostLauncher>>(HostLauncher(*device), type,
                                                                      gradient_type);
             return DeviceMachine{std::move(device), std::move(ops)};
