@@ -195,13 +195,13 @@ TEST_F(DeviceState, NonFiniteGradientsAreNamedOrSkipped) {
 // comes back has another norm. Where devices are slow, not before the update has read the old one.
 TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
   const ToyOptions options{.steps = 5, .change = [](std::uint64_t step, ToyUses& uses) {
-                             // The last units: computation waits for no other update behind theirs.
+                             // All but the first: their update is still to come when nobody needs anything but it.
                              const auto leave_out = [&](std::uint32_t first, std::uint32_t last) {
                                std::erase_if(uses, [=](const ToyUse& use) {
                                  return index_of(use.unit) >= first && index_of(use.unit) <= last;
                                });
                              };
-                             if (step == 2) leave_out(4, 5);
+                             if (step == 2) leave_out(1, 5);
                              if (step == 4) leave_out(0, 0);
                              for (std::uint64_t again = 0; step == 3 && again < 3; ++again)
                                uses.push_back({UnitId{static_cast<std::uint32_t>(again % 2)},
@@ -259,6 +259,7 @@ TEST_F(DeviceState, AnEngineWhoseWeightsHaveOverflownRefusesToGoOn) {
       engine.drain();
     });
     EXPECT_NE(message.find("overflow in step 1"), std::string::npos) << message;
+    EXPECT_THROW(engine.drain(), Error);  // with the same words, where the first was finish()
     (void)expect_error(ErrorCode::kPoisoned, [&] { (void)read_state(engine); });
   }
 }
