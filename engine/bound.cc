@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "engine/bound_simulation.h"
 
 namespace sluice {
@@ -41,13 +42,22 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy) {
 }
 
 StepCost minimum_step(const StepShape& shape) {
-  StepCost least;
-  // Which of them moves the fewest bytes depends on what is still in memory when it is wanted.
+  std::vector<StepCost> bounds;
   for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
-                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
-    StepCost cost = bound_step(shape, policy);
-    cost.step_s = std::ranges::max(cost.busy_s);
-    if (policy == OverlapPolicy::kSerial || cost.step_s < least.step_s) least = cost;
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative})
+    bounds.push_back(bound_step(shape, policy));
+  return minimum_of(bounds);
+}
+
+// Which of them moves the fewest bytes depends on what is still in memory when it is wanted.
+StepCost minimum_of(std::span<const StepCost> bounds) {
+  SLUICE_CHECK(!bounds.empty(), "a minimum is over the policies");
+  StepCost least;
+  for (const StepCost& bound : bounds) {
+    const double busy_s = std::ranges::max(bound.busy_s);
+    if (&bound != &bounds.front() && busy_s >= least.step_s) continue;
+    least = bound;
+    least.step_s = busy_s;
   }
   return least;
 }

@@ -5,6 +5,8 @@
 // thread.
 #pragma once
 
+#include <span>
+
 #include "engine/step_cost.h"
 
 namespace sluice {
@@ -19,5 +21,7 @@ StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
 // T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
 StepCost minimum_step(const StepShape& shape);
+// The same from the T_bounds of all policies, where they are known.
+StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

@@ -86,8 +86,9 @@ class Simulation {
   bool has_arrived(std::uint32_t block) const {
     return !is_slotted(block) || slots_.is_valid(block);
   }
+  // That this rank updates, and so fetches from the device once they are added over the ranks.
   std::uint64_t elements_of(std::uint32_t use) const {
-    return layout_.unit(schedule_[use].unit).element_count;
+    return layout_.unit(schedule_[use].unit).shard_elements;
   }
 
   const Layout& layout_;
@@ -244,7 +245,7 @@ void Simulation::computed(std::uint32_t use) {
 
 void Simulation::drain(std::uint32_t use) {
   machine_.copy_down({SimulatedTask::kDrain, use, ranked(0, use)},
-                     layout_.unit_gradient_bytes(schedule_[use].unit));
+                     elements_of(use) * layout_.format().gradient_bytes());
 }
 
 void Simulation::drained(std::uint32_t use) {

@@ -189,6 +189,8 @@ Config engine_config(const ConfigDocument& document) {
   config.sharding.group_is_node = group == "node";
   if (!group)
     config.sharding.group_ranks = static_cast<std::uint32_t>(document.integer("sharding.group"));
+  config.sharding.keep_gathered_bytes =
+      document.size_bytes("sharding.keep_gathered").value_or(config.sharding.keep_gathered_bytes);
   config.sharding.reduction = document.string("sharding.reduction") == "nccl"
                                   ? RankReduction::kNccl
                                   : RankReduction::kExact;

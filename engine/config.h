@@ -152,6 +152,11 @@ struct Config {
     // own. 0 = all of them. A divisor of their number.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // as many as a host has: the tool that knows sets group_ranks
+    // Stage 3: units whose parameters take no more are kept whole on every rank's device, as at
+    // stage 2, as far as memory.device holds them beside the window. Larger: fewer gathers, and so
+    // much of device memory for each such unit. Below the default a gather's time is latency,
+    // whatever its length. 0 = none.
+    std::uint64_t keep_gathered_bytes = 256 << 10;
     // For whoever makes the collectives:
     RankReduction reduction = RankReduction::kExact;
     double timeout_s = 120;  // that a rank waits for another

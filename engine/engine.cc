@@ -48,16 +48,11 @@ Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
 bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
     return false;  // "auto" means eager
-  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+  if (!shadows_serve_all(layout, placement)) return false;
   add_shadows(layout, placement);
-  const bool have_all =
-      std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-        return layout.is_frozen(block.id) || placement.has_shadow(block.id);
-      });
-  return have_all && placement.shadow_bytes != 0 &&
-         std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
-           return free_bytes(path) >= 2 * placement.nvme_bytes();
-         });
+  return std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
+    return free_bytes(path) >= 2 * placement.nvme_bytes();
+  });
 }
 
 }  // namespace
@@ -96,8 +91,8 @@ struct Engine::Parts {
 
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
-    ranks.check(config.placement);
-    ranks.reserve(layout);
+    check_homes(config.sharding, ranks.count(), config.placement);
+    ranks.reserve(config.sharding, layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),

@@ -70,7 +70,8 @@ ordered_json shard_json(const Shard& shard) {
   return {{"index", shard.index},
           {"count", shard.count},
           {"keeps_all_gradients", shard.keeps_all_gradients},
-          {"keeps_all_parameters", shard.keeps_all_parameters}};
+          {"keeps_all_parameters", shard.keeps_all_parameters},
+          {"keep_gathered_bytes", shard.keep_gathered_bytes}};
 }
 
 ordered_json memory_json(const Placement& placement) {
@@ -199,7 +200,8 @@ Shard shard_of_trace(const std::string& engine_section) {
     return Shard{.index = from.at("index").get<std::uint32_t>(),
                  .count = from.at("count").get<std::uint32_t>(),
                  .keeps_all_gradients = from.at("keeps_all_gradients").get<bool>(),
-                 .keeps_all_parameters = from.at("keeps_all_parameters").get<bool>()};
+                 .keeps_all_parameters = from.at("keeps_all_parameters").get<bool>(),
+                 .keep_gathered_bytes = from.at("keep_gathered_bytes").get<std::uint64_t>()};
   });
 }
 

@@ -134,6 +134,11 @@ std::uint64_t Layout::shard_parameter_bytes(UnitId id) const {
   return unit(id).shard_elements * format_.parameter_bytes();
 }
 
+bool Layout::keeps_gathered(UnitId id) const {
+  return shard_.count > 1 && !shard_.keeps_all_parameters &&
+         unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes;
+}
+
 std::uint64_t Layout::set_gradient_bytes(UnitId id) const {
   return set_elements(id) * format_.gradient_bytes();
 }

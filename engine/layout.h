@@ -62,6 +62,7 @@ struct Shard {
   // Whether the rank has those of all parts none the less.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
+  std::uint64_t keep_gathered_bytes = 0;  // parameters of units that take no more, without padding
   // A part is cut further, among so many, for the time of a reduction.
   std::uint32_t pieces = 1;
 };
@@ -131,6 +132,8 @@ class Layout {
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
+  // Ranks share the unit's parameters, and are to have all of them on the device none the less.
+  bool keeps_gathered(UnitId unit) const;
   // What of a unit the gradient set holds: from which element on, and how much.
   std::uint64_t set_begin(UnitId id) const {
     return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;

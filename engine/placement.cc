@@ -1,5 +1,7 @@
 #include "engine/placement.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/units.h"
@@ -73,6 +75,17 @@ void add_shadows(const Layout& layout, Placement& placement) {
       placement.shadow_bytes +=
           layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id);
   }
+}
+
+bool shadows_serve_all(const Layout& layout, Placement placement) {
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+  add_shadows(layout, placement);
+  return placement.shadow_bytes != 0 &&
+         std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+           // What ranks keep gathered is small.
+           return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
+                  placement.has_shadow(block.id);
+         });
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

@@ -160,6 +160,9 @@ std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
 // Gives every block that can have one its shadow.
 void add_shadows(const Layout& layout, Placement& placement);
+// Whether then every trained block would have one, and no gradient would wait elsewhere than in
+// host memory: where every update can be tentative. What "auto" asks before it speculates.
+bool shadows_serve_all(const Layout& layout, Placement placement);
 
 // What each unit needs in the device window: 0 for units homed on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

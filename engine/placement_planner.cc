@@ -192,12 +192,11 @@ void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t wind
   const std::uint64_t window =
       std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
   std::uint64_t rest = budget - reserved_bytes - window;
-  if (may_be_resident()) {
-    for (const UnitPlace& unit : layout_.units()) {
-      if (unit_slot_bytes(unit) > rest) break;
-      rest -= unit_slot_bytes(unit);
-      make_resident(unit);
-    }
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!may_be_resident() && !layout_.keeps_gathered(unit.id)) continue;
+    if (unit_slot_bytes(unit) > rest) break;
+    rest -= unit_slot_bytes(unit);
+    make_resident(unit);
   }
   placement_.window_bytes = std::min(window, window_bytes_for(schedule_, sizes_, ahead));
 }

@@ -20,18 +20,13 @@ CollectiveSpan vote_span(std::uint64_t size_bytes) {
 }  // namespace
 
 Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
-    : collectives_(collectives), device_(device), stage_(sharding.stage) {
+    : collectives_(collectives), device_(device) {
   if (collectives == nullptr) return;
   rank_ = collectives->rank();
   count_ = collectives->rank_count();
   if (!are_several()) return;
-  SLUICE_CHECK(!sharding.group_is_node, "whoever knows the hosts has set group_ranks");
-  group_ = sharding.group_ranks == 0 ? count_ : sharding.group_ranks;
-  if (count_ % group_ != 0)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("sharding.group is {}, but {} ranks are not a multiple of that; choose "
-                            "a divisor, or start other ranks",
-                            group_, count_));
+  group_ = group_size(sharding, count_);
+  shard_ = shard_of(sharding, rank_, count_);
   std::vector<std::uint32_t> all(count_);
   std::iota(all.begin(), all.end(), 0u);
   const auto group = std::span(all).subspan(is_hybrid() ? rank_ / group_ * group_ : 0,
@@ -44,54 +39,14 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
     for (std::uint32_t rank = rank_ % group_; rank < count_; rank += group_) peers.push_back(rank);
     across_ = collectives->open(peers);
   }
-  buffer_ = DeviceBuffer(device, kExchangeBytesMax, "votes of the ranks");
+  buffer_ = DeviceBuffer(device, kVoteBytes, "votes of the ranks");
   stream_ = Stream(device, "votes");
 }
 
-Shard Ranks::shard() const {
-  if (!shard_optimizer())
-    return {.keeps_all_gradients = are_several(), .pieces = is_hybrid() ? count_ : 1};
-  return {.index = rank_ % group_,
-          .count = group_,
-          .keeps_all_gradients = !shard_gradients(),
-          .keeps_all_parameters = !shard_parameters(),
-          .pieces = count_ / group_};
-}
-
-void Ranks::reserve(const Layout& layout) {
-  if (!is_hybrid()) return;
-  std::uint64_t elements_max = 0;
-  for (const UnitPlace& unit : layout.units())
-    if (!unit.is_frozen) elements_max = std::max(elements_max, unit.element_count / group_);
-  partial_ = DeviceBuffer(device_, elements_max * sizeof(float), "gradients summed in a group");
-}
-
-void Ranks::check(const Config::Placement& choices) const {
-  const bool is_elsewhere =
-      choices.parameters == TierChoice::kHost || choices.parameters == TierChoice::kNvme;
-  if (shard_parameters() && choices.parameters == TierChoice::kDevice)
-    throw Error(
-        ErrorCode::kConfig,
-        "placement.parameters \"device\" with sharding.stage 3: each rank homes its shard in "
-        "host memory or on storage, and units come together in the device window; choose "
-        "auto, host or nvme, or stage 2 to keep all parameters on every device");
-  if (shard_parameters() && choices.optimizer == TierChoice::kDevice)
-    throw Error(ErrorCode::kConfig,
-                "placement.optimizer \"device\" with sharding.stage 3: the device updates units "
-                "whose parameters are at home there, and that stage keeps none there; choose auto, "
-                "host or nvme, or stage 2");
-  if (shard_optimizer() && !shard_parameters() && is_elsewhere)
-    throw Error(
-        ErrorCode::kConfig,
-        fmt::format("placement.parameters \"{}\" with sharding.stage {}: that stage keeps all "
-                    "parameters in every rank's device memory; choose stage 3, or device",
-                    choices.parameters == TierChoice::kHost ? "host" : "nvme", stage_));
-  if (are_several() && !shard_gradients() && choices.gradients == TierChoice::kNvme)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("placement.gradients \"nvme\" with sharding.stage {}: that stage keeps "
-                            "all gradients in every rank's memory; choose stage 2 or 3, or host or "
-                            "device",
-                            stage_));
+void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
+  const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
+  if (elements == 0) return;
+  partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group");
 }
 
 std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {
@@ -100,7 +55,7 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
     std::ranges::copy(own, all.begin());
     return all;
   }
-  SLUICE_CHECK(all.size() <= kExchangeBytesMax, "ranks say little at a time");
+  SLUICE_CHECK(all.size() <= kVoteBytes, "ranks say little at a time");
   std::byte* const place = buffer_.data() + rank_ * own.size();
   device_.copy(place, own.data(), own.size(), stream_.id());
   votes_->all_gather(
@@ -113,8 +68,8 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
 
 void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject) {
   if (!are_several()) return;
-  for (std::uint64_t begin = 0; begin < data.size(); begin += kExchangeBytesMax) {
-    const auto piece = data.subspan(begin, std::min(kExchangeBytesMax, data.size() - begin));
+  for (std::uint64_t begin = 0; begin < data.size(); begin += kVoteBytes) {
+    const auto piece = data.subspan(begin, std::min(kVoteBytes, data.size() - begin));
     if (root == rank_) device_.copy(buffer_.data(), piece.data(), piece.size(), stream_.id());
     votes_->run(vote_span(piece.size()), stream_.id(), [&] {
       votes_->collectives().broadcast(

@@ -26,6 +26,7 @@
 #include "engine/config.h"
 #include "engine/layout.h"
 #include "engine/rank_sequence.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 
@@ -47,22 +48,20 @@ class Ranks {
   // What of the device's memory it takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
   // Takes what reductions need. Once, before device_bytes() counts.
-  void reserve(const Layout& layout);
-  // Fails with: kConfig for homes of the parameters that the stage does not have.
-  void check(const Config::Placement& choices) const;
+  void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
   // What is 1/N on every rank. Each includes those before it.
-  bool shard_optimizer() const { return group_ > 1 && stage_ >= 1; }
-  bool shard_gradients() const { return group_ > 1 && stage_ >= 2; }
-  bool shard_parameters() const { return group_ > 1 && stage_ >= 3; }
+  bool shard_optimizer() const { return shard_.count > 1; }
+  bool shard_gradients() const { return shard_optimizer() && !shard_.keeps_all_gradients; }
+  bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The first so many ranks have all of the state between them.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
   // What the layout's blocks are cut from.
-  Shard shard() const;
+  const Shard& shard() const { return shard_; }
 
   // Requires: are_several().
   RankSequence& gathers() const { return *gathers_; }
@@ -93,8 +92,6 @@ class Ranks {
   void abort(std::string_view reason) noexcept;
 
  private:
-  static constexpr std::uint64_t kExchangeBytesMax = 64 << 10;  // by all ranks together, at once
-
   // Part of a unit, for the time of a reduction.
   struct Part {
     std::byte* data = nullptr;
@@ -108,10 +105,10 @@ class Ranks {
   // Constant after construction.
   Collectives* collectives_;
   Device& device_;
-  std::uint32_t stage_;
   std::uint32_t rank_ = 0;
   std::uint32_t count_ = 1;
   std::uint32_t group_ = 1;  // ranks in a group; consecutive
+  Shard shard_;
   std::unique_ptr<RankSequence> gathers_;
   std::unique_ptr<RankSequence> resident_gathers_;
   std::unique_ptr<RankSequence> reductions_;

@@ -134,26 +134,34 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
     const auto device = make_cuda_device();
     const auto ops = gpt::make_cuda_ops(*device, DType::kBf16, DType::kBf16);
     const StepBench step = bench_training(config, *device, *ops, options.steps, rates);
-    const std::string of_t_min =
-        step.percent_of_t_min ? fmt::format(", {:.1f} % of T_min", *step.percent_of_t_min) : "";
+    const auto device_most = [&](StepPhase phase) {
+      return step.device_most_bytes[static_cast<std::size_t>(phase)];
+    };
     fmt::print(
         "{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
-        "computation alone{}, stall {:.3f} s\n",
+        "computation alone, {:.1f} % of T_min, stall {:.3f} s\n      {:26} device memory of the "
+        "engine: forward {}, backward {}, optimizer {}; activations {}\n",
         shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
-        step.step_s.most, step.percent_of_compute, of_t_min, step.stall_s);
-    entry.update(
-        {{"tokens_per_s", step.tokens_per_s},
-         {"step_s", json_of(step.step_s)},
-         {"stall_s", step.stall_s},
-         {"compute_step_s", step.compute_step_s},
-         {"percent_of_compute", step.percent_of_compute},
-         {"t_min_s", step.t_min_s ? Json(*step.t_min_s) : Json()},
-         {"percent_of_t_min", step.percent_of_t_min ? Json(*step.percent_of_t_min) : Json()},
-         {"products", ops->description()},
-         {"device_pool_bytes", step.device_pool_bytes},
-         {"host_pool_bytes", step.host_pool_bytes},
-         {"nvme_bytes", step.nvme_bytes},
-         {"activation_bytes", step.activation_bytes}});
+        step.step_s.most, step.percent_of_compute, step.percent_of_t_min, step.stall_s, "",
+        format_bytes(device_most(StepPhase::kForward)),
+        format_bytes(device_most(StepPhase::kBackward)),
+        format_bytes(device_most(StepPhase::kOptimizer)), format_bytes(step.activation_bytes));
+    entry.update({{"tokens_per_s", step.tokens_per_s},
+                  {"step_s", json_of(step.step_s)},
+                  {"stall_s", step.stall_s},
+                  {"compute_step_s", step.compute_step_s},
+                  {"percent_of_compute", step.percent_of_compute},
+                  {"t_min_s", step.t_min_s},
+                  {"percent_of_t_min", step.percent_of_t_min},
+                  {"products", ops->description()},
+                  {"device_pool_bytes", step.device_pool_bytes},
+                  {"host_pool_bytes", step.host_pool_bytes},
+                  {"nvme_bytes", step.nvme_bytes},
+                  {"device_most_bytes",
+                   {{"forward", device_most(StepPhase::kForward)},
+                    {"backward", device_most(StepPhase::kBackward)},
+                    {"optimizer", device_most(StepPhase::kOptimizer)}}},
+                  {"activation_bytes", step.activation_bytes}});
   } catch (const Error& error) {
     const std::string text = error.what();
     return left_out(text.substr(0, text.find('\n')));
@@ -180,6 +188,13 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     root["adam"] = measure_adam(*device);
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
+    measure_drive(options.path, 2_GiB, rates);
+    fmt::print("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
+               rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,
+               rates.duplex == Duplex::kHalf ? "half" : "full");
+    root["drive"] = {{"read_bytes_per_second", rates.read_bytes_per_second},
+                     {"write_bytes_per_second", rates.write_bytes_per_second},
+                     {"duplex", rates.duplex == Duplex::kHalf ? "half" : "full"}};
   }
   const std::filesystem::path token_file =
       std::filesystem::path(options.path) / fmt::format("sluice-bench-tokens-{}", ::getpid());

@@ -9,9 +9,12 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "engine/bound.h"
+#include "engine/storage_queue.h"
 #include "tools/device_trainer.h"
 #include "tools/gpt/counter_random.h"
 #include "tools/gpt/gpt_model.h"
+#include "tools/io_bench.h"
+#include "tools/plan_rates.h"
 
 namespace sluice {
 namespace {
@@ -233,6 +236,9 @@ double minimum_step_s(const TrainConfig& config, const Engine& engine, double co
   return minimum_step(StepShape{engine.layout(), placement, schedule, window, rates}).step_s;
 }
 
+constexpr std::uint64_t kDriveRequestBytes = 4_MiB;
+constexpr std::uint32_t kDriveDepth = 16;
+
 // Small, of both signs, and cheap: the values do not matter, that they differ does.
 void fill_cheaply(std::uint64_t first, std::span<float> values) {
   for (std::uint64_t i = 0; i < values.size(); ++i) {
@@ -242,6 +248,25 @@ void fill_cheaply(std::uint64_t first, std::span<float> values) {
 }
 
 }  // namespace
+
+void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates) {
+  IoBench drive({.paths = {path},
+                 .file_bytes = file_bytes,
+                 .request_bytes_max = kDriveRequestBytes,
+                 .depth_max = kDriveDepth},
+                [](std::span<std::byte> memory, std::span<const int> files) {
+                  std::string note;
+                  return open_io_queue({}, {.memory = memory, .files = files}, note);
+                });
+  const auto rate = [&](IoPattern pattern) {
+    const IoMeasurement measured = drive.measure(
+        {.pattern = pattern, .request_bytes = kDriveRequestBytes, .depth = kDriveDepth});
+    return static_cast<double>(measured.bytes) / measured.seconds;
+  };
+  const double read = rate(IoPattern::kRead);
+  const double write = rate(IoPattern::kWrite);
+  set_storage_rates(read, write, 2 / rate(IoPattern::kMixed) / (1 / read + 1 / write), rates);
+}
 
 StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                          unsigned steps, Rates rates) {
@@ -261,10 +286,12 @@ StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceO
   (void)trainer.train_step(0);
   std::vector<double> times;
   std::vector<double> stalls;
+  PhaseMarks marks;
   for (unsigned step = 1; step <= steps; ++step) {
     const auto begin = std::chrono::steady_clock::now();
     const TrainedStep trained = trainer.train_step(step);
     times.push_back(seconds_since(begin));
+    raise_marks(marks, trained.report.buffers);
     stalls.push_back(static_cast<double>(trained.report.stall_ns) * 1e-9);
   }
   engine.drain();
@@ -277,10 +304,11 @@ StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceO
   result.device_pool_bytes = engine.placement().device_bytes();
   result.host_pool_bytes = engine.placement().host_bytes();
   result.nvme_bytes = engine.placement().nvme_bytes();
-  if (result.nvme_bytes == 0) {
-    result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
-    result.percent_of_t_min = 100 * *result.t_min_s / result.step_s.median;
-  }
+  for (std::size_t phase = 0; phase < kStepPhases; ++phase)
+    result.device_most_bytes[phase] =
+        engine.placement().device_home_bytes() + marks[phase].device_bytes;
+  result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
+  result.percent_of_t_min = 100 * result.t_min_s / result.step_s.median;
   return result;
 }
 

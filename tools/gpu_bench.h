@@ -3,12 +3,13 @@
 // take any device, so that tests run them on the host. Thread rule: one measurement at a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/pool_meter.h"
 #include "engine/step_cost.h"
 #include "gpu/device_math.h"
 #include "tools/gpt/device_ops.h"
@@ -64,19 +65,24 @@ struct StepBench {
   double stall_s = 0;         // of the median step
   double compute_step_s = 0;  // the same passes alone: nothing moves, nothing is updated
   double percent_of_compute = 0;
-  // The busy time of the scarcest resource (engine/bound.h), and what the median step is of it;
-  // nothing where state lives on NVMe, whose rates are not measured here.
-  std::optional<double> t_min_s;
-  std::optional<double> percent_of_t_min;
+  // The busy time of the scarcest resource (engine/bound.h), and what the median step is of it.
+  double t_min_s = 0;
+  double percent_of_t_min = 0;
+  // Of the engine: what is at home there, and what its pools had lent at most.
+  std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
 // Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for it.
-// `rates` of copies and of the optimizer; computation's is measured.
+// `rates` of storage, copies and the optimizer; computation's is measured.
 StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                          unsigned steps, Rates rates);
+
+// The drive under `path`, reading, writing and both, in `rates`. The file there has no name.
+// Fails with: kNoSpace, kInput, kIo.
+void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 
 // Writes random tokens below `vocabulary` (uint16) to `path`.
 void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);

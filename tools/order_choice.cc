@@ -9,6 +9,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "engine/parameter_groups.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 namespace {
@@ -26,7 +27,8 @@ std::string summary_of(const OrderPlan& plan) {
                      format_bytes(plan.traffic.activation_in_bytes));
 }
 
-OrderPlan plan_order(Config config, const ModelSpec& model, MicroBatchOrder order) {
+OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
+                     MicroBatchOrder order) {
   OrderPlan plan;
   plan.order = order;
   config.activations.order = order;
@@ -36,7 +38,8 @@ OrderPlan plan_order(Config config, const ModelSpec& model, MicroBatchOrder orde
     return plan;
   }
   const Layout layout(model, state_format(config), config.storage.block_elements,
-                      ParameterGroups(config.optimizer, model).set_of_tensors());
+                      ParameterGroups(config.optimizer, model).set_of_tensors(),
+                      shard_of(config.sharding, 0, ranks));
   try {
     const Placement placement = plan_placement(
         layout, model, config.placement,
@@ -50,7 +53,7 @@ OrderPlan plan_order(Config config, const ModelSpec& model, MicroBatchOrder orde
     plan.copied_bytes = plan.traffic.activation_out_bytes + plan.traffic.activation_in_bytes;
     for (std::size_t use = 0; use < step.schedule.size(); ++use) {
       if (step.window.uses[use].fetch)
-        plan.copied_bytes += layout.unit_parameter_bytes(step.schedule[use].unit);
+        plan.copied_bytes += layout.shard_parameter_bytes(step.schedule[use].unit);
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory) throw;
@@ -61,9 +64,10 @@ OrderPlan plan_order(Config config, const ModelSpec& model, MicroBatchOrder orde
 
 }  // namespace
 
-std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model) {
-  return {plan_order(config, model, MicroBatchOrder::kHorizontal),
-          plan_order(config, model, MicroBatchOrder::kVertical)};
+std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
+                                     std::uint32_t ranks) {
+  return {plan_order(config, model, ranks, MicroBatchOrder::kHorizontal),
+          plan_order(config, model, ranks, MicroBatchOrder::kVertical)};
 }
 
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model) {
@@ -83,13 +87,13 @@ void fill_budgets(Config::Memory& memory) {
   memory.host_bytes = memory.host_bytes.value_or(topology().memory_bytes / 2);
 }
 
-void resolve_order(TrainConfig& config) {
+void resolve_order(TrainConfig& config, std::uint32_t ranks) {
   if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
   if (!config.order) {
     Config engine = config.engine;
     fill_budgets(engine.memory);
     const ModelSpec model = validated(training_model(config));
-    config.order = better_order(plan_orders(engine, model), model);
+    config.order = better_order(plan_orders(engine, model, ranks), model);
   }
   config.engine.activations.order = *config.order;
 }

@@ -22,8 +22,9 @@ struct OrderPlan {
 };
 
 // Horizontal, then vertical. `config` has its memory budgets, and its activations the step's
-// micro-batches; `model` is validated().
-std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model);
+// micro-batches; `model` is validated(). Of one of `ranks`.
+std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
+                                     std::uint32_t ranks);
 
 // What "auto" comes to: vertical if it is possible and moves fewer bytes to and from storage, or as
 // many and fewer between host and device. Horizontal where backward uses a unit more than once
@@ -33,8 +34,9 @@ MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelS
 // Gives `config` the budgets of this machine where it names none.
 void fill_budgets(Config::Memory& memory);
 
-// Settles `order`, and the activations' order with it.
-void resolve_order(TrainConfig& config);
+// Settles `order`, and the activations' order with it, alike on all of `ranks` that have one
+// config.
+void resolve_order(TrainConfig& config, std::uint32_t ranks);
 
 // "micro-batches vertical: ... ; horizontal: ...": a line for people.
 std::string describe(const std::array<OrderPlan, 2>& plans, MicroBatchOrder chosen);

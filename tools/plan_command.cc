@@ -31,7 +31,6 @@ constexpr double kSecondsADay = 86400;
 
 struct Subject {
   PlanRequest request;
-  ModelSpec model;  // the whole one
   PlanRates rates;
   std::array<OrderPlan, 2> orders;
   double parameters = 0;  // of the whole model
@@ -56,17 +55,6 @@ void add_boundaries(ModelSpec& model, double parameters, std::uint32_t layers, d
       layers - 1, static_cast<std::uint64_t>(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
 }
 
-// Each unit's tensors, flattened, cut among the ranks; the largest part.
-ModelSpec shard_of(const ModelSpec& model, std::uint32_t ranks) {
-  ModelSpec shard = model;
-  for (UnitSpec& unit : shard.units) {
-    std::uint64_t elements = 0;
-    for (const TensorSpec& tensor : unit.tensors) elements += tensor.element_count();
-    unit.tensors = {{.name = unit.name + ".shard", .shape = {div_ceil(elements, ranks)}}};
-  }
-  return shard;
-}
-
 Subject subject_of(const PlanOptions& options) {
   ConfigDocument document = ConfigDocument::from_file(options.config_file);
   for (const std::string& assignment : options.assignments) document.set(assignment);
@@ -87,12 +75,15 @@ Subject subject_of(const PlanOptions& options) {
   if (options.parameters && config.engine.activations.home != ActivationHome::kKeep)
     add_boundaries(model, *options.parameters, options.layers,
                    subject.tokens / config.micro_batches);
-  subject.model = model;
-  request.model =
-      options.ranks == 1 ? model : shard_of(model, group_of(config.engine, options.ranks));
+  if (options.ranks > 1 && request.config.sharding.group_is_node)
+    throw Error(ErrorCode::kConfig,
+                "sharding.group is \"node\": a plan does not know how many ranks a host will have; "
+                "set it to their number");
+  request.model = model;
+  request.ranks = options.ranks;
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
-  subject.orders = plan_orders(request.config, valid);
+  subject.orders = plan_orders(request.config, valid, options.ranks);
   request.order = config.order.value_or(better_order(subject.orders, valid));
   request.config.activations.order = request.order;
   const bool is_on_gpu = config.device == DeviceChoice::kCuda ||
@@ -227,7 +218,7 @@ void write_json(const PlanOptions& options, const Subject& subject,
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
   if (options.stages) {
     for (const StageMemory& stage :
-         memory_by_stage(subject.request.config, subject.model, options.ranks))
+         memory_by_stage(subject.request.config, subject.request.model, options.ranks))
       root["stages"].push_back({{"parameter_bytes", stage.parameter_bytes},
                                 {"window_bytes", stage.window_bytes},
                                 {"gradient_bytes", stage.gradient_bytes},
@@ -273,11 +264,8 @@ int run_plan(const PlanOptions& options) {
     fmt::print("{} written last for {:.3g} steps, {:.3g} days of this\n",
                options.bytes_written_rating, *steps, *steps * own.step.step_s / kSecondsADay);
   if (options.stages)
-    fmt::print("{}", stage_table(subject.request.config, subject.model, options.ranks));
-  if (options.ranks > 1)
-    fmt::print(
-        "device memory holds gathered units beside the shards' pools; collectives take no "
-        "time in this plan\n");
+    fmt::print("{}", stage_table(subject.request.config, subject.request.model, options.ranks));
+  if (options.ranks > 1) fmt::print("collectives take no time in this plan\n");
   if (!options.json_file.empty()) write_json(options, subject, all, free_tokens);
   return fits ? kExitOk : kExitResource;
 }

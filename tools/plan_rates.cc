@@ -20,8 +20,7 @@ constexpr double kAssumedCopy = 20e9;
 constexpr double kAssumedAdam = 2e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
-// Reading and writing at once, over the sum of one after the other: 1 on a half-duplex drive, 0.5
-// on one that does both at full rate. Nearer to which?
+// Of interference: nearer to half duplex, or to full?
 constexpr double kHalfDuplexFrom = 0.75;
 
 nlohmann::json read_json(const std::string& path) {
@@ -60,17 +59,13 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
 
 void take_io_file(const PlanRateOptions& options, PlanRates& plan) {
   const nlohmann::json document = read_json(options.io_file);
-  Rates& rates = plan.rates;
   try {
     const nlohmann::json& best = document.at("best");
-    rates.read_bytes_per_second = best.at("read").at("bytes_per_second").get<double>();
-    rates.write_bytes_per_second = best.at("write").at("bytes_per_second").get<double>();
-    const double interference = document.at("interference").get<double>();
-    rates.duplex = interference >= kHalfDuplexFrom ? Duplex::kHalf : Duplex::kFull;
-    // So that reading and writing at once takes as long as it was measured to.
-    const double scale = interference * (rates.duplex == Duplex::kHalf ? 1 : 2);
-    rates.read_bytes_per_second /= scale;
-    rates.write_bytes_per_second /= scale;
+    const auto rate = [&](const char* pattern) {
+      return best.at(pattern).at("bytes_per_second").get<double>();
+    };
+    set_storage_rates(rate("read"), rate("write"), document.at("interference").get<double>(),
+                      plan.rates);
   } catch (const nlohmann::json::exception&) {
     throw Error(ErrorCode::kInput,
                 fmt::format("\"{}\" is no calibration of reads, writes and both; write it with "
@@ -97,6 +92,14 @@ const char* source_of(bool is_stated, const std::string& file) {
 }
 
 }  // namespace
+
+void set_storage_rates(double read, double write, double interference, Rates& rates) {
+  rates.duplex = interference >= kHalfDuplexFrom ? Duplex::kHalf : Duplex::kFull;
+  // So that reading and writing at once takes as long as it was measured to.
+  const double scale = interference * (rates.duplex == Duplex::kHalf ? 1 : 2);
+  rates.read_bytes_per_second = read / scale;
+  rates.write_bytes_per_second = write / scale;
+}
 
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) {
   PlanRates plan;

@@ -27,6 +27,11 @@ struct PlanRates {
   std::vector<std::string> sources;  // a line each
 };
 
+// Storage's part of `rates` from bytes a second of reading and of writing, and `interference`: the
+// time of both at once over the sum of one after the other, 1 on a half-duplex drive, 0.5 on one
+// that does both at full rate.
+void set_storage_rates(double read, double write, double interference, Rates& rates);
+
 // Fails with: kConfig (an option), kInput (a calibration file that cannot be read or is none).
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 namespace {
@@ -11,11 +12,14 @@ namespace {
 constexpr double kHidden = 1.05;
 constexpr double kLogFactorMax = 20;
 
-OverlapPolicy policy_of(const Config::Optimizer& optimizer) {
+// What "auto" comes to while clipping is rare, and the drives have room for shadow copies.
+OverlapPolicy policy_of(const Config::Optimizer& optimizer, const Layout& layout,
+                        const Placement& placement) {
   if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
-  return optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop
-             ? OverlapPolicy::kEager
-             : OverlapPolicy::kDeferred;
+  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  return shadows_serve_all(layout, placement) ? OverlapPolicy::kSpeculative
+                                              : OverlapPolicy::kDeferred;
 }
 
 class Planning {
@@ -23,7 +27,8 @@ class Planning {
   explicit Planning(const PlanRequest& request)
       : request_(request),
         model_(validated(request.model)),
-        layout_(model_, state_format(request.config), request.config.storage.block_elements),
+        layout_(model_, state_format(request.config), request.config.storage.block_elements, {},
+                shard_of(request.config.sharding, 0, request.ranks)),
         schedule_(training_schedule(model_, request.micro_batches, request.order)),
         rates_(request.rates) {
     set_compute_factor(1);
@@ -50,20 +55,25 @@ class Planning {
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const {
     PlannedPlacement planned;
     planned.name = name;
-    planned.policy = policy_of(request_.config.optimizer);
-    const PassNeeds needs{.overlaps = planned.policy != OverlapPolicy::kSerial,
+    const OverlapPolicy overlap = request_.config.optimizer.overlap;
+    const PassNeeds needs{.overlaps = overlap != OverlapPolicy::kSerial,
                           .lanes = request_.config.optimizer.lanes,
                           .fills_device = request_.fills_device,
                           .activations = request_.config.activations};
-    const Budgets budgets{.device_bytes = *request_.config.memory.device_bytes,
+    const std::uint64_t buffers =
+        rank_buffer_bytes(request_.config.sharding, request_.ranks, layout_);
+    const std::uint64_t device = *request_.config.memory.device_bytes;
+    const Budgets budgets{.device_bytes = device - std::min(device, buffers),
                           .host_bytes = *request_.config.memory.host_bytes};
     try {
+      check_homes(request_.config.sharding, request_.ranks, choices);
       planned.placement = plan_placement(layout_, model_, choices, budgets, needs);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
       planned.obstacle = error.what();
       return planned;
     }
+    planned.policy = policy_of(request_.config.optimizer, layout_, planned.placement);
     if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout_, planned.placement);
     planned.compute_s = compute_s();
     planned.step = with_shape(planned.placement, [&](const StepShape& shape) {
@@ -79,7 +89,9 @@ class Planning {
           policy, with_shape(planned.placement,
                              [&](const StepShape& shape) { return bound_step(shape, policy); }));
     }
-    planned.least = with_shape(planned.placement, minimum_step);
+    std::vector<StepCost> bounds;
+    for (const auto& [policy, cost] : planned.policies) bounds.push_back(cost);
+    planned.least = minimum_of(bounds);
   }
 
  private:
@@ -106,6 +118,7 @@ class Planning {
 }  // namespace
 
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
+  check_homes(request.config.sharding, request.ranks, request.config.placement);
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),

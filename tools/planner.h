@@ -11,8 +11,9 @@
 namespace sluice {
 
 struct PlanRequest {
-  Config config;    // memory budgets given
-  ModelSpec model;  // of one rank: its shard of each unit
+  Config config;            // memory budgets given
+  ModelSpec model;          // the whole one
+  std::uint32_t ranks = 1;  // of which this is rank 0
   // Floating-point operations of a unit's forward use, by unit; backward takes twice as many, and
   // as many again where it recomputes activations.
   std::vector<double> forward_flops;
@@ -37,7 +38,9 @@ struct PlannedPlacement {
 };
 
 // The config's own placement, then: gpu (all there, which updates it), device (parameters there,
-// optimizer in host memory), host, nvme, mixed (as budgets allow).
+// optimizer in host memory), host, nvme, mixed (as budgets allow). Where several ranks cannot have
+// one, it has an obstacle.
+// Fails with: kConfig for a config whose own placement they cannot have.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 
 // How many times the computation of `request` a step needs so that its time is computation's to

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "engine/layout.h"
+#include "engine/sharding.h"
 #include "engine/window_plan.h"
 
 namespace sluice {
@@ -14,13 +14,15 @@ namespace {
 
 constexpr std::uint32_t kUnitsAhead = 2;  // as the placement plans its window
 
-StageMemory memory_of(const Layout& layout, const ModelSpec& model, bool shares_parameters) {
+StageMemory memory_of(const Layout& layout, const ModelSpec& model) {
+  const bool shares_parameters = layout.shard().count > 1 && !layout.shard().keeps_all_parameters;
   StageMemory memory;
   std::vector<std::uint64_t> sizes;
   for (const UnitPlace& unit : layout.units()) {
-    sizes.push_back(layout.unit_parameter_bytes(unit.id));
-    memory.parameter_bytes += shares_parameters ? layout.shard_parameter_bytes(unit.id)
-                                                : layout.unit_parameter_bytes(unit.id);
+    const bool is_whole = !shares_parameters || layout.keeps_gathered(unit.id);
+    sizes.push_back(is_whole ? 0 : layout.unit_parameter_bytes(unit.id));
+    memory.parameter_bytes +=
+        is_whole ? layout.unit_parameter_bytes(unit.id) : layout.shard_parameter_bytes(unit.id);
     memory.gradient_bytes += layout.set_gradient_bytes(unit.id);
   }
   for (const BlockPlace& block : layout.blocks())
@@ -33,37 +35,22 @@ StageMemory memory_of(const Layout& layout, const ModelSpec& model, bool shares_
 
 }  // namespace
 
-std::uint32_t group_of(const Config& config, std::uint32_t ranks) {
-  const Config::Sharding& sharding = config.sharding;
-  if (sharding.group_is_node && ranks > 1)
-    throw Error(ErrorCode::kConfig,
-                "sharding.group is \"node\": a plan does not know how many ranks a host will have; "
-                "set it to their number");
-  const std::uint32_t group = sharding.group_ranks == 0 ? ranks : sharding.group_ranks;
-  if (ranks > 1 && ranks % group != 0)
-    throw Error(ErrorCode::kConfig, fmt::format("sharding.group is {}, but {} ranks are not a "
-                                                "multiple of that; choose a divisor",
-                                                group, ranks));
-  return ranks == 1 ? 1 : group;
-}
-
 std::array<StageMemory, 4> memory_by_stage(const Config& config, const ModelSpec& given,
                                            std::uint32_t ranks) {
   const ModelSpec model = validated(given);
-  const std::uint32_t group = group_of(config, ranks);
+  Config::Sharding sharding = config.sharding;
   std::array<StageMemory, 4> stages;
   for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
-    const Shard shard{.count = stage == 0 ? 1 : group,
-                      .keeps_all_gradients = stage < 2,
-                      .keeps_all_parameters = stage < 3};
-    const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
-    stages[stage] = memory_of(layout, model, stage == 3 && group > 1);
+    sharding.stage = stage;
+    const Layout layout(model, state_format(config), config.storage.block_elements, {},
+                        shard_of(sharding, 0, ranks));
+    stages[stage] = memory_of(layout, model);
   }
   return stages;
 }
 
 std::string stage_table(const Config& config, const ModelSpec& model, std::uint32_t ranks) {
-  const std::uint32_t group = group_of(config, ranks);
+  const std::uint32_t group = group_size(config.sharding, ranks);
   std::string table = fmt::format(
       "\none of {} ranks{} keeps, whatever the tier:\n{:<7}{:>12}{:>12}"
       "{:>12}{:>12}{:>12}\n",

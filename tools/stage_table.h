@@ -12,17 +12,13 @@
 namespace sluice {
 
 // Of one rank, at rest; `window` is what stage 3 brings together on the device, for the leases and
-// two units ahead.
+// two units ahead. Parameters include all of what stage 3 keeps gathered.
 struct StageMemory {
   std::uint64_t parameter_bytes = 0;
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
 };
-
-// Ranks that share a copy of the state.
-// Fails with: kConfig.
-std::uint32_t group_of(const Config& config, std::uint32_t ranks);
 
 // By stage. `model` is the whole one.
 std::array<StageMemory, 4> memory_by_stage(const Config& config, const ModelSpec& model,

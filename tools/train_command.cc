@@ -129,8 +129,9 @@ class TrainRun {
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
       fill_budgets(engine.memory);
-      fmt::print("{}\n",
-                 describe(plan_orders(engine, validated(training_model(config_))), record_.order));
+      fmt::print("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
+                                              engine_.rank_count()),
+                                  record_.order));
     }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
@@ -293,7 +294,7 @@ int run_train(const TrainOptions& options) {
   check_output(config.trace_file);
   RankWorld ranks(config);
   ranks.share_host(config);
-  resolve_order(config);  // by this rank's share
+  resolve_order(config, ranks.count());  // by this rank's share
   if (!ranks.are_several()) return train_here(options, config, ranks);
   try {
     return train_here(options, config, ranks);

@@ -6,69 +6,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/engine/bound_model.h"
 #include "tests/engine/schedule_oracle.h"
 #include "tests/support/campaign.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kBlockElements = 4096;
-constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
-constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
-
-// A bf16 model of blocks that are all alike, and what the bounds want to know of it. The fields
-// stay where they are: StepShape refers to them.
-struct Model {
-  explicit Model(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0)
-      : spec(validated(spec_of(unit_blocks))),
-        layout(spec, {}, kBlockElements),
-        schedule(training_schedule(spec, 1)) {
-    const auto count = static_cast<std::uint64_t>(layout.blocks().size());
-    placement.parameter_tier.assign(count, Tier::kNvme);
-    placement.record_tier.assign(count, Tier::kNvme);
-    placement.gradient_tier.assign(unit_blocks.size(), Tier::kHost);
-    placement.lanes.count = 3;
-    set_prefetch_slots(8);
-    placement.gradient_slots.count = 2;
-    placement.nvme_parameter_bytes = count * kParameterBytes;
-    placement.nvme_record_bytes = count * kRecordBytes;
-    rates.units.assign(unit_blocks.size(), {});
-    const auto largest = static_cast<std::uint64_t>(std::ranges::max(unit_blocks));
-    placement.window_bytes = std::max<std::uint64_t>(window_units, 2) * largest * kParameterBytes;
-    window = plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
-  }
-  Model(const Model&) = delete;
-
-  static ModelSpec spec_of(const std::vector<int>& unit_blocks) {
-    ModelSpec spec;
-    for (std::size_t i = 0; i < unit_blocks.size(); ++i)
-      spec.units.push_back(
-          {.name = fmt::format("u{}", i),
-           .tensors = {{.name = fmt::format("t{}", i),
-                        .shape = {static_cast<std::uint64_t>(unit_blocks[i]) * kBlockElements}}}});
-    return spec;
-  }
-
-  void set_compute(double forward_s, double backward_s) {
-    rates.units.assign(layout.units().size(), {.forward_s = forward_s, .backward_s = backward_s});
-  }
-  void set_tiers(Tier parameters, Tier records) {
-    std::ranges::fill(placement.parameter_tier, parameters);
-    std::ranges::fill(placement.record_tier, records);
-  }
-  void set_prefetch_slots(std::uint32_t count) {
-    placement.parameter_slots.count = count + placement.lanes.count;
-  }
-  StepShape shape() const { return {layout, placement, schedule, window, rates}; }
-  double step_s(OverlapPolicy policy) const { return bound_step(shape(), policy).step_s; }
-
-  ModelSpec spec;
-  Layout layout;
-  Schedule schedule;
-  Placement placement;
-  WindowPlan window;
-  Rates rates;
-};
+using test::kBlockElements;
+using test::kParameterBytes;
+using test::kRecordBytes;
+using Model = test::BoundModel;
 
 Traffic predict(const Model& model) {
   return predict_step_traffic(model.layout, model.placement, model.schedule, model.window);
@@ -290,6 +238,19 @@ TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
   // Forward follows the updates of 4 ms, and the gradients of 4 ms follow forward; meanwhile three
   // lanes are filled again.
   EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
+}
+
+// One of two ranks moves what one rank does of units half as large.
+TEST(Bound, RanksMoveTheirShards) {
+  Model half({2, 4}, 2);
+  half.rates.down_bytes_per_second = half.rates.up_bytes_per_second = 1e9;
+  half.rates.norm_parameters_per_second = 1e6;
+  const Layout shared(validated(Model::spec_of({4, 8})), {}, kBlockElements, {}, {.count = 2});
+  const StepCost own = bound_step(half.shape(), OverlapPolicy::kDeferred);
+  const StepCost rank = bound_step({shared, half.placement, half.schedule, half.window, half.rates},
+                                   OverlapPolicy::kDeferred);
+  EXPECT_EQ(rank.busy_s, own.busy_s);
+  EXPECT_EQ(rank.step_s, own.step_s);
 }
 
 TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {

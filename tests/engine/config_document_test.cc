@@ -47,6 +47,15 @@ TEST(ConfigDocument, ReadsValuesAndComments) {
   EXPECT_EQ(config.storage.weights, (std::vector<double>{3, 0.5}));
 }
 
+TEST(ConfigDocument, KeptUnitsHaveASize) {
+  const auto keep = [](std::string_view text) {
+    return engine_config(ConfigDocument(text, "run.json")).sharding.keep_gathered_bytes;
+  };
+  EXPECT_EQ(keep("{}"), Config{}.sharding.keep_gathered_bytes);
+  EXPECT_EQ(keep(R"({"sharding": {"keep_gathered": "0"}})"), 0u);
+  EXPECT_EQ(keep(R"({"sharding": {"keep_gathered": "1MiB"}})"), 1u << 20);
+}
+
 TEST(ConfigDocument, GradientsFollowParametersUnlessNamed) {
   const auto precision = [](std::string_view text) {
     return engine_config(ConfigDocument(text, "run.json")).precision;

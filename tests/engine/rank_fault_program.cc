@@ -47,6 +47,7 @@ void train(const Fault& fault, const std::string& folder, MpiWorld& world, HostD
   config.placement = {TierChoice::kNvme, TierChoice::kNvme};
   config.optimizer.overlap = OverlapPolicy::kDeferred;
   config.memory.device_bytes = 512 << 10;
+  config.sharding.keep_gathered_bytes = 0;  // forward and backward gather
   if (fault.action == "differ" && world.rank() == fault.rank) config.optimizer.adam.epsilon = 1e-7;
   const std::uint32_t rank = world.rank();
   const ModelSpec model = validated(toy_model());

@@ -18,6 +18,7 @@ struct RankRun {
   ToyResult result;
   std::string failure;
   std::uint64_t host_bytes = 0;
+  std::uint64_t shadow_bytes = 0;
 };
 
 // One engine a rank, on its own device and thread.
@@ -37,6 +38,7 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
         ToyOptions own = options;
         own.rank = rank;
         runs[rank].host_bytes = engine.placement().host_bytes();
+        runs[rank].shadow_bytes = engine.placement().shadow_bytes;
         runs[rank].result = run_toy(engine, model, *device, config, own);
       } catch (const std::exception& error) {
         runs[rank].failure = error.what();

@@ -19,14 +19,16 @@ Rank& this_rank() {
   return rank;
 }
 
-void expect_oracle_here(const Config& config, ToyOptions options, const std::string& what) {
+ToyResult expect_oracle_here(const Config& config, ToyOptions options, const std::string& what) {
   Rank& own = this_rank();
   const ModelSpec model = toy_model();
   options.rank_count = own.world.rank_count();
   const ToyResult expected = toy_oracle(config, options);
   options.rank = own.world.rank();
   Engine engine(config, model, *own.device, {}, own.collectives.get());
-  expect_oracle(run_toy(engine, model, *own.device, config, options), expected, what);
+  ToyResult result = run_toy(engine, model, *own.device, config, options);
+  expect_oracle(result, expected, what);
+  return result;
 }
 
 TEST(ShardingOverMpi, EveryStageAndPlacementEqualsTheOracle) {
@@ -39,6 +41,27 @@ TEST(ShardingOverMpi, EveryStageAndPlacementEqualsTheOracle) {
                            "stage " + std::to_string(stage) + (uses_nvme ? " nvme " : " memory ") +
                                std::string(name_of(dtype)));
       }
+    }
+  }
+}
+
+// Kept units are gathered once a step, with evaluations between the steps; all of them kept, that
+// is what stage 2 gathers.
+TEST(ShardingOverMpi, KeptUnitsChangeGathersAndNoBit) {
+  for (const std::uint64_t keep : {35'000u, 1u << 20}) {
+    for (const bool uses_nvme : {false, true}) {
+      const TempDirectory directory;
+      Config config = sharded_config(directory.path(), 3, uses_nvme, DType::kBf16);
+      config.optimizer.overlap = OverlapPolicy::kSerial;
+      config.sharding.keep_gathered_bytes = keep;
+      const ToyResult kept = expect_oracle_here(config, {.steps = 3, .evaluate = true}, "kept");
+      config = sharded_config(directory.path(), 2, false, DType::kBf16);
+      config.optimizer.overlap = OverlapPolicy::kSerial;
+      const ToyResult stage2 = expect_oracle_here(config, {.steps = 3, .evaluate = true}, "2");
+      for (std::size_t step = 0; step < kept.reports.size(); ++step)
+        EXPECT_EQ(kept.reports[step].rank_traffic.gathered_bytes ==
+                      stage2.reports[step].rank_traffic.gathered_bytes,
+                  keep != 35'000u);
     }
   }
 }

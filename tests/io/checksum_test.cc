@@ -3,6 +3,11 @@
 #include <random>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #include <gtest/gtest.h>
 
 #include "tests/support/campaign.h"
@@ -36,6 +41,37 @@ TEST(Checksum, EverySingleBitCounts) {
   }
   EXPECT_EQ(checksum(data), clean);
 }
+
+#if defined(__x86_64__)
+// Whether the processor tells which parts of its registers are in use.
+bool tells_registers_in_use() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_OSXSAVE) != 0 &&
+         __get_cpuid_count(13, 1, &a, &b, &c, &d) != 0 && (a & 4) != 0;
+}
+
+// The upper halves of the vector registers: bits 2 (AVX) and 6 (AVX-512).
+[[gnu::target("xsave")]] unsigned upper_halves_in_use() {
+  return static_cast<unsigned>(_xgetbv(1)) & 0x44;
+}
+
+[[gnu::target("avx")]] void release_upper_halves() {
+  _mm256_zeroupper();
+}
+
+// Code that is compiled for SSE takes eight times as long while they are in use.
+TEST(Checksum, LeavesNoUpperHalvesInUse) {
+  if (!tells_registers_in_use() || !__builtin_cpu_supports("avx"))
+    GTEST_SKIP() << "this processor does not tell";
+  const std::vector<std::byte> data(1 << 20);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, std::size_t{500}, data.size()}) {
+    release_upper_halves();
+    ASSERT_EQ(upper_halves_in_use(), 0u);
+    (void)checksum(std::span(data).first(size));
+    EXPECT_EQ(upper_halves_in_use(), 0u) << "after " << size << " bytes";
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace sluice::test

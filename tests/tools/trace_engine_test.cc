@@ -105,7 +105,7 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   spec = validated(spec);
   spec.boundary_bytes.assign(spec.forward_order.size() - 1, 8192);
   const ModelSpec model = validated(spec);
-  const Shard shard{.index = 1, .count = 3, .keeps_all_parameters = true};
+  const Shard shard{.index = 1, .count = 3, .keep_gathered_bytes = 40'000};
   const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
   const auto plan = [](const Layout& of, const ModelSpec& from, const Config& by) {
     return plan_placement(

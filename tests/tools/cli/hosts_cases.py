@@ -50,7 +50,7 @@ class HostsCase(RanksTest):
         return ("timeout", "-k", "5", "100", "ip", "netns", "exec", self.here, "unshare", "--uts", "sh", "-c", mpirun, "sh")
 
     def train_on_hosts(self, ranks, values):
-        config = self.write_config({"run.threads": 1, **values})
+        config = self.write_config({"run.threads": 1, "sharding.keep_gathered": "0", **values})
         before = self.sent_bytes()
         self.run_sluice("train", self.path(config), "--quiet", "--json", self.path("hosts.json"),
                         "--data", self.path("text.txt"), "--set", f'storage.paths=["{self.path("storage")}"]',

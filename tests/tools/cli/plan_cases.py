@@ -5,6 +5,7 @@ import json
 from cli_support import ON_NVME, CliCase, documented_words
 
 SERIAL = {"optimizer.overlap": "serial"}
+DEFERRED = {"optimizer.overlap": "deferred"}
 BUDGETS = {"memory.device": "1GiB", "memory.host": "1GiB"}
 
 
@@ -56,6 +57,17 @@ class Plan(CliCase):
         for policy in ("serial", "deferred", "eager", "speculative"):
             self.assertGreaterEqual(own["policies"][policy]["step_s"], own["t_min_s"] * 0.98)
         self.assertLess(own["policies"]["deferred"]["step_s"], own["policies"]["serial"]["step_s"])
+
+    def test_auto_is_what_a_run_comes_to_that_seldom_clips(self):
+        host = {"placement.parameters": "host", "placement.optimizer": "host"}
+        for values, policy in (({**ON_NVME, "optimizer.clip_norm": 1e9}, "speculative"),
+                               ({**host, "optimizer.clip_norm": 1e9}, "deferred"),
+                               ({**ON_NVME, "optimizer.clip_norm": 0}, "eager")):
+            with self.subTest(policy):
+                own = self.row(self.plan(values=values), "config")
+                self.assertEqual(own["policy"], policy)
+                run = self.train({**BUDGETS, **values, "run.steps": 34})
+                self.assertEqual(run["steps"][-1]["policy"], policy)
 
     def test_tokens_from_which_offload_is_free(self):
         arguments = ("--flops", 1e12, "--read-rate", "1GB", "--write-rate", "1GB")
@@ -112,7 +124,8 @@ class Plan(CliCase):
         self.assertIsNone(document["free_from_tokens"])
 
     def test_life_of_the_drive(self):
-        document = self.uniform("--bytes-written-rating", "12TB", values=ON_NVME)
+        document = self.uniform("--bytes-written-rating", "12TB",
+                                values={**ON_NVME, **DEFERRED})
         self.assertAlmostEqual(document["steps_of_drive_life"], 12e12 / (12 * 2**25))
         self.assertIn("12TB written last for", self.done.stdout)
 
@@ -134,7 +147,7 @@ class Plan(CliCase):
             with self.subTest(interference):
                 self.calibrate(interference)
                 own = self.row(self.uniform("--io", "io.json", "--adam", "adam.json",
-                                            values=ON_NVME), "config")
+                                            values={**ON_NVME, **DEFERRED}), "config")
                 self.assertRegex(self.done.stdout, rf"reads +{read:.2f} GB/s  calibration")
                 self.assertRegex(self.done.stdout,
                                  rf"writes +{write:.2f} GB/s  calibration, {duplex}")

@@ -25,6 +25,8 @@ class RanksTest(CliCase):
         return ("timeout", "-k", "5", "100", "mpirun", "-n", str(ranks))
 
     def train_ranks(self, ranks, values=None, *arguments):
-        self.run_sluice("train", self.write_config({"run.threads": 1, **(values or {})}), "--quiet", "--json",
-                        "run.json", *arguments, prefix=self.mpirun(ranks))
+        """Gathers every unit at every use, small ones too, unless `values` say otherwise."""
+        values = {"run.threads": 1, "sharding.keep_gathered": "0", **(values or {})}
+        self.run_sluice("train", self.write_config(values), "--quiet", "--json", "run.json", *arguments,
+                        prefix=self.mpirun(ranks))
         return self.read_json("run.json")

@@ -1,0 +1,83 @@
+#include "engine/sharding.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+
+std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count) {
+  if (count == 1) return 1;
+  SLUICE_CHECK(!sharding.group_is_node, "whoever knows the hosts has set group_ranks");
+  const std::uint32_t group = sharding.group_ranks == 0 ? count : sharding.group_ranks;
+  if (count % group != 0)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is {}, but {} ranks are not a multiple of that; choose "
+                            "a divisor, or start other ranks",
+                            group, count));
+  return group;
+}
+
+Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count) {
+  const std::uint32_t group = group_size(sharding, count);
+  if (group == 1 || sharding.stage == 0)
+    return {.keeps_all_gradients = count > 1, .pieces = group > 1 && group < count ? count : 1};
+  return {.index = rank % group,
+          .count = group,
+          .keeps_all_gradients = sharding.stage < 2,
+          .keeps_all_parameters = sharding.stage < 3,
+          .keep_gathered_bytes = sharding.keep_gathered_bytes,
+          .pieces = count / group};
+}
+
+std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
+                                   const Layout& layout) {
+  const std::uint32_t group = group_size(sharding, count);
+  std::uint64_t elements = 0;
+  if (group == 1 || group == count) return elements;
+  for (const UnitPlace& unit : layout.units())
+    if (!unit.is_frozen) elements = std::max(elements, unit.element_count / group);
+  return elements;
+}
+
+std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
+                                const Layout& layout) {
+  if (count == 1) return 0;
+  return kVoteBytes + partial_sum_elements(sharding, count, layout) * sizeof(float);
+}
+
+void check_homes(const Config::Sharding& sharding, std::uint32_t count,
+                 const Config::Placement& choices) {
+  const Shard shard = shard_of(sharding, 0, count);
+  const bool shares = shard.count > 1;
+  const bool is_elsewhere =
+      choices.parameters == TierChoice::kHost || choices.parameters == TierChoice::kNvme;
+  if (shares && !shard.keeps_all_parameters && choices.parameters == TierChoice::kDevice)
+    throw Error(
+        ErrorCode::kConfig,
+        "placement.parameters \"device\" with sharding.stage 3: each rank homes its shard in "
+        "host memory or on storage, and units come together in the device window; choose "
+        "auto, host or nvme, or stage 2 to keep all parameters on every device");
+  if (shares && !shard.keeps_all_parameters && choices.optimizer == TierChoice::kDevice)
+    throw Error(ErrorCode::kConfig,
+                "placement.optimizer \"device\" with sharding.stage 3: the device updates units "
+                "whose parameters are at home there, and that stage keeps none there; choose auto, "
+                "host or nvme, or stage 2");
+  if (shard.keeps_all_parameters && is_elsewhere)
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("placement.parameters \"{}\" with sharding.stage {}: that stage keeps "
+                    "all parameters in every rank's device memory; choose stage 3, or "
+                    "device",
+                    choices.parameters == TierChoice::kHost ? "host" : "nvme", sharding.stage));
+  if (shard.keeps_all_gradients && choices.gradients == TierChoice::kNvme)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("placement.gradients \"nvme\" with sharding.stage {}: that stage keeps "
+                            "all gradients in every rank's memory; choose stage 2 or 3, or host or "
+                            "device",
+                            sharding.stage));
+}
+
+}  // namespace sluice
