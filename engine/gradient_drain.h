@@ -41,8 +41,8 @@ namespace sluice {
 class GradientDrain {
  public:
   // All must outlive the drain; `math` may be null where no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is in the set and in
-  // the norm, if it is finite: an update that does not wait for the norm must not use another.
+  // `on_final` runs when a unit's final gradient is in the set and in the norm, if it is finite: an
+  // update that does not wait for the norm must not use another.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
                 Ranks& ranks, const ResidentUnits& residents, DeviceMath* math,

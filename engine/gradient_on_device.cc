@@ -8,9 +8,9 @@ namespace sluice {
 
 static_assert(kDeviceLeafElements == kAlignElements, "a unit is made of whole leaves");
 
-// From the slot into the set, or onto the sum there, once the update before has read that.
+// From the slot into the set, or onto the sum there. The update before has read that: computation
+// waited for it.
 void GradientDrain::start_on_device(Job& job) {
-  device_.wait(copy_stream_.id(), residents_.event(job.use.unit));
   if (job.is_first) return start_copy(job);
   const Range range = range_of(job);
   job.copies_left = 1;

@@ -89,8 +89,8 @@ void OptimizerPass::settle_tentative(bool adopt) {
       if (adopt) {
         lane.is_tentative = false;
         lane.must_adopt = true;
-        count_updated(layout_.block(lane.block),
-                      up_stream_.id());  // its slot has the new parameters
+        // Its slot has the new parameters.
+        count_updated(layout_.block(lane.block), up_stream_.id());
       } else {
         lane.must_redo = true;
         slots_.invalidate(lane.slot);

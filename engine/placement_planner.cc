@@ -152,6 +152,7 @@ void PlacementPlanner::plan_device() {
 // computation would wait for.
 void PlacementPlanner::fill_device() {
   if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
+  if (layout_.shard().count > 1 && !layout_.shard().keeps_all_parameters) return;
   for (const UnitPlace& unit : layout_.units()) {
     const bool fits =
         placement_.device_bytes() + update_bytes(unit) <= placement_.device_budget_bytes;

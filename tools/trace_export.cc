@@ -99,6 +99,7 @@ class ChromeWriter {
       case TraceKind::kLane:
       case TraceKind::kResident:
       case TraceKind::kCollective:
+      case TraceKind::kOnDevice:
         return async(record, std::string(name_of(record.kind)), name, arguments);
       default: return;
     }

@@ -91,6 +91,9 @@ std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t ori
   for (TraceLane& drive : drives) lanes.push_back(std::move(drive));
   TraceLane ranks{"among ranks", "rank", spans_of(analysis, TraceKind::kCollective, origin_ns)};
   if (!ranks.spans.empty()) lanes.push_back(std::move(ranks));
+  TraceLane device{"updates on the device", "adam",
+                   spans_of(analysis, TraceKind::kOnDevice, origin_ns)};
+  if (!device.spans.empty()) lanes.push_back(std::move(device));
   lanes.push_back(std::move(processor));
   lanes.push_back(std::move(pass_waits));
   for (TraceLane& lane : lanes) sort_spans(lane.spans);

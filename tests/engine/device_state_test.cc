@@ -195,14 +195,18 @@ TEST_F(DeviceState, NonFiniteGradientsAreNamedOrSkipped) {
 // comes back has another norm. Where devices are slow, not before the update has read the old one.
 TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
   const ToyOptions options{.steps = 5, .change = [](std::uint64_t step, ToyUses& uses) {
-                             if (step % 2 == 0) {
-                               std::erase_if(uses, [](const ToyUse& use) {
-                                 return use.unit == UnitId{4} || use.unit == UnitId{0};
+                             // All but the first: their update is still to come when nobody needs
+                             // anything but it.
+                             const auto leave_out = [&](std::uint32_t first, std::uint32_t last) {
+                               std::erase_if(uses, [=](const ToyUse& use) {
+                                 return index_of(use.unit) >= first && index_of(use.unit) <= last;
                                });
-                             } else if (step == 3) {
-                               for (std::uint64_t again = 0; again < 3; ++again)
-                                 uses.push_back({UnitId{2}, Pass::kBackward, 500 + again});
-                             }
+                             };
+                             if (step == 2) leave_out(1, 5);
+                             if (step == 4) leave_out(0, 0);
+                             for (std::uint64_t again = 0; step == 3 && again < 3; ++again)
+                               uses.push_back({UnitId{static_cast<std::uint32_t>(again % 2)},
+                                               Pass::kBackward, 500 + again});
                            }};
   const StateBytes expected = toy_oracle(config_, options).state;
   for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred}) {
@@ -211,7 +215,9 @@ TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
       config_.memory.device_bytes = seed % 2 == 0 ? 64_MiB : 1300_KiB;
       const auto device = make_delayed_device(
           make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = true}),
-          seed, 300);
+          seed, seed < 4 ? 300 : 3000);
+      const TaskDelays delays(seed, 1000);
+      const Watchdog watchdog(std::chrono::seconds(60), "changed schedules");
       const ModelSpec model = toy_model();
       Engine engine(config_, model, *device);
       EXPECT_TRUE(run_toy(engine, model, *device, config_, options).state == expected)
@@ -254,6 +260,7 @@ TEST_F(DeviceState, AnEngineWhoseWeightsHaveOverflownRefusesToGoOn) {
       engine.drain();
     });
     EXPECT_NE(message.find("overflow in step 1"), std::string::npos) << message;
+    EXPECT_THROW(engine.drain(), Error);  // with the same words, where the first was finish()
     (void)expect_error(ErrorCode::kPoisoned, [&] { (void)read_state(engine); });
   }
 }
