@@ -1,15 +1,20 @@
 // Units whose optimizer state is at home on the device: the device updates them with the bits of
 // the CPU, nothing of them moves, and what may go wrong there has a name.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <string_view>
+#include <thread>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "engine/task_thread.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
@@ -224,6 +229,26 @@ TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
           << name_of(policy) << ", seed " << seed;
     }
   }
+}
+
+void delay_the_worker() {
+  char name[16] = {};
+  (void)pthread_getname_np(pthread_self(), name, sizeof(name));
+  if (std::string_view(name) == "sluice-work")
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+// A unit that is used again while its norm is being taken has it taken once more.
+TEST_F(DeviceState, ANormThatIsOvertakenIsTakenAgain) {
+  config_.placement.optimizer = TierChoice::kDevice;
+  const ToyOptions options{.steps = 3, .change = [](std::uint64_t step, ToyUses& uses) {
+                             for (std::uint64_t again = 0; step == 2 && again < 4; ++again)
+                               uses.push_back({UnitId{0}, Pass::kBackward, 500 + again});
+                           }};
+  const Watchdog watchdog(std::chrono::seconds(60), "a norm that is overtaken");
+  TaskThread::set_before_task(delay_the_worker);
+  expect_oracle(options);
+  TaskThread::set_before_task(nullptr);
 }
 
 // Steps that are given up leave nothing behind: gradients and norms are those of the next one.
