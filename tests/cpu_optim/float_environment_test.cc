@@ -50,19 +50,20 @@ TEST(FloatEnvironment, SetsAndRestores) {
 }
 
 TEST(FloatEnvironment, AdamIgnoresTheCallers) {
+  const auto coefficients = test_coefficients();  // not under a caller's setting
   for (const MasterLayout layout : {MasterLayout::kFp32, MasterLayout::kSplitBf16}) {
     const OptimizerData start = denormal_data(layout);
     OptimizerData expected = start;
-    update_reference(test_coefficients(), expected.arrays());
+    update_reference(coefficients, expected.arrays());
     for (const unsigned hostile : kHostile) {
       OptimizerData reference = start;
       OptimizerData simd = start;
       OptimizerData threaded = start;
       EXPECT_EQ(run_under(hostile,
                           [&] {
-                            update_reference(test_coefficients(), reference.arrays());
-                            update_simd(test_coefficients(), simd.arrays());
-                            CpuOptimizer(2).update(test_coefficients(), threaded.arrays());
+                            update_reference(coefficients, reference.arrays());
+                            update_simd(coefficients, simd.arrays());
+                            CpuOptimizer(2).update(coefficients, threaded.arrays());
                           }),
                 hostile);
       EXPECT_EQ(reference.difference(expected), "");
