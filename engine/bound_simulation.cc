@@ -192,6 +192,10 @@ bool Simulation::pump_copy() {
   const auto& evicted_uses = window_.uses[fetch.use].evicted_uses;
   const auto is_computed = [&](std::uint32_t use) { return uses_[use].is_computed; };
   if (!std::ranges::all_of(evicted_uses, is_computed)) return false;
+  if (placement_.parameter_tier[fetch.block] == Tier::kDevice) {  // gathered from where it is
+    copied();
+    return true;
+  }
   is_copying_ = true;
   machine_.copy_up({SimulatedTask::kCopyUp, 0, ranked(0, 0)},
                    layout_.parameter_bytes(BlockId{fetch.block}));

@@ -43,8 +43,7 @@ void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coef
   if (index_of(block.id) == unit.first_block) begun_ns_[index_of(block.unit)] = trace_now_ns();
   device_.wait(stream_.id(), residents_.event(block.unit));
   const StateFormat& format = layout_.format();
-  const BlockPlanes planes{.parameters = tiers_.resident_parameters(block.unit) +
-                                         block.offset_elements * format.parameter_bytes(),
+  const BlockPlanes planes{.parameters = tiers_.device_parameters(block),
                            .record = tiers_.device_record(block.id),
                            .gradients = tiers_.device_gradient(block)};
   for_each_run(layout_, block, [&](const UpdateRun& run) {
@@ -84,20 +83,16 @@ void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
 
 // On the worker's thread. The weights are as the update has left them.
 void DeviceUpdates::name_overflow(UnitId id, std::uint64_t step) const {
-  constexpr std::uint64_t kElementsAtOnce = 1 << 20;
-  const UnitPlace& unit = layout_.unit(id);
-  const StateFormat& format = layout_.format();
-  for (std::uint64_t at = 0; at < unit.shard_elements; at += kElementsAtOnce) {
-    const std::uint64_t count = std::min(kElementsAtOnce, unit.shard_elements - at);
-    const std::uint64_t begin = unit.shard_begin + at;
+  for (const BlockPlace& block : layout_.blocks_of(id)) {
     const AlignedBuffer values =
-        read_back(device_, tiers_.resident_parameters(id) + begin * format.parameter_bytes(),
-                  count * format.parameter_bytes());
-    const auto element = find_non_finite(format.parameter, values.data(), count);
-    if (element) fail_overflow(layout_, id, begin + *element, step);
+        read_back(device_, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
+    const auto element =
+        find_non_finite(layout_.format().parameter, values.data(), block.element_count);
+    if (element) fail_overflow(layout_, id, block.offset_elements + *element, step);
   }
   throw Error(ErrorCode::kInternal, "an update on the device says that a weight of unit \"" +
-                                        unit.name + "\" has overflown, but all are finite");
+                                        layout_.unit(id).name +
+                                        "\" has overflown, but all are finite");
 }
 
 }  // namespace sluice

@@ -84,6 +84,8 @@ void Layout::add_unit(const UnitSpec& spec) {
   }
   unit.block_count = static_cast<std::uint32_t>(blocks_.size()) - unit.first_block;
   units_.push_back(std::move(unit));
+  const bool is_shared = shard_.count > 1 && !shard_.keeps_all_parameters;
+  units_.back().is_sharded = is_shared && !keeps_gathered(units_.back().id);
 }
 
 std::span<const TensorPlace> Layout::tensors_of(UnitId id) const {
@@ -132,6 +134,10 @@ std::uint64_t Layout::unit_gradient_bytes(UnitId id) const {
 
 std::uint64_t Layout::shard_parameter_bytes(UnitId id) const {
   return unit(id).shard_elements * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::home_parameter_bytes(UnitId id) const {
+  return unit(id).is_sharded ? shard_parameter_bytes(id) : unit_parameter_bytes(id);
 }
 
 bool Layout::keeps_gathered(UnitId id) const {

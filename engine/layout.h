@@ -94,7 +94,8 @@ struct UnitPlace {
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
   std::uint32_t block_count = 0;
-  bool is_frozen = false;  // no gradient, no record
+  bool is_frozen = false;   // no gradient, no record
+  bool is_sharded = false;  // ranks share its parameters, and a gather completes it for its uses
 };
 
 class Layout {
@@ -132,7 +133,9 @@ class Layout {
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // Ranks share the unit's parameters, and are to have all of them on the device none the less.
+  // Of what a rank has at home: all, or of a unit that is sharded, the rank's part.
+  std::uint64_t home_parameter_bytes(UnitId unit) const;
+  // Ranks share the parameters, and are to have all of this unit's on the device none the less.
   bool keeps_gathered(UnitId unit) const;
   // What of a unit the gradient set holds: from which element on, and how much.
   std::uint64_t set_begin(UnitId id) const {

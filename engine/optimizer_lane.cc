@@ -52,7 +52,7 @@ void OptimizerPass::load(std::uint32_t index) {
   }
   if (lane.slot == kNone || slots_.holds(lane.slot, lane.version)) return advance(index);
   if (placement_.parameter_tier[index_of(lane.block)] == Tier::kDevice) {
-    device_.copy(lane.parameters, resident_block(layout_.block(lane.block)),
+    device_.copy(lane.parameters, tiers_.device_parameters(layout_.block(lane.block)),
                  layout_.parameter_bytes(lane.block), down_stream_.id());
     slots_.set_version(lane.slot, lane.version);  // once the copy is done
     add_pending_copy(index, down_stream_.id());
@@ -175,8 +175,8 @@ void OptimizerPass::write(std::uint32_t index) {
     case Tier::kHost: store_.advance(block.id, Plane::kParameter, version); break;
     case Tier::kNvme: slots_.store(lane.slot, version, target); break;
     case Tier::kDevice:
-      device_.copy(resident_block(block), lane.parameters, layout_.parameter_bytes(block.id),
-                   up_stream_.id());
+      device_.copy(tiers_.device_parameters(block), lane.parameters,
+                   layout_.parameter_bytes(block.id), up_stream_.id());
       add_pending_copy(index, up_stream_.id());
       store_.advance(block.id, Plane::kParameter, version);
       break;
@@ -189,7 +189,7 @@ void OptimizerPass::write(std::uint32_t index) {
 // is its unit's last.
 bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
   if (!order_.count_updated(block)) return false;
-  if (placement_.unit_is_on_device(layout_.unit(block.unit)))
+  if (placement_.is_homed_on_device(layout_.unit(block.unit)))
     residents_.updated(block.unit, stream);
   return true;
 }
@@ -208,11 +208,6 @@ void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {
   if (index < buffered_lanes_) scheduler_.pools().take_back(BufferPool::kLanes, lane_bytes());
   if (lane.slot != kNone) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
   on_change_();
-}
-
-std::byte* OptimizerPass::resident_block(const BlockPlace& block) const {
-  return tiers_.resident_parameters(block.unit) +
-         block.offset_elements * layout_.format().parameter_bytes();
 }
 
 }  // namespace sluice

@@ -128,7 +128,6 @@ class OptimizerPass {
   void release(std::uint32_t lane, bool keep_parameters);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
   void gradients_loaded(std::uint32_t lane);
-  std::byte* resident_block(const BlockPlace& block) const;
   std::uint64_t lane_bytes() const {
     return placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes;
   }

@@ -23,7 +23,7 @@ std::vector<Pool> Placement::pools() const {
   };
   return {
       {Tier::kDevice, "resident parameters", resident_parameter_bytes,
-       "units whose home is device memory"},
+       "units, or this rank's shards of them, whose home is device memory"},
       {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
       {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
        slots(gradient_slots) + ", one a unit in backward"},

@@ -40,9 +40,9 @@ struct SlotPool {
 struct Placement {
   bool fills_device = false;  // as PassNeeds has it
 
-  // Homes, by block. Of frozen blocks, which have no record, the latter is host memory. Where it is
-  // the device, it is for all blocks of the unit, whose parameters and gradients are there too: it
-  // is updated there.
+  // Homes, by block; on the device, for all blocks of a unit. Of frozen blocks, which have no
+  // record, its home is host memory. Where it is the device, parameters and gradients are there
+  // too: the unit is updated there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
   // Where a step's gradients wait for the update, by unit; of frozen ones, which have none, host
@@ -51,7 +51,7 @@ struct Placement {
 
   // Device memory.
   std::uint64_t device_budget_bytes = 0;
-  std::uint64_t resident_parameter_bytes = 0;  // units homed on the device
+  std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
   std::uint64_t device_gradient_bytes = 0;  // those that wait there
@@ -88,8 +88,13 @@ struct Placement {
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
 
-  bool unit_is_on_device(const UnitPlace& unit) const {
+  // What this rank keeps of the unit's parameters is at home on the device.
+  bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
+  }
+  // And that is all of them: it needs no place in the window.
+  bool unit_is_on_device(const UnitPlace& unit) const {
+    return is_homed_on_device(unit) && !unit.is_sharded;
   }
   // Its optimizer state is at home on the device, which updates it.
   bool is_updated_on_device(const UnitPlace& unit) const {
@@ -164,7 +169,7 @@ void add_shadows(const Layout& layout, Placement& placement);
 // host memory: where every update can be tentative. What "auto" asks before it speculates.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
-// What each unit needs in the device window: 0 for units homed on the device.
+// What each unit needs in the device window: 0 for units that are on the device as a whole.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

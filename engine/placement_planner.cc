@@ -101,7 +101,8 @@ void PlacementPlanner::plan_activation_pools() {
 }
 
 // Device: gradient slots, state and gradients that are to be there, then either every parameter, or
-// a window and as many whole units as fit beside it; and the state of some of those.
+// a window and as many whole units (of ranks that share the parameters: shards of units) as fit
+// beside it; and the state of some of those.
 void PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
@@ -113,6 +114,13 @@ void PlacementPlanner::plan_device() {
     if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
     if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
   }
+  const bool is_sharded = layout_.shard().count > 1 && !layout_.shard().keeps_all_parameters;
+  const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
+                                choices_.optimizer == TierChoice::kDevice ||
+                                layout_.shard().keeps_all_parameters;
+  if (must_be_resident && is_sharded) {
+    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+  }
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
   placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
   const std::uint64_t minimum_slots_bytes = leases * slot_bytes;
@@ -122,16 +130,17 @@ void PlacementPlanner::plan_device() {
   const std::uint64_t whole_budget = placement_.device_budget_bytes;
   const std::uint64_t set_bytes =
       placement_.device_gradient_bytes + placement_.device_record_bytes + placement_.tally_bytes;
-  if (activations.size_bytes() + set_bytes + window_minimum + minimum_slots_bytes > whole_budget)
+  if (activations.size_bytes() + set_bytes + placement_.resident_parameter_bytes + window_minimum +
+          minimum_slots_bytes >
+      whole_budget)
     activations.count = activation_places_least_;
-  const std::uint64_t fixed_bytes = activations.size_bytes() + set_bytes;
+  const std::uint64_t fixed_bytes =
+      activations.size_bytes() + set_bytes + placement_.resident_parameter_bytes;
   const std::uint64_t budget = whole_budget - std::min(whole_budget, fixed_bytes);
-  const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
-                                choices_.optimizer == TierChoice::kDevice ||
-                                layout_.shard().keeps_all_parameters;
-  if ((must_be_resident || may_be_resident()) && all_bytes + minimum_slots_bytes <= budget) {
+  const bool may_all_be_resident = !is_sharded && (must_be_resident || may_be_resident());
+  if (may_all_be_resident && all_bytes + minimum_slots_bytes <= budget) {
     for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-  } else if (must_be_resident) {
+  } else if (must_be_resident && !is_sharded) {
     placement_.resident_parameter_bytes = all_bytes;
     fail_budget(Tier::kDevice, "memory.device", whole_budget,
                 fixed_bytes + all_bytes + minimum_slots_bytes, placement_.pools());
@@ -152,11 +161,10 @@ void PlacementPlanner::plan_device() {
 // computation would wait for.
 void PlacementPlanner::fill_device() {
   if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
-  if (layout_.shard().count > 1 && !layout_.shard().keeps_all_parameters) return;
   for (const UnitPlace& unit : layout_.units()) {
     const bool fits =
         placement_.device_bytes() + update_bytes(unit) <= placement_.device_budget_bytes;
-    if (fits && placement_.unit_is_on_device(unit)) update_on_device(unit);
+    if (fits && placement_.is_homed_on_device(unit)) update_on_device(unit);
   }
 }
 
@@ -178,10 +186,9 @@ void PlacementPlanner::update_on_device(const UnitPlace& unit) {
   set_gradient_tier(unit, Tier::kDevice);
 }
 
-// The planner's choice. A home on the device is the whole unit, which ranks that share the
-// parameters do not have.
+// The planner's choice. Of ranks that share the state but not the parameters, all is resident.
 bool PlacementPlanner::may_be_resident() const {
-  return choices_.parameters == TierChoice::kAuto && layout_.shard().count == 1;
+  return choices_.parameters == TierChoice::kAuto && !layout_.shard().keeps_all_parameters;
 }
 
 void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
@@ -193,24 +200,29 @@ void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t wind
   const std::uint64_t window =
       std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
   std::uint64_t rest = budget - reserved_bytes - window;
-  for (const UnitPlace& unit : layout_.units()) {
-    if (!may_be_resident() && !layout_.keeps_gathered(unit.id)) continue;
-    if (unit_slot_bytes(unit) > rest) break;
-    rest -= unit_slot_bytes(unit);
-    make_resident(unit);
-  }
+  const auto add_homes = [&](bool are_kept) {
+    for (const UnitPlace& unit : layout_.units()) {
+      if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept)
+        continue;
+      if (unit_slot_bytes(unit) > rest) return;
+      rest -= unit_slot_bytes(unit);
+      make_resident(unit);
+    }
+  };
+  add_homes(/*are_kept=*/true);
+  if (may_be_resident()) add_homes(/*are_kept=*/false);
   placement_.window_bytes = std::min(window, window_bytes_for(schedule_, sizes_, ahead));
 }
 
 void PlacementPlanner::make_resident(const UnitPlace& unit) {
   placement_.resident_parameter_bytes += unit_slot_bytes(unit);
-  sizes_[index_of(unit.id)] = 0;
+  if (!unit.is_sharded) sizes_[index_of(unit.id)] = 0;
   for (const BlockPlace& block : layout_.blocks_of(unit.id))
     placement_.parameter_tier[index_of(block.id)] = Tier::kDevice;
 }
 
 std::uint64_t PlacementPlanner::unit_slot_bytes(const UnitPlace& unit) const {
-  return align_up(layout_.unit_parameter_bytes(unit.id), kStorageAlignBytes);
+  return align_up(layout_.home_parameter_bytes(unit.id), kStorageAlignBytes);
 }
 
 Placement plan_placement(const Layout& layout, const ModelSpec& model,

@@ -18,13 +18,14 @@ constexpr std::uint64_t kNoticeBytes = 512 << 10;
 }  // namespace
 
 Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                       ParameterSlots& slots, BlockStore& store, Device& device,
-                       Scheduler& scheduler, Ranks& ranks, Hooks hooks)
+                       ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
+                       Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
       slots_(slots),
       store_(store),
+      residents_(residents),
       device_(device),
       scheduler_(scheduler),
       ranks_(ranks),
@@ -42,7 +43,8 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
 void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
                        bool keeps_for_update) {
   SLUICE_CHECK(idle(), "a schedule begins when the one before it has ended");
-  for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit) trace_eviction(unit);
+  for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit)
+    trace_eviction(unit, trace_now_ns());
   vacate(0, UINT64_MAX);
   schedule_ = &schedule;
   plan_ = &plan;
@@ -89,12 +91,14 @@ bool Prefetcher::issue_next() {
   if (next_use_ == schedule_->size() || pipeline_.size() == kPipelineItemsMax) return false;
   const std::uint32_t use = next_use_;
   if (next_block_ == 0 && !may_start(use)) return false;
-  if (!plan_->uses[use].fetch) {
+  const UnitId unit = (*schedule_)[use].unit;
+  if (!plan_->uses[use].fetch || placement_.is_homed_on_device(layout_.unit(unit))) {
     pipeline_.push_back({.use = use, .is_first = true, .is_last = true});
+    if (plan_->uses[use].fetch) occupy(use);
     finish_issue(use);
     return true;
   }
-  const auto blocks = layout_.blocks_of((*schedule_)[use].unit);
+  const auto blocks = layout_.blocks_of(unit);
   const BlockPlace& block = blocks[next_block_];
   if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, block.unit, index_of(block.id));
   const bool is_last = next_block_ + 1 == blocks.size();
@@ -135,7 +139,7 @@ bool Prefetcher::may_start(std::uint32_t use) {
     if (!released_[evicted]) return blocked_by(TraceReason::kWindow, (*schedule_)[use].unit);
   }
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
-  if (!placement_.unit_is_on_device(unit)) return true;
+  if (!placement_.is_homed_on_device(unit)) return true;
   for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
     if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, unit.id, index_of(block.id));
   }
@@ -203,7 +207,11 @@ void Prefetcher::process_head() {
     }
     if (item.block != kNoBlock) copy_block(item, layout_.block(BlockId{item.block}));
     if (!item.is_last) continue;
-    if (item.block != kNoBlock) complete_unit(item.use);
+    if (item.block != kNoBlock) {
+      complete_unit(item.use);
+    } else if (plan_->uses[item.use].fetch) {
+      gather_from_home(item.use);
+    }
     ready_uses_ = item.use + 1;
   }
 }
@@ -216,14 +224,45 @@ void Prefetcher::complete_unit(std::uint32_t use) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
   }
-  std::byte* const parameters = tiers_.window() + plan_->uses[use].offset_bytes;
-  const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
-  while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
   device_.record(shard_event_.id(), copy_stream_.id());
   device_.wait(gather_stream_.id(), shard_event_.id());
+  gather(use, tiers_.window() + plan_->uses[use].offset_bytes +
+                  unit.shard_begin * layout_.format().parameter_bytes());
+}
+
+// The rank's shard has been updated where it is at home. The update after that overwrites it once
+// the gradients are there that computation makes of what is gathered now.
+void Prefetcher::gather_from_home(std::uint32_t use) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  std::vector<std::uint32_t> evicted_units;
+  for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
+    const UnitId evicted_unit = (*schedule_)[evicted].unit;
+    device_.wait(gather_stream_.id(), release_event(evicted_unit));
+    evicted_units.push_back(index_of(evicted_unit));
+  }
+  device_.wait(gather_stream_.id(), residents_.event(unit.id));
+  gather(use, tiers_.device_parameters(layout_.blocks_of(unit.id).front()));
+  ++home_gathers_;
+  device_.call_host(gather_stream_.id(), [this, use, evicted_units, unit = index_of(unit.id)] {
+    scheduler_.post([this, use, evicted_units, unit] {
+      for (const std::uint32_t evicted : evicted_units)
+        trace_eviction(evicted, gathers_begun_ns_[use]);
+      resident_since_ns_[unit] = trace_now_ns();
+      trace_begin(resident(unit, resident_since_ns_[unit]));
+      --home_gathers_;
+      hooks_.on_change();
+    });
+  });
+}
+
+// Brings all ranks' shards of the use's unit into its place. `source` is this rank's.
+void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
+  while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
   ranks_.gathers().all_gather(
-      {.target = parameters,
-       .source = parameters + unit.shard_begin * layout_.format().parameter_bytes(),
+      {.target = tiers_.window() + plan_->uses[use].offset_bytes,
+       .source = source,
        .shard_bytes = layout_.shard_parameter_bytes(unit.id),
        .subject = unit.name},
       {.unit = unit.id,
@@ -245,7 +284,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
     device_.call_host(copy_stream_.id(), [this, use = item.use] {
       scheduler_.post([this, use] {
         for (const std::uint32_t evicted : plan_->uses[use].evicted_uses)
-          trace_eviction(index_of((*schedule_)[evicted].unit));
+          trace_eviction(index_of((*schedule_)[evicted].unit), trace_now_ns());
         std::ranges::find_if(copies_, &Copy::is_gated)->is_gated = false;
         meter_copies();
       });
@@ -297,7 +336,7 @@ void Prefetcher::copied() {
   end_trace_range(copy.range);
   if (copy.unit_copied != kNoUnit) {
     resident_since_ns_[copy.unit_copied] = now_ns;
-    trace_begin(resident(copy.unit_copied));
+    trace_begin(resident(copy.unit_copied, now_ns));
   }
   copying_since_ns_ = now_ns;
   meter_copies();
@@ -317,18 +356,18 @@ void Prefetcher::meter_copies() {
   }
 }
 
-TraceRecord Prefetcher::resident(std::uint32_t unit) const {
+TraceRecord Prefetcher::resident(std::uint32_t unit, std::uint64_t end_ns) const {
   return {.begin_ns = resident_since_ns_[unit],
-          .end_ns = trace_now_ns(),
+          .end_ns = end_ns,
           .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
           .step = version_ + 1,
           .unit = unit,
           .kind = TraceKind::kResident};
 }
 
-void Prefetcher::trace_eviction(std::uint32_t unit) {
+void Prefetcher::trace_eviction(std::uint32_t unit, std::uint64_t end_ns) {
   if (resident_since_ns_[unit] == 0) return;
-  trace_span(resident(unit));
+  trace_span(resident(unit, end_ns));
   resident_since_ns_[unit] = 0;
 }
 

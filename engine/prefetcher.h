@@ -3,8 +3,8 @@
 // starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
 // on the device for the computation that still reads them. A block whose update is still to come
 // holds up what is behind it; one that the pass has in a slot is copied from there. Where ranks
-// share the parameters, the blocks are the rank's own shard, and a gather in place, one for each
-// fetch and in their order, completes the unit.
+// share the parameters, the blocks are the rank's own shard, and a gather, one for each fetch and
+// in their order, completes the unit; a shard at home on the device is gathered from there.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
@@ -21,6 +21,7 @@
 
 #include "engine/parameter_slots.h"
 #include "engine/ranks.h"
+#include "engine/resident_units.h"
 #include "engine/step_timeline.h"
 #include "engine/window_plan.h"
 
@@ -35,8 +36,8 @@ class Prefetcher {
 
   // All must outlive the prefetcher.
   Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
-             ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-             Ranks& ranks, Hooks hooks);
+             ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
+             Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks);
 
   // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
   // fetched for the last time in the step wait in their slots for the update. Both references must
@@ -63,8 +64,8 @@ class Prefetcher {
   // read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
 
-  // No read, copy or unprocessed block is left.
-  bool idle() const { return pipeline_.empty() && copies_.empty(); }
+  // No read, copy, gather from a home or unprocessed block is left.
+  bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
 
   // What the next use that is not ready waits for. kUpdate: for an update, of which the pass knows
   // more.
@@ -88,7 +89,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoBlock = 0xffffffffu;
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
-  // One block of one use on its way, or, without a block, a use that needs nothing.
+  // One block of one use on its way, or, without a block, a use that needs none.
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
@@ -120,16 +121,19 @@ class Prefetcher {
   void request_notice();
   void copied();
   void complete_unit(std::uint32_t use);
+  void gather_from_home(std::uint32_t use);
+  void gather(std::uint32_t use, const std::byte* source);
   void meter_copies();
   bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
-  TraceRecord resident(std::uint32_t unit) const;
-  void trace_eviction(std::uint32_t unit);
+  TraceRecord resident(std::uint32_t unit, std::uint64_t end_ns) const;
+  void trace_eviction(std::uint32_t unit, std::uint64_t end_ns);
 
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
   ParameterSlots& slots_;
   BlockStore& store_;
+  const ResidentUnits& residents_;
   Device& device_;
   Scheduler& scheduler_;
   Ranks& ranks_;
@@ -161,6 +165,7 @@ class Prefetcher {
 
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
+  std::uint32_t home_gathers_ = 0;      // queued on the device, and not heard of
   std::deque<Copy> copies_;             // queued on the device, in order
   std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has yet to be asked for
   std::uint64_t unnoticed_bytes_ = 0;

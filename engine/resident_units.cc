@@ -29,7 +29,8 @@ ResidentUnits::ResidentUnits(const Layout& layout, const Placement& placement, c
 }
 
 void ResidentUnits::updated(UnitId unit, StreamId stream) {
-  if (!ranks_.shard_optimizer()) return device_.record(event(unit), stream);
+  if (!ranks_.shard_optimizer() || layout_.unit(unit).is_sharded)
+    return device_.record(event(unit), stream);
   device_.record(updated_events_[index_of(unit)].id(), stream);
   if (layout_.unit(unit).is_frozen) return gather(unit);
   is_updated_[index_of(unit)] = true;

@@ -1,7 +1,8 @@
 // Units homed on the device, between their update and their next use. Where ranks share the
 // optimizer's state but not the parameters, each has updated its own shard of a unit, and the rest
 // comes from the others by a gather in place. Gathers are issued in forward order, however updates
-// came in, so that every rank issues the same sequence.
+// came in, so that every rank issues the same sequence. A unit that is sharded is gathered for its
+// uses instead (engine/prefetcher.h): here it is only known when its shard has been updated.
 //
 // Thread rule: scheduler's thread only; event() from any.
 #pragma once

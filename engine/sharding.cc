@@ -51,20 +51,8 @@ std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t 
 void check_homes(const Config::Sharding& sharding, std::uint32_t count,
                  const Config::Placement& choices) {
   const Shard shard = shard_of(sharding, 0, count);
-  const bool shares = shard.count > 1;
   const bool is_elsewhere =
       choices.parameters == TierChoice::kHost || choices.parameters == TierChoice::kNvme;
-  if (shares && !shard.keeps_all_parameters && choices.parameters == TierChoice::kDevice)
-    throw Error(
-        ErrorCode::kConfig,
-        "placement.parameters \"device\" with sharding.stage 3: each rank homes its shard in "
-        "host memory or on storage, and units come together in the device window; choose "
-        "auto, host or nvme, or stage 2 to keep all parameters on every device");
-  if (shares && !shard.keeps_all_parameters && choices.optimizer == TierChoice::kDevice)
-    throw Error(ErrorCode::kConfig,
-                "placement.optimizer \"device\" with sharding.stage 3: the device updates units "
-                "whose parameters are at home there, and that stage keeps none there; choose auto, "
-                "host or nvme, or stage 2");
   if (shard.keeps_all_parameters && is_elsewhere)
     throw Error(
         ErrorCode::kConfig,

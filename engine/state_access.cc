@@ -41,7 +41,7 @@ const StateAccess::View& StateAccess::load(const BlockPlace& block) {
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kParameter, view.parameters);
   if (placement_.parameter_tier[i] == Tier::kDevice)
-    copy_now(view.parameters, resident(block), layout_.parameter_bytes(block.id));
+    copy_now(view.parameters, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kRecord, view.record);
   if (placement_.record_tier[i] == Tier::kDevice)
@@ -55,16 +55,11 @@ void StateAccess::store(const View& view) {
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.write_now(view.block, Plane::kParameter, view.parameters);
   if (placement_.parameter_tier[i] == Tier::kDevice)
-    copy_now(resident(block), view.parameters, layout_.parameter_bytes(block.id));
+    copy_now(tiers_.device_parameters(block), view.parameters, layout_.parameter_bytes(block.id));
   if (placement_.record_tier[i] == Tier::kNvme)
     store_.write_now(view.block, Plane::kRecord, view.record);
   if (placement_.record_tier[i] == Tier::kDevice)
     copy_now(tiers_.device_record(view.block), view.record, layout_.record_bytes(view.block));
-}
-
-std::byte* StateAccess::resident(const BlockPlace& block) const {
-  return tiers_.resident_parameters(block.unit) +
-         block.offset_elements * layout_.format().parameter_bytes();
 }
 
 void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {

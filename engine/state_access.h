@@ -56,7 +56,6 @@ class StateAccess {
   View view_of(const BlockPlace& block) const;
   const View& load(const BlockPlace& block);
   void store(const View& view);
-  std::byte* resident(const BlockPlace& block) const;
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
   void fill(const View& view, const BlockPlace& block, const InitialValues& values);
   void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;

@@ -32,7 +32,7 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       math_(placement.tally_bytes == 0 ? nullptr : make_device_math(device)),
       slots_(placement, tiers, store, scheduler, layout.blocks().size(), [this] { note_change(); }),
       residents_(layout, placement, tiers, ranks, device, model.forward_order),
-      prefetcher_(layout, placement, tiers, slots_, store, device, scheduler, ranks,
+      prefetcher_(layout, placement, tiers, slots_, store, residents_, device, scheduler, ranks,
                   {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
       drain_(layout, placement, tiers, device, scheduler, worker, store, ranks, residents_,
@@ -116,7 +116,7 @@ std::uint64_t StepLoop::applied_step() const {
 void StepLoop::share_residents() {
   scheduler_.run([this] {
     for (const UnitPlace& unit : layout_.units())
-      if (placement_.unit_is_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
+      if (placement_.is_homed_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
   });
   for (const UnitPlace& unit : layout_.units()) device_.synchronize(residents_.event(unit.id));
   scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });

@@ -30,7 +30,7 @@ Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Sto
     : layout_(layout),
       placement_(placement),
       device_(device),
-      resident_(layout.units().size()),
+      device_homes_(layout.units().size()),
       gradients_(layout.units().size()),
       tally_begins_(layout.units().size()),
       host_parameters_(layout.blocks().size()),
@@ -53,9 +53,9 @@ Tiers::~Tiers() {
 void Tiers::cut_device_memory() {
   std::byte* next = device_memory_.data();
   for (const UnitPlace& unit : layout_.units()) {
-    if (!placement_.unit_is_on_device(unit)) continue;
-    resident_[index_of(unit.id)] = next;
-    next += align_up(layout_.unit_parameter_bytes(unit.id), kPoolAlignBytes);
+    if (!placement_.is_homed_on_device(unit)) continue;
+    device_homes_[index_of(unit.id)] = next;
+    next += align_up(layout_.home_parameter_bytes(unit.id), kPoolAlignBytes);
   }
   window_ = next;
   gradient_slots_ = window_ + placement_.window_bytes;
@@ -176,8 +176,16 @@ void Tiers::place_activations(std::span<const double> weights,
 }
 
 std::byte* Tiers::resident_parameters(UnitId unit) const {
-  SLUICE_CHECK(resident_[index_of(unit)] != nullptr, "the unit's home is not the device");
-  return resident_[index_of(unit)];
+  SLUICE_CHECK(placement_.unit_is_on_device(layout_.unit(unit)), "the unit is on the device");
+  return device_homes_[index_of(unit)];
+}
+
+std::byte* Tiers::device_parameters(const BlockPlace& block) const {
+  const UnitPlace& unit = layout_.unit(block.unit);
+  SLUICE_CHECK(placement_.is_homed_on_device(unit), "the block's home is the device");
+  const std::uint64_t begin = unit.is_sharded ? unit.shard_begin : 0;
+  return device_homes_[index_of(block.unit)] +
+         (block.offset_elements - begin) * layout_.format().parameter_bytes();
 }
 
 std::byte* Tiers::gradient_slot(std::uint32_t slot) const {

@@ -48,7 +48,8 @@ class Tiers {
   std::span<std::byte> device_memory() const {
     return {device_memory_.data(), device_memory_.size_bytes()};
   }
-  std::byte* resident_parameters(UnitId unit) const;  // Requires: homed on the device
+  std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
+  std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
   std::byte* window() const { return window_; }
   std::byte* gradient_slot(std::uint32_t slot) const;
   std::byte* activation_place(std::uint32_t place) const;
@@ -126,7 +127,7 @@ class Tiers {
   std::byte* activation_window_ = nullptr;
   std::byte* host_activations_ = nullptr;
   std::byte* activation_staging_ = nullptr;
-  std::vector<std::byte*> resident_;         // by unit
+  std::vector<std::byte*> device_homes_;     // of parameters, by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
   std::vector<std::uint64_t> tally_begins_;  // by unit, in those of its tier
   std::byte* device_tallies_ = nullptr;

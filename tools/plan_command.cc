@@ -86,10 +86,8 @@ Subject subject_of(const PlanOptions& options) {
   subject.orders = plan_orders(request.config, valid, options.ranks);
   request.order = config.order.value_or(better_order(subject.orders, valid));
   request.config.activations.order = request.order;
-  const bool is_on_gpu = config.device == DeviceChoice::kCuda ||
+  request.fills_device = config.device == DeviceChoice::kCuda ||
                          (config.device == DeviceChoice::kAuto && why_no_cuda_device().empty());
-  const bool shares_parameters = options.ranks > 1 && config.engine.sharding.stage == 3;
-  request.fills_device = is_on_gpu && !shares_parameters;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;
   for (const UnitSpec& unit : model.units) {

@@ -253,6 +253,27 @@ TEST(Bound, RanksMoveTheirShards) {
   EXPECT_EQ(rank.step_s, own.step_s);
 }
 
+// What is gathered from shards on the device goes up for no use; for its update, once a step.
+TEST(Bound, ShardsAtHomeOnTheDeviceAreFetchedWithoutACopy) {
+  Model half({1, 1, 1, 1}, 2);
+  const Layout shared(validated(Model::spec_of({2, 2, 2, 2})), {}, kBlockElements, {},
+                      {.count = 2});
+  half.set_tiers(Tier::kDevice, Tier::kHost);
+  half.window = plan_window(half.schedule, window_unit_bytes(shared, half.placement),
+                            4 * kParameterBytes, 1);
+  half.rates.up_bytes_per_second = kParameterBytes / 0.001;
+  half.set_compute(0.010, 0.020);
+  std::uint64_t fetches = 0;
+  for (const WindowUse& use : half.window.uses) fetches += use.fetch ? 1 : 0;
+  EXPECT_GT(fetches, 4u);
+  const StepShape shape{shared, half.placement, half.schedule, half.window, half.rates};
+  const StepCost on_device = bound_step(shape, OverlapPolicy::kSerial);
+  EXPECT_NEAR(on_device.busy(Resource::kCopyUp), 0.004, kTiny);
+  half.set_tiers(Tier::kHost, Tier::kHost);
+  const StepCost on_host = bound_step(shape, OverlapPolicy::kSerial);
+  EXPECT_NEAR(on_host.busy(Resource::kCopyUp), 0.001 * static_cast<double>(fetches), kTiny);
+}
+
 TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
   Model model(std::vector<int>(4, 1));
   model.set_compute(0.010, 0.010);

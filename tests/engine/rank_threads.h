@@ -10,6 +10,7 @@
 #include "cpu_optim/ordered_sum.h"
 #include "gpu/local_collectives.h"
 #include "tests/engine/sharding_cases.h"
+#include "tests/support/delays.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -21,16 +22,28 @@ struct RankRun {
   std::uint64_t shadow_bytes = 0;
 };
 
+// How ranks run. With `delay_us_max`, all work on their devices waits up to that long first, by
+// chance.
+struct RankConditions {
+  double timeout_s = 60;
+  std::uint32_t delay_us_max = 0;
+  std::uint64_t seed = 1;
+};
+
 // One engine a rank, on its own device and thread.
 inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
-                                      const ToyOptions& options, double timeout_s = 60) {
-  LocalWorld world(count, {.timeout_s = timeout_s, .sum = sum_in_order});
+                                      const ToyOptions& options,
+                                      const RankConditions& conditions = {}) {
+  LocalWorld world(count, {.timeout_s = conditions.timeout_s, .sum = sum_in_order});
   std::vector<RankRun> runs(count);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto device =
+      auto device =
           make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      if (conditions.delay_us_max != 0)
+        device = make_delayed_device(std::move(device), conditions.seed * count + rank,
+                                     conditions.delay_us_max);
       const auto collectives = world.join(rank, *device);
       try {
         const ModelSpec model = toy_model(options.frozen_units);

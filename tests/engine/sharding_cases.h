@@ -10,13 +10,14 @@
 
 namespace sluice::test {
 
-// Stages 1 and 2 keep parameters on the device.
+// Stages 1 and 2 keep parameters on the device; stage 3 has its shards in host memory or on storage.
 inline Config sharded_config(const std::string& path, std::uint32_t stage, bool uses_nvme,
                              DType dtype) {
   Config config = toy_config(path);
   const bool is_replicated = stage == 1 || stage == 2;
   config.placement.optimizer = uses_nvme ? TierChoice::kNvme : TierChoice::kHost;
-  config.placement.parameters = uses_nvme && !is_replicated ? TierChoice::kNvme : TierChoice::kAuto;
+  config.placement.parameters = is_replicated || stage == 0 ? TierChoice::kAuto : TierChoice::kHost;
+  if (uses_nvme && !is_replicated) config.placement.parameters = TierChoice::kNvme;
   config.precision = {.parameters = dtype, .gradients = dtype};
   config.sharding.stage = stage;
   config.sharding.keep_gathered_bytes = 0;  // all of the toy's units are small

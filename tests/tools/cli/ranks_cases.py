@@ -17,6 +17,8 @@ class RanksCase(RanksTest):
                     run = self.train_ranks(ranks, {"sharding.stage": stage, **placement})
                     hashes.add(run["state_sha256"])
                     self.assertEqual(len(run["ranks"]), ranks)
+            on_device = {"placement.parameters": "device", "placement.optimizer": "device"}
+            hashes.add(self.train_ranks(ranks, {"sharding.stage": 3, **on_device})["state_sha256"])
             self.assertEqual(len(hashes), 1, f"{ranks} ranks: {hashes}")
 
     def test_ranks_see_what_one_rank_sees_with_as_many_micro_batches(self):
