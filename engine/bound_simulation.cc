@@ -140,8 +140,7 @@ void Simulation::end(const SimulatedJob& job) {
 // The next step begins as soon as it may.
 bool Simulation::pump_step() {
   const bool is_over = normed_uses_ == final_uses_ &&
-                       (policy_ != OverlapPolicy::kSerial ||
-                        pass_.home() == (step_ + 1) * pass_.trained_blocks());
+                       (policy_ != OverlapPolicy::kSerial || pass_.is_home(step_ + 1));
   if (!is_over || step_ == kSteps) return false;
   ++step_;
   uses_.assign(uses_.size(), {});

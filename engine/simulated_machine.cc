@@ -41,6 +41,11 @@ void SimulatedMachine::adam(const SimulatedJob& job, std::uint64_t element_count
          rates_.adam_parameters_per_second);
 }
 
+void SimulatedMachine::device_adam(const SimulatedJob& job, std::uint64_t element_count) {
+  submit(Resource::kDeviceUpdate, job, static_cast<double>(element_count),
+         rates_.device_adam_parameters_per_second);
+}
+
 bool SimulatedMachine::cpu_is_free() const {
   const Line& line = lines_[static_cast<std::size_t>(Resource::kCpu)];
   return !line.is_busy && line.waiting.empty();

@@ -27,6 +27,7 @@ enum class SimulatedTask : std::uint8_t {
   kNorm,        // and has its norm
   kLoad,        // a block: one part of its state is in the lane
   kAdam,        // a block
+  kDeviceAdam,  // a block whose state is at home on the device
   kPublish,     // a block's new parameters are on the device
   kWriteBack,   // a block: one part is home
   kSpillCopy,   // a block of a gradient that waits elsewhere has left the device
@@ -60,6 +61,7 @@ class SimulatedMachine {
   void compute(const SimulatedJob& job, double duration_s);
   void norm(const SimulatedJob& job, std::uint64_t element_count);
   void adam(const SimulatedJob& job, std::uint64_t element_count);
+  void device_adam(const SimulatedJob& job, std::uint64_t element_count);
 
   // Nobody is on the CPU, or waits for it.
   bool cpu_is_free() const;

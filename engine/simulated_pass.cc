@@ -24,6 +24,7 @@ SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
       own.updates = own.grants = UINT64_MAX;
     } else if (record_tier(index_of(block.id)) == Tier::kDevice) {
       own.grants = UINT64_MAX;
+      ++device_blocks_;
     } else {
       ++trained_blocks_;
     }
@@ -147,7 +148,10 @@ void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
 
 void SimulatedPass::update_on_device(UnitId unit) {
   if (!placement_.is_updated_on_device(layout_.unit(unit))) return;
-  for (const BlockPlace& block : layout_.blocks_of(unit)) publish(index_of(block.id));
+  for (const BlockPlace& block : layout_.blocks_of(unit))
+    machine_.device_adam(
+        {SimulatedTask::kDeviceAdam, index_of(block.id), ranked(0, sent_to_device_++)},
+        block.element_count);
 }
 
 void SimulatedPass::norm_known(std::uint64_t step) {
@@ -209,6 +213,7 @@ void SimulatedPass::end(const SimulatedJob& job) {
   switch (job.task) {
     case SimulatedTask::kLoad: return part_loaded(index);
     case SimulatedTask::kAdam: return updated(index);
+    case SimulatedTask::kDeviceAdam: ++updated_on_device_; return publish(index);
     case SimulatedTask::kPublish: publish(index); return part_home(index);
     default: return part_home(index);
   }

@@ -38,11 +38,11 @@ class SimulatedPass {
 
   // Updates that fetches of the block may see, and that computation on the device may.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
-  // Blocks that each pass updates: not those that the device does.
-  std::uint64_t trained_blocks() const { return trained_blocks_; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
-  // Updates of all blocks that are home.
-  std::uint64_t home() const { return home_; }
+  // So many updates of every block are home.
+  bool is_home(std::uint64_t steps) const {
+    return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
+  }
 
  private:
   struct Block {
@@ -92,7 +92,8 @@ class SimulatedPass {
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
-  std::uint64_t trained_blocks_ = 0;
+  std::uint64_t trained_blocks_ = 0;  // that each pass updates: not those that the device does
+  std::uint64_t device_blocks_ = 0;
 
   std::uint64_t pass_ = 0;  // the step whose blocks have their turn
   std::uint64_t granted_ = 0;
@@ -106,7 +107,9 @@ class SimulatedPass {
   std::set<std::uint64_t> ready_places_;
   std::set<std::uint64_t> ready_blocks_;
   std::vector<std::uint32_t> block_at_place_;  // by place in the pass
-  std::uint64_t home_ = 0;
+  std::uint64_t home_ = 0;               // updates, of all blocks in the pass
+  std::uint64_t sent_to_device_ = 0;     // updates, of all blocks that the device updates
+  std::uint64_t updated_on_device_ = 0;  // of these
   std::vector<std::uint32_t> come_home_;  // and still have their slots
 };
 

@@ -13,6 +13,7 @@ std::string_view name_of(Resource resource) {
     case Resource::kCopyUp: return "copies to the device";
     case Resource::kCopyDown: return "copies from the device";
     case Resource::kCpu: return "optimizer";
+    case Resource::kDeviceUpdate: return "optimizer on the device";
   }
   return "unknown";
 }

@@ -32,6 +32,7 @@ struct Rates {
   double down_bytes_per_second = 0;  // device to host
   double adam_parameters_per_second = 0;
   double norm_parameters_per_second = 0;  // gradient norms, and additions of micro-batches
+  double device_adam_parameters_per_second = 0;  // where the state is at home on the device
   std::vector<UnitTime> units;            // by unit
 };
 
@@ -42,9 +43,10 @@ enum class Resource : std::uint8_t {
   kStorage,       // half duplex: reads and writes
   kCopyUp,
   kCopyDown,
-  kCpu,  // Adam, norms and additions
+  kCpu,           // Adam, norms and additions
+  kDeviceUpdate,  // beside computation, as far as memory's rate lets both
 };
-inline constexpr std::size_t kResourceCount = 7;
+inline constexpr std::size_t kResourceCount = 8;
 
 std::string_view name_of(Resource resource);
 

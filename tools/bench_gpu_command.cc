@@ -83,13 +83,15 @@ Json measure_copies(CudaDevice& device, Rates& rates) {
   return list;
 }
 
-Json measure_adam(CudaDevice& device) {
+Json measure_adam(CudaDevice& device, Rates& rates) {
   const std::unique_ptr<DeviceMath> math = make_cuda_math(device);
   const AdamKernelBench adam = bench_adam_kernel(device, *math, std::uint64_t{1} << 28, 11);
   fmt::print("Adam kernel  {:6.0f} GB/s, {:5.1f} % of a copy's {:.0f} ({:.1f} to {:.1f} %)\n",
              adam.gb_per_s.median, adam.percent.median, adam.copy_gb_per_s.median,
              adam.percent.least, adam.percent.most);
+  rates.device_adam_parameters_per_second = adam.parameters_per_s();
   return {{"parameters", adam.parameters},
+          {"parameters_per_s", adam.parameters_per_s()},
           {"gb_per_s", json_of(adam.gb_per_s)},
           {"copy_gb_per_s", json_of(adam.copy_gb_per_s)},
           {"percent_of_copy", json_of(adam.percent)}};
@@ -185,7 +187,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     root["processor"] = topology().processor;
     fmt::print("{}\n", describe_cuda_device());
     root["copies"] = measure_copies(*device, rates);
-    root["adam"] = measure_adam(*device);
+    root["adam"] = measure_adam(*device, rates);
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
     measure_drive(options.path, 2_GiB, rates);

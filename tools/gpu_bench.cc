@@ -106,8 +106,6 @@ std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& opti
 
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
                                   unsigned rounds) {
-  constexpr std::uint64_t kReadBytes = 2 + 2 + 4 + 4 + 2;
-  constexpr std::uint64_t kWrittenBytes = 2 + 2 + 4 + 4;
   const Stream stream(device, "benchmark");
   const Event begin(device);
   const Event end(device);
@@ -148,7 +146,7 @@ AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_
   (void)time(adam);
   (void)time(copy);
   for (unsigned round = 0; round < rounds; ++round) {
-    rates.push_back(static_cast<double>(parameters * (kReadBytes + kWrittenBytes)) / time(adam));
+    rates.push_back(static_cast<double>(parameters * kAdamBytesPerParameter) / time(adam));
     copy_rates.push_back(static_cast<double>(2 * exp_avg.size_bytes()) / time(copy));
     percents.push_back(100 * rates.back() / copy_rates.back());
   }

@@ -48,12 +48,16 @@ using PlainCopies = std::function<double(const PlainCopy& ends)>;
 std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
                                     const PlainCopies& plain);
 
-// AdamW over bf16 parameters with a split master and bf16 gradients: 26 bytes a parameter.
+// AdamW over bf16 parameters with a split master and bf16 gradients: parameter, low half, both
+// moments and gradient are read, all but the last are written.
+inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
   std::uint64_t parameters = 0;
   GpuSpread gb_per_s;
   GpuSpread copy_gb_per_s;  // device to device, bytes read and written
   GpuSpread percent;        // of the ratios within a round
+
+  double parameters_per_s() const { return gb_per_s.median * 1e9 / kAdamBytesPerParameter; }
 };
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
                                   unsigned rounds);

@@ -198,6 +198,8 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--copy-rate", rates.copy, "Copies to and from the device, each way");
   plan->add_option("--adam-rate", rates.adam,
                    "Parameters that Adam updates a second (such as 2e9)");
+  plan->add_option("--device-adam-rate", rates.device_adam,
+                   "The same of the device, for state at home there");
   plan->add_option("--flops", rates.flops, "Operations a second that computation reaches");
   plan->add_option("--bytes-written-rating", options.bytes_written_rating,
                    "What the drives may be written in their life (such as 1200TB)");

@@ -18,6 +18,7 @@ constexpr double kAssumedRead = 6e9;
 constexpr double kAssumedWrite = 4e9;
 constexpr double kAssumedCopy = 20e9;
 constexpr double kAssumedAdam = 2e9;
+constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
 // Of interference: nearer to half duplex, or to full?
@@ -121,6 +122,9 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
     rates.up_bytes_per_second = rates.down_bytes_per_second =
         size_rate(options.copy, "--copy-rate");
   if (options.adam) rates.adam_parameters_per_second = positive(*options.adam, "--adam-rate");
+  rates.device_adam_parameters_per_second =
+      options.device_adam ? positive(*options.device_adam, "--device-adam-rate")
+                          : kAssumedDeviceAdam;
   // Both go at the pace of memory: the norm reads the gradient alone, Adam reads and writes all.
   const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
   const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
@@ -137,6 +141,9 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
                   source_of(!options.copy.empty(), {})),
       fmt::format("Adam            {:>7.2f} Gparam/s  {}", rates.adam_parameters_per_second * 1e-9,
                   source_of(options.adam.has_value(), options.adam_file)),
+      fmt::format("on the device   {:>7.2f} Gparam/s  {}",
+                  rates.device_adam_parameters_per_second * 1e-9,
+                  source_of(options.device_adam.has_value(), {})),
       fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12,
                   source_of(options.flops.has_value(), {}))};
   return plan;

@@ -17,7 +17,8 @@ struct PlanRateOptions {
   // As on the command line: sizes a second, and numbers such as "2e9".
   std::string read, write, copy;  // empty = not stated
   std::string duplex;             // "full", "half"
-  std::optional<double> adam;     // parameters a second
+  std::optional<double> adam;     // parameters a second, of the CPU
+  std::optional<double> device_adam;
   std::optional<double> flops;    // of the device, as reached
 };
 

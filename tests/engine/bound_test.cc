@@ -109,6 +109,8 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
   given.norm = 1 + below(2) * below(60);
   rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
   rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
+  given.device_adam = below(2) * below(40);
+  rates.device_adam_parameters_per_second = per_tick(kBlockElements, given.device_adam);
   placement.lanes.count =
       static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
   const long prefetch_slots = 1 + below(8);

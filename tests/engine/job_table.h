@@ -11,7 +11,7 @@
 
 namespace sluice::test {
 
-enum Line { kNone, kRead, kWrite, kUp, kDown, kCpu, kComputation, kLineCount };
+enum Line { kNone, kRead, kWrite, kUp, kDown, kCpu, kDeviceUpdate, kComputation, kLineCount };
 using Rank = std::array<long, 3>;
 
 struct Job {

@@ -21,6 +21,7 @@ class Oracle final : public JobTable {
     uses_ = static_cast<int>(c_.uses.size());
     slot_.resize(static_cast<std::size_t>(blocks_));
     free_ = c_.slots;
+    device_updates_.assign(steps_, std::vector<std::vector<Id>>(c_.unit_blocks.size()));
     list_fetches();
     list_computation();
     list_pass();
@@ -50,7 +51,9 @@ class Oracle final : public JobTable {
   bool is_open(int step) const {
     if (step == 0) return true;
     if (c_.policy != OverlapPolicy::kSerial || !norm_known(step - 1)) return norm_known(step - 1);
-    return std::ranges::all_of(pass_[step - 1], [&](const Turn& turn) { return is_home(turn); });
+    return std::ranges::all_of(pass_[step - 1], [&](const Turn& turn) { return is_home(turn); }) &&
+           std::ranges::all_of(device_updates_[step - 1],
+                               [&](const std::vector<Id>& unit) { return all_done(unit); });
   }
 
   void list_fetches() {
@@ -174,7 +177,7 @@ class Oracle final : public JobTable {
         const std::vector<Id> held = is_backward ? drains : std::vector<Id>();
         const auto may_start = [=, this] {
           return is_open(step) && done(before) && undone(held) < c_.gradient_slots &&
-                 (!c_.on_device[unit] || step == 0 || may_update(step - 1, first_block_[unit])) &&
+                 (step == 0 || all_done(device_updates_[step - 1][unit])) &&
                  all_done(copies_[step][use]);
         };
         const Id computed = add({.line = kComputation,
@@ -302,7 +305,21 @@ class Oracle final : public JobTable {
     pass_.assign(steps_, std::vector<Turn>(blocks_));
     for (int step = 0; step < steps_; ++step) {
       for (int block = 0; block < blocks_; ++block) list_turn(step, block);
+      for (int block = 0; block < blocks_; ++block) list_device_update(step, block);
     }
+  }
+  // In the order in which they may be made: of gradients in backward, or by unit.
+  void list_device_update(int step, int block) {
+    const int unit = unit_of_[block];
+    if (!c_.on_device[unit]) return;
+    long turn = unit;
+    for (int use = 0; use < uses_ && is_eager(block); ++use)
+      if (c_.uses[use].unit == unit) turn = use;
+    device_updates_[step][unit].push_back(
+        add({.line = kDeviceUpdate,
+             .duration = c_.device_adam,
+             .may_start = [=, this] { return may_update(step, block); },
+             .rank = {step, turn, block}}));
   }
   void list_turn(int step, int block) {
     if (c_.on_device[unit_of_[block]]) return;
@@ -384,6 +401,7 @@ class Oracle final : public JobTable {
   std::vector<std::vector<std::vector<Id>>> drained_;  // by step, unit
   std::vector<Id> last_;                               // what ends the drain of the use before
   std::vector<std::vector<Turn>> pass_;                // by step, block
+  std::vector<std::vector<std::vector<Id>>> device_updates_;  // by step, unit
   std::vector<Slot> slot_;                             // by block
   std::vector<Leaving> leaving_;
   std::vector<std::pair<int, int>> come_home_;  // step, block

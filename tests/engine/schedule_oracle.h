@@ -30,7 +30,7 @@ struct OracleCase {
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
   long read_gradients = 0, write_gradients = 0;
-  long copy_up = 0, copy_down = 0, adam = 0, norm = 0;  // a block
+  long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // a block
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 };
 

@@ -160,6 +160,15 @@ class Plan(CliCase):
         self.uniform("--adam", "adam.json", values={**ON_NVME, "precision.parameters": "fp32"})
         self.assertRegex(self.done.stdout, r"Adam +0.40 Gparam/s")
 
+    def test_the_device_updates_at_its_rate(self):
+        for rate, option in ((60e9, ()), (1e9, ("--device-adam-rate", 1e9))):
+            gpu = self.row(self.uniform(*option), "gpu")
+            self.assertAlmostEqual(gpu["step"]["busy_s"]["optimizer on the device"], 2**25 / rate, places=6)
+            self.assertEqual(gpu["step"]["busy_s"]["optimizer"], 0)
+            self.assertRegex(self.done.stdout, rf"on the device +{rate * 1e-9:.2f} Gparam/s  {'stated' if option else 'assumed'}")
+        half = self.row(self.uniform("--ranks", 2, "--device-adam-rate", 1e9, values={"sharding.stage": 3}), "gpu")
+        self.assertAlmostEqual(half["step"]["busy_s"]["optimizer on the device"], 2**24 / 1e9, places=6)
+
     def test_refusals(self):
         self.calibrate(None)
         for arguments, words in ((("--io", "none.json"), "none.json"),
@@ -168,6 +177,7 @@ class Plan(CliCase):
                                  (("--io", "text.txt"), "no JSON"),
                                  (("--read-rate", "1KB"), "--read-rate"),
                                  (("--adam-rate", -1), "--adam-rate"),
+                                 (("--device-adam-rate", 0), "--device-adam-rate"),
                                  (("--flops", 0), "--flops"),
                                  (("--tokens", 0), "--tokens"),
                                  (("--parameters", 5, "--layers", 6), "6 layers"),
