@@ -23,22 +23,21 @@ Config checked(Config config) {
   return config;
 }
 
-// What every rank has free: windows have to be equal.
-std::uint64_t free_device_bytes(const Device& device, Ranks& ranks) {
-  const std::uint64_t own = device.capacity_bytes() - device.allocated_bytes();
+// What every rank may take: windows and homes have to be equal.
+std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
+  const std::uint64_t given = config.memory.device_bytes.value_or(0);
+  const std::uint64_t own = config.memory.device_bytes
+                                ? given - std::min(given, ranks.device_bytes())
+                                : device.capacity_bytes() - device.allocated_bytes();
   const std::vector<std::byte> all =
-      ranks.exchange(std::as_bytes(std::span(&own, 1)), "free device memory");
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "device memory");
   std::vector<std::uint64_t> values(ranks.count());
   std::memcpy(values.data(), all.data(), all.size());
   return std::ranges::min(values);
 }
 
 Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
-  const std::uint64_t device_bytes =
-      config.memory.device_bytes ? *config.memory.device_bytes -
-                                       std::min(*config.memory.device_bytes, ranks.device_bytes())
-                                 : free_device_bytes(device, ranks);
-  return {.device_bytes = device_bytes,
+  return {.device_bytes = device_bytes_of(config, device, ranks),
           .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
 }
 

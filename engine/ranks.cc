@@ -92,7 +92,7 @@ void Ranks::require_agreement(std::string_view description, std::string_view sub
   if (others.empty()) return;
   throw Error(ErrorCode::kRanks,
               fmt::format("rank {} of {}: {} differs between rank 0 and rank {}; start every rank "
-                          "with the same config, model and memory.device",
+                          "with the same config and model",
                           rank_, count_, subject, fmt::join(others, ", ")));
 }
 

@@ -119,6 +119,22 @@ TEST(DeviceShard, AutoFillsWhatTheWindowLeaves) {
   EXPECT_EQ(most, 6) << "all of them in the end";
 }
 
+// Ranks gather in the same places: one with more memory than the others leaves it.
+TEST(DeviceShard, TheLeastMemoryOfAllRanksCounts) {
+  const TempDirectory directory;
+  Config config = shard_config(directory.path(), TierChoice::kHost);
+  config.placement.parameters = TierChoice::kAuto;
+  const ToyOptions options{.steps = 2, .rank_count = 3};
+  const auto runs = run_ranks(3, config, options, {.change = [](std::uint32_t rank, Config& own) {
+                                own.memory.device_bytes = rank == 1 ? 600_KiB : 4_MiB;
+                              }});
+  expect_oracle_on_every_rank(runs, toy_oracle(config, options), "ranks with other budgets");
+  for (const RankRun& run : runs) {
+    EXPECT_EQ(run.device_bytes, runs[1].device_bytes);
+    EXPECT_LE(run.device_bytes, 600_KiB);
+  }
+}
+
 // Homes, window and slots to the byte, and a message that says how much it takes.
 TEST(DeviceShard, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
   const ModelSpec model = validated(toy_model());

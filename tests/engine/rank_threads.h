@@ -2,6 +2,7 @@
 // Thread rule: one thread.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@ namespace sluice::test {
 struct RankRun {
   ToyResult result;
   std::string failure;
+  std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t shadow_bytes = 0;
 };
@@ -28,6 +30,7 @@ struct RankConditions {
   double timeout_s = 60;
   std::uint32_t delay_us_max = 0;
   std::uint64_t seed = 1;
+  std::function<void(std::uint32_t rank, Config& config)> change = {};  // of a rank's own config
 };
 
 // One engine a rank, on its own device and thread.
@@ -47,9 +50,12 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
       const auto collectives = world.join(rank, *device);
       try {
         const ModelSpec model = toy_model(options.frozen_units);
-        Engine engine(config, model, *device, {}, collectives.get());
+        Config own_config = config;
+        if (conditions.change) conditions.change(rank, own_config);
+        Engine engine(own_config, model, *device, {}, collectives.get());
         ToyOptions own = options;
         own.rank = rank;
+        runs[rank].device_bytes = engine.placement().device_bytes();
         runs[rank].host_bytes = engine.placement().host_bytes();
         runs[rank].shadow_bytes = engine.placement().shadow_bytes;
         runs[rank].result = run_toy(engine, model, *device, config, own);
