@@ -16,10 +16,10 @@
 // - A lane holds a block from the start of its reads to the end of its writes. A block whose
 //   parameters and record are at home in host memory needs none.
 // - What the device does with gradients that wait there takes no time: it goes through each byte
-//   once, at the rate of its own memory, beside computation that is bound by arithmetic. The updates
-//   that it makes go through about ten times as many: they are a resource of their own, beside
-//   computation, one block after the other from when the norm is known on, under `eager` from when
-//   the unit's gradient is there.
+//   once, at the rate of its own memory, beside computation that is bound by arithmetic. The
+//   updates that it makes go through about ten times as many: they are a resource of their own,
+//   beside computation, one block after the other from when the norm is known on, under `eager`
+//   from when the unit's gradient is there.
 // - Parameters at home on the device are there for a use, or gathered from there, without a copy.
 // - `serial`: lanes are granted when the norm is known, in unit order. `deferred`: in unit order as
 //   soon as lanes are free; Adam waits for the norm. `eager`: in order of arrival, from the last

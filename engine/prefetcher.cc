@@ -260,16 +260,15 @@ void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
   while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
-  ranks_.gathers().all_gather(
-      {.target = tiers_.window() + plan_->uses[use].offset_bytes,
-       .source = source,
-       .shard_bytes = layout_.shard_parameter_bytes(unit.id),
-       .subject = unit.name},
-      {.unit = unit.id,
-       .size_bytes = payload_bytes,
-       .step = version_ + 1,
-       .begun_ns = &gathers_begun_ns_[use]},
-      gather_stream_.id());
+  ranks_.gathers().all_gather({.target = tiers_.window() + plan_->uses[use].offset_bytes,
+                               .source = source,
+                               .shard_bytes = layout_.shard_parameter_bytes(unit.id),
+                               .subject = unit.name},
+                              {.unit = unit.id,
+                               .size_bytes = payload_bytes,
+                               .step = version_ + 1,
+                               .begun_ns = &gathers_begun_ns_[use]},
+                              gather_stream_.id());
   device_.record(ready_event(unit.id), gather_stream_.id());
   gathered_bytes_ += payload_bytes;
 }

@@ -261,8 +261,8 @@ TEST(Bound, ShardsAtHomeOnTheDeviceAreFetchedWithoutACopy) {
   const Layout shared(validated(Model::spec_of({2, 2, 2, 2})), {}, kBlockElements, {},
                       {.count = 2});
   half.set_tiers(Tier::kDevice, Tier::kHost);
-  half.window = plan_window(half.schedule, window_unit_bytes(shared, half.placement),
-                            4 * kParameterBytes, 1);
+  half.window =
+      plan_window(half.schedule, window_unit_bytes(shared, half.placement), 4 * kParameterBytes, 1);
   half.rates.up_bytes_per_second = kParameterBytes / 0.001;
   half.set_compute(0.010, 0.020);
   std::uint64_t fetches = 0;

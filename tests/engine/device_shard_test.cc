@@ -83,14 +83,15 @@ TEST(DeviceShard, DelaysChangeNoBit) {
   for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
        ++seed) {
     const TempDirectory directory;
-    Config config = shard_config(directory.path(),
-                                 seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
+    Config config =
+        shard_config(directory.path(), seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
     config.optimizer.overlap = seed % 3 == 0 ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
     config.optimizer.clip_norm = seed % 3 == 0 ? 0 : 1;
     config.memory.device_bytes = seed % 2 == 0 ? 1'300_KiB : 500_KiB;
     const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true, .rank_count = 2};
-    expect_oracle_on_every_rank(run_ranks(2, config, options, {.delay_us_max = 3'000, .seed = seed}),
-                                toy_oracle(config, options), fmt::format("seed {}", seed));
+    expect_oracle_on_every_rank(
+        run_ranks(2, config, options, {.delay_us_max = 3'000, .seed = seed}),
+        toy_oracle(config, options), fmt::format("seed {}", seed));
   }
 }
 
@@ -107,9 +108,8 @@ TEST(DeviceShard, AutoFillsWhatTheWindowLeaves) {
     const ModelSpec model = validated(toy_model());
     const Layout layout(model, state_format(config), config.storage.block_elements, {},
                         {.count = 2});
-    const Placement placement =
-        plan_placement(layout, model, config.placement,
-                       {.device_bytes = device_bytes, .host_bytes = 64_MiB});
+    const Placement placement = plan_placement(
+        layout, model, config.placement, {.device_bytes = device_bytes, .host_bytes = 64_MiB});
     EXPECT_LE(placement.device_bytes(), device_bytes);
     const std::ptrdiff_t homes = std::ranges::count_if(
         layout.units(), [&](const UnitPlace& unit) { return placement.is_homed_on_device(unit); });
@@ -148,7 +148,8 @@ TEST(DeviceShard, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
     const std::string message = expect_error(ErrorCode::kOutOfMemory, [&] { (void)plan(1_KiB); });
     const std::string before = "the smallest that works is \"";
     const std::size_t begin = message.find(before) + before.size();
-    const std::uint64_t enough = parse_size(message.substr(begin, message.find('"', begin) - begin));
+    const std::uint64_t enough =
+        parse_size(message.substr(begin, message.find('"', begin) - begin));
     EXPECT_EQ(plan(enough).device_bytes(), enough);
     (void)expect_error(ErrorCode::kOutOfMemory, [&] { (void)plan(enough - 1_KiB); });
     std::uint64_t shards = 0;

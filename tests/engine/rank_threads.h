@@ -42,8 +42,7 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
-      auto device =
-          make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      auto device = make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
       if (conditions.delay_us_max != 0)
         device = make_delayed_device(std::move(device), conditions.seed * count + rank,
                                      conditions.delay_us_max);

@@ -1,10 +1,10 @@
 #include "tests/engine/schedule_oracle.h"
 
 #include <algorithm>
-#include <compare>
 #include <utility>
 
 #include "tests/engine/job_table.h"
+#include "tests/engine/oracle_slots.h"
 
 namespace sluice::test {
 namespace {
@@ -19,8 +19,7 @@ class Oracle final : public JobTable {
     }
     blocks_ = static_cast<int>(unit_of_.size());
     uses_ = static_cast<int>(c_.uses.size());
-    slot_.resize(static_cast<std::size_t>(blocks_));
-    free_ = c_.slots;
+    slots_ = OracleSlots(blocks_, c_.slots, c_.kept_slots, c_.lanes);
     device_updates_.assign(steps_, std::vector<std::vector<Id>>(c_.unit_blocks.size()));
     list_fetches();
     list_computation();
@@ -75,7 +74,7 @@ class Oracle final : public JobTable {
     fetches_[number].issue = add({.may_start = [=, this] {
       return (number == 0 || started(fetches_[number - 1].issue)) && is_open(step) &&
              places_are_released(step, use) && (step == 0 || done(pass_[step - 1][block].adam)) &&
-             (in_ram || has_slot(block) || free_ > c_.lanes - std::min(c_.lanes, lane_users_));
+             (in_ram || slots_.holds(block) || slots_.has_room_for_a_fetch());
     }});
     fetches_of_[step][use].push_back(number);
     const Id read = add({.line = kRead,
@@ -90,8 +89,7 @@ class Oracle final : public JobTable {
     fetches_[number].read = read;
     jobs_[fetches_[number].issue].on_start = [=, this] {
       if (in_ram) return;
-      if (join(block, false)) slot_[block].filled_by = read;
-      fetches_[number].arrival = slot_[block].filled_by;
+      fetches_[number].arrival = slots_.join(block, false, read);
     };
     const bool keep = c_.uses[use].is_backward && (c_.policy == OverlapPolicy::kEager ||
                                                    c_.policy == OverlapPolicy::kSpeculative);
@@ -109,7 +107,7 @@ class Oracle final : public JobTable {
          .rank = {0, static_cast<long>(number), 0},
          .on_end =
              [=, this] {
-               if (!in_ram) leaving_.push_back({false, block, keep});
+               if (!in_ram) slots_.leave(block, false, keep);
              }});
     copies_[step][use].push_back(fetches_[number].copy);
   }
@@ -125,43 +123,11 @@ class Oracle final : public JobTable {
     return true;
   }
 
-  // --- Parameter slots ---
-  struct Slot {
-    int users = 0, kept = 0;
-    Id filled_by = -1;
-  };
-  struct Leaving {
-    bool is_lane;
-    int block;
-    bool keep;
-    auto operator<=>(const Leaving&) const = default;
-  };
-  bool has_slot(int block) const { return slot_[block].users + slot_[block].kept > 0; }
-  // Whether the slot is a new one.
-  bool join(int block, bool is_lane) {
-    Slot& slot = slot_[block];
-    const bool is_new = !has_slot(block);
-    if (is_new) --free_;
-    kept_ -= slot.kept;
-    slot.kept = 0;
-    ++slot.users;
-    lane_users_ += is_lane ? 1 : 0;
-    return is_new;
-  }
   void settle() override {
     for (const auto& [step, block] : come_home_)
-      leaving_.push_back({true, block, c_.policy != OverlapPolicy::kSerial && norm_known(step)});
+      slots_.leave(block, true, c_.policy != OverlapPolicy::kSerial && norm_known(step));
     come_home_.clear();
-    std::ranges::sort(leaving_);
-    for (const Leaving& user : leaving_) {
-      Slot& slot = slot_[user.block];
-      lane_users_ -= user.is_lane ? 1 : 0;
-      if (--slot.users > 0) continue;
-      slot.kept = user.keep && kept_ < c_.kept_slots && free_ + lane_users_ >= c_.lanes ? 1 : 0;
-      kept_ += slot.kept;
-      free_ += 1 - slot.kept;
-    }
-    leaving_.clear();
+    slots_.settle();
   }
 
   void list_computation() {
@@ -296,7 +262,7 @@ class Oracle final : public JobTable {
       }
     }
     return next_turn(step) == block &&
-           (c_.parameters_in_ram[block] || has_slot(block) || free_ > 0) &&
+           (c_.parameters_in_ram[block] || slots_.holds(block) || slots_.has_room_for_a_lane()) &&
            (!needs_lane(block) || lanes_taken < c_.lanes) &&
            (step == 0 || is_home(pass_[step - 1][block]));
   }
@@ -381,8 +347,7 @@ class Oracle final : public JobTable {
     jobs_[turn.write_record].rank = {2, place, 0};
     jobs_[turn.write_parameters].rank = {2, place, 1};
     if (c_.parameters_in_ram[block]) return;
-    if (join(block, true)) slot_[block].filled_by = turn.parameters;
-    turn.arrival = slot_[block].filled_by;
+    turn.arrival = slots_.join(block, true, turn.parameters);
   }
 
   struct Fetch {
@@ -402,10 +367,8 @@ class Oracle final : public JobTable {
   std::vector<Id> last_;                               // what ends the drain of the use before
   std::vector<std::vector<Turn>> pass_;                // by step, block
   std::vector<std::vector<std::vector<Id>>> device_updates_;  // by step, unit
-  std::vector<Slot> slot_;                             // by block
-  std::vector<Leaving> leaving_;
+  OracleSlots slots_{0, 0, 0, 0};
   std::vector<std::pair<int, int>> come_home_;  // step, block
-  int free_ = 0, kept_ = 0, lane_users_ = 0;
   long granted_ = 0;
 };
 

@@ -10,7 +10,8 @@
 
 namespace sluice::test {
 
-// Stages 1 and 2 keep parameters on the device; stage 3 has its shards in host memory or on storage.
+// Stages 1 and 2 keep parameters on the device; stage 3 has its shards in host memory or on
+// storage.
 inline Config sharded_config(const std::string& path, std::uint32_t stage, bool uses_nvme,
                              DType dtype) {
   Config config = toy_config(path);
