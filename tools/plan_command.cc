@@ -17,6 +17,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/order_choice.h"
 #include "tools/planner.h"
+#include "tools/rank_memory.h"
 #include "tools/stage_table.h"
 #include "tools/train_config.h"
 
@@ -88,8 +89,7 @@ Subject subject_of(const PlanOptions& options) {
   request.config.activations.order = request.order;
   const bool is_on_gpu = config.device == DeviceChoice::kCuda ||
                          (config.device == DeviceChoice::kAuto && why_no_cuda_device().empty());
-  const bool shares_parameters = options.ranks > 1 && config.engine.sharding.stage == 3;
-  request.fills_device = is_on_gpu && !shares_parameters;
+  request.fills_device = is_on_gpu;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;
   for (const UnitSpec& unit : model.units) {
@@ -204,6 +204,20 @@ nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
   return root;
 }
 
+nlohmann::ordered_json json_of(const StageMemory& stage) {
+  nlohmann::ordered_json root = {{"parameter_bytes", stage.parameter_bytes},
+                                 {"window_bytes", stage.window_bytes},
+                                 {"gradient_bytes", stage.gradient_bytes},
+                                 {"optimizer_bytes", stage.optimizer_bytes},
+                                 {"fits", stage.obstacle.empty()}};
+  if (stage.obstacle.empty()) {
+    root["most_in_use_bytes"] = json_of(stage.most_in_use);
+  } else {
+    root["obstacle"] = stage.obstacle;
+  }
+  return root;
+}
+
 void write_json(const PlanOptions& options, const Subject& subject,
                 const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
   nlohmann::ordered_json root = {
@@ -217,12 +231,8 @@ void write_json(const PlanOptions& options, const Subject& subject,
   if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
   if (options.stages) {
-    for (const StageMemory& stage :
-         memory_by_stage(subject.request.config, subject.request.model, options.ranks))
-      root["stages"].push_back({{"parameter_bytes", stage.parameter_bytes},
-                                {"window_bytes", stage.window_bytes},
-                                {"gradient_bytes", stage.gradient_bytes},
-                                {"optimizer_bytes", stage.optimizer_bytes}});
+    for (const StageMemory& stage : memory_by_stage(subject.request))
+      root["stages"].push_back(json_of(stage));
   }
   std::ofstream file(options.json_file);
   file << root.dump(2) << '\n';
@@ -263,8 +273,7 @@ int run_plan(const PlanOptions& options) {
   if (const auto steps = fits ? steps_of_life(options, own) : std::nullopt)
     fmt::print("{} written last for {:.3g} steps, {:.3g} days of this\n",
                options.bytes_written_rating, *steps, *steps * own.step.step_s / kSecondsADay);
-  if (options.stages)
-    fmt::print("{}", stage_table(subject.request.config, subject.request.model, options.ranks));
+  if (options.stages) fmt::print("{}", stage_table(subject.request));
   if (options.ranks > 1) fmt::print("collectives take no time in this plan\n");
   if (!options.json_file.empty()) write_json(options, subject, all, free_tokens);
   return fits ? kExitOk : kExitResource;

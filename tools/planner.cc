@@ -55,26 +55,11 @@ class Planning {
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const {
     PlannedPlacement planned;
     planned.name = name;
-    const OverlapPolicy overlap = request_.config.optimizer.overlap;
-    const PassNeeds needs{.overlaps = overlap != OverlapPolicy::kSerial,
-                          .lanes = request_.config.optimizer.lanes,
-                          .fills_device = request_.fills_device,
-                          .activations = request_.config.activations};
-    const std::uint64_t buffers =
-        rank_buffer_bytes(request_.config.sharding, request_.ranks, layout_);
-    const std::uint64_t device = *request_.config.memory.device_bytes;
-    const Budgets budgets{.device_bytes = device - std::min(device, buffers),
-                          .host_bytes = *request_.config.memory.host_bytes};
-    try {
-      check_homes(request_.config.sharding, request_.ranks, choices);
-      planned.placement = plan_placement(layout_, model_, choices, budgets, needs);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
-      planned.obstacle = error.what();
-      return planned;
-    }
-    planned.policy = policy_of(request_.config.optimizer, layout_, planned.placement);
-    if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout_, planned.placement);
+    PlannedMemory memory = plan_memory(request_, model_, layout_, choices);
+    planned.obstacle = std::move(memory.obstacle);
+    if (!planned.obstacle.empty()) return planned;
+    planned.placement = std::move(memory.placement);
+    planned.policy = memory.policy;
     planned.compute_s = compute_s();
     planned.step = with_shape(planned.placement, [&](const StepShape& shape) {
       return bound_step(shape, planned.policy);
@@ -116,6 +101,31 @@ class Planning {
 };
 
 }  // namespace
+
+PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
+                          const Config::Placement& choices) {
+  PlannedMemory planned;
+  const Config& config = request.config;
+  const PassNeeds needs{.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+                        .lanes = config.optimizer.lanes,
+                        .fills_device = request.fills_device,
+                        .activations = config.activations};
+  const std::uint64_t buffers = rank_buffer_bytes(config.sharding, request.ranks, layout);
+  const std::uint64_t device = *config.memory.device_bytes;
+  const Budgets budgets{.device_bytes = device - std::min(device, buffers),
+                        .host_bytes = *config.memory.host_bytes};
+  try {
+    check_homes(config.sharding, request.ranks, choices);
+    planned.placement = plan_placement(layout, model, choices, budgets, needs);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
+    planned.obstacle = error.what();
+    return planned;
+  }
+  planned.policy = policy_of(config.optimizer, layout, planned.placement);
+  if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout, planned.placement);
+  return planned;
+}
 
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   check_homes(request.config.sharding, request.ranks, request.config.placement);

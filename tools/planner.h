@@ -24,6 +24,16 @@ struct PlanRequest {
   double flops = 0;
 };
 
+// Where the state is placed, without what a step costs.
+struct PlannedMemory {
+  std::string obstacle;  // why it cannot be; then nothing below holds
+  Placement placement;
+  OverlapPolicy policy{};  // what the config comes to
+};
+// By `choices` instead of the config's. `model`, validated, and `layout` are the request's.
+PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
+                          const Config::Placement& choices);
+
 // One way to place the state.
 struct PlannedPlacement {
   std::string name;
