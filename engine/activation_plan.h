@@ -98,6 +98,7 @@ class ActivationHomes {
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
+  bool operator==(const ActivationHomes&) const = default;
 
  private:
   std::uint32_t alive_ = 1;             // micro-batches whose activations exist at once

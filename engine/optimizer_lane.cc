@@ -83,7 +83,6 @@ void OptimizerPass::gradients_loaded(std::uint32_t index) {
   Lane& lane = lanes_[index];
   lane.is_reading_gradients = false;
   --lane.pending;
-  waiting_.consumed(lane.block);
   on_change_();
 }
 

@@ -37,6 +37,7 @@ struct SlotPool {
   std::uint64_t slot_bytes = 0;
 
   std::uint64_t size_bytes() const { return count * slot_bytes; }
+  bool operator==(const SlotPool&) const = default;
 };
 
 struct Placement {
@@ -125,6 +126,7 @@ struct Placement {
            shadow_bytes;
   }
   std::vector<Pool> pools() const;
+  bool operator==(const Placement&) const = default;
 };
 
 struct Budgets {

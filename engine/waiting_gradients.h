@@ -27,7 +27,7 @@ class WaitingGradients {
   void drop_others(UnitId unit);
   // Storage is being given the block's gradient.
   void written(BlockId block);
-  // The update has had it, or has it where it will not lose it.
+  // The update has had it.
   void consumed(BlockId block);
   // There will be no update with what the step has added.
   void drop_step();

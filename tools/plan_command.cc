@@ -13,6 +13,7 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "gpu/cuda_device.h"
+#include "tools/compute_factor.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
 #include "tools/order_choice.h"
@@ -251,7 +252,7 @@ int run_plan(const PlanOptions& options) {
   const bool fits = own.obstacle.empty();
   std::optional<double> free_tokens;
   if (fits) {
-    if (const auto factor = compute_factor_that_hides(subject.request))
+    if (const auto factor = compute_factor_that_hides(subject.request, own))
       free_tokens = *factor * subject.tokens;
   }
   fmt::print("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,

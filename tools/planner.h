@@ -53,9 +53,4 @@ struct PlannedPlacement {
 // Fails with: kConfig for a config whose own placement they cannot have.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 
-// How many times the computation of `request` a step needs so that its time is computation's to
-// 5 %, under the config's placement; nothing when a million times what is busiest is not enough, or
-// the placement does not fit.
-std::optional<double> compute_factor_that_hides(const PlanRequest& request);
-
 }  // namespace sluice
