@@ -40,6 +40,18 @@ std::uint64_t on_storage(const StepReport& report, StepPhase phase) {
   return report.buffers[static_cast<std::size_t>(phase)].most(MemoryPool::kNvmeActivations);
 }
 
+void expect_storage_marks(const StepReport& report, const ModelSpec& model,
+                          const Config::Activations& activations, std::uint32_t micro_batches,
+                          std::uint32_t places) {
+  const ActivationShape shape{model, micro_batches, activations.order};
+  const std::uint64_t most_bytes = activations.home == ActivationHome::kNvme
+                                       ? plan_activations(shape, places).at_home_most_bytes
+                                       : 0;
+  EXPECT_LE(on_storage(report, StepPhase::kForward), most_bytes);
+  EXPECT_LE(on_storage(report, StepPhase::kBackward), most_bytes);
+  EXPECT_EQ(on_storage(report, StepPhase::kOptimizer), 0u) << "all have been loaded";
+}
+
 // The smallest budget that the message of a budget too small names.
 std::uint64_t smallest_named(const std::string& message) {
   const std::size_t begin = message.find("the smallest that works is \"");
@@ -112,7 +124,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
                 {.seed = seed,
                  .us_max = delay_us,
                  .copy_bytes_per_second = rolls.pick<std::uint64_t>({0, 200'000'000})});
-    const std::uint64_t places = relay.engine().placement().activation_window.count;
+    const std::uint32_t places = relay.engine().placement().activation_window.count;
     for (std::uint32_t i = 0; i < 3; ++i) {
       const bool abandons = rolls.draw(0, 3) == 0;
       if (abandons)
@@ -124,16 +136,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
       const Traffic predicted = relay.engine().predicted_traffic(micro_batches, activations.order);
       EXPECT_EQ(report.activation_out_bytes, predicted.activation_out_bytes);
       EXPECT_EQ(report.activation_in_bytes, predicted.activation_in_bytes);
-      const std::uint64_t most_bytes =
-          activations.home != ActivationHome::kNvme
-              ? 0
-              : plan_activations(
-                    {.model = valid, .micro_batches = micro_batches, .order = activations.order},
-                    static_cast<std::uint32_t>(places))
-                    .at_home_most_bytes;
-      EXPECT_LE(on_storage(report, StepPhase::kForward), most_bytes);
-      EXPECT_LE(on_storage(report, StepPhase::kBackward), most_bytes);
-      EXPECT_EQ(on_storage(report, StepPhase::kOptimizer), 0u) << "all have been loaded";
+      expect_storage_marks(report, valid, activations, micro_batches, places);
       if (config.optimizer.overlap == OverlapPolicy::kSerial) {
         EXPECT_EQ(report.nvme_read_bytes, predicted.nvme_read_bytes);
         EXPECT_EQ(report.nvme_write_bytes, predicted.nvme_write_bytes);
