@@ -149,6 +149,7 @@ void ActivationFlow::abandon() noexcept {
     drop_pending();
   });
   scheduler_.await_settled([this] { return store_.is_stuck() || idle(); });
+  scheduler_.run([this] { drop_from_storage(on_storage_bytes_); });
   for (const Event& used : used_events_) {
     try {
       device_.synchronize(used.id());
@@ -230,6 +231,9 @@ void ActivationFlow::copied_out(std::uint32_t slot) {
   if (is_over()) return free_slot(slot);
   const BlockId piece{tiers_.first_activation_piece(home_of(slots_[slot].access)) +
                       slots_[slot].piece};
+  const std::uint64_t size_bytes = tiers_.activation_extent(index_of(piece)).length_bytes;
+  scheduler_.pools().lend(MemoryPool::kNvmeActivations, size_bytes);
+  on_storage_bytes_ += size_bytes;
   store_.store(slots_[slot].transfer, piece, Plane::kActivation, tiers_.activation_staging(slot),
                store_.version(piece, Plane::kActivation) + 1);
 }
@@ -323,6 +327,7 @@ void ActivationFlow::transferred(std::uint32_t index) {
   } else if (slot.transfer.request.kind == IoKind::kRead) {
     slot.is_read = true;
     moved_.in_bytes += slot.transfer.request.length_bytes;
+    if (access_at(slot.access).empties_home) drop_from_storage(slot.transfer.request.length_bytes);
   } else {
     moved_.out_bytes += slot.transfer.request.length_bytes;
     if (--pieces_out_[slot.access] == 0) store_states_[slot.access] = StoreState::kHome;
@@ -332,6 +337,11 @@ void ActivationFlow::transferred(std::uint32_t index) {
 }
 
 // --- Helpers ---
+
+void ActivationFlow::drop_from_storage(std::uint64_t size_bytes) {
+  scheduler_.pools().take_back(MemoryPool::kNvmeActivations, size_bytes);
+  on_storage_bytes_ -= size_bytes;
+}
 
 // Behind those who had the place before, and the copy that took what they left.
 void ActivationFlow::wait_for_place(StreamId stream, std::uint32_t place) {
@@ -345,7 +355,7 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
   found->access = access;
   found->piece = piece;
   found->is_free = false;
-  scheduler_.pools().lend(BufferPool::kActivationStaging, placement_.activation_staging.slot_bytes);
+  scheduler_.pools().lend(MemoryPool::kActivationStaging, placement_.activation_staging.slot_bytes);
   found->is_read = false;
   found->transfer.activation_unit = unit_of(access);
   found->transfer.step = step_;
@@ -355,7 +365,7 @@ std::uint32_t ActivationFlow::take_slot(std::uint32_t access, std::uint32_t piec
 
 void ActivationFlow::free_slot(std::uint32_t slot) {
   slots_[slot].is_free = true;
-  scheduler_.pools().take_back(BufferPool::kActivationStaging,
+  scheduler_.pools().take_back(MemoryPool::kActivationStaging,
                                placement_.activation_staging.slot_bytes);
   --in_flight_;
 }

@@ -109,6 +109,7 @@ class ActivationFlow {
   void copy_piece_up(std::uint32_t slot);
   void copied_out(std::uint32_t slot);
   void transferred(std::uint32_t slot);
+  void drop_from_storage(std::uint64_t size_bytes);
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
@@ -159,6 +160,7 @@ class ActivationFlow {
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   Report moved_;
+  std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
   std::uint64_t step_ = 0;
   std::array<std::uint64_t, 2> copied_ns_{};  // when the last copy up, or down, had ended
   std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory

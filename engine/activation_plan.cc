@@ -59,11 +59,8 @@ class Planner {
   ActivationPlan plan() {
     for (std::uint32_t access = 0; access < plan_.accesses.size(); ++access) place(access);
     plan_.places = static_cast<std::uint32_t>(places_.size());
-    for (const ActivationAccess& access : plan_.accesses) {
-      if (!access.moves) continue;
-      (access.action == ActivationAction::kSave ? plan_.stored_bytes : plan_.fetched_bytes) +=
-          align_up(model_.boundary_bytes[access.ref.boundary], kStorageAlignBytes);
-    }
+    find_last_loads();
+    add_bytes();
     return std::move(plan_);
   }
 
@@ -71,6 +68,33 @@ class Planner {
   struct Place {
     std::uint32_t last_access = 0;
   };
+
+  void find_last_loads() {
+    std::vector<bool> is_found(plan_.accesses.size(), false);  // by source
+    for (std::size_t i = plan_.accesses.size(); i-- > 0;) {
+      ActivationAccess& access = plan_.accesses[i];
+      if (!access.moves || access.action == ActivationAction::kSave) continue;
+      access.empties_home = !is_found[access.source];
+      is_found[access.source] = true;
+    }
+  }
+
+  void add_bytes() {
+    std::uint64_t at_home_bytes = 0;
+    for (const ActivationAccess& access : plan_.accesses) {
+      if (!access.moves) continue;
+      const std::uint64_t bytes =
+          align_up(model_.boundary_bytes[access.ref.boundary], kStorageAlignBytes);
+      if (access.action == ActivationAction::kSave) {
+        plan_.stored_bytes += bytes;
+        at_home_bytes += bytes;
+      } else {
+        plan_.fetched_bytes += bytes;
+        if (access.empties_home) at_home_bytes -= bytes;
+      }
+      plan_.at_home_most_bytes = std::max(plan_.at_home_most_bytes, at_home_bytes);
+    }
+  }
 
   // Each access's source, and the one after it that is about the same.
   void chain() {

@@ -44,6 +44,7 @@ struct ActivationAccess {
   // A save: goes to its home too, since a later load will find its place taken. A load: comes from
   // there.
   bool moves = false;
+  bool empties_home = false;  // a load that moves, and the last one of its source to do so
   std::optional<std::uint32_t> evicted = {};  // the last access of what this one overwrites
 };
 
@@ -53,6 +54,8 @@ struct ActivationPlan {
   // To their homes and from there, in whole storage units.
   std::uint64_t stored_bytes = 0;
   std::uint64_t fetched_bytes = 0;
+  // The most that the homes hold at one time, likewise.
+  std::uint64_t at_home_most_bytes = 0;
 };
 
 // Which accesses one step, or one inference, makes.
@@ -95,6 +98,7 @@ class ActivationHomes {
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
+  bool operator==(const ActivationHomes&) const = default;
 
  private:
   std::uint32_t alive_ = 1;             // micro-batches whose activations exist at once

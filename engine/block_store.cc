@@ -79,6 +79,8 @@ void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte
                    (target == StoreTarget::kShadow || home.fetches == 0),
                "a store must bring the next version of a block that nobody reads");
   home.storing = true;
+  if (target == StoreTarget::kShadow && !std::exchange(home.has_shadow, true))
+    scheduler_.pools().lend(MemoryPool::kShadows, stored_bytes(block, plane));
   transfer.version = version;
   transfer.target = target;
   start(transfer, block, plane, IoKind::kWrite, source);
@@ -227,6 +229,18 @@ void BlockStore::adopt(BlockId block, Plane plane) {
                "a shadow becomes home when nothing is in flight");
   home.copy ^= 1;
   ++home.version;
+  drop_shadow(block, plane);  // the copy that was home
+}
+
+void BlockStore::drop_shadow(BlockId block, Plane plane) {
+  Entry& home = entry(block, plane);
+  if (std::exchange(home.has_shadow, false))
+    scheduler_.pools().take_back(MemoryPool::kShadows, stored_bytes(block, plane));
+}
+
+std::uint64_t BlockStore::stored_bytes(BlockId block, Plane plane) const {
+  return plane == Plane::kRecord ? layout_.record_slot_bytes(block)
+                                 : layout_.parameter_slot_bytes(block);
 }
 
 void BlockStore::read_now(BlockId block, Plane plane, std::byte* target) {

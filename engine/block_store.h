@@ -84,6 +84,8 @@ class BlockStore {
   // The shadow, written as one version more than the home holds, becomes home.
   // Requires: nothing is in flight for the plane.
   void adopt(BlockId block, Plane plane);
+  // What has been stored in the shadow, if anything has, is of no use.
+  void drop_shadow(BlockId block, Plane plane);
   // A store to the plane is in flight: it cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
@@ -111,6 +113,7 @@ class BlockStore {
     std::uint32_t fetches = 0;
     std::uint32_t copy = 0;  // which of the copies on storage is home
     bool storing = false;
+    bool has_shadow = false;  // holds something
   };
 
   void start(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
@@ -126,6 +129,7 @@ class BlockStore {
   void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
   void move_blocking(std::unique_ptr<Blocking>& blocking);
   const Extent& extent_of(const Transfer& transfer) const;
+  std::uint64_t stored_bytes(BlockId block, Plane plane) const;  // of a block's state
   // The copy on storage that `transfer` is about.
   std::uint32_t copy_of(const Transfer& transfer) const {
     const Entry& home = entry(transfer.block, transfer.plane);

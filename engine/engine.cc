@@ -74,7 +74,7 @@ struct Engine::Parts {
         loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
              ranks),
         activations(model, placement, tiers, store, device, scheduler, loop.timeline()),
-        state(layout, placement, tiers, store, device) {
+        state(layout, placement, tiers, store, device, scheduler) {
     if (std::vector<std::string> names; trace_ranges_are_on) {
       for (const UnitSpec& unit : model.units) names.push_back(unit.name);
       name_trace_units(names);

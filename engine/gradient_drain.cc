@@ -11,7 +11,8 @@ namespace sluice {
 GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              Device& device, Scheduler& scheduler, Worker& worker,
                              BlockStore& store, Ranks& ranks, const ResidentUnits& residents,
-                             DeviceMath* math, std::function<void(UnitId)> on_final)
+                             WaitingGradients& waiting, DeviceMath* math,
+                             std::function<void(UnitId)> on_final)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -20,13 +21,14 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       worker_(worker),
       ranks_(ranks),
       residents_(residents),
+      waiting_(waiting),
       math_(math),
       on_final_(std::move(on_final)),
       slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
-      spill_(layout, placement, tiers, device, scheduler, worker, store,
+      spill_(layout, placement, tiers, device, scheduler, worker, store, waiting,
              {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
       zero_stream_(device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(device, "gradients down", StreamPriority::kHigh) {
@@ -47,6 +49,7 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   is_closing_ = false;
   is_over_ = false;
   was_reopened_ = false;
+  waiting_.begin_step();
 }
 
 // As soon as a slot is free, so that computation finds it ready.
@@ -59,7 +62,7 @@ std::optional<std::uint32_t> GradientDrain::try_take_slot() {
   for (std::uint32_t slot = 0; slot < slot_is_free_.size(); ++slot) {
     if (!slot_is_free_[slot]) continue;
     slot_is_free_[slot] = false;
-    scheduler_.pools().lend(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
+    scheduler_.pools().lend(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     return slot;
   }
   return std::nullopt;
@@ -80,6 +83,7 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
        .slot = slot,
        .released_ns = trace_now_ns(),
        .range = begin_trace_range({.unit = index_of(use.unit), .kind = kind_of(use.unit)})});
+  if (!unit.has_gradient) add_waiting(use.unit);
   unit.has_gradient = true;
   device_.call_host(copy_stream_.id(), [this] {
     scheduler_.post(
@@ -176,6 +180,11 @@ void GradientDrain::start_copy(Job& job) {
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
+// Where each use's gradient is reduced, nothing of the other ranks' comes to the set.
+void GradientDrain::add_waiting(UnitId unit) {
+  waiting_.add(unit, /*keeps_others=*/!ranks_.are_several() || !reduces_each_);
+}
+
 // In the slot: what this rank owns becomes the sum over the ranks.
 void GradientDrain::reduce(Job& job) {
   job.is_reduced = true;
@@ -197,6 +206,7 @@ void GradientDrain::start_last_reduction(Job& job) {
                layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
   reduce(job);
   start_copy(job);
+  waiting_.drop_others(job.use.unit);
 }
 
 bool GradientDrain::start_piece(Job& job) {
@@ -209,7 +219,7 @@ bool GradientDrain::start_piece(Job& job) {
                       .count = std::min(layout_.block_elements(), range.count - from)};
     const std::uint64_t element_bytes = layout_.format().gradient_bytes();
     staging_[slot] = {.piece = piece, .is_free = false};
-    scheduler_.pools().lend(BufferPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
+    scheduler_.pools().lend(MemoryPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
     device_.copy(tiers_.gradient_staging(slot),
                  tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
                  piece.count * element_bytes, copy_stream_.id());
@@ -241,7 +251,7 @@ void GradientDrain::add_piece(std::uint32_t staging_slot) {
 
 void GradientDrain::piece_added(std::uint32_t staging_slot) {
   staging_[staging_slot].is_free = true;
-  scheduler_.pools().take_back(BufferPool::kGradientStaging,
+  scheduler_.pools().take_back(MemoryPool::kGradientStaging,
                                placement_.gradient_staging.slot_bytes);
   --jobs_.front().additions_left;
   move_front();
@@ -291,7 +301,7 @@ void GradientDrain::move_front() {
   if (job.has_slot && !awaits_reduction(job)) {
     slot_is_free_[job.slot] = true;
     zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it still is
-    scheduler_.pools().take_back(BufferPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
+    scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }
   if (job.additions_left != 0) return;

@@ -45,8 +45,8 @@ class GradientDrain {
   // update that does not wait for the norm must not use another.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
-                Ranks& ranks, const ResidentUnits& residents, DeviceMath* math,
-                std::function<void(UnitId)> on_final);
+                Ranks& ranks, const ResidentUnits& residents, WaitingGradients& waiting,
+                DeviceMath* math, std::function<void(UnitId)> on_final);
 
   // Starts a step, the number of which goes into traces: forgets the norm of the one before.
   // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
@@ -138,6 +138,7 @@ class GradientDrain {
   void spill_home();
   void finish_unit(UnitId unit);
   const NormAccumulator& norm_of(UnitId unit) const;
+  void add_waiting(UnitId unit);
   void reduce(Job& job);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
@@ -163,6 +164,7 @@ class GradientDrain {
   Worker& worker_;
   Ranks& ranks_;
   const ResidentUnits& residents_;
+  WaitingGradients& waiting_;
   DeviceMath* math_;
   std::function<void(UnitId)> on_final_;
 

@@ -23,7 +23,10 @@ void GradientDrain::close_units() {
   for (const UnitPlace& place : layout_.units()) {
     if (place.is_frozen) continue;
     Unit& unit = units_[index_of(place.id)];
-    if (!unit.has_gradient) ++units_without_gradient_;
+    if (!unit.has_gradient) {
+      ++units_without_gradient_;
+      add_waiting(place.id);
+    }
     if (unit.is_whole) continue;
     if (unit.has_gradient || !placement_.gradient_spills(place.id)) {
       start_norm(place.id);

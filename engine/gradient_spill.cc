@@ -11,7 +11,7 @@ namespace sluice {
 
 GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              Device& device, Scheduler& scheduler, Worker& worker,
-                             BlockStore& store, Callbacks callbacks)
+                             BlockStore& store, WaitingGradients& waiting, Callbacks callbacks)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -19,6 +19,7 @@ GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, c
       scheduler_(scheduler),
       worker_(worker),
       store_(store),
+      waiting_(waiting),
       callbacks_(std::move(callbacks)),
       slots_(placement.nvme_gradient_bytes == 0 ? 0 : placement.gradient_staging.count),
       sums_(placement.nvme_gradient_bytes == 0 ? 0 : layout.units().size()) {
@@ -56,7 +57,7 @@ std::uint32_t GradientSpill::take_slot(BlockId block) {
   const std::uint32_t index = free_slot();
   Slot& slot = slots_[index];
   slot.is_free = false;
-  scheduler_.pools().lend(BufferPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
+  scheduler_.pools().lend(MemoryPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
   slot.block = block;
   slot.partner = kNone;
   slot.pending = 0;
@@ -65,7 +66,7 @@ std::uint32_t GradientSpill::take_slot(BlockId block) {
 
 void GradientSpill::free(std::uint32_t slot) {
   slots_[slot].is_free = true;
-  scheduler_.pools().take_back(BufferPool::kGradientStaging,
+  scheduler_.pools().take_back(MemoryPool::kGradientStaging,
                                placement_.gradient_staging.slot_bytes);
 }
 
@@ -161,6 +162,7 @@ void GradientSpill::send_home(std::uint32_t index) {
   Slot& slot = slots_[index];
   if (scheduler_.failed()) return home(index);
   slot.transfer.step = gradient_.step;
+  waiting_.written(slot.block);
   store_.store(slot.transfer, slot.block, Plane::kGradient, tiers_.gradient_staging(index),
                store_.version(slot.block, Plane::kGradient) + 1);
 }

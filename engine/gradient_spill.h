@@ -16,6 +16,7 @@
 
 #include "base/norm_accumulator.h"
 #include "engine/block_store.h"
+#include "engine/waiting_gradients.h"
 #include "engine/worker.h"
 
 namespace sluice {
@@ -30,7 +31,7 @@ class GradientSpill {
   };
   GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
-                Callbacks callbacks);
+                WaitingGradients& waiting, Callbacks callbacks);
 
   struct Gradient {
     UnitId unit{};
@@ -91,6 +92,7 @@ class GradientSpill {
   Scheduler& scheduler_;
   Worker& worker_;
   BlockStore& store_;
+  WaitingGradients& waiting_;
   Callbacks callbacks_;
 
   Gradient gradient_;

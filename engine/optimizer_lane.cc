@@ -22,7 +22,7 @@ bool OptimizerPass::start(std::uint32_t index, BlockId block) {
   }
   in_lane_[index_of(block)] = true;
   ++lanes_busy_;
-  if (index < buffered_lanes_) scheduler_.pools().lend(BufferPool::kLanes, lane_bytes());
+  if (index < buffered_lanes_) scheduler_.pools().lend(MemoryPool::kLanes, lane_bytes());
   lane.block = block;
   lane.slot = slot;
   lane.parameters = slot == kNone ? tiers_.host_parameters(block) : slots_.data(slot);
@@ -140,6 +140,7 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
     if (!lane.is_tentative) is_damaged_ = true;
     return release(index, /*keep_parameters=*/false);
   }
+  if (lane.is_void || lane.must_redo) drop_shadows(lane.block);
   if (lane.is_void) return release(index, /*keep_parameters=*/false);
   if (lane.must_redo) return load(index);
   if (lane.is_tentative) {
@@ -188,6 +189,7 @@ void OptimizerPass::write(std::uint32_t index) {
 // Behind the work on `stream`, where the parameters are at home on the device. True when the block
 // is its unit's last.
 bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
+  waiting_.consumed(block.id);
   if (!order_.count_updated(block)) return false;
   if (placement_.is_homed_on_device(layout_.unit(block.unit)))
     residents_.updated(block.unit, stream);
@@ -205,7 +207,7 @@ void OptimizerPass::release(std::uint32_t index, bool keep_parameters) {
   lane.phase = LanePhase::kFree;
   in_lane_[index_of(lane.block)] = false;
   --lanes_busy_;
-  if (index < buffered_lanes_) scheduler_.pools().take_back(BufferPool::kLanes, lane_bytes());
+  if (index < buffered_lanes_) scheduler_.pools().take_back(MemoryPool::kLanes, lane_bytes());
   if (lane.slot != kNone) slots_.leave(lane.slot, SlotUser::kPass, keep_parameters);
   on_change_();
 }

@@ -22,8 +22,8 @@ constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              ParameterSlots& slots, BlockStore& store, Device& device,
                              Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
-                             DeviceMath* math, std::span<const UnitId> forward_order,
-                             std::function<void()> on_change)
+                             WaitingGradients& waiting, DeviceMath* math,
+                             std::span<const UnitId> forward_order, std::function<void()> on_change)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
@@ -33,6 +33,7 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       scheduler_(scheduler),
       worker_(worker),
       residents_(residents),
+      waiting_(waiting),
       on_change_(std::move(on_change)),
       order_(layout, placement, forward_order),
       device_updates_(layout, tiers, residents, math, device, scheduler, worker,
@@ -79,7 +80,10 @@ void OptimizerPass::settle_tentative(bool adopt) {
   for (const BlockPlace& block : layout_.blocks()) {
     if (!order_.is_tentative(block.id)) continue;
     order_.set_waiting(block.id);
-    if (!adopt) continue;
+    if (!adopt) {
+      drop_shadows(block.id);
+      continue;
+    }
     store_.adopt(block.id, Plane::kParameter);
     store_.adopt(block.id, Plane::kRecord);
     count_updated(block, up_stream_.id());
@@ -101,8 +105,15 @@ void OptimizerPass::settle_tentative(bool adopt) {
   }
 }
 
+void OptimizerPass::drop_shadows(BlockId block) {
+  store_.drop_shadow(block, Plane::kParameter);
+  store_.drop_shadow(block, Plane::kRecord);
+}
+
 void OptimizerPass::cancel() {
   if (!order_.cancel()) return;
+  for (const BlockPlace& block : layout_.blocks())
+    if (order_.is_tentative(block.id)) drop_shadows(block.id);
   for (Lane& lane : lanes_) {
     if (lane.phase == LanePhase::kReading || lane.phase == LanePhase::kLoaded) lane.is_void = true;
     if (order_.current().policy != OverlapPolicy::kSpeculative) continue;

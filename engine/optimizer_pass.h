@@ -24,6 +24,7 @@
 #include "engine/resident_units.h"
 #include "engine/step_timeline.h"
 #include "engine/update_order.h"
+#include "engine/waiting_gradients.h"
 #include "engine/worker.h"
 
 namespace sluice {
@@ -35,8 +36,9 @@ class OptimizerPass {
   // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-                Worker& worker, ResidentUnits& residents, DeviceMath* math,
-                std::span<const UnitId> forward_order, std::function<void()> on_change);
+                Worker& worker, ResidentUnits& residents, WaitingGradients& waiting,
+                DeviceMath* math, std::span<const UnitId> forward_order,
+                std::function<void()> on_change);
 
   // The step's update, with the coefficients that eager and speculative updates assume. It begins
   // when the one before has been applied.
@@ -108,6 +110,7 @@ class OptimizerPass {
   };
 
   void settle_tentative(bool adopt);
+  void drop_shadows(BlockId block);
   bool is_next(const Lane& lane, const Lane& than) const;
   void advance_lanes();
   void advance(std::uint32_t lane);
@@ -141,6 +144,7 @@ class OptimizerPass {
   Scheduler& scheduler_;
   Worker& worker_;
   ResidentUnits& residents_;
+  WaitingGradients& waiting_;
   std::function<void()> on_change_;
   UpdateOrder order_;
   DeviceUpdates device_updates_;

@@ -37,7 +37,7 @@ std::optional<std::uint32_t> ParameterSlots::take(BlockId block, SlotUser user) 
   if (free_.size() <= reserved) return std::nullopt;
   const std::uint32_t slot = free_.back();
   free_.pop_back();
-  scheduler_.pools().lend(BufferPool::kParameterSlots, slot_bytes_);
+  scheduler_.pools().lend(MemoryPool::kParameterSlots, slot_bytes_);
   slot_of_block_[index_of(block)] = slot;
   slots_[slot].block = block;
   slots_[slot].is_bound = true;
@@ -91,7 +91,7 @@ void ParameterSlots::free_if_unused(std::uint32_t index) {
   slot.is_bound = false;
   slot_of_block_[index_of(slot.block)] = kNoSlot;
   free_.push_back(index);
-  scheduler_.pools().take_back(BufferPool::kParameterSlots, slot_bytes_);
+  scheduler_.pools().take_back(MemoryPool::kParameterSlots, slot_bytes_);
   on_change_();
 }
 

@@ -5,6 +5,7 @@
 // as good as any cache and can be predicted and explained. Constant after construction.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 namespace sluice {
 
 enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+inline constexpr std::size_t kTiers = 3;
 
 std::string_view name_of(Tier tier);
 
@@ -35,6 +37,7 @@ struct SlotPool {
   std::uint64_t slot_bytes = 0;
 
   std::uint64_t size_bytes() const { return count * slot_bytes; }
+  bool operator==(const SlotPool&) const = default;
 };
 
 struct Placement {
@@ -118,15 +121,6 @@ struct Placement {
            host_record_bytes + host_activation_bytes + tally_bytes + parameter_slots.size_bytes() +
            lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes();
   }
-  // Of these, what is no buffer: it has one owner for good.
-  std::uint64_t device_home_bytes() const {
-    return resident_parameter_bytes + device_gradient_bytes + device_record_bytes + tally_bytes +
-           activation_window.size_bytes();
-  }
-  std::uint64_t host_home_bytes() const {
-    return gradient_set_bytes + host_parameter_bytes + host_record_bytes + host_activation_bytes +
-           tally_bytes;
-  }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
            record_tier[index_of(block)] == Tier::kNvme;
@@ -137,6 +131,7 @@ struct Placement {
            shadow_bytes;
   }
   std::vector<Pool> pools() const;
+  bool operator==(const Placement&) const = default;
 };
 
 struct Budgets {

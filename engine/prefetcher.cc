@@ -115,13 +115,13 @@ void Prefetcher::occupy(std::uint32_t use) {
   const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
   vacate(begin, end);
   occupied_.push_back({begin, end});
-  scheduler_.pools().lend(BufferPool::kWindow, end - begin);
+  scheduler_.pools().lend(MemoryPool::kWindow, end - begin);
 }
 
 void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
   std::erase_if(occupied_, [&](const Occupied& place) {
     if (place.end <= begin || end <= place.begin) return false;
-    scheduler_.pools().take_back(BufferPool::kWindow, place.end - place.begin);
+    scheduler_.pools().take_back(MemoryPool::kWindow, place.end - place.begin);
     return true;
   });
 }

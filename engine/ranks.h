@@ -56,7 +56,6 @@ class Ranks {
 
   // What is 1/N on every rank. Each includes those before it.
   bool shard_optimizer() const { return shard_.count > 1; }
-  bool shard_gradients() const { return shard_optimizer() && !shard_.keeps_all_gradients; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The first so many ranks have all of the state between them.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }

@@ -32,6 +32,11 @@ Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32
           .pieces = count / group};
 }
 
+bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order) {
+  const bool shares_gradients = shard.count > 1 && !shard.keeps_all_gradients;
+  return shares_gradients || micro_batches == 1 || order == MicroBatchOrder::kVertical;
+}
+
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout) {
   const std::uint32_t group = group_size(sharding, count);

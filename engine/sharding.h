@@ -17,6 +17,11 @@ std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 // What rank `rank` of `count` keeps. Likewise.
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
+// Whether ranks add up the gradient of every use; else only the sum of a step's. Stages without
+// sharded gradients communicate once a step, unless that would give other bits than the stages with
+// them in the cases where all are to give the same.
+bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
+
 // Device memory that each of `count` ranks needs beside the pools, elements of fp32 for a unit's
 // part of a gradient while groups add theirs (hybrid), and bytes in which ranks tell each other
 // what all have to know.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace sluice {
 namespace {
@@ -15,12 +16,13 @@ constexpr std::uint64_t kFillElements =
 }  // namespace
 
 StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                         BlockStore& store, Device& device)
+                         BlockStore& store, Device& device, Scheduler& scheduler)
     : layout_(layout),
       placement_(placement),
       tiers_(tiers),
       store_(store),
       device_(device),
+      scheduler_(scheduler),
       stream_(device, "state access") {}
 
 StateAccess::View StateAccess::view_of(const BlockPlace& block) const {
@@ -75,7 +77,33 @@ void StateAccess::initialize(const InitialValues& values) {
     std::memset(view.record, 0, layout_.record_bytes(block.id));
     fill(view, block, values);
     store(view);
+    count_homes(block);
   }
+  scheduler_.run([this] {
+    for (std::size_t i = 0; i < kMemoryPools; ++i)
+      scheduler_.pools().lend(static_cast<MemoryPool>(i), filled_.pool_bytes[i]);
+  });
+}
+
+// A unit's home on the device is whole, whatever part of it this rank owns: the ranks bring the
+// rest together there.
+void StateAccess::count_homes(const BlockPlace& block) {
+  const auto pool_of = [](Tier tier, MemoryPool device, MemoryPool host, MemoryPool nvme) {
+    return tier == Tier::kDevice ? device : tier == Tier::kHost ? host : nvme;
+  };
+  const std::uint32_t i = index_of(block.id);
+  const Tier tier = placement_.parameter_tier[i];
+  const std::uint64_t parameter_bytes =
+      tier != Tier::kDevice ? layout_.parameter_slot_bytes(block.id)
+      : i == layout_.unit(block.unit).first_block
+          ? align_up(layout_.unit_parameter_bytes(block.unit), kStorageAlignBytes)
+          : 0;
+  filled_.add(pool_of(tier, MemoryPool::kResidentParameters, MemoryPool::kHostParameters,
+                      MemoryPool::kNvmeParameters),
+              parameter_bytes);
+  filled_.add(pool_of(placement_.record_tier[i], MemoryPool::kDeviceRecords,
+                      MemoryPool::kHostRecords, MemoryPool::kNvmeRecords),
+              layout_.record_slot_bytes(block.id));
 }
 
 // Sets the masters of every tensor that reaches into `block`; padding stays zero.

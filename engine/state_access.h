@@ -32,7 +32,7 @@ class StateAccess {
  public:
   // All must outlive it.
   StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
-              BlockStore& store, Device& device);
+              BlockStore& store, Device& device, Scheduler& scheduler);
 
   // Writes masters from `values` and zero moments to every block's home.
   void initialize(const InitialValues& values);
@@ -56,6 +56,7 @@ class StateAccess {
   View view_of(const BlockPlace& block) const;
   const View& load(const BlockPlace& block);
   void store(const View& view);
+  void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
   void fill(const View& view, const BlockPlace& block, const InitialValues& values);
   void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;
@@ -68,8 +69,10 @@ class StateAccess {
   const Tiers& tiers_;
   BlockStore& store_;
   Device& device_;
+  Scheduler& scheduler_;
   Stream stream_;
   std::optional<View> loaded_;  // what the lane holds
+  PoolMarks filled_;            // homes that have got their values
 };
 
 }  // namespace sluice

@@ -47,7 +47,10 @@ StepReport StepLoop::finish_step() {
   } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
     report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     report.skipped = true;
-    scheduler_.run([this] { pass_.cancel(); });
+    scheduler_.run([this] {
+      pass_.cancel();
+      waiting_.drop_step();
+    });
   } else {
     fail_non_finite();
   }

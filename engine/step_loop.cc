@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 
@@ -35,23 +36,15 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       prefetcher_(layout, placement, tiers, slots_, store, residents_, device, scheduler, ranks,
                   {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
+      waiting_(layout, placement, scheduler),
       drain_(layout, placement, tiers, device, scheduler, worker, store, ranks, residents_,
-             math_.get(), [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+             waiting_, math_.get(), [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
-            math_.get(), model.forward_order, [this] { note_change(); }),
+            waiting_, math_.get(), model.forward_order, [this] { note_change(); }),
       failure_(pass_, device, scheduler),
       timeline_(layout, device) {
   scheduler_.settle_with([this] { return pump(); });
-  scheduler_.run([&] {
-    PoolMeter& pools = scheduler_.pools();
-    pools.set_capacity(BufferPool::kWindow, placement.window_bytes);
-    pools.set_capacity(BufferPool::kGradientSlots, placement.gradient_slots.size_bytes());
-    pools.set_capacity(BufferPool::kParameterSlots, placement.parameter_slots.size_bytes());
-    pools.set_capacity(BufferPool::kLanes,
-                       placement.lanes.size_bytes() + placement.lane_gradients.size_bytes());
-    pools.set_capacity(BufferPool::kGradientStaging, placement.gradient_staging.size_bytes());
-    pools.set_capacity(BufferPool::kActivationStaging, placement.activation_staging.size_bytes());
-  });
+  scheduler_.run([&] { scheduler_.pools().open(placement); });
 }
 
 StepLoop::~StepLoop() {
@@ -145,10 +138,8 @@ void StepLoop::begin() {
   timeline_.begin(course_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
-  // Stages without sharded gradients communicate once a step, unless that would give other bits
-  // than the stages with them in the cases where all are to give the same.
-  const bool reduces_each = ranks_.shard_gradients() || options_.micro_batches == 1 ||
-                            options_.order == MicroBatchOrder::kVertical;
+  const bool reduces_each =
+      reduces_each_use(ranks_.shard(), options_.micro_batches, options_.order);
   scheduler_.run([&] {
     (void)scheduler_.work().take();
     scheduler_.pools().enter(StepPhase::kForward);
@@ -267,8 +258,9 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
 // On the scheduler's thread: whether everything that `use` needs is on its way to the device.
 bool StepLoop::is_ready(std::uint32_t use) {
   const ScheduledUse& scheduled = course_.schedule()[use];
-  const bool has_gradient =
-      scheduled.pass == Pass::kBackward && !layout_.unit(scheduled.unit).is_frozen;
+  const bool is_backward = scheduled.pass == Pass::kBackward;
+  const bool has_gradient = is_backward && !layout_.unit(scheduled.unit).is_frozen;
+  scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
   WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
   if (prefetcher_.is_ready(use)) {
     if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
@@ -285,8 +277,6 @@ bool StepLoop::is_ready(std::uint32_t use) {
   uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
                                    ? residents_.gather_begun_ns(scheduled.unit)
                                    : prefetcher_.gather_begun_ns(use);
-  scheduler_.pools().enter(scheduled.pass == Pass::kBackward ? StepPhase::kBackward
-                                                             : StepPhase::kForward);
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 
@@ -355,6 +345,7 @@ void StepLoop::abandon() noexcept {
     return store_.is_stuck() ||
            (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
   });
+  scheduler_.run([this] { waiting_.drop_step(); });
   if (ranks_.are_several() && !course_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);

@@ -166,6 +166,7 @@ class StepLoop {
   ParameterSlots slots_;
   ResidentUnits residents_;
   Prefetcher prefetcher_;
+  WaitingGradients waiting_;
   GradientDrain drain_;
   OptimizerPass pass_;
   StepFailure failure_;

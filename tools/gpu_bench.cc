@@ -303,8 +303,7 @@ StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceO
   result.host_pool_bytes = engine.placement().host_bytes();
   result.nvme_bytes = engine.placement().nvme_bytes();
   for (std::size_t phase = 0; phase < kStepPhases; ++phase)
-    result.device_most_bytes[phase] =
-        engine.placement().device_home_bytes() + marks[phase].device_bytes;
+    result.device_most_bytes[phase] = marks[phase].most(Tier::kDevice);
   result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
   result.percent_of_t_min = 100 * result.t_min_s / result.step_s.median;
   return result;

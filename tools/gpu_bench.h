@@ -72,7 +72,7 @@ struct StepBench {
   // The busy time of the scarcest resource (engine/bound.h), and what the median step is of it.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // Of the engine: what is at home there, and what its pools had lent at most.
+  // Of the engine, in use at most.
   std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;

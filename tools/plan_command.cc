@@ -13,10 +13,12 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "gpu/cuda_device.h"
+#include "tools/compute_factor.h"
 #include "tools/exit_codes.h"
 #include "tools/gpt/gpt_model.h"
 #include "tools/order_choice.h"
 #include "tools/planner.h"
+#include "tools/rank_memory.h"
 #include "tools/stage_table.h"
 #include "tools/train_config.h"
 
@@ -202,6 +204,20 @@ nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
   return root;
 }
 
+nlohmann::ordered_json json_of(const StageMemory& stage) {
+  nlohmann::ordered_json root = {{"parameter_bytes", stage.parameter_bytes},
+                                 {"window_bytes", stage.window_bytes},
+                                 {"gradient_bytes", stage.gradient_bytes},
+                                 {"optimizer_bytes", stage.optimizer_bytes},
+                                 {"fits", stage.obstacle.empty()}};
+  if (stage.obstacle.empty()) {
+    root["most_in_use_bytes"] = json_of(stage.most_in_use);
+  } else {
+    root["obstacle"] = stage.obstacle;
+  }
+  return root;
+}
+
 void write_json(const PlanOptions& options, const Subject& subject,
                 const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
   nlohmann::ordered_json root = {
@@ -215,12 +231,8 @@ void write_json(const PlanOptions& options, const Subject& subject,
   if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
   if (options.stages) {
-    for (const StageMemory& stage :
-         memory_by_stage(subject.request.config, subject.request.model, options.ranks))
-      root["stages"].push_back({{"parameter_bytes", stage.parameter_bytes},
-                                {"window_bytes", stage.window_bytes},
-                                {"gradient_bytes", stage.gradient_bytes},
-                                {"optimizer_bytes", stage.optimizer_bytes}});
+    for (const StageMemory& stage : memory_by_stage(subject.request))
+      root["stages"].push_back(json_of(stage));
   }
   std::ofstream file(options.json_file);
   file << root.dump(2) << '\n';
@@ -239,7 +251,7 @@ int run_plan(const PlanOptions& options) {
   const bool fits = own.obstacle.empty();
   std::optional<double> free_tokens;
   if (fits) {
-    if (const auto factor = compute_factor_that_hides(subject.request))
+    if (const auto factor = compute_factor_that_hides(subject.request, own))
       free_tokens = *factor * subject.tokens;
   }
   fmt::print("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
@@ -261,8 +273,7 @@ int run_plan(const PlanOptions& options) {
   if (const auto steps = fits ? steps_of_life(options, own) : std::nullopt)
     fmt::print("{} written last for {:.3g} steps, {:.3g} days of this\n",
                options.bytes_written_rating, *steps, *steps * own.step.step_s / kSecondsADay);
-  if (options.stages)
-    fmt::print("{}", stage_table(subject.request.config, subject.request.model, options.ranks));
+  if (options.stages) fmt::print("{}", stage_table(subject.request));
   if (options.ranks > 1) fmt::print("collectives take no time in this plan\n");
   if (!options.json_file.empty()) write_json(options, subject, all, free_tokens);
   return fits ? kExitOk : kExitResource;

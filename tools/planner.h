@@ -24,6 +24,16 @@ struct PlanRequest {
   double flops = 0;
 };
 
+// Where the state is placed, without what a step costs.
+struct PlannedMemory {
+  std::string obstacle;  // why it cannot be; then nothing below holds
+  Placement placement;
+  OverlapPolicy policy{};  // what the config comes to
+};
+// By `choices` instead of the config's. `model`, validated, and `layout` are the request's.
+PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
+                          const Config::Placement& choices);
+
 // One way to place the state.
 struct PlannedPlacement {
   std::string name;
@@ -42,10 +52,5 @@ struct PlannedPlacement {
 // one, it has an obstacle.
 // Fails with: kConfig for a config whose own placement they cannot have.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
-
-// How many times the computation of `request` a step needs so that its time is computation's to
-// 5 %, under the config's placement; nothing when a million times what is busiest is not enough, or
-// the placement does not fit.
-std::optional<double> compute_factor_that_hides(const PlanRequest& request);
 
 }  // namespace sluice

@@ -73,16 +73,6 @@ void write_file(const std::string& path, const std::string& text) {
                             path, errno_text(errno)));
 }
 
-nlohmann::ordered_json phases_json(const RankMemory& rank) {
-  nlohmann::ordered_json phases;
-  std::size_t phase = 0;
-  for (const char* name : {"forward", "backward", "optimizer"}) {
-    phases[name] = {{"device", rank.device_most[phase]}, {"host", rank.host_most[phase]}};
-    ++phase;
-  }
-  return phases;
-}
-
 }  // namespace
 
 std::string time_report(const RunRecord& run) {
@@ -239,16 +229,7 @@ void write_json(const std::string& path, const RunRecord& run) {
   document["bigram_cross_entropy"] =
       run.bigram_cross_entropy ? number(*run.bigram_cross_entropy) : ordered_json(nullptr);
   document["ranks"] = ordered_json::array();
-  for (const RankMemory& rank : run.ranks)
-    document["ranks"].push_back({{"device_pool_bytes", rank.device_pool},
-                                 {"host_pool_bytes", rank.host_pool},
-                                 {"nvme_bytes", rank.nvme},
-                                 {"peak_rss_bytes", rank.peak_rss},
-                                 {"parameter_bytes", rank.parameters},
-                                 {"window_bytes", rank.window},
-                                 {"gradient_bytes", rank.gradients},
-                                 {"optimizer_bytes", rank.optimizer},
-                                 {"most_in_use_bytes", phases_json(rank)}});
+  for (const RankMemory& rank : run.ranks) document["ranks"].push_back(json_of(rank));
   document["peak_rss_bytes"] = peak_rss_bytes();
   document["state_sha256"] = run.state_sha256;
   document["interrupted"] = run.interrupted;
@@ -273,62 +254,6 @@ void write_csv(const std::string& path, const RunRecord& run) {
         step.rank_traffic.crossed_bytes);
   }
   write_file(path, text);
-}
-
-std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& buffers) {
-  const Placement& placement = engine.placement();
-  RankMemory own{.device_pool = placement.device_bytes(),
-                 .host_pool = placement.host_bytes(),
-                 .nvme = placement.nvme_bytes(),
-                 .peak_rss = peak_rss_bytes(),
-                 .parameters = placement.resident_parameter_bytes + placement.host_parameter_bytes +
-                               placement.nvme_parameter_bytes,
-                 .window = placement.window_bytes,
-                 .gradients = placement.gradient_set_bytes + placement.device_gradient_bytes +
-                              placement.nvme_gradient_bytes,
-                 .optimizer = placement.host_record_bytes + placement.nvme_record_bytes};
-  std::vector<RankMemory> all(engine.rank_count());
-  const auto exchange = [&](const auto& value_of) {
-    const std::vector<double> values = engine.exchange(static_cast<double>(value_of(own)));
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-      value_of(all[rank]) = static_cast<std::uint64_t>(values[rank]);
-  };
-  for (std::size_t phase = 0; phase < kStepPhases; ++phase) {
-    own.device_most[phase] = placement.device_home_bytes() + buffers[phase].device_bytes;
-    own.host_most[phase] = placement.host_home_bytes() + buffers[phase].host_bytes;
-    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.device_most[phase]; });
-    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.host_most[phase]; });
-  }
-  for (std::uint64_t RankMemory::*const member :
-       {&RankMemory::device_pool, &RankMemory::host_pool, &RankMemory::nvme, &RankMemory::peak_rss,
-        &RankMemory::parameters, &RankMemory::window, &RankMemory::gradients,
-        &RankMemory::optimizer})
-    exchange([=](RankMemory& rank) -> std::uint64_t& { return rank.*member; });
-  return all;
-}
-
-std::string memory_report(const RankMemory& own) {
-  std::string text;
-  const auto line = [&](const char* tier, const auto& most, std::uint64_t pool_bytes) {
-    text += fmt::format("{} memory in use at most: forward {}, backward {}, optimizer {} of {}\n",
-                        tier, format_bytes(most[0]), format_bytes(most[1]), format_bytes(most[2]),
-                        format_bytes(pool_bytes));
-  };
-  line("device", own.device_most, own.device_pool);
-  line("host", own.host_most, own.host_pool);
-  return text;
-}
-
-std::uint64_t peak_rss_bytes() {
-  // Not getrusage(): its maximum lives on across exec() and would count the program that started
-  // this one.
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  while (status >> word) {
-    std::uint64_t kib = 0;
-    if (word == "VmHWM:" && status >> kib) return kib << 10;
-  }
-  return 0;
 }
 
 }  // namespace sluice

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "tools/rank_memory.h"
 #include "tools/step_limits.h"
 #include "tools/train_config.h"
 
@@ -32,21 +33,6 @@ struct StepRecord {
   double optimizer_s = 0;
   StepTimes times;
   OverlapPolicy policy = OverlapPolicy::kSerial;
-};
-
-// What one rank takes, in bytes.
-struct RankMemory {
-  std::uint64_t device_pool = 0;
-  std::uint64_t host_pool = 0;
-  std::uint64_t nvme = 0;
-  std::uint64_t peak_rss = 0;
-  std::uint64_t parameters = 0;  // at home, on any tier
-  std::uint64_t window = 0;
-  std::uint64_t gradients = 0;  // the set, on any tier
-  std::uint64_t optimizer = 0;  // records, on any tier
-  // In use at most, by StepPhase: what is at home there, and what the pools of buffers had lent.
-  std::array<std::uint64_t, kStepPhases> device_most{};
-  std::array<std::uint64_t, kStepPhases> host_most{};
 };
 
 struct RunRecord {
@@ -96,14 +82,5 @@ class ProgressDisplay {
 void write_json(const std::string& path, const RunRecord& run);
 // One row a step, with a header.
 void write_csv(const std::string& path, const RunRecord& run);
-
-// Of every rank; each calls it. `buffers`: its own.
-std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& buffers);
-
-// The most that was in use, by phase, of this process's rank.
-std::string memory_report(const RankMemory& own);
-
-// The largest resident set of this process so far.
-std::uint64_t peak_rss_bytes();
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 // predicted.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <optional>
@@ -32,6 +33,23 @@ Config relay_config(const std::string& path, const Config::Activations& activati
   config.activations = activations;
   config.threads = 2;
   return config;
+}
+
+// The most of a step's activations that storage held, by phase.
+std::uint64_t on_storage(const StepReport& report, StepPhase phase) {
+  return report.buffers[static_cast<std::size_t>(phase)].most(MemoryPool::kNvmeActivations);
+}
+
+void expect_storage_marks(const StepReport& report, const ModelSpec& model,
+                          const Config::Activations& activations, std::uint32_t micro_batches,
+                          std::uint32_t places) {
+  const ActivationShape shape{model, micro_batches, activations.order};
+  const std::uint64_t most_bytes = activations.home == ActivationHome::kNvme
+                                       ? plan_activations(shape, places).at_home_most_bytes
+                                       : 0;
+  EXPECT_LE(on_storage(report, StepPhase::kForward), most_bytes);
+  EXPECT_LE(on_storage(report, StepPhase::kBackward), most_bytes);
+  EXPECT_EQ(on_storage(report, StepPhase::kOptimizer), 0u) << "all have been loaded";
 }
 
 // The smallest budget that the message of a budget too small names.
@@ -85,6 +103,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
         .micro_batches = rolls.draw(1, 4),
         .order = rolls.pick<MicroBatchOrder>(
             {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical})};
+    const ModelSpec valid = validated(model);
     Config config = relay_config(directory.path(), activations);
     if (rolls.draw(0, 1) == 0)
       config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
@@ -105,7 +124,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
                 {.seed = seed,
                  .us_max = delay_us,
                  .copy_bytes_per_second = rolls.pick<std::uint64_t>({0, 200'000'000})});
-    const std::uint64_t places = relay.engine().placement().activation_window.count;
+    const std::uint32_t places = relay.engine().placement().activation_window.count;
     for (std::uint32_t i = 0; i < 3; ++i) {
       const bool abandons = rolls.draw(0, 3) == 0;
       if (abandons)
@@ -117,6 +136,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
       const Traffic predicted = relay.engine().predicted_traffic(micro_batches, activations.order);
       EXPECT_EQ(report.activation_out_bytes, predicted.activation_out_bytes);
       EXPECT_EQ(report.activation_in_bytes, predicted.activation_in_bytes);
+      expect_storage_marks(report, valid, activations, micro_batches, places);
       if (config.optimizer.overlap == OverlapPolicy::kSerial) {
         EXPECT_EQ(report.nvme_read_bytes, predicted.nvme_read_bytes);
         EXPECT_EQ(report.nvme_write_bytes, predicted.nvme_write_bytes);
@@ -138,6 +158,13 @@ TEST(ActivationFlow, LargeActivationsTravelInPieces) {
   EXPECT_EQ(relay.engine().placement().activation_staging.count, 1u);
   EXPECT_EQ(relay.engine().placement().activation_staging.slot_bytes, 4_MiB);
   const StepReport report = relay.step(1, MicroBatchOrder::kHorizontal);
+  const ModelSpec valid = validated(model);
+  const ActivationPlan plan =
+      plan_activations({.model = valid}, relay.engine().placement().activation_window.count);
+  EXPECT_GT(plan.at_home_most_bytes, 9_MiB);
+  EXPECT_EQ(
+      std::max(on_storage(report, StepPhase::kForward), on_storage(report, StepPhase::kBackward)),
+      plan.at_home_most_bytes);
   relay.engine().drain();
   EXPECT_GT(report.activation_out_bytes, 9_MiB);
   EXPECT_EQ(report.nvme_write_bytes, report.activation_out_bytes) << "all else is in memory";
