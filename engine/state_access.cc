@@ -85,8 +85,8 @@ void StateAccess::initialize(const InitialValues& values) {
   });
 }
 
-// A unit's home on the device is whole, whatever part of it this rank owns: the ranks bring the
-// rest together there.
+// A unit's home on the device is whole, whatever part of it this rank owns, where the ranks bring
+// the rest together there.
 void StateAccess::count_homes(const BlockPlace& block) {
   const auto pool_of = [](Tier tier, MemoryPool device, MemoryPool host, MemoryPool nvme) {
     return tier == Tier::kDevice ? device : tier == Tier::kHost ? host : nvme;
@@ -96,7 +96,7 @@ void StateAccess::count_homes(const BlockPlace& block) {
   const std::uint64_t parameter_bytes =
       tier != Tier::kDevice ? layout_.parameter_slot_bytes(block.id)
       : i == layout_.unit(block.unit).first_block
-          ? align_up(layout_.unit_parameter_bytes(block.unit), kStorageAlignBytes)
+          ? align_up(layout_.home_parameter_bytes(block.unit), kStorageAlignBytes)
           : 0;
   filled_.add(pool_of(tier, MemoryPool::kResidentParameters, MemoryPool::kHostParameters,
                       MemoryPool::kNvmeParameters),

@@ -43,6 +43,7 @@ struct Case {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   TierChoice gradients = TierChoice::kHost;
   bool uses_nvme = true;
+  bool is_on_device = false;  // stage 3: the shards' home, and that of their state
 };
 
 Config config_of(const Case& given, const std::string& path) {
@@ -52,6 +53,8 @@ Config config_of(const Case& given, const std::string& path) {
   config.placement.parameters = is_replicated     ? TierChoice::kDevice
                                 : given.uses_nvme ? TierChoice::kNvme
                                                   : TierChoice::kHost;
+  if (given.is_on_device)
+    config.placement.parameters = config.placement.optimizer = TierChoice::kDevice;
   config.placement.gradients = given.gradients;
   config.memory.device_bytes = 16_MiB;
   config.sharding.stage = given.stage;
@@ -185,6 +188,15 @@ TEST(StageMemory, GradientsThatWaitElsewhereAreCountedThere) {
     check({.stage = stage, .gradients = TierChoice::kNvme});
     check({.stage = stage, .gradients = TierChoice::kDevice});
   }
+}
+
+TEST(StageMemory, ShardsOnTheDeviceAreCountedThere) {
+  check({.stage = 3,
+         .micro_batches = 2,
+         .gradients = TierChoice::kDevice,
+         .uses_nvme = false,
+         .is_on_device = true});
+  check({.stage = 3, .group = 2, .uses_nvme = false, .is_on_device = true});
 }
 
 TEST(StageMemory, UnderOverlapThePlanIsALimit) {
