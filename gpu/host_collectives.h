@@ -17,6 +17,13 @@
 
 namespace sluice {
 
+// What moves data between ranks of one host. Every path gives the same bits.
+enum class RankPath {
+  kBest,
+  kMessages,  // as between hosts
+  kReading,   // each other's memory, small data too
+};
+
 // How long a rank waits for another one, and how it adds.
 struct HostCollectivesOptions {
   // Seconds that an operation waits for another rank. Small: a rank that is late because its drive
@@ -26,6 +33,8 @@ struct HostCollectivesOptions {
   // Called about four times a second while an operation waits for other processes, with which and
   // in what: for who has been told to end and may not have until the timeout. On any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
+  // For tests. The same on every rank.
+  RankPath path = RankPath::kBest;
 };
 
 struct Barrier {

@@ -73,8 +73,13 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
+// Nothing is allocated once the queue has grown: what has run makes room first.
 void HostStream::enqueue(HostTask task) {
   const std::scoped_lock lock(mutex_);
+  if (queue_.size() == queue_.capacity() && next_ > queue_.size() / 2) {
+    queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(next_));
+    next_ = 0;
+  }
   queue_.push_back({std::move(task), steady_now_ns()});
   ++enqueued_count_;
   enqueued_changed_.notify_one();
@@ -82,31 +87,45 @@ void HostStream::enqueue(HostTask task) {
 
 void HostStream::await() {
   std::unique_lock lock(mutex_);
-  finished_changed_.wait(lock,
-                         [this, target = enqueued_count_] { return finished_count_ >= target; });
+  const std::uint64_t target = enqueued_count_;
+  while (finished_count_ < target) {
+    if (!is_running_) {
+      run_next(lock);
+      continue;
+    }
+    awaited_count_ = std::min(awaited_count_, target);
+    finished_changed_.wait(lock);
+  }
+  if (!is_running_ && !is_empty()) enqueued_changed_.notify_one();  // came meanwhile
 }
 
-// Takes the whole queue at once. The two vectors swap places and keep their capacity, so that
-// nothing is allocated once both have grown.
 void HostStream::run_thread() {
   name_this_thread(name_);
   wake_this_thread_on_time();
-  std::vector<Queued> batch;
   std::unique_lock lock(mutex_);
   while (true) {
-    enqueued_changed_.wait(lock, [this] { return !queue_.empty() || stopping_; });
-    if (queue_.empty()) return;
-    std::swap(batch, queue_);
-    for (Queued& queued : batch) {
-      lock.unlock();
-      run_one(queued);
-      queued.task = FillZeroTask{};  // the captures go before anyone hears of the completion
-      lock.lock();
-      ++finished_count_;
-      finished_changed_.notify_all();
-    }
-    batch.clear();
+    enqueued_changed_.wait(lock, [this] { return !is_running_ && (!is_empty() || stopping_); });
+    if (is_empty()) return;
+    run_next(lock);
   }
+}
+
+// Requires: the queue is not empty, and nobody else runs.
+void HostStream::run_next(std::unique_lock<std::mutex>& lock) {
+  is_running_ = true;
+  Queued queued = std::move(queue_[next_++]);
+  if (is_empty()) {
+    queue_.clear();
+    next_ = 0;
+  }
+  lock.unlock();
+  run_one(queued);
+  queued.task = FillZeroTask{};  // the captures go before anyone hears of the completion
+  lock.lock();
+  is_running_ = false;
+  if (++finished_count_ < awaited_count_) return;
+  awaited_count_ = kNone;
+  finished_changed_.notify_all();
 }
 
 void HostStream::run_one(Queued& queued) {

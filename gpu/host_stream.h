@@ -1,4 +1,6 @@
-// A stream of the host device: a worker thread that runs tasks in the order of their arrival.
+// A stream of the host device: a worker thread that runs tasks in the order of their arrival. Who
+// waits for the stream runs them itself where the thread has not begun to: the way through a
+// sleeping thread and back takes as long as a small collective between ranks.
 //
 // Thread rule: every public function from any thread.
 // Invariants: tasks run one at a time, in order; a task's captures are gone before the next one
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -90,6 +93,8 @@ class HostStream {
   };
 
   void run_thread();
+  bool is_empty() const { return next_ == queue_.size(); }
+  void run_next(std::unique_lock<std::mutex>& lock);
   void run_one(Queued& queued);
   void run(const CopyTask& task, std::uint64_t enqueued_ns);
   void occupy(std::uint64_t duration_ns, std::uint64_t enqueued_ns);
@@ -100,19 +105,24 @@ class HostStream {
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
 
-  // Stream thread only. Until when the emulated bus or computation is busy: each task moves it on
-  // by the time that it is to take, not by the time that sleeping took, so that the overshoot of
-  // many short sleeps does not add up.
+  // Of the thread that has set is_running_. Until when the emulated bus or computation is busy:
+  // each task moves it on by the time that it is to take, not by the time that sleeping took, so
+  // that the overshoot of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
+
+  static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
 
   std::mutex mutex_;
   std::condition_variable enqueued_changed_;
   std::condition_variable finished_changed_;
 
   // Guarded by mutex_.
-  std::vector<Queued> queue_;
+  std::vector<Queued> queue_;  // from next_ on; what is before has run
+  std::size_t next_ = 0;
+  bool is_running_ = false;  // a thread runs a task
   std::uint64_t enqueued_count_ = 0;
   std::uint64_t finished_count_ = 0;
+  std::uint64_t awaited_count_ = kNone;  // the least that a sleeping await() needs
   bool stopping_ = false;
 
   std::thread thread_;  // last: it starts when all else stands

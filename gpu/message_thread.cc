@@ -15,18 +15,15 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Looks without news before a thread begins to sleep between them: long enough for a peer that
-// computes nothing but sums, short enough not to take a core from one that computes.
-constexpr std::uint32_t kLooksBeforeSleep = 4000;
-// Before it begins to give way to other threads between them, unless one of those sums or copies
-// beside large messages: about as long as a thread takes to wake.
+// Looks without news before a thread begins to give way to other threads between them, unless one
+// of those sums or copies beside large messages: about as long as a thread takes to wake.
 constexpr std::uint32_t kLooksBeforeYield = 20;
-constexpr std::chrono::microseconds kSleep{50};
-constexpr double kSayInterval_s = 0.25;
 
-std::chrono::nanoseconds nanoseconds(double seconds) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::duration<double>(seconds));
+std::vector<std::uint32_t> missing_ranks(const MessageBatch& batch) {
+  std::vector<std::uint32_t> ranks;
+  for (std::size_t i = 0; i < batch.messages.size(); ++i)
+    if (!batch.is_ended[i]) ranks.push_back(batch.messages[i].peer);
+  return ranks;
 }
 
 }  // namespace
@@ -70,10 +67,10 @@ void MessageThread::run(const std::string& path) {
   ::pthread_setname_np(::pthread_self(), "sluice-mpi");
   std::string why;
   port_ = open(path, why);
+  if (port_ != nullptr) neighbors_ = HostNeighbors(*port_);
   Lock lock(mutex_);
   if (port_ == nullptr) {
-    failure_ = fmt::format("MPI cannot be used through \"{}\": {}", path, why);
-    changed_.notify_all();
+    latch(fmt::format("MPI cannot be used through \"{}\": {}", path, why));
     return;
   }
   rank_ = port_->rank();
@@ -122,7 +119,7 @@ void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bo
     idle_looks = finish_messages() ? 0 : idle_looks + 1;
     const bool is_over = idle_looks != 0 && steady_clock::now() >= end;
     if (idle_looks >= kLooksBeforeSleep) {
-      std::this_thread::sleep_for(kSleep);
+      std::this_thread::sleep_for(kSleepBetweenLooks);
     } else if (idle_looks > looks_before_yield && !is_over) {
       std::this_thread::yield();
     }
@@ -169,8 +166,8 @@ bool MessageThread::finish_messages() {
     in_flight_[number].batch.reset();
   }
   in_flight_count_ -= ended_.size();
-  if (!failure.empty() && !failure_) failure_ = "MPI reports: " + failure;
-  if (has_ended || failure_) changed_.notify_all();
+  if (!failure.empty()) latch("MPI reports: " + failure);
+  if (has_ended) changed_.notify_all();
   return true;
 }
 
@@ -189,7 +186,7 @@ void MessageThread::start(const std::shared_ptr<MessageBatch>& batch) {
   }
 }
 
-void MessageThread::wait(const MessageBatch& batch, const MessageWait& how) {
+void MessageThread::wait(const MessageBatch& batch, const RankWait& how) {
   Lock lock(mutex_);
   await(lock, batch, how);
   if (!failure_) return;
@@ -199,12 +196,11 @@ void MessageThread::wait(const MessageBatch& batch, const MessageWait& how) {
 }
 
 // Until every message has ended, or something has failed.
-void MessageThread::await(Lock& lock, const MessageBatch& batch, const MessageWait& how) {
+void MessageThread::await(Lock& lock, const MessageBatch& batch, const RankWait& how) {
   const auto begin = steady_clock::now();
-  const auto interval = nanoseconds(std::min(how.timeout_s, kSayInterval_s));
   const auto is_over = [&] { return batch.left == 0 || failure_; };
   const auto may_move = [&] { return !batch.is_large && !is_moving_ && !must_abort_; };
-  auto pause = begin + interval;
+  auto pause = begin + how.interval();
   while (!is_over()) {
     if (may_move()) {
       move_until(lock, pause, is_over);
@@ -213,15 +209,10 @@ void MessageThread::await(Lock& lock, const MessageBatch& batch, const MessageWa
     }
     const auto now = steady_clock::now();
     if (is_over() || now < pause) continue;
-    pause = now + interval;
-    const std::string waiting = fmt::format("{} not answered rank {} in {} of \"{}\"",
-                                            missing_ranks(batch), rank_, how.kind, how.subject);
-    if (now - std::max(begin, batch.moved_at) >= nanoseconds(how.timeout_s)) {
-      failure_ = fmt::format(
-          "{} within {} s; killed or stopped, or late: then raise "
-          "sharding.timeout",
-          waiting, how.timeout_s);
-      changed_.notify_all();
+    pause = now + how.interval();
+    const std::string waiting = how.text(missing_ranks(batch), rank_);
+    if (now - std::max(begin, batch.moved_at) >= how.timeout()) {
+      latch(how.late_text(waiting));
     } else if (how.on_wait != nullptr && *how.on_wait) {
       lock.unlock();
       (*how.on_wait)(waiting);
@@ -230,14 +221,15 @@ void MessageThread::await(Lock& lock, const MessageBatch& batch, const MessageWa
   }
 }
 
-std::string MessageThread::missing_ranks(const MessageBatch& batch) const {
-  std::vector<std::uint32_t> ranks;
-  for (std::size_t i = 0; i < batch.messages.size(); ++i)
-    if (!batch.is_ended[i]) ranks.push_back(batch.messages[i].peer);
-  std::ranges::sort(ranks);
-  ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
-  return fmt::format("{} {} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "),
-                     ranks.size() == 1 ? "has" : "have");
+// Keeps the first failure, and tells everybody.
+void MessageThread::latch(const std::string& failure) {
+  if (!failure_) failure_ = failure;
+  changed_.notify_all();
+}
+
+void MessageThread::fail(const std::string& failure) {
+  const Lock lock(mutex_);
+  latch(failure);
 }
 
 void MessageThread::abort() noexcept {

@@ -19,11 +19,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "gpu/host_neighbors.h"
 #include "gpu/mpi_port.h"
+#include "gpu/rank_wait.h"
 
 namespace sluice {
 
@@ -48,16 +49,6 @@ struct MessageBatch {
   std::chrono::steady_clock::time_point moved_at;  // when the last of its messages ended
 };
 
-// How a thread waits for messages.
-struct MessageWait {
-  double timeout_s = 120;
-  // The operation, and what it moves.
-  std::string_view kind;
-  std::string_view subject;
-  // Called about four times a second with what is waited for; may be empty.
-  const std::function<void(const std::string& waiting)>* on_wait = nullptr;
-};
-
 class MessageThread {
  public:
   // Opens the library `path`, and MPI.
@@ -70,12 +61,18 @@ class MessageThread {
   std::uint32_t rank_count() const { return rank_count_; }
   int tag_max() const { return tag_max_; }
   const std::string& version() const { return version_; }
+  // What needs no messages.
+  const HostNeighbors& neighbors() const { return neighbors_; }
 
   void start(const std::shared_ptr<MessageBatch>& batch);
   // Blocks until every message has ended.
   // Fails with: kRanks naming the ranks that did not answer within the timeout of the last message
   // that ended.
-  void wait(const MessageBatch& batch, const MessageWait& how);
+  void wait(const MessageBatch& batch, const RankWait& how);
+
+  // A failure outside of messages, between ranks of a host: everybody else hears of it. Keeps the
+  // first.
+  void fail(const std::string& failure);
 
   // Ends every process of the run, or waits for that.
   void abort() noexcept;
@@ -95,14 +92,15 @@ class MessageThread {
   void move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough);
   void start_messages();
   bool finish_messages();
-  void await(Lock& lock, const MessageBatch& batch, const MessageWait& how);
-  std::string missing_ranks(const MessageBatch& batch) const;
+  void await(Lock& lock, const MessageBatch& batch, const RankWait& how);
+  void latch(const std::string& failure);
 
   // Constant once the constructor has returned.
   std::uint32_t rank_ = 0;
   std::uint32_t rank_count_ = 1;
   int tag_max_ = 0;
   std::string version_;
+  HostNeighbors neighbors_;
 
   // Of the thread that has set is_moving_.
   std::unique_ptr<MpiPort> port_;
@@ -115,9 +113,9 @@ class MessageThread {
   std::condition_variable changed_;    // ended batches, failures, and that MPI is free or open
   // Guarded by mutex_.
   std::vector<std::shared_ptr<MessageBatch>> queue_;
-  std::size_t in_flight_count_ = 0;  // messages
-  std::size_t large_count_ = 0;      // batches that have not ended, queued ones included
-  std::optional<std::string> failure_;
+  std::size_t in_flight_count_ = 0;     // messages
+  std::size_t large_count_ = 0;         // batches that have not ended, queued ones included
+  std::optional<std::string> failure_;  // by latch() alone
   bool is_open_ = false;
   bool is_moving_ = false;  // a thread may be inside MPI, which may touch messages' memory
   bool must_stop_ = false;

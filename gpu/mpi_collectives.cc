@@ -11,7 +11,9 @@
 
 #include "base/aligned_buffer.h"
 #include "base/units.h"
+#include "gpu/host_exchange.h"
 #include "gpu/message_thread.h"
+#include "gpu/rank_reduction.h"
 
 namespace sluice {
 namespace {
@@ -22,18 +24,12 @@ constexpr std::uint64_t kPieceBytes = 8_MiB;
 // small enough that the sum finds it in the cache.
 constexpr std::uint64_t kReduceStepBytes = 1_MiB;
 constexpr std::uint64_t kReduceSteps = 2;
-// Pieces begin where a vector does.
-constexpr std::uint64_t kElementsAlign = 64;
+static_assert(kReduceStepBytes >= HostExchange::kStagingBytes);
 // From so many bytes on, sent and received, messages move on a thread of their own while the
 // operation sums and copies: less is moved in the time that it takes to wake one. A little less
 // than a full step of a reduction, which is beside the sum of the step before.
 constexpr std::uint64_t kLargeBytes = 2 * kReduceStepBytes * 15 / 16;
 constexpr int kTagsPerSequence = 256;
-
-struct Range {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-};
 
 class MpiCollectives final : public HostCollectives {
  public:
@@ -45,10 +41,15 @@ class MpiCollectives final : public HostCollectives {
         options_(options),
         group_(std::move(group)),
         opened_(std::move(opened)),
-        first_tag_((*opened_)++ * kTagsPerSequence) {
+        place_((*opened_)++),
+        first_tag_(place_ * kTagsPerSequence) {
     SLUICE_CHECK(first_tag_ <= messages_.tag_max() - kTagsPerSequence, "MPI has too few tags");
     for (auto& staging : staging_)
       staging = AlignedBuffer(rank_count() > 1 ? kReduceStepBytes : 0, "MPI receive buffer");
+    if (is_on_one_host())
+      host_.emplace(messages_.neighbors(), options_, *this->failure(), group_, this->rank(),
+                    static_cast<std::uint32_t>(place_),
+                    std::span(staging_[0].data(), HostExchange::kStagingBytes));
   }
 
   std::string_view name() const override { return "mpi"; }
@@ -112,6 +113,26 @@ class MpiCollectives final : public HostCollectives {
     std::shared_ptr<MessageBatch> batch_;
   };
 
+  // With a place in the segment that the ranks of this host share.
+  bool is_on_one_host() const {
+    return rank_count() > 1 && rank_count() <= HostExchange::kRanksMax &&
+           static_cast<std::uint32_t>(place_) < HostNeighbors::kPlaces &&
+           options_.path != RankPath::kMessages && messages_.neighbors().include(group_);
+  }
+
+  // Without messages, if all ranks are of this host. Messages' waiters hear of its failure.
+  template <class Operation>
+  bool is_done_on_host(const Operation& operation) {
+    if (!host_) return false;
+    try {
+      host_->run(operation);
+    } catch (const Error& error) {
+      messages_.fail(error.what());
+      throw;
+    }
+    return true;
+  }
+
   // Every rank but this one, each beginning with its successor, so that not all talk to one.
   template <class Body>
   void for_each_peer(const Body& body) const {
@@ -119,6 +140,7 @@ class MpiCollectives final : public HostCollectives {
   }
 
   void run(const AllGather& gather, std::uint64_t sequence) override {
+    if (is_done_on_host(gather)) return;
     Exchange exchange(*this, sequence);
     for_each_peer([&](std::uint32_t peer) {
       exchange.receive(peer, gather.target + peer * gather.shard_bytes, gather.shard_bytes);
@@ -132,52 +154,31 @@ class MpiCollectives final : public HostCollectives {
     exchange.wait("all_gather", gather.subject);
   }
 
-  // What `range_of` gives a rank of the source is summed there.
-  struct Reduction {
-    const std::byte* source;
-    DType source_type;
-    std::byte* target;
-    DType target_type;
-    std::uint64_t share;  // elements of the longest range
-    std::uint64_t count;  // elements in all
-    std::string_view kind;
-    std::string_view subject;
-
-    Range range(std::uint32_t rank) const {
-      return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
-    }
-  };
-
-  std::uint64_t step_elements(const Reduction& reduction) const {
+  std::uint64_t step_elements(const RankReduction& reduction) const {
     const std::uint64_t bytes = kReduceStepBytes / (rank_count() - 1);
     const std::uint64_t elements = bytes / size_of(reduction.source_type);
-    return std::max(kElementsAlign, elements / kElementsAlign * kElementsAlign);
+    return std::max(RankReduction::kElementsAlign,
+                    elements / RankReduction::kElementsAlign * RankReduction::kElementsAlign);
   }
 
-  void reduce(const Reduction& reduction, std::uint64_t sequence) {
+  void reduce(const RankReduction& reduction, std::uint64_t sequence) {
     if (rank_count() == 1) return sum_step(reduction, reduction.range(0), nullptr, 0);
     const std::uint64_t step = step_elements(reduction);
     const std::uint64_t steps = div_ceil(reduction.share, step);
-    const auto piece = [&](std::uint32_t rank, std::uint64_t i) {
-      const Range all = reduction.range(rank);
-      return Range{std::min(all.begin + i * step, all.end),
-                   std::min(all.begin + (i + 1) * step, all.end)};
-    };
     std::vector<Exchange> exchanges;  // those under way are the last ones
     const auto start = [&](std::uint64_t i) {
       exchanges.emplace_back(*this, sequence);
       const std::uint64_t element_bytes = size_of(reduction.source_type);
-      const Range own = piece(rank(), i);
+      const ElementRange own = reduction.piece(rank(), i, step);
       std::byte* staging = staging_[i % kReduceSteps].data();
       for_each_peer([&](std::uint32_t peer) {
         const std::uint32_t place = peer < rank() ? peer : peer - 1;
         exchanges.back().receive(peer, staging + place * step * element_bytes,
-                                 (own.end - own.begin) * element_bytes);
+                                 reduction.source_bytes(own));
       });
       for_each_peer([&](std::uint32_t peer) {
-        const Range theirs = piece(peer, i);
-        exchanges.back().send(peer, reduction.source + theirs.begin * element_bytes,
-                              (theirs.end - theirs.begin) * element_bytes);
+        const ElementRange theirs = reduction.piece(peer, i, step);
+        exchanges.back().send(peer, reduction.source_of(theirs), reduction.source_bytes(theirs));
       });
       exchanges.back().start();
     };
@@ -185,64 +186,46 @@ class MpiCollectives final : public HostCollectives {
     for (std::uint64_t i = 0; i < std::min(steps, kReduceSteps); ++i) start(i);
     for (std::uint64_t i = 0; i < steps; ++i) {
       exchanges[i].wait(reduction.kind, reduction.subject);
-      sum_step(reduction, piece(rank(), i), staging_[i % kReduceSteps].data(), step);
+      sum_step(reduction, reduction.piece(rank(), i, step), staging_[i % kReduceSteps].data(),
+               step);
       if (i + kReduceSteps < steps) start(i + kReduceSteps);
     }
   }
 
-  void sum_step(const Reduction& reduction, Range range, const std::byte* staging,
+  void sum_step(const RankReduction& reduction, ElementRange piece, const std::byte* staging,
                 std::uint64_t step) const {
-    if (range.begin == range.end) return;
+    if (piece.count() == 0) return;
     std::vector<const void*> sources;
     for (std::uint32_t i = 0; i < rank_count(); ++i) {
-      const std::uint64_t element_bytes = size_of(reduction.source_type);
       const std::uint32_t place = i < rank() ? i : i - 1;
-      sources.push_back(i == rank() ? reduction.source + range.begin * element_bytes
-                                    : staging + place * step * element_bytes);
+      sources.push_back(i == rank() ? reduction.source_of(piece)
+                                    : staging + place * step * size_of(reduction.source_type));
     }
-    const std::uint64_t done = range.begin - reduction.range(rank()).begin;
-    options_.sum({.target = reduction.target + done * size_of(reduction.target_type),
+    options_.sum({.target = reduction.target_of(piece, rank()),
                   .target_type = reduction.target_type,
                   .sources = sources,
                   .source_type = reduction.source_type,
-                  .element_count = range.end - range.begin});
+                  .element_count = piece.count()});
   }
 
   void run(const ReduceScatter& operation, std::uint64_t sequence) override {
-    reduce({.source = operation.source,
-            .source_type = operation.source_type,
-            .target = operation.target,
-            .target_type = operation.target_type,
-            .share = operation.shard_elements,
-            .count = operation.shard_elements * rank_count(),
-            .kind = "reduce_scatter",
-            .subject = operation.subject},
-           sequence);
+    if (is_done_on_host(operation)) return;
+    reduce(reduction_of(operation, rank_count()), sequence);
   }
 
   // Each rank adds its share in place, then sends it to the others.
   void run(const AllReduce& operation, std::uint64_t sequence) override {
-    Reduction reduction{
-        .source = operation.data,
-        .source_type = operation.type,
-        .target = nullptr,
-        .target_type = operation.type,
-        .share = align_up(div_ceil(operation.element_count, rank_count()), kElementsAlign),
-        .count = operation.element_count,
-        .kind = "all_reduce",
-        .subject = operation.subject};
-    const std::uint64_t element_bytes = size_of(operation.type);
-    const Range own = reduction.range(rank());
-    reduction.target = operation.data + own.begin * element_bytes;
+    if (is_done_on_host(operation)) return;
+    const RankReduction reduction = reduction_of(operation, rank(), rank_count());
     reduce(reduction, sequence);
     Exchange exchange(*this, sequence);
     for_each_peer([&](std::uint32_t peer) {
-      const Range theirs = reduction.range(peer);
-      exchange.receive(peer, operation.data + theirs.begin * element_bytes,
-                       (theirs.end - theirs.begin) * element_bytes);
+      const ElementRange theirs = reduction.range(peer);
+      exchange.receive(peer, operation.data + theirs.begin * size_of(operation.type),
+                       reduction.source_bytes(theirs));
     });
     for_each_peer([&](std::uint32_t peer) {
-      exchange.send(peer, reduction.target, (own.end - own.begin) * element_bytes);
+      exchange.send(peer, reduction.target, reduction.source_bytes(reduction.range(rank())));
     });
     exchange.start();
     exchange.wait("all_reduce", operation.subject);
@@ -250,6 +233,7 @@ class MpiCollectives final : public HostCollectives {
 
   void run(const Broadcast& broadcast, std::uint64_t sequence) override {
     SLUICE_CHECK(broadcast.root < rank_count(), "the root is one of the ranks");
+    if (is_done_on_host(broadcast)) return;
     Exchange exchange(*this, sequence);
     if (rank() == broadcast.root) {
       for_each_peer(
@@ -262,6 +246,7 @@ class MpiCollectives final : public HostCollectives {
   }
 
   void run(const Barrier& barrier, std::uint64_t sequence) override {
+    if (is_done_on_host(barrier)) return;
     Exchange exchange(*this, sequence);
     std::vector<std::byte> bytes(rank_count());
     for_each_peer([&](std::uint32_t peer) { exchange.receive(peer, &bytes[peer], 1); });
@@ -275,9 +260,11 @@ class MpiCollectives final : public HostCollectives {
   const HostCollectivesOptions options_;
   std::vector<std::uint32_t> group_;  // ranks of the world
   std::shared_ptr<int> opened_;       // by this rank of the world, so far
+  int place_;                         // of this sequence among those
   int first_tag_;
 
   std::array<AlignedBuffer, kReduceSteps> staging_;  // the running operation's
+  std::optional<HostExchange> host_;                 // where all ranks are of this host
 };
 
 // As installed, from the program's own place; else where it was built.
@@ -308,6 +295,14 @@ std::uint32_t MpiWorld::rank_count() const {
 }
 std::string MpiWorld::version() const {
   return messages_->version();
+}
+std::uint32_t MpiWorld::neighbor_count() const {
+  std::uint32_t count = 0;
+  for (std::uint32_t other = 0; other < rank_count(); ++other) {
+    const std::uint32_t ranks[] = {other};
+    if (other != rank() && messages_->neighbors().include(ranks)) ++count;
+  }
+  return count;
 }
 
 void MpiWorld::abort() noexcept {

@@ -1,7 +1,8 @@
-// Collectives between processes on hosts, by MPI messages. Data is exchanged directly between every
-// two ranks in pieces; a reduction is that exchange and a sum in rank order where the pieces meet,
-// which is several times faster than MPI_Reduce_scatter and gives bits that do not depend on how
-// MPI cuts or routes.
+// Collectives between processes on hosts: those of one host share memory and read each other's
+// (gpu/host_exchange.h), others exchange MPI messages. Data goes directly between every two ranks
+// in pieces; a reduction is that exchange and a sum in rank order where the pieces meet, which is
+// several times faster than MPI_Reduce_scatter and gives bits that do not depend on how MPI cuts or
+// routes.
 //
 // Thread rule: as Collectives; an MpiWorld from the thread that owns the collectives.
 #pragma once
@@ -27,6 +28,8 @@ class MpiWorld {
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
   std::string version() const;
+  // Other ranks whose memory this one reads: those of its host, or none where the system refuses.
+  std::uint32_t neighbor_count() const;
   // Ends every process of the run.
   void abort() noexcept;
 

@@ -1,4 +1,5 @@
-// What Sluice needs of MPI: point-to-point messages between processes, and the end of all of them.
+// What Sluice needs of MPI: point-to-point messages between processes, memory that those of one
+// host share, and the end of all of them.
 // Implemented by a small library of its own (mpi_port_plugin.cc) that is linked to the MPI it was
 // compiled with and opened at run time, so that a program which contains Sluice starts without MPI.
 //
@@ -34,6 +35,14 @@ class MpiPort {
   // Appends the numbers of messages that have ended since. What MPI says against one of them goes
   // to `failure`.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
+
+  // Memory that the ranks of this one's host see, zeros, a part of it for each of them, beginning
+  // with a page; by rank of the world. All null on a host of one rank or that refuses. Lives as
+  // long as the port. Every rank at once, once.
+  virtual std::vector<std::byte*> share_memory(std::uint64_t size_bytes_per_rank) = 0;
+  // Whether all ranks of this host say yes. Every rank of the host at once.
+  // Requires: share_memory() was called.
+  virtual bool agree_on_host(bool own) = 0;
 
   // Ends every process of the run.
   [[noreturn]] virtual void abort() = 0;

@@ -74,6 +74,8 @@ void print(std::uint32_t rank, const char* operation, std::uint64_t bytes,
 void run(int rounds, int row) {
   MpiWorld world({.timeout_s = 60, .sum = sum_in_order});
   const std::uint32_t ranks = world.rank_count();
+  if (world.rank() == 0)
+    fmt::print("{} ranks; rank 0 reads the memory of {} others\n", ranks, world.neighbor_count());
   {
     const auto device = make_host_device({.memory_bytes = 1_GiB});
     const auto collectives = world.join(*device);

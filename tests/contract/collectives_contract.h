@@ -8,103 +8,24 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/units.h"
 #include "gpu/collectives.h"
-#include "tests/contract/device_contract_fixture.h"
+#include "tests/contract/collectives_contract_fixture.h"
+#include "tests/contract/collectives_stress_cases.h"
 #include "tests/support/campaign.h"
 
 namespace sluice {
 
-using RankBody = std::function<void(Collectives& collectives, Device& device)>;
-
-struct CollectivesFactory {
-  std::string name;
-  // Runs the body on every rank, or on the one that this process is.
-  std::function<void(const RankBody& body)> run;
-};
-
-class CollectivesContract : public testing::TestWithParam<CollectivesFactory> {
- protected:
-  static constexpr std::uint64_t kMemoryBytes = 256_MiB;
-
-  void run(const RankBody& body) { GetParam().run(body); }
-};
-
-inline std::string collectives_factory_name(
-    const testing::TestParamInfo<CollectivesFactory>& info) {
-  return info.param.name;
-}
-
-// Device memory that the host fills and reads by copies.
-class RankArray {
- public:
-  RankArray(Device& device, std::uint64_t size_bytes)
-      : device_(device), memory_(device, size_bytes, "a test"), host_(device, size_bytes) {}
-
-  std::byte* data() const { return memory_.data(); }
-  HostArray& host() { return host_; }
-  void push(StreamId stream) {
-    if (host_.size_bytes() != 0)
-      device_.copy(memory_.data(), host_.data(), host_.size_bytes(), stream);
-  }
-  void pull(StreamId stream) {
-    if (host_.size_bytes() != 0)
-      device_.copy(host_.data(), memory_.data(), host_.size_bytes(), stream);
-    device_.synchronize(stream);
-  }
-
- private:
-  Device& device_;
-  DeviceBuffer memory_;
-  HostArray host_;
-};
-
-inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
-  return static_cast<std::byte>((rank + 1) * 73 + i * 29 + (i >> 8) * 7);
-}
-
-// Magnitudes so uneven that fp32 cannot hold the sum of two: the order of three shows.
-inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
-  const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
-  const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
-  return mantissa * (key % 5 == 0 ? 0x1p4f : 0x1p-20f);
-}
-
-inline void save_value(DType type, std::byte* data, std::uint64_t i, float value) {
-  if (type == DType::kFp32) {
-    reinterpret_cast<float*>(data)[i] = value;
-  } else {
-    reinterpret_cast<std::uint16_t*>(data)[i] =
-        type == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
-  }
-}
-inline float load_value(DType type, const std::byte* data, std::uint64_t i) {
-  if (type == DType::kFp32) return reinterpret_cast<const float*>(data)[i];
-  const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(data)[i];
-  return type == DType::kBf16 ? float_from_bf16(bits) : float_from_fp16(bits);
-}
-inline float rounded(DType type, float value) {
-  std::byte bits[4];
-  save_value(type, bits, 0, value);
-  return load_value(type, bits, 0);
-}
-// The definition of a reduction: rank order, fp32, one rounding.
-inline float expected_sum(DType source, DType target, std::uint32_t ranks, std::uint64_t i,
-                          std::uint32_t salt = 0) {
-  float sum = rounded(source, rank_value(0, i, salt));
-  for (std::uint32_t rank = 1; rank < ranks; ++rank)
-    sum += rounded(source, rank_value(rank, i, salt));
-  return rounded(target, sum);
-}
-
-constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 70'001, 9_MiB + 13};
-constexpr std::uint64_t kShardElements[] = {0, 1, 63, 4096, 100'003, 600'000};
+// Around what implementations move at once, too.
+constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
+constexpr std::uint64_t kShardElements[] = {0, 1, 63, 4096, 4097, 32'769, 65'537, 100'003, 600'000};
 
 TEST_P(CollectivesContract, AllGatherPutsEveryRanksBytesInRankOrder) {
   run([](Collectives& ranks, Device& device) {
@@ -212,6 +133,32 @@ TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
           ASSERT_EQ(data.host().data()[i], rank_byte(root, i)) << i << " from " << root;
       }
     }
+  });
+}
+
+// A root needs nothing from the others, so it may be ahead of those who are slow.
+TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    constexpr std::uint64_t kSize = 5000;
+    RankArray data(device, kSize);
+    std::byte* const host = data.host().data();
+    std::uint64_t wrong = 0;
+    for (std::uint32_t round = 0; round < 40; ++round) {
+      device.call_host(stream.id(), [=, is_root = ranks.rank() == 0] {
+        if (!is_root) std::this_thread::sleep_for(std::chrono::microseconds(500));
+        for (std::uint64_t i = 0; i < kSize; ++i) host[i] = rank_byte(is_root ? round : 1000, i);
+      });
+      data.push(stream.id());
+      ranks.broadcast({.data = data.data(), .size_bytes = kSize, .subject = "in a row"},
+                      stream.id());
+      device.copy(host, data.data(), kSize, stream.id());
+      device.call_host(stream.id(), [=, &wrong] {
+        for (std::uint64_t i = 0; i < kSize; ++i) wrong += host[i] != rank_byte(round, i) ? 1 : 0;
+      });
+    }
+    device.synchronize(stream.id());
+    EXPECT_EQ(wrong, 0u);
   });
 }
 

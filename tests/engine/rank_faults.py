@@ -7,6 +7,7 @@ Runs rank_fault_program on three ranks that wait 2 s for each other. SLUICE_TEST
 --slow) means all cases; else one of each way and phase. SLUICE_TEST_SEED chooses the rank then.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -47,6 +48,10 @@ def run_case(program, mpirun, rank, phase, action):
             output = run.communicate(timeout=START_S + TIMEOUT_S + GRACE_S)[0].decode("utf-8", "replace")
         except subprocess.TimeoutExpired:
             run.kill()
+            # What mpirun had started, or had forked and not yet, may hold the pipe open.
+            for process in survivors(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), 9)
             output = run.communicate()[0].decode("utf-8", "replace")
             problems.append("it did not end in time")
         seconds = time.monotonic() - begin

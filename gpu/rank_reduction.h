@@ -1,0 +1,84 @@
+// One reduction as a rank sees it: which elements of the source every rank adds up, each in rank
+// order (base/ordered_sum.h), whatever brings the sources together.
+//
+// Thread rule: a value.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "base/units.h"
+#include "gpu/collectives.h"
+
+namespace sluice {
+
+struct ElementRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  std::uint64_t count() const { return end - begin; }
+};
+
+struct RankReduction {
+  // Ranges of an all_reduce begin where a vector does.
+  static constexpr std::uint64_t kElementsAlign = 64;
+
+  const std::byte* source = nullptr;
+  DType source_type = DType::kFp32;
+  std::byte* target = nullptr;  // of the rank's own range
+  DType target_type = DType::kFp32;
+  std::uint64_t share = 0;  // elements of the longest range
+  std::uint64_t count = 0;  // elements in all
+  std::string_view kind;
+  std::string_view subject;
+
+  ElementRange range(std::uint32_t rank) const {
+    return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
+  }
+  // The i-th `step` elements of a rank's range.
+  ElementRange piece(std::uint32_t rank, std::uint64_t i, std::uint64_t step) const {
+    const ElementRange all = range(rank);
+    return {std::min(all.begin + i * step, all.end), std::min(all.begin + (i + 1) * step, all.end)};
+  }
+  const std::byte* source_of(ElementRange elements) const {
+    return source + elements.begin * size_of(source_type);
+  }
+  std::uint64_t source_bytes(ElementRange elements) const {
+    return elements.count() * size_of(source_type);
+  }
+  // Where the sum of a piece of `rank`'s range goes.
+  std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
+    return target + (piece.begin - range(rank).begin) * size_of(target_type);
+  }
+};
+
+inline RankReduction reduction_of(const ReduceScatter& operation, std::uint32_t rank_count) {
+  return {.source = operation.source,
+          .source_type = operation.source_type,
+          .target = operation.target,
+          .target_type = operation.target_type,
+          .share = operation.shard_elements,
+          .count = operation.shard_elements * rank_count,
+          .kind = "reduce_scatter",
+          .subject = operation.subject};
+}
+
+// The first half: each rank adds its share in place.
+inline RankReduction reduction_of(const AllReduce& operation, std::uint32_t rank,
+                                  std::uint32_t rank_count) {
+  RankReduction reduction{.source = operation.data,
+                          .source_type = operation.type,
+                          .target_type = operation.type,
+                          .share = align_up(div_ceil(operation.element_count, rank_count),
+                                            RankReduction::kElementsAlign),
+                          .count = operation.element_count,
+                          .kind = "all_reduce",
+                          .subject = operation.subject};
+  reduction.target = operation.data + reduction.range(rank).begin * size_of(operation.type);
+  return reduction;
+}
+
+}  // namespace sluice
