@@ -49,7 +49,7 @@ struct StepReport {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;  // likewise
-  PhaseMarks buffers;        // likewise: the most that pools have lent
+  PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
   // Likewise of boundary activations, from the device to their homes and back; on storage, part of
   // the above.
   std::uint64_t activation_out_bytes = 0;
