@@ -25,6 +25,21 @@ void wake_this_thread_on_time() {
   (void)prctl(PR_SET_TIMERSLACK, 1);
 }
 
+// While it lives, the calling thread rounds and flushes as `environment` does.
+class FloatingEnvironment {
+ public:
+  explicit FloatingEnvironment(const std::fenv_t& environment) {
+    std::fegetenv(&own_);
+    std::fesetenv(&environment);
+  }
+  ~FloatingEnvironment() { std::fesetenv(&own_); }
+  FloatingEnvironment(const FloatingEnvironment&) = delete;
+  FloatingEnvironment& operator=(const FloatingEnvironment&) = delete;
+
+ private:
+  std::fenv_t own_{};
+};
+
 }  // namespace
 
 bool is_in_host_function() {
@@ -59,10 +74,10 @@ void FailureLatch::rethrow_if_set() const {
 
 HostStream::HostStream(const std::string& name, std::uint64_t copy_bytes_per_second,
                        FailureLatch& failure)
-    : name_(name),
-      copy_bytes_per_second_(copy_bytes_per_second),
-      failure_(failure),
-      thread_([this] { run_thread(); }) {}
+    : name_(name), copy_bytes_per_second_(copy_bytes_per_second), failure_(failure) {
+  std::fegetenv(&environment_);
+  thread_ = std::thread([this] { run_thread(); });
+}
 
 HostStream::~HostStream() {
   {
@@ -85,8 +100,11 @@ void HostStream::enqueue(HostTask task) {
   enqueued_changed_.notify_one();
 }
 
+// Whoever waits runs the tasks itself, if the stream's thread has not begun: as that would.
 void HostStream::await() {
   std::unique_lock lock(mutex_);
+  if (finished_count_ == enqueued_count_) return;
+  const FloatingEnvironment environment(environment_);
   const std::uint64_t target = enqueued_count_;
   while (finished_count_ < target) {
     if (!is_running_) {

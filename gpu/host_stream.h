@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +105,7 @@ class HostStream {
   std::string name_;
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
+  std::fenv_t environment_;  // that the stream was made in, and its thread runs in
 
   // Of the thread that has set is_running_. Until when the emulated bus or computation is busy:
   // each task moves it on by the time that it is to take, not by the time that sleeping took, so

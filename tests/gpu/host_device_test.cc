@@ -6,11 +6,13 @@
 #include <pthread.h>
 
 #include <array>
+#include <cfenv>
 #include <chrono>
 #include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "tests/contract/device_contract.h"
 
@@ -171,6 +173,32 @@ TEST(HostDevice, DestructionFinishesTheWorkOfStreamsThatWaitForEachOther) {
     (void)device->allocate(4_KiB, "never freed");
   }
   EXPECT_EQ(count, 600);
+}
+
+// Work may run on the thread that waits for it, and gives the same bits there.
+TEST(HostDevice, ComputesInItsOwnFloatingEnvironment) {
+  const auto device = make_host_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "compute");
+  volatile float one = 1;
+  volatile float three = 3;
+  const float nearest = one / three;
+  std::fesetround(FE_DOWNWARD);
+  const float downward = one / three;
+  std::uint32_t wrong = 0;
+  std::uint32_t on_this_thread = 0;
+  for (int i = 0; i < 1000; ++i) {
+    device->launch(stream.id(), [&, caller = std::this_thread::get_id()] {
+      wrong += one / three != nearest ? 1 : 0;
+      on_this_thread += std::this_thread::get_id() == caller ? 1 : 0;
+    });
+    device->synchronize(stream.id());
+  }
+  const int rounding = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  EXPECT_NE(downward, nearest);
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_GT(on_this_thread, 0u);
+  EXPECT_EQ(rounding, FE_DOWNWARD);
 }
 
 TEST(HostDevice, NamesItsThreads) {
