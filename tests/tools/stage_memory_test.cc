@@ -196,7 +196,11 @@ TEST(StageMemory, ShardsOnTheDeviceAreCountedThere) {
          .gradients = TierChoice::kDevice,
          .uses_nvme = false,
          .is_on_device = true});
-  check({.stage = 3, .group = 2, .uses_nvme = false, .is_on_device = true});
+  check({.stage = 3,
+         .group = 2,
+         .gradients = TierChoice::kDevice,
+         .uses_nvme = false,
+         .is_on_device = true});
 }
 
 TEST(StageMemory, UnderOverlapThePlanIsALimit) {

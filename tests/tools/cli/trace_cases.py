@@ -206,7 +206,8 @@ class Trace(CliCase):
         self.assertIn("none/x", self.run_sluice("train", self.write_config(ON_NVME), "--trace", "none/x", expect=2).stderr)
 
     def test_a_run_killed_in_a_step_leaves_what_that_step_did(self):
-        config = self.write_config({**ON_NVME, "batch.micro_batches": 65536})  # one step lasts for many minutes
+        # One step lasts for many minutes, and a use for so long that it is not between two that the run dies.
+        config = self.write_config({**ON_NVME, "batch.micro_batches": 65536, "batch.sequences": 64})
         process = subprocess.Popen(self.command("train", config, "--quiet", "--trace", "run.trace"), cwd=self.folder,
                                    env=self.environment())
         self.addCleanup(process.kill)
