@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,16 +30,22 @@ void touch_all(std::byte* data, std::uint64_t size_bytes) {
   const NumaNodes& nodes = NumaNodes::of_machine();
   if (nodes.count() == 1 || size_bytes < nodes.count() * kHugePageBytes)
     return touch(data, size_bytes);
-  std::vector<std::thread> threads;
+  const auto touch_stripe = [&](unsigned node) {
+    const std::uint64_t stride = nodes.count() * kHugePageBytes;
+    for (std::uint64_t begin = node * kHugePageBytes; begin < size_bytes; begin += stride)
+      touch(data + begin, std::min(kHugePageBytes, size_bytes - begin));
+  };
+  std::vector<std::jthread> threads;
   for (unsigned node = 0; node < nodes.count(); ++node) {
-    threads.emplace_back([&nodes, node, data, size_bytes] {
-      nodes.bind_this_thread(node);
-      const std::uint64_t stride = nodes.count() * kHugePageBytes;
-      for (std::uint64_t begin = node * kHugePageBytes; begin < size_bytes; begin += stride)
-        touch(data + begin, std::min(kHugePageBytes, size_bytes - begin));
-    });
+    try {
+      threads.emplace_back([&, node] {
+        nodes.bind_this_thread(node);
+        touch_stripe(node);
+      });
+    } catch (const std::system_error&) {  // no thread to be had: the pages come from this node
+      touch_stripe(node);
+    }
   }
-  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "base/norm_accumulator.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -55,6 +56,23 @@ void NormAccumulator::merge(const NormAccumulator& other) {
   for (std::size_t i = 0; i < limbs_.size(); ++i) limbs_[i] += normalized.limbs_[i];
   pending_ = 1;
   non_finite_ = non_finite_ || other.non_finite_;
+}
+
+NormAccumulator::Words NormAccumulator::words() const {
+  NormAccumulator normalized = *this;
+  normalized.carry();
+  Words words{};
+  std::ranges::copy(normalized.limbs_, words.begin());
+  words.back() = non_finite_ ? 1 : 0;
+  return words;
+}
+
+NormAccumulator NormAccumulator::of_words(const Words& words) {
+  NormAccumulator total;
+  std::copy_n(words.begin(), kLimbs, total.limbs_.begin());
+  total.carry();
+  total.non_finite_ = words.back() != 0;
+  return total;
 }
 
 double NormAccumulator::sum_of_squares() const {

@@ -2,7 +2,7 @@
 // elements are summed in fp64 in a fixed tree (cpu_optim/gradient_ops.h); each leaf is then added
 // here into a fixed-point integer wide enough for every possible leaf (Kulisch 1981), so that
 // blocks, threads, budgets and ranks may deliver leaves in any order and the total has the same
-// bits. Limbs of two accumulators may be added as integers (an integer all-reduce does that). Not
+// bits. Accumulators add up as integers, word by word (an integer all-reduce does that). Not
 // thread-safe: one accumulator per thread, merged at the end.
 #pragma once
 
@@ -12,7 +12,12 @@
 namespace sluice {
 
 class NormAccumulator {
+  static constexpr int kLimbs = 22;
+
  public:
+  // The limbs, and how many accumulators are not finite.
+  using Words = std::array<std::uint64_t, kLimbs + 1>;
+
   // Adds one leaf: a sum of squares of fp32 values, so zero or in [2^-298, 2^330). An infinite or
   // NaN leaf is remembered as non-finite instead.
   // Requires: leaf is not negative.
@@ -20,6 +25,10 @@ class NormAccumulator {
 
   // Adds all that `other` holds.
   void merge(const NormAccumulator& other);
+
+  // The sum of the words() of at most 2^32 accumulators is the words of all that they hold.
+  Words words() const;
+  static NormAccumulator of_words(const Words& words);
 
   bool finite() const { return !non_finite_; }
 
@@ -30,7 +39,6 @@ class NormAccumulator {
   void carry();
 
   // Limb i holds 32 bits of weight 2^(32 i - 320), with 32 spare bits above for lazy carries.
-  static constexpr int kLimbs = 22;
   static constexpr int kLowestExponent = -320;
   std::array<std::uint64_t, kLimbs> limbs_{};
   std::uint32_t pending_ = 0;  // additions since the last carry; each adds less than 2^32 to a limb

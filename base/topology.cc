@@ -8,9 +8,10 @@
 #include <fstream>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
+
+#include "base/cgroup.h"
 
 namespace sluice {
 namespace {
@@ -50,8 +51,6 @@ void apply_memory(Limits& limits, std::string_view text) {
     limits.memory_bytes = std::min(limits.memory_bytes, *bytes);
 }
 
-// The files of cgroup v2 and v1 differ in name, so that looking for all of them in one folder is
-// safe.
 void apply_cgroup_folder(Limits& limits, const std::string& folder) {
   const std::string cpu_max = first_line(folder + "/cpu.max");  // "200000 100000", "max 100000"
   const std::size_t space = cpu_max.find(' ');
@@ -65,36 +64,10 @@ void apply_cgroup_folder(Limits& limits, const std::string& folder) {
   apply_memory(limits, first_line(folder + "/memory.limit_in_bytes"));
 }
 
-// A limit on any ancestor binds as well. Inside a container `path` may be the host's view and not
-// exist here; the walk then ends at the mount, which is the container's own group.
-void apply_cgroup(Limits& limits, const std::string& mount, std::string path) {
-  while (true) {
-    apply_cgroup_folder(limits, mount + path);
-    const std::size_t slash = path.rfind('/');
-    if (slash == std::string::npos) return;
-    path.resize(slash);
-  }
-}
-
-// Lines of /proc/self/cgroup: "0::/user.slice" for v2, "4:cpu,cpuacct:/docker/1f" for v1.
 Limits cgroup_limits(const std::string& proc_cgroup, const std::string& cgroup_root) {
   Limits limits;
-  std::ifstream file(proc_cgroup);
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) {
-      apply_cgroup(limits, cgroup_root, path);
-      continue;
-    }
-    std::istringstream names(controllers);
-    for (std::string name; std::getline(names, name, ',');) {
-      if (name == "cpu" || name == "memory") apply_cgroup(limits, cgroup_root + "/" + name, path);
-    }
-  }
+  for (const std::string& folder : cgroup_folders(proc_cgroup, cgroup_root, {"cpu", "memory"}))
+    apply_cgroup_folder(limits, folder);
   return limits;
 }
 

@@ -33,7 +33,7 @@ enum class TraceKind : std::uint8_t {
   kNorm = 6,
   kAcquire = 7,      // the calling thread inside acquire()
   kFinish = 8,       // the calling thread inside finish()
-  kStep = 9,         // begin_step() to finish()'s return
+  kStep = 9,         // begin_step() to finish()'s return; size_bytes is none: WorkTimes::any_ns
   kCompute = 10,     // computation under a lease, on its stream
   kWait = 11,        // computation, or the end of the step, waited: `reason` says for what
   kLane = 12,        // a block in a lane of the optimizer pass
@@ -122,6 +122,7 @@ TraceCounts trace_counts();
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing what was there
+  int descriptor = -1;                   // or `file`, open already; it stays the caller's
   std::uint32_t ring_records = 1 << 20;  // of each thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -133,6 +134,7 @@ struct TraceResult {
   std::uint64_t file_bytes = 0;
   std::uint64_t drainer_ns = 0;  // processor time of the thread that wrote it
   std::string failure;           // why the file ends early; empty = it does not
+  int error = 0;                 // its errno
 };
 
 // Starts a trace into a file.

@@ -1,7 +1,6 @@
 #include "base/trace_writer.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/named_thread.h"
 #include "base/units.h"
 
 namespace sluice {
@@ -22,8 +22,12 @@ constexpr std::size_t kBufferBytes = 1 << 20;
 constexpr int kRoundsMax = 8;
 constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
 
-UniqueFd create_file(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+UniqueFd file_of(const TraceOptions& options) {
+  const std::string& path = options.file;
+  const bool is_open = options.descriptor >= 0;
+  const int descriptor = is_open
+                             ? ::fcntl(options.descriptor, F_DUPFD_CLOEXEC, 0)
+                             : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (descriptor < 0)
     throw Error(ErrorCode::kInput,
                 fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
@@ -32,7 +36,7 @@ UniqueFd create_file(const std::string& path) {
   // Names of tensors and paths are nobody else's business, in a file that was there before too.
   // What is no regular file (/dev/null) keeps its mode.
   struct stat status {};
-  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
+  if (!is_open && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
     (void)::fchmod(descriptor, 0600);
   return file;
 }
@@ -40,9 +44,9 @@ UniqueFd create_file(const std::string& path) {
 }  // namespace
 
 TraceWriter::TraceWriter(const TraceOptions& options)
-    : path_(options.file), file_(create_file(options.file)), records_(kTraceBlockRecordsMax) {
+    : path_(options.file), file_(file_of(options)), records_(kTraceBlockRecordsMax) {
   add_section("sluice-trace", trace_description(options));
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("sluice-trace", [this] { run(); });
 }
 
 TraceWriter::~TraceWriter() {
@@ -82,7 +86,6 @@ TraceResult TraceWriter::finish() {
 }
 
 void TraceWriter::run() {
-  ::pthread_setname_np(::pthread_self(), "sluice-trace");
   std::uint64_t calibrated_ns = steady_now_ns();
   bool is_last = false;
   while (!is_last) {
@@ -174,6 +177,7 @@ void TraceWriter::write_all(std::span<const std::byte> bytes) {
     const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
+      result_.error = errno;
       result_.failure = fmt::format("the trace \"{}\" ends at {}: {}", path_,
                                     format_bytes(result_.file_bytes), errno_text(errno));
       return;

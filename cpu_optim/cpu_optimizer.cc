@@ -49,13 +49,13 @@ unsigned CpuOptimizer::threads() const {
   return arena_->threads();
 }
 
-Masters CpuOptimizer::update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+NewState CpuOptimizer::update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   const auto began = std::chrono::steady_clock::now();
-  std::atomic<Masters> masters = Masters::kFinite;
+  std::atomic<NewState> state = NewState::kFinite;
   for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
     // Relaxed: the end of the loop orders it before the read below.
-    if (update_simd(coefficients, slice(arrays, begin, count)) == Masters::kNonFinite)
-      masters.store(Masters::kNonFinite, std::memory_order_relaxed);
+    if (update_simd(coefficients, slice(arrays, begin, count)) == NewState::kNonFinite)
+      state.store(NewState::kNonFinite, std::memory_order_relaxed);
   });
   if (const std::uint64_t pace = pace_; pace != 0) {
     ::prctl(PR_SET_TIMERSLACK, 1);  // wakes on time, not up to 50 us later
@@ -64,7 +64,7 @@ Masters CpuOptimizer::update(const UpdateCoefficients& coefficients, const Updat
     std::this_thread::sleep_until(began +
                                   std::chrono::nanoseconds(static_cast<std::int64_t>(least_ns)));
   }
-  return masters;
+  return state;
 }
 
 void CpuOptimizer::move_like_update(const UpdateArrays& arrays) {

@@ -29,7 +29,7 @@ class CpuOptimizer {
 
   // Requires: arrays start at a multiple of 16 elements of the unit, so that chunks keep their
   // alignment.
-  Masters update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
+  NewState update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
   // From now on update() of every optimizer in the process takes no less time than at this rate,
   // asleep for what is left of it; 0: as fast as it goes. For benchmarks whose limits have to be
   // exact.

@@ -50,9 +50,9 @@ VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
       std::visit([&](const auto& c) { return run(*this, c, arrays); }, coefficients);
   const std::uint64_t done = result.element_count;
   if (done != arrays.element_count) {
-    const Masters rest =
+    const NewState rest =
         update_reference(coefficients, slice(arrays, done, arrays.element_count - done));
-    if (rest == Masters::kNonFinite) result.masters = rest;
+    if (rest == NewState::kNonFinite) result.state = rest;
     result.element_count = arrays.element_count;
   }
   return result;

@@ -19,22 +19,12 @@
 
 namespace sluice {
 
-// From this magnitude on, as bits, a master or the parameter rounded from it is not finite.
-constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
-  switch (layout) {
-    case MasterLayout::kFp32: return 0x7f800000;
-    case MasterLayout::kSplitBf16: return 0x7f7f8000;
-    case MasterLayout::kFp16: return 0x477ff000;  // 65520
-  }
-  return 0;
-}
-
 // What a vector kernel has done: elements [0, element_count) of its arrays. The rest, less than two
 // vectors, is left to the scalar definition.
 struct VectorResult {
   std::string_view target_name;  // the set that the kernel's own code was compiled for
   std::uint64_t element_count = 0;
-  Masters masters = Masters::kFinite;
+  NewState state = NewState::kFinite;
 };
 
 // The kernels of one instruction set. Each returns the name of the set that its own code was

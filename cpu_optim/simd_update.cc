@@ -36,6 +36,18 @@ struct Moment {
   float* HWY_RESTRICT values;
 };
 
+// Of the moments that masters hide. Squares are not negative, so their bits order them as they are.
+template <class Rule>
+HWY_INLINE SignedBitsVector larger_hidden(SignedBitsVector largest, const Group& first,
+                                          const Group& second) {
+  if constexpr (Rule::kHidden == HiddenMoment::kSquares)
+    return hn::Max(largest, hn::Max(hn::BitCast(kSignedBits, first.exp_avg_sq),
+                                    hn::BitCast(kSignedBits, second.exp_avg_sq)));
+  if constexpr (Rule::kHidden == HiddenMoment::kAverage)
+    return larger(largest, {first.exp_avg, second.exp_avg});
+  return largest;
+}
+
 // Whole pairs of groups; the rest is the caller's. Plain stores in place beat streaming ones,
 // because the lines have just been read.
 template <class Rule, class Master, class Gradient, class Coefficients>
@@ -45,6 +57,7 @@ VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays
   const Moment<Rule::kKeepsExpAvg> exp_avg{arrays.exp_avg};
   const Moment<Rule::kKeepsExpAvgSq> exp_avg_sq{arrays.exp_avg_sq};
   const auto* HWY_RESTRICT gradient = static_cast<const Gradient*>(arrays.gradient);
+  SignedBitsVector hidden = hn::Zero(kSignedBits);
   alignas(64) float strip[kStripElements];
   const std::uint64_t count = arrays.element_count - arrays.element_count % (2 * kLanes);
   for (std::uint64_t begin = 0, end = 0; begin < count; begin = end) {
@@ -62,6 +75,7 @@ VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays
       exp_avg.store(second.exp_avg, j);
       exp_avg_sq.store(first.exp_avg_sq, i);
       exp_avg_sq.store(second.exp_avg_sq, j);
+      hidden = larger_hidden<Rule>(hidden, first, second);
       hn::StoreU(first.master, kFloats, fresh + (i - begin));
       hn::StoreU(second.master, kFloats, fresh + (j - begin));
       if constexpr (!Master::kHasHalves) master.note({first.master, second.master});
@@ -71,7 +85,8 @@ VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays
         master.finish(load_pair(fresh + (i - begin)), i);
     }
   }
-  return {kTargetName, count, master.is_finite() ? Masters::kFinite : Masters::kNonFinite};
+  const bool is_finite = master.is_finite() && all_finite<MasterLayout::kFp32>(hidden);
+  return {kTargetName, count, is_finite ? NewState::kFinite : NewState::kNonFinite};
 }
 
 template <class Rule, class Master, class Coefficients>

@@ -72,25 +72,31 @@ void set_master(const UpdateArrays& arrays, std::uint64_t i, float master) {
   }
 }
 
-bool is_non_finite(MasterLayout layout, float master) {
-  return (bits_from_float(master) & 0x7fffffffu) >= non_finite_magnitude(layout);
+// The first part of an element's state that is not finite; empty if there is none.
+std::string_view non_finite_part(MasterLayout layout, const AdamElement& state) {
+  if (!is_finite_master(layout, state.master)) return "weight";
+  if (!is_finite_master(MasterLayout::kFp32, state.exp_avg)) return "exp_avg";
+  if (!is_finite_master(MasterLayout::kFp32, state.exp_avg_sq)) return "exp_avg_sq";
+  return {};
+}
+
+AdamElement state_at(const UpdateArrays& arrays, std::uint64_t i) {
+  return {.master = master_at(arrays, i),
+          .exp_avg = arrays.exp_avg == nullptr ? 0.0f : arrays.exp_avg[i],
+          .exp_avg_sq = arrays.exp_avg_sq == nullptr ? 0.0f : arrays.exp_avg_sq[i]};
 }
 
 template <class Coefficients>
-Masters update(const Coefficients& c, const UpdateArrays& arrays) {
-  Masters masters = Masters::kFinite;
+NewState update(const Coefficients& c, const UpdateArrays& arrays) {
+  NewState state = NewState::kFinite;
   for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
-    const AdamElement state{
-        .master = master_at(arrays, i),
-        .exp_avg = arrays.exp_avg == nullptr ? 0.0f : arrays.exp_avg[i],
-        .exp_avg_sq = arrays.exp_avg_sq == nullptr ? 0.0f : arrays.exp_avg_sq[i]};
-    const AdamElement updated = element(c, state, gradient_at(arrays, i));
+    const AdamElement updated = element(c, state_at(arrays, i), gradient_at(arrays, i));
     if (arrays.exp_avg != nullptr) arrays.exp_avg[i] = updated.exp_avg;
     if (arrays.exp_avg_sq != nullptr) arrays.exp_avg_sq[i] = updated.exp_avg_sq;
     set_master(arrays, i, updated.master);
-    if (is_non_finite(arrays.master_layout, updated.master)) masters = Masters::kNonFinite;
+    if (!non_finite_part(arrays.master_layout, updated).empty()) state = NewState::kNonFinite;
   }
-  return masters;
+  return state;
 }
 
 }  // namespace
@@ -129,23 +135,24 @@ UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
           .write = in_place + (arrays.master_layout == MasterLayout::kFp16 ? 2 : 0)};
 }
 
-Masters update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   check(coefficients, arrays);
   const FloatEnvironment environment;
   return std::visit([&](const auto& c) { return update(c, arrays); }, coefficients);
 }
 
-Masters update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
+NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   check(coefficients, arrays);
   const FloatEnvironment environment;
-  return active_simd_kernels().update(coefficients, arrays).masters;
+  return active_simd_kernels().update(coefficients, arrays).state;
 }
 
-std::uint64_t find_non_finite_master(const UpdateArrays& arrays) {
+NonFiniteState find_non_finite_state(const UpdateArrays& arrays) {
   for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
-    if (is_non_finite(arrays.master_layout, master_at(arrays, i))) return i;
+    const std::string_view part = non_finite_part(arrays.master_layout, state_at(arrays, i));
+    if (!part.empty()) return {i, part};
   }
-  return arrays.element_count;
+  return {arrays.element_count, {}};
 }
 
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed) {

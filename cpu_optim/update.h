@@ -1,5 +1,5 @@
 // One step of an optimizer over host memory, in one fused pass: read the gradient, update moments
-// and master, write the compute parameter, notice masters that are no longer finite.
+// and master, write the compute parameter, notice what is no longer finite.
 // update_reference() is the scalar definition (base/optimizer_math.h) applied in a loop and the
 // oracle in tests; update_simd() gives the same bits on every instruction set (Highway, chosen at
 // run time). Both are pure in their arguments: callable from any thread on disjoint memory.
@@ -58,20 +58,39 @@ struct UpdateBytes {
 };
 UpdateBytes bytes_per_element(const UpdateArrays& arrays);
 
-// Whether every new master is finite, as is the compute parameter that was rounded from it: from
-// 0x7f7f8000 up a finite fp32 is an infinite bf16, and from 65520 an infinite fp16.
-enum class Masters : std::uint8_t { kFinite, kNonFinite };
+// From this magnitude on, as bits, a master or the parameter rounded from it is not finite.
+constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
+  switch (layout) {
+    case MasterLayout::kFp32: return 0x7f800000;
+    case MasterLayout::kSplitBf16: return 0x7f7f8000;
+    case MasterLayout::kFp16: return 0x477ff000;  // 65520
+  }
+  return 0;
+}
+inline bool is_finite_master(MasterLayout layout, float master) {
+  return (bits_from_float(master) & 0x7fffffffu) < non_finite_magnitude(layout);
+}
+
+// Whether every new master is finite, as is the compute parameter that was rounded from it, and
+// every new moment. A moment may overflow where the master does not show it: what is divided by an
+// infinite exp_avg_sq never moves again.
+enum class NewState : std::uint8_t { kFinite, kNonFinite };
 
 // Both run under round-to-nearest without flushing of denormals, whatever the caller has set, and
 // leave the caller's setting as it was. The arrays do not overlap; each is aligned to its element
 // at least. Equal bits hold for every result that is not NaN; a NaN comes out as a NaN, of any sign
 // and payload.
-Masters update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
-Masters update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
+NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
+NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 
-// The first element whose master, or the parameter rounded from it, is not finite; element_count if
-// there is none. For the message behind Masters::kNonFinite, so speed does not matter.
-std::uint64_t find_non_finite_master(const UpdateArrays& arrays);
+// The first element of which something is not finite, and what: "weight" (the master, or the
+// parameter rounded from it), "exp_avg" or "exp_avg_sq". Element element_count if there is none.
+// For the message behind NewState::kNonFinite, so speed does not matter.
+struct NonFiniteState {
+  std::uint64_t element = 0;
+  std::string_view part;
+};
+NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
 // Reads and writes the bytes that update_simd() does, in the same streams, the same order and with
 // the same instruction set, and leaves every one of them as it was but kFp16's parameters, which

@@ -119,7 +119,7 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
 }
 
 void BlockStore::submit(Transfer& transfer) {
-  watch_.add(transfer);
+  watch_.add(transfer, transfer.request);
   transfer.range = begin_trace_range(record_of(transfer));
   IoRequest* const request = &transfer.request;
   queue_.submit({&request, 1});

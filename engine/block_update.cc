@@ -25,24 +25,43 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
     arrays.master = reinterpret_cast<float*>(planes.record) + begin_element;
   if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
   if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
-  arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
+  if (planes.gradients != nullptr)
+    arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
   return arrays;
 }
 
-void fail_overflow(const Layout& layout, UnitId unit, std::uint64_t unit_element,
-                   std::uint64_t step) {
+namespace {
+
+[[noreturn]] void fail_overflow(const Layout& layout, UnitId unit, std::uint64_t unit_element,
+                                std::string_view part, std::uint64_t step) {
   for (const TensorPlace& tensor : layout.tensors_of(unit)) {
     const std::uint64_t element = unit_element - tensor.offset_elements;  // huge when before it
     if (element >= tensor.element_count) continue;
     throw Error(
         ErrorCode::kNonFinite,
-        fmt::format("the update of \"{}\" (unit \"{}\") makes its weight at element {} overflow in "
-                    "step {}, though every gradient is finite. Lower the learning rate",
-                    tensor.name, layout.unit(unit).name, element, step));
+        fmt::format("the update of \"{}\" (unit \"{}\") makes its {} at element {} overflow in "
+                    "step {}, though every gradient is finite. {}",
+                    tensor.name, layout.unit(unit).name, part, element, step,
+                    part == "weight" ? "Lower the learning rate"
+                                     : "The gradient there is too large for fp32 to keep its "
+                                       "moments: set optimizer.clip_norm, or scale the loss down"));
   }
   throw Error(ErrorCode::kInternal,
               fmt::format("an update of padding in unit \"{}\" at element {} is not finite",
                           layout.unit(unit).name, unit_element));
+}
+
+}  // namespace
+
+void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
+                         std::uint64_t step) {
+  for_each_run(layout, block, [&](const UpdateRun& run) {
+    const NonFiniteState found =
+        find_non_finite_state(arrays_of(layout.format(), block, planes, run));
+    if (!found.part.empty())
+      fail_overflow(layout, block.unit, block.offset_elements + run.begin + found.element,
+                    found.part, step);
+  });
 }
 
 void for_each_run(const Layout& layout, const BlockPlace& block,
@@ -76,9 +95,13 @@ void update_block(const Layout& layout, const BlockPlace& block, const BlockPlan
   for_each_run(layout, block, [&](const UpdateRun& run) {
     const UpdateArrays arrays = arrays_of(layout.format(), block, planes, run);
     if (optimizer.update(coefficients.of_set[run.hyperparameter_set], arrays) ==
-        Masters::kNonFinite)
-      fail_overflow(layout, block.unit,
-                    block.offset_elements + run.begin + find_non_finite_master(arrays), step);
+        NewState::kNonFinite) {
+      throw_if_overflowed(layout, block, planes, step);
+      throw Error(ErrorCode::kInternal,
+                  fmt::format("the update of block {} has noticed a value that is not finite, and "
+                              "none is there",
+                              index_of(block.id)));
+    }
   });
 }
 

@@ -17,7 +17,7 @@ namespace sluice {
 struct BlockPlanes {
   std::byte* parameters = nullptr;
   std::byte* record = nullptr;
-  const std::byte* gradients = nullptr;
+  const std::byte* gradients = nullptr;  // not needed to look at the others
 };
 
 // Elements of a block that share their coefficients.
@@ -32,13 +32,14 @@ void for_each_run(const Layout& layout, const BlockPlace& block,
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run);
 
-// Update `step` makes a weight overflow, at element `unit_element` of the unit.
-[[noreturn]] void fail_overflow(const Layout& layout, UnitId unit, std::uint64_t unit_element,
-                                std::uint64_t step);
+// Looks through what update `step` has made of a block.
+// Fails with: kNonFinite naming tensor and element of a weight or a moment that has overflowed.
+void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
+                         std::uint64_t step);
 
 // Makes update `step` (for messages: the number of the step) of `block`.
-// Fails with: kNonFinite naming tensor and element when a weight overflows; the planes are then
-// partly updated and must not be stored.
+// Fails with: kNonFinite naming tensor and element when a weight or a moment overflows; the planes
+// are then partly updated and must not be stored.
 void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                   const StepCoefficients& coefficients, std::uint64_t step,
                   CpuOptimizer& optimizer);

@@ -9,6 +9,15 @@
 namespace sluice {
 namespace {
 
+// The smallest normal number of fp32, rounded up.
+constexpr double kEpsilonMin = 1.2e-38;
+// So that neither the scaled gradients of an ordinary model nor the inverse become denormal.
+constexpr double kStaticScaleMin = 0x1p-64;
+constexpr double kStaticScaleMax = 0x1p64;
+bool is_static_scale(double scale) {
+  return scale == 0 || (scale >= kStaticScaleMin && scale <= kStaticScaleMax);
+}
+
 DType dtype_from(const std::string& name) {
   if (name == "bf16") return DType::kBf16;
   return name == "fp16" ? DType::kFp16 : DType::kFp32;
@@ -163,6 +172,11 @@ Config engine_config(const ConfigDocument& document) {
       .hysteresis = static_cast<std::uint32_t>(document.integer("precision.loss_scale.hysteresis")),
       .consecutive_hysteresis = document.boolean("precision.loss_scale.consecutive_hysteresis"),
       .minimum = document.number("precision.loss_scale.minimum")};
+  if (!is_static_scale(config.precision.loss_scale.static_scale))
+    document.fail("precision.loss_scale.static",
+                  fmt::format("\"precision.loss_scale.static\" is {}, but must be 0, or at least "
+                              "{} (2^-64)",
+                              config.precision.loss_scale.static_scale, kStaticScaleMin));
   config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
   config.optimizer.momentum = document.number("optimizer.momentum");
   config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
@@ -205,8 +219,9 @@ void validate(const Config& config) {
           fmt::format("{} is not in [0, 1)", adam.beta1));
   require(adam.beta2 >= 0 && adam.beta2 < 1, "optimizer.adam.beta2",
           fmt::format("{} is not in [0, 1)", adam.beta2));
-  require(adam.epsilon > 0, "optimizer.adam.epsilon",
-          fmt::format("{} is not positive", adam.epsilon));
+  require(adam.epsilon >= kEpsilonMin, "optimizer.adam.epsilon",
+          fmt::format("{} is less than {}, below which fp32 has no exact numbers and then none",
+                      adam.epsilon, kEpsilonMin));
   require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
           fmt::format("{} is negative", adam.weight_decay));
   require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
@@ -241,9 +256,10 @@ void validate(const Config& config) {
           "device updates parameters and reads gradients where they are, so placement.parameters "
           "and placement.gradients must be auto or device, too");
   const LossScaleOptions& scale = config.precision.loss_scale;
-  require(scale.static_scale >= 0 && std::isfinite(static_cast<float>(scale.static_scale)),
-          "precision.loss_scale.static_scale",
-          fmt::format("{} is not finite and at least 0", scale.static_scale));
+  require(is_static_scale(scale.static_scale), "precision.loss_scale.static_scale",
+          fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
+                      "factor that takes the scale out again lose bits",
+                      scale.static_scale, kStaticScaleMin, kStaticScaleMax));
   require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 31 &&
               scale.minimum >= 0,
           "precision.loss_scale",

@@ -1,16 +1,18 @@
 #include "engine/config_document.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <iterator>
 #include <map>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/unique_fd.h"
 #include "base/units.h"
 #include "engine/config_schema_check.h"
 
@@ -18,6 +20,11 @@ namespace sluice {
 namespace {
 
 using nlohmann::json;
+
+// Far more than any config has, and far less than what a wrong file can ask of memory.
+constexpr std::size_t kConfigBytesMax = 1 << 20;
+// The schema has four.
+constexpr std::size_t kNestingMax = 16;
 
 // An input iterator that tells how far the parser has read: the library itself does not keep the
 // places of keys.
@@ -122,6 +129,13 @@ class DocumentBuilder : public json::json_sax_t {
   }
 
   bool open(json value) {
+    if (open_.size() == kNestingMax)
+      throw Error(
+          ErrorCode::kConfig,
+          fmt::format(
+              "{}: it is nested more than {} levels deep; a config has at most four",
+              line_and_column(text_, static_cast<std::size_t>(*reached_ - text_.data()) - 1),
+              kNestingMax));
     std::string key = open_.empty() ? "" : key_;
     if (!open_.empty() && open_.back().first->is_array())
       key = std::to_string(open_.back().first->size());
@@ -198,6 +212,10 @@ ConfigDocument::ConfigDocument(std::string_view text, std::string name)
   content.name = std::move(name);
   content.text = text;
   const char* reached = content.text.data();
+  // The parser takes it for the end of the text, and would not look at what follows.
+  if (const std::size_t nul = content.text.find('\0'); nul != std::string::npos)
+    throw Error(ErrorCode::kConfig, fmt::format("{}:{}: there is a NUL byte; a config is text",
+                                                content.name, line_and_column(content.text, nul)));
   DocumentBuilder builder(content.text, &reached, content.places);
   const char* end = content.text.data() + content.text.size();
   try {
@@ -212,13 +230,24 @@ ConfigDocument::ConfigDocument(std::string_view text, std::string name)
 }
 
 ConfigDocument ConfigDocument::from_file(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || text.bad())
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot read the config file \"{}\": {}", path, errno_text(errno)));
-  return ConfigDocument(text.str(), path);
+  const auto error = [&path](const std::string& why) {
+    return Error(ErrorCode::kInput,
+                 fmt::format("cannot read the config file \"{}\": {}", path, why));
+  };
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw error(errno_text(errno));
+  std::string text;
+  while (text.size() <= kConfigBytesMax) {
+    const std::size_t end = text.size();
+    text.resize(end + (16 << 10));
+    const ssize_t got = ::read(file.get(), text.data() + end, text.size() - end);
+    if (got < 0 && errno != EINTR)
+      throw error(errno == EISDIR ? "it is a folder; name a file in it" : errno_text(errno));
+    text.resize(end + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    if (got == 0) return ConfigDocument(text, path);
+  }
+  throw error(
+      fmt::format("it has more than {}, so it is no config", format_bytes(kConfigBytesMax)));
 }
 
 ConfigDocument::ConfigDocument(ConfigDocument&&) noexcept = default;

@@ -60,6 +60,9 @@ void check_range(const json& value, const json& schema, const std::string& key,
 
 void check_string(const json& value, const json& schema, const std::string& key,
                   const SchemaComplaint& complain) {
+  // What takes it for the end of the string (every path) would use another one than was written.
+  if (value.get_ref<const std::string&>().find('\0') != std::string::npos)
+    complain(key, fmt::format("\"{}\" is {}, with a NUL character in it", key, value.dump()));
   const auto allowed = schema.find("enum");
   if (allowed != schema.end() &&
       std::find(allowed->begin(), allowed->end(), value) == allowed->end()) {

@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/trace.h"
-#include "cpu_optim/gradient_ops.h"
 
 namespace sluice {
 namespace {
@@ -81,18 +80,19 @@ void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
   worker_.post([this, unit, step] { name_overflow(unit, step); }, end);
 }
 
-// On the worker's thread. The weights are as the update has left them.
+// On the worker's thread. Weights and moments are as the update has left them.
 void DeviceUpdates::name_overflow(UnitId id, std::uint64_t step) const {
   for (const BlockPlace& block : layout_.blocks_of(id)) {
-    const AlignedBuffer values =
+    AlignedBuffer parameters =
         read_back(device_, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
-    const auto element =
-        find_non_finite(layout_.format().parameter, values.data(), block.element_count);
-    if (element) fail_overflow(layout_, id, block.offset_elements + *element, step);
+    AlignedBuffer record =
+        read_back(device_, tiers_.device_record(block.id), layout_.record_bytes(block.id));
+    throw_if_overflowed(layout_, block, {.parameters = parameters.data(), .record = record.data()},
+                        step);
   }
-  throw Error(ErrorCode::kInternal, "an update on the device says that a weight of unit \"" +
+  throw Error(ErrorCode::kInternal, "an update on the device says that unit \"" +
                                         layout_.unit(id).name +
-                                        "\" has overflown, but all are finite");
+                                        "\" has overflowed, but all of it is finite");
 }
 
 }  // namespace sluice

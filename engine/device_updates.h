@@ -35,7 +35,7 @@ class DeviceUpdates {
   StreamId stream() const { return stream_.id(); }
   // No update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // A weight has overflown: the state is between two steps.
+  // A weight has overflowed: the state is between two steps.
   bool is_damaged() const { return is_damaged_; }
 
  private:

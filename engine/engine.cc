@@ -23,17 +23,13 @@ Config checked(Config config) {
   return config;
 }
 
-// What every rank may take: windows and homes have to be equal.
+// What every rank may take, with what it has taken for votes: windows and homes have to be equal.
 std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
-  const std::uint64_t given = config.memory.device_bytes.value_or(0);
-  const std::uint64_t own = config.memory.device_bytes
-                                ? given - std::min(given, ranks.device_bytes())
-                                : device.capacity_bytes() - device.allocated_bytes();
-  const std::vector<std::byte> all =
-      ranks.exchange(std::as_bytes(std::span(&own, 1)), "device memory");
-  std::vector<std::uint64_t> values(ranks.count());
-  std::memcpy(values.data(), all.data(), all.size());
-  return std::ranges::min(values);
+  const std::uint64_t own = config.memory.device_bytes.value_or(
+      device.capacity_bytes() - device.allocated_bytes() + ranks.device_bytes());
+  RankRange range(own);
+  ranks.all_reduce({}, std::span(&range, 1), "device memory");
+  return range.least;
 }
 
 Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
@@ -55,6 +51,19 @@ bool has_room_for_shadows(const Config& config, const Layout& layout, Placement 
 }
 
 }  // namespace
+
+// The ranks' collectives outlive the engine: what they have been told of it has to be taken back.
+struct RanksHold {
+  explicit RanksHold(Ranks& held) : ranks(held) {}
+  RanksHold(const RanksHold&) = delete;
+  RanksHold& operator=(const RanksHold&) = delete;
+  ~RanksHold() {
+    ranks.on_failure({});
+    ranks.forget_memory();
+  }
+
+  Ranks& ranks;
+};
 
 // Built from top to bottom; torn down from bottom to top, so that whatever still runs finds what it
 // uses.
@@ -91,14 +100,13 @@ struct Engine::Parts {
   static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const Device& device, Ranks& ranks) {
     check_homes(config.sharding, ranks.count(), config.placement);
-    ranks.reserve(config.sharding, layout);
     const OverlapPolicy policy = config.optimizer.overlap;
     Placement placement =
         plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
-                       {.overlaps = policy != OverlapPolicy::kSerial,
-                        .lanes = config.optimizer.lanes,
-                        .fills_device = device.has_own_memory(),
-                        .activations = config.activations});
+                       pass_needs(config, layout, ranks.count(), device.has_own_memory()));
+    ranks.reserve(config.sharding, layout);
+    SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
+                 "the plan counts what ranks take");
     if (policy == OverlapPolicy::kSpeculative ||
         (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
       add_shadows(layout, placement);
@@ -173,6 +181,9 @@ struct Engine::Parts {
   }
 
   void require_idle(const char* call) {
+    if (is_closed)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the engine has been closed; make a new one", call));
     loop.throw_if_unusable();
     if (loop.is_active())
       throw Error(ErrorCode::kInvalidArgument,
@@ -197,6 +208,9 @@ struct Engine::Parts {
   ActivationFlow activations;
   StateAccess state;
   bool is_initialized = false;
+  bool is_closed = false;
+  std::function<void(const std::string&)> last_words;
+  RanksHold ranks_hold{ranks};  // last: a constructor that throws lets go of them, too
 };
 
 Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
@@ -209,11 +223,18 @@ Engine::~Engine() {
   parts_->loop.settle();
   parts_->activations.settle();
   if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
-  parts_->ranks.on_failure({});
-  parts_->ranks.forget_memory();
+  if (!parts_->last_words) return;
+  try {
+    if (const auto words = parts_->loop.unheard_failure()) parts_->last_words(*words);
+  } catch (...) {
+    // Whoever was to hear it could not.
+  }
 }
 
 void Engine::initialize(const InitialValues& values) {
+  if (!values)
+    throw Error(ErrorCode::kInvalidArgument,
+                "initialize: the function that gives the initial values is empty");
   if (parts_->is_initialized)
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the state has its values already; make a new engine");
@@ -246,6 +267,18 @@ void Engine::drain() {
   parts_->loop.drain();
 }
 
+void Engine::close() {
+  if (parts_->loop.is_active())
+    throw Error(ErrorCode::kInvalidArgument,
+                "close: a step or an inference is still active; finish or destroy it first");
+  parts_->is_closed = true;
+  parts_->loop.drain();
+}
+
+void Engine::set_last_words(std::function<void(const std::string& message)> last_words) {
+  parts_->last_words = std::move(last_words);
+}
+
 std::uint64_t Engine::applied_step() const {
   return parts_->loop.applied_step();
 }
@@ -253,6 +286,7 @@ std::uint64_t Engine::applied_step() const {
 void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                         std::span<std::byte> target) {
   parts_->require_idle("read_state");
+  parts_->state.check_read(tensor, kind, first_element, target.size());
   parts_->loop.lend_buffers();
   parts_->state.read(tensor, kind, first_element, target);
   parts_->complete(tensor, kind, first_element, target);
@@ -281,6 +315,9 @@ const Placement& Engine::placement() const {
   return parts_->placement;
 }
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+  if (micro_batches == 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                "predicted_traffic: micro_batches is 0; a step has at least one");
   return parts_->loop.predict_traffic(micro_batches, order);
 }
 std::vector<UnitTime> Engine::unit_times() const {

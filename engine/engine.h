@@ -10,6 +10,7 @@
 //     } for (unit : backward order) { Lease lease = step.acquire(unit, Pass::kBackward, stream);
 //     ... } StepReport report = step.finish();
 //   }
+//   engine.close();
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
@@ -17,6 +18,12 @@
 // and vanish with the process. After kTimeout the destructor still waits for the drive, which may
 // write to the engine's memory until it has answered; a program that wants to end without that
 // leaves by _exit().
+// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
+// object and the numbers, and changes nothing. Examples are an id that does not exist, a range
+// beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
+// Error too, each with its own code. Destructors cannot throw: a Lease that outlives its Step, or a
+// Step that outlives its Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where
+// Sluice contradicts itself, which is a defect to be reported.
 #pragma once
 
 #include <functional>
@@ -48,11 +55,15 @@ class Engine {
   // Fails further with: kRanks when the ranks disagree about model or config, or one is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
+  // Without close(), an update that is under way is not finished; where one has failed and nobody
+  // has been told, set_last_words() says so.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Sets the fp32 master weights, with zero moments. Once, before the first step.
+  // Fails with: kNonFinite naming tensor and element of a value that is not finite;
+  // kInvalidArgument without a function; kIo and others. After a failure it can be called again.
   void initialize(const InitialValues& values);
 
   // Fails with: kInvalidArgument for a learning rate that is negative or not finite, no
@@ -63,13 +74,23 @@ class Engine {
 
   // Returns when every update that was scheduled has been applied and is home.
   void drain();
+  // The last call: drains, and throws what an update has failed with that no call has thrown yet;
+  // under overlap, an update may fail behind the last finish(). Steps, inferences and read_state()
+  // are refused afterwards. A second call throws the same failure, if there was one.
+  // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
+  // failure.
+  void close();
+  // The destructor calls `last_words` with a failure that no call has thrown, on its own thread. By
+  // default nothing hears of such a failure. An exception from `last_words` is dropped.
+  void set_last_words(std::function<void(const std::string& message)> last_words);
   // How many updates every block of the state has seen. Under overlap one less than
   // StepReport::step until the update is through; drain() waits for that.
   std::uint64_t applied_step() const;
 
   // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the
-  // compute dtype for kParameter, else fp32.
-  // Requires: no step is active.
+  // compute dtype for kParameter, else fp32. A moment that the optimizer does not keep is zero.
+  // Fails with: kInvalidArgument while a step is active, for a tensor that does not exist, a range
+  // beyond its end, and moments of a frozen unit; kIo and others.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 

@@ -1,5 +1,7 @@
 #include "engine/engine_trace.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -54,6 +56,7 @@ ordered_json config_json(const Config& config, const Placement& placement) {
           {"optimizer_placement", static_cast<int>(config.placement.optimizer)},
           {"gradient_placement", static_cast<int>(config.placement.gradients)},
           {"fills_device", placement.fills_device},
+          {"rank_buffer_bytes", placement.rank_buffer_bytes},
           {"paths", config.storage.paths},
           {"queue_depth", config.storage.queue_depth},
           {"verify", config.storage.verify == Verify::kFull     ? "full"
@@ -103,10 +106,60 @@ std::vector<std::uint32_t> indices_of(const std::vector<UnitId>& units) {
   return indices;
 }
 
-std::vector<UnitId> order_from(const nlohmann::json& indices) {
+// A trace may come from anywhere. No run comes near these limits, and what is planned from a
+// description within them is small.
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;  // of the model
+constexpr std::uint64_t kBlocksMax = std::uint64_t{1} << 22;
+constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 56;
+constexpr std::uint64_t kCountMax = std::uint64_t{1} << 24;
+
+[[noreturn]] void fail_damaged(const std::string& why) {
+  throw Error(ErrorCode::kInput, "the trace's description of the engine is damaged: " + why);
+}
+
+std::uint64_t number(const nlohmann::json& value, const std::string& name, std::uint64_t most) {
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most)
+    fail_damaged(fmt::format("{} is {}, but must be a whole number from 0 to {}", name,
+                             value.is_structured() ? value.type_name() : value.dump(), most));
+  return value.get<std::uint64_t>();
+}
+
+std::uint32_t count_in(const nlohmann::json& from, const char* key) {
+  return static_cast<std::uint32_t>(number(from.at(key), key, kCountMax));
+}
+
+std::uint64_t bytes_in(const nlohmann::json& from, const char* key) {
+  return number(from.at(key), key, kBytesMax);
+}
+
+// An enumeration by its number; `last` is the largest.
+template <class Enum>
+Enum choice_in(const nlohmann::json& from, const char* key, Enum last) {
+  return static_cast<Enum>(number(from.at(key), key, static_cast<std::uint64_t>(last)));
+}
+
+std::vector<UnitId> order_from(const nlohmann::json& document, const char* key) {
   std::vector<UnitId> order;
-  for (const nlohmann::json& index : indices) order.push_back(UnitId{index.get<std::uint32_t>()});
+  for (const nlohmann::json& index : document.at(key))
+    order.push_back(UnitId{static_cast<std::uint32_t>(number(index, key, kCountMax))});
+  if (order.empty()) fail_damaged(fmt::format("{} is empty", key));
   return order;
+}
+
+// A model of no more elements and blocks than there can be.
+void require_plausible(const ModelSpec& model, std::uint64_t block_elements) {
+  std::uint64_t elements = 0, blocks = 0;
+  for (const UnitSpec& unit : model.units) {
+    std::uint64_t of_unit = 0;
+    for (const TensorSpec& tensor : unit.tensors) of_unit += tensor.shape.front();
+    elements += of_unit;
+    blocks += of_unit / block_elements + 1;
+    if (elements > kElementsMax || blocks > kBlocksMax)
+      fail_damaged(
+          fmt::format("up to unit \"{}\" the model has {} elements in {} blocks, more than the {} "
+                      "in {} that any run has",
+                      unit.name, elements, blocks, kElementsMax, kBlocksMax));
+  }
 }
 
 template <class Function>
@@ -114,8 +167,7 @@ auto read_section(const std::string& text, const Function& function) {
   try {
     return function(nlohmann::json::parse(text));
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("the trace's description of the engine is damaged: {}", error.what()));
+    fail_damaged(error.what());
   }
 }
 
@@ -158,9 +210,9 @@ Config config_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
     const nlohmann::json& from = document.at("config");
     Config config;
-    config.precision = {.parameters = static_cast<DType>(from.at("parameters").get<int>()),
-                        .gradients = static_cast<DType>(from.at("gradients").get<int>())};
-    config.optimizer.kind = static_cast<OptimizerKind>(from.at("optimizer").get<int>());
+    config.precision = {.parameters = choice_in(from, "parameters", DType::kFp16),
+                        .gradients = choice_in(from, "gradients", DType::kFp16)};
+    config.optimizer.kind = choice_in(from, "optimizer", OptimizerKind::kSgd);
     config.optimizer.clip_norm = from.at("clip_norm").get<double>();
     config.optimizer.non_finite =
         from.at("non_finite_stops").get<bool>() ? NonFinitePolicy::kStop : NonFinitePolicy::kSkip;
@@ -169,39 +221,45 @@ Config config_of_trace(const std::string& engine_section) {
           OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
       if (from.at("overlap") == name_of(policy)) config.optimizer.overlap = policy;
     }
-    if (const auto lanes = from.at("lanes").get<std::uint32_t>()) config.optimizer.lanes = lanes;
-    config.memory = {.device_bytes = from.at("device_bytes").get<std::uint64_t>(),
-                     .host_bytes = from.at("host_bytes").get<std::uint64_t>()};
-    config.placement = {
-        .parameters = static_cast<TierChoice>(from.at("parameter_placement").get<int>()),
-        .optimizer = static_cast<TierChoice>(from.at("optimizer_placement").get<int>()),
-        .gradients = static_cast<TierChoice>(from.at("gradient_placement").get<int>())};
+    if (const std::uint32_t lanes = count_in(from, "lanes")) config.optimizer.lanes = lanes;
+    config.memory = {.device_bytes = bytes_in(from, "device_bytes"),
+                     .host_bytes = bytes_in(from, "host_bytes")};
+    config.placement = {.parameters = choice_in(from, "parameter_placement", TierChoice::kNvme),
+                        .optimizer = choice_in(from, "optimizer_placement", TierChoice::kNvme),
+                        .gradients = choice_in(from, "gradient_placement", TierChoice::kNvme)};
     config.storage.paths = from.at("paths").get<std::vector<std::string>>();
-    config.storage.block_elements = document.at("block_elements").get<std::uint64_t>();
-    config.threads = from.at("threads").get<unsigned>();
+    config.storage.block_elements = std::max(
+        kAlignElements, number(document.at("block_elements"), "block_elements", kElementsMax));
+    config.threads = count_in(from, "threads");
     const nlohmann::json& activations = from.at("activations");
-    config.activations = {
-        .home = static_cast<ActivationHome>(activations.at("home").get<int>()),
-        .micro_batches = activations.at("micro_batches").get<std::uint32_t>(),
-        .order = static_cast<MicroBatchOrder>(activations.at("order").get<int>())};
+    config.activations = {.home = choice_in(activations, "home", ActivationHome::kNvme),
+                          .micro_batches = count_in(activations, "micro_batches"),
+                          .order = choice_in(activations, "order", MicroBatchOrder::kVertical)};
     return config;
   });
 }
 
-bool fills_device_of_trace(const std::string& engine_section) {
+PassNeeds pass_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
-    return document.at("config").value("fills_device", false);  // older traces have none
+    const nlohmann::json& config = document.at("config");  // of older traces, without these
+    return PassNeeds{.fills_device = config.value("fills_device", false),
+                     .rank_buffer_bytes = config.contains("rank_buffer_bytes")
+                                              ? bytes_in(config, "rank_buffer_bytes")
+                                              : 0};
   });
 }
 
 Shard shard_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
     const nlohmann::json& from = document.at("shard");
-    return Shard{.index = from.at("index").get<std::uint32_t>(),
-                 .count = from.at("count").get<std::uint32_t>(),
+    const std::uint32_t count = count_in(from, "count");
+    if (count == 0 || count_in(from, "index") >= count)
+      fail_damaged(fmt::format("its shard has the index {} of {}", count_in(from, "index"), count));
+    return Shard{.index = count_in(from, "index"),
+                 .count = count,
                  .keeps_all_gradients = from.at("keeps_all_gradients").get<bool>(),
                  .keeps_all_parameters = from.at("keeps_all_parameters").get<bool>(),
-                 .keep_gathered_bytes = from.at("keep_gathered_bytes").get<std::uint64_t>()};
+                 .keep_gathered_bytes = bytes_in(from, "keep_gathered_bytes")};
   });
 }
 
@@ -213,14 +271,18 @@ ModelSpec model_of_trace(const std::string& engine_section) {
       unit.name = from.at("name").get<std::string>();
       unit.is_frozen = from.at("frozen").get<bool>();
       for (const nlohmann::json& tensor : from.at("tensors"))
-        unit.tensors.push_back({.name = tensor.at("name").get<std::string>(),
-                                .shape = {tensor.at("elements").get<std::uint64_t>()}});
+        unit.tensors.push_back(
+            {.name = tensor.at("name").get<std::string>(),
+             .shape = {number(tensor.at("elements"), "elements", kElementsMax)}});
       model.units.push_back(std::move(unit));
     }
-    model.forward_order = order_from(document.at("forward_order"));
-    model.backward_order = order_from(document.at("backward_order"));
-    model.concurrent_leases = document.at("concurrent_leases").get<std::uint32_t>();
-    model.boundary_bytes = document.at("boundary_bytes").get<std::vector<std::uint64_t>>();
+    model.forward_order = order_from(document, "forward_order");
+    model.backward_order = order_from(document, "backward_order");
+    model.concurrent_leases = count_in(document, "concurrent_leases");
+    for (const nlohmann::json& bytes : document.at("boundary_bytes"))
+      model.boundary_bytes.push_back(number(bytes, "boundary_bytes", kBytesMax));
+    require_plausible(model, std::max(kAlignElements, number(document.at("block_elements"),
+                                                             "block_elements", kElementsMax)));
     return validated(std::move(model));
   });
 }

@@ -22,8 +22,8 @@ std::string describe_counters(const IoCounters& counters);
 // The parts of the section "engine" that planning depends on. Fails with: kInput when the text is
 // no such section.
 Config config_of_trace(const std::string& engine_section);
-// As PassNeeds has it.
-bool fills_device_of_trace(const std::string& engine_section);
+// As far as the config does not say it.
+PassNeeds pass_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);
 Shard shard_of_trace(const std::string& engine_section);
 

@@ -24,7 +24,6 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
       waiting_(waiting),
       math_(math),
       on_final_(std::move(on_final)),
-      slot_is_free_(placement.gradient_slots.count, true),
       staging_(placement.gradient_staging.count),
       units_(layout.units().size()),
       unit_norms_(layout.units().size()),
@@ -32,9 +31,11 @@ GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, c
              {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
       zero_stream_(device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(device, "gradients down", StreamPriority::kHigh) {
+  free_slots_.reserve(placement.gradient_slots.count);
   for (std::uint32_t slot = 0; slot < placement.gradient_slots.count; ++slot) {
     zeroed_events_.emplace_back(device);
     zero(slot, placement.gradient_slots.slot_bytes);
+    free_slots_.push_back(slot);
   }
   for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
@@ -59,13 +60,11 @@ void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
 }
 
 std::optional<std::uint32_t> GradientDrain::try_take_slot() {
-  for (std::uint32_t slot = 0; slot < slot_is_free_.size(); ++slot) {
-    if (!slot_is_free_[slot]) continue;
-    slot_is_free_[slot] = false;
-    scheduler_.pools().lend(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
-    return slot;
-  }
-  return std::nullopt;
+  if (free_slots_.empty()) return std::nullopt;
+  const std::uint32_t slot = free_slots_.front();
+  free_slots_.erase(free_slots_.begin());
+  scheduler_.pools().lend(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
+  return slot;
 }
 
 void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId computed) {
@@ -299,7 +298,7 @@ void GradientDrain::move_front() {
   Job& job = jobs_.front();
   if (job.copies_left != 0) return;
   if (job.has_slot && !awaits_reduction(job)) {
-    slot_is_free_[job.slot] = true;
+    free_slots_.push_back(job.slot);
     zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it still is
     scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;

@@ -54,7 +54,10 @@ class GradientDrain {
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // A free gradient slot, taken, if there is one. Its bytes are zero behind zeroed_event().
+  // A gradient slot, taken, if one is free: the one that has been free for longest. Uses take slots
+  // in the order of the schedule, and slots become free in the order of release; so which one a use
+  // gets does not depend on timing and is the same on every rank, as a reduction needs it in memory
+  // that is registered with NCCL. Its bytes are zero behind zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
@@ -170,8 +173,8 @@ class GradientDrain {
 
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
-  std::vector<bool> slot_is_free_;
-  std::vector<Event> zeroed_events_;  // by slot
+  std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
+  std::vector<Event> zeroed_events_;       // by slot
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;

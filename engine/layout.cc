@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
+#include "base/error.h"
 #include "base/units.h"
 
 namespace sluice {
@@ -86,6 +89,12 @@ void Layout::add_unit(const UnitSpec& spec) {
   units_.push_back(std::move(unit));
   const bool is_shared = shard_.count > 1 && !shard_.keeps_all_parameters;
   units_.back().is_sharded = is_shared && !keeps_gathered(units_.back().id);
+}
+
+void Layout::fail_id(std::uint32_t index, std::size_t count, const char* kind) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} {} does not exist; the model has {}, and ids count from 0", kind,
+                          index, count));
 }
 
 std::span<const TensorPlace> Layout::tensors_of(UnitId id) const {

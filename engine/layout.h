@@ -111,11 +111,18 @@ class Layout {
   std::span<const UnitPlace> units() const { return units_; }
   std::span<const TensorPlace> tensors() const { return tensors_; }
   std::span<const BlockPlace> blocks() const { return blocks_; }
+  // Fails with: kInvalidArgument for an id that the model does not have, as whatever takes one.
   std::span<const TensorPlace> tensors_of(UnitId unit) const;
   std::span<const BlockPlace> blocks_of(UnitId unit) const;
-  const UnitPlace& unit(UnitId id) const { return units_[index_of(id)]; }
-  const TensorPlace& tensor(TensorId id) const { return tensors_[index_of(id)]; }
-  const BlockPlace& block(BlockId id) const { return blocks_[index_of(id)]; }
+  const UnitPlace& unit(UnitId id) const {
+    return units_[checked(index_of(id), units_.size(), "unit")];
+  }
+  const TensorPlace& tensor(TensorId id) const {
+    return tensors_[checked(index_of(id), tensors_.size(), "tensor")];
+  }
+  const BlockPlace& block(BlockId id) const {
+    return blocks_[checked(index_of(id), blocks_.size(), "block")];
+  }
   bool is_frozen(BlockId id) const { return unit(block(id).unit).is_frozen; }
 
   std::uint64_t block_elements() const { return block_elements_; }
@@ -149,6 +156,12 @@ class Layout {
 
  private:
   void add_unit(const UnitSpec& spec);
+  static std::uint32_t checked(std::uint32_t index, std::size_t count, const char* kind) {
+    if (index >= count) [[unlikely]]
+      fail_id(index, count, kind);
+    return index;
+  }
+  [[noreturn]] static void fail_id(std::uint32_t index, std::size_t count, const char* kind);
 
   // Constant after construction.
   StateFormat format_;

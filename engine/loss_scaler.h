@@ -20,8 +20,9 @@ class LossScaler {
 
   double scale() const { return scale_; }
 
-  // The step's gradients were or were not all finite: the scale for the next step.
-  // Fails with: kNonFinite for an overflow at the minimum, or under a static scale below it.
+  // The step's gradients were or were not all finite: the scale for the next step. A static scale
+  // stays as it is, whatever the minimum.
+  // Fails with: kNonFinite for an overflow at the minimum.
   void update(bool has_overflowed);
 
  private:

@@ -105,7 +105,7 @@ class OptimizerPass {
     bool is_void = false;       // of a cancelled update: only waits for what is under way
     bool must_redo = false;     // what it updated was assumed wrongly
     bool is_assuming = false;   // it is being updated with assumed coefficients
-    // With those, weights have overflown: an error only if they turn out to be right.
+    // With those, weights have overflowed: an error only if they turn out to be right.
     std::optional<Error> overflow;
   };
 

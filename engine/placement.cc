@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "engine/sharding.h"
 
 namespace sluice {
 
@@ -31,6 +32,8 @@ std::vector<Pool> Placement::pools() const {
        "gradients that wait here for their update"},
       {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
       {Tier::kDevice, "tallies", tally_bytes, "sums of squares of gradients that wait here"},
+      {Tier::kDevice, "ranks' buffers", rank_buffer_bytes,
+       "votes, and gradients while a group adds them"},
       {Tier::kDevice, "activation window", activation_window.size_bytes(),
        slots(activation_window) + ", between units: in use, read ahead, to come"},
       {Tier::kHost, "gradient set", gradient_set_bytes,
@@ -60,6 +63,15 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kNvme, "shadow copies", shadow_bytes,
        "the same again, for updates before the norm is known"},
   };
+}
+
+PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
+                     bool fills_device) {
+  return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+          .lanes = config.optimizer.lanes,
+          .fills_device = fills_device,
+          .activations = config.activations,
+          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout)};
 }
 
 std::uint64_t tally_bytes_of(const UnitPlace& unit) {

@@ -62,6 +62,7 @@ struct Placement {
   // What the device says of units whose gradients wait there (tally_bytes_of()), and as much host
   // memory for it to arrive in.
   std::uint64_t tally_bytes = 0;
+  std::uint64_t rank_buffer_bytes = 0;  // what ranks talk in (rank_buffer_bytes()), beside the slab
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
@@ -111,11 +112,13 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Some come to a lane for their update from there.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  std::uint64_t device_bytes() const {
+  // Of the device: the pools that the tiers cut from one slab, and those with what ranks take.
+  std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
            device_gradient_bytes + device_record_bytes + tally_bytes +
            activation_window.size_bytes();
   }
+  std::uint64_t device_bytes() const { return device_slab_bytes() + rank_buffer_bytes; }
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
            host_record_bytes + host_activation_bytes + tally_bytes + parameter_slots.size_bytes() +
@@ -141,15 +144,22 @@ struct Budgets {
 
 // How a step runs, as far as buffers depend on it.
 struct PassNeeds {
-  bool overlaps = false;               // with computation: buffers for bursts, and for keeping
-  std::optional<std::uint32_t> lanes;  // nothing = as many as help
+  bool overlaps = false;                    // with computation: buffers for bursts, and for keeping
+  std::optional<std::uint32_t> lanes = {};  // nothing = as many as help
   // What the device has left may take optimizer state, if the choice is the planner's.
   bool fills_device = false;
   Config::Activations activations = {};
+  std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
 };
 
+// What `config` asks for, of each of `ranks` ranks.
+PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
+                     bool fills_device);
+
+// Whoever has budgets that work may raise either of them: they still work.
 // Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or what `choices` puts
-// there; the message lists the pools and names the smallest budget that would work.
+// there; the message lists the pools and names the smallest budget that works beside the other one,
+// found by asking the planner. Where no size does, it names a pair.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});

@@ -23,7 +23,7 @@ constexpr std::uint32_t kLeavingStagingWanted = 8;
 
 }  // namespace
 
-void PlacementPlanner::plan_host() {
+std::optional<PlacementShortage> PlacementPlanner::plan_host() {
   const bool may_leave = !layout_.shard().keeps_all_gradients &&
                          (choices_.gradients == TierChoice::kAuto) &&
                          placement_.gradient_set_bytes != 0;
@@ -31,20 +31,16 @@ void PlacementPlanner::plan_host() {
     for (const UnitPlace& unit : layout_.units()) set_gradient_tier(unit, Tier::kNvme);
   }
   const SlotPool activation_staging = placement_.activation_staging;
-  std::optional<Shortage> shortage = try_host();
-  if (shortage && may_leave) {
-    send_gradients_away();
-    placement_.activation_staging = activation_staging;
-    std::optional<Shortage> rest = try_host();
-    if (!rest || rest->needed_bytes < shortage->needed_bytes) shortage = std::move(rest);
-  }
-  if (shortage)
-    fail_budget(Tier::kHost, "memory.host", placement_.host_budget_bytes, shortage->needed_bytes,
-                shortage->pools);
+  const std::optional<PlacementShortage> shortage = try_host();
+  if (!shortage || !may_leave) return shortage;
+  send_gradients_away();
+  placement_.activation_staging = activation_staging;
+  const std::optional<PlacementShortage> rest = try_host();
+  return !rest || rest->needed_bytes < shortage->needed_bytes ? rest : shortage;
 }
 
 // Pools for the gradients' present places. A shortage leaves them at sizes that mean nothing.
-std::optional<PlacementPlanner::Shortage> PlacementPlanner::try_host() {
+std::optional<PlacementShortage> PlacementPlanner::try_host() {
   placement_.gradient_staging = {
       .count = staging_least() == 0 ? 0
                : spills_gradients() ? kLeavingStagingWanted
@@ -76,9 +72,9 @@ std::optional<PlacementPlanner::Shortage> PlacementPlanner::try_host() {
     return std::nullopt;
   }
   // State in host memory needs no buffers: all of it may fit where part of it does not.
-  Shortage shortage{.needed_bytes = needed_bytes, .pools = placement_.pools()};
   fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
-  if (!shrink_buffers(staging_wanted, lanes_wanted, lanes_least)) return shortage;
+  if (!shrink_buffers(staging_wanted, lanes_wanted, lanes_least))
+    return PlacementShortage{.tier = Tier::kHost, .needed_bytes = needed_bytes};
   take_gradients_back();
   return std::nullopt;
 }
@@ -132,8 +128,9 @@ std::uint32_t PlacementPlanner::staging_least() const {
 void PlacementPlanner::send_gradients_away() {
   for (const UnitPlace& unit : layout_.units()) {
     if (placement_.gradient_is_on_device(unit.id)) continue;
-    const bool fits = placement_.device_bytes() + gradient_bytes(unit) + tally_bytes_of(unit) <=
-                      placement_.device_budget_bytes;
+    const bool fits = !thrift_.gradients &&
+                      placement_.device_bytes() + gradient_bytes(unit) + tally_bytes_of(unit) <=
+                          placement_.device_budget_bytes;
     set_gradient_tier(unit, fits ? Tier::kDevice : Tier::kNvme);
   }
 }

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include "base/error.h"
 #include "base/units.h"
 #include "engine/window_plan.h"
 
@@ -25,47 +22,49 @@ std::vector<std::uint64_t> unit_sizes(const Layout& layout) {
   return sizes;
 }
 
-}  // namespace
-
-void fail_budget(Tier tier, const char* key, std::uint64_t budget_bytes, std::uint64_t needed_bytes,
-                 const std::vector<Pool>& pools) {
-  std::string message = fmt::format(
-      "{} = {} is too small; the smallest that works is \"{}KiB\" ({}):", key,
-      format_bytes(budget_bytes), div_ceil(needed_bytes, 1_KiB), format_bytes(needed_bytes));
-  for (const Pool& pool : pools) {
-    if (pool.tier == tier && pool.size_bytes != 0)
-      message += fmt::format("\n  {:<24} {:>10}  {}", pool.name, format_bytes(pool.size_bytes),
-                             pool.reason);
-  }
-  throw Error(ErrorCode::kOutOfMemory, message);
+// Steps of one micro-batch, of two, behind which a third brings nothing new, and the largest one
+// that the config names. A window for one lease serves them all.
+std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activations& largest) {
+  std::vector<Schedule> schedules{training_schedule(model, 1)};
+  if (model.concurrent_leases == 1) return schedules;
+  schedules.push_back(inference_schedule(model));
+  schedules.push_back(training_schedule(model, 2));
+  if (largest.micro_batches > 1)
+    schedules.push_back(training_schedule(model, largest.micro_batches, largest.order));
+  return schedules;
 }
 
+}  // namespace
+
 PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
-                                   const Config::Placement& choices, const Budgets& budgets,
-                                   const PassNeeds& pass)
+                                   const Config::Placement& choices, const PassNeeds& pass)
     : layout_(layout),
       model_(model),
       choices_(choices),
       pass_(pass),
       schedule_(training_schedule(model, 1)),
+      all_schedules_(schedules_of(model, pass.activations)),
       sizes_(unit_sizes(layout)) {
   placement_.fills_device = pass.fills_device;
-  placement_.device_budget_bytes = budgets.device_bytes;
-  placement_.host_budget_bytes = budgets.host_bytes;
+  placement_.rank_buffer_bytes = pass.rank_buffer_bytes;
   placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
   placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
   placement_.gradient_tier.assign(layout.units().size(), Tier::kHost);
   clear_records();
   for (const UnitPlace& unit : layout.units())
     placement_.gradient_set_bytes += gradient_bytes(unit);
+  if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();
 }
 
-Placement PlacementPlanner::plan() {
-  if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();
-  plan_device();
-  plan_host();
+std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budgets,
+                                                           const PlacementThrift& thrift) {
+  thrift_ = thrift;
+  placement_.device_budget_bytes = budgets.device_bytes;
+  placement_.host_budget_bytes = budgets.host_bytes;
+  if (const auto shortage = plan_device()) return shortage;
+  if (const auto shortage = plan_host()) return shortage;
   add_nvme_bytes();
-  return std::move(placement_);
+  return std::nullopt;
 }
 
 void PlacementPlanner::add_nvme_bytes() {
@@ -103,7 +102,7 @@ void PlacementPlanner::plan_activation_pools() {
 // Device: gradient slots, state and gradients that are to be there, then either every parameter, or
 // a window and as many whole units (of ranks that share the parameters: shards of units) as fit
 // beside it; and the state of some of those.
-void PlacementPlanner::plan_device() {
+std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
   std::uint64_t all_bytes = 0;
@@ -123,43 +122,44 @@ void PlacementPlanner::plan_device() {
   }
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
   placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
-  const std::uint64_t minimum_slots_bytes = leases * slot_bytes;
-  const std::uint64_t window_minimum = window_bytes_for(schedule_, sizes_, leases);
+  // All parameters, or a window that units come to.
+  const bool needs_all = must_be_resident && !is_sharded;
+  const std::uint64_t window_minimum = needs_all ? 0 : least_window();
+  const auto needed_bytes = [&] {
+    return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
+  };
   // Beside activations: many places if they and the least of the rest fit, else few.
-  SlotPool& activations = placement_.activation_window;
   const std::uint64_t whole_budget = placement_.device_budget_bytes;
-  const std::uint64_t set_bytes =
-      placement_.device_gradient_bytes + placement_.device_record_bytes + placement_.tally_bytes;
-  if (activations.size_bytes() + set_bytes + placement_.resident_parameter_bytes + window_minimum +
-          minimum_slots_bytes >
-      whole_budget)
-    activations.count = activation_places_least_;
-  const std::uint64_t fixed_bytes =
-      activations.size_bytes() + set_bytes + placement_.resident_parameter_bytes;
-  const std::uint64_t budget = whole_budget - std::min(whole_budget, fixed_bytes);
-  const bool may_all_be_resident = !is_sharded && (must_be_resident || may_be_resident());
-  if (may_all_be_resident && all_bytes + minimum_slots_bytes <= budget) {
+  if (thrift_.buffers || needed_bytes() > whole_budget)
+    placement_.activation_window.count = activation_places_least_;
+  if (needed_bytes() > whole_budget)
+    return PlacementShortage{.tier = Tier::kDevice, .needed_bytes = needed_bytes()};
+  const std::uint64_t rest_bytes = whole_budget - placement_.device_bytes();
+  const bool may_all_be_resident = !is_sharded && may_be_resident() && all_bytes <= rest_bytes;
+  if (needs_all || may_all_be_resident) {
     for (const UnitPlace& unit : layout_.units()) make_resident(unit);
-  } else if (must_be_resident && !is_sharded) {
-    placement_.resident_parameter_bytes = all_bytes;
-    fail_budget(Tier::kDevice, "memory.device", whole_budget,
-                fixed_bytes + all_bytes + minimum_slots_bytes, placement_.pools());
   } else {
-    if (window_minimum + minimum_slots_bytes > budget) {
-      placement_.window_bytes = window_minimum;
-      fail_budget(Tier::kDevice, "memory.device", whole_budget,
-                  fixed_bytes + window_minimum + minimum_slots_bytes, placement_.pools());
-    }
-    plan_window_pool(budget, window_minimum);
+    plan_window_pool(rest_bytes, window_minimum);
   }
-  if (placement_.device_bytes() + slot_bytes <= whole_budget) ++placement_.gradient_slots.count;
+  if (!thrift_.buffers && placement_.device_bytes() + slot_bytes <= whole_budget)
+    ++placement_.gradient_slots.count;
   if (pass_.fills_device && choices_.optimizer == TierChoice::kAuto) fill_device();
+  return std::nullopt;
+}
+
+std::uint64_t PlacementPlanner::least_window() const {
+  std::uint64_t window_bytes = 0;
+  for (const Schedule& schedule : all_schedules_)
+    window_bytes =
+        std::max(window_bytes, least_window_bytes(schedule, sizes_, model_.concurrent_leases));
+  return window_bytes;
 }
 
 // State of units whose parameters are at home there, from the first one on: their gradients are the
 // last to come and their parameters the first to be wanted, so that it is their update which
 // computation would wait for.
 void PlacementPlanner::fill_device() {
+  if (thrift_.records || thrift_.parameters) return;
   if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
   for (const UnitPlace& unit : layout_.units()) {
     const bool fits =
@@ -188,30 +188,47 @@ void PlacementPlanner::update_on_device(const UnitPlace& unit) {
 
 // The planner's choice. Of ranks that share the state but not the parameters, all is resident.
 bool PlacementPlanner::may_be_resident() const {
-  return choices_.parameters == TierChoice::kAuto && !layout_.shard().keeps_all_parameters;
+  return choices_.parameters == TierChoice::kAuto && !layout_.shard().keeps_all_parameters &&
+         !thrift_.parameters;
 }
 
+// `budget` is what is left beside all else that has to be there, the least gradient slots included.
 void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
   const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
-  SlotPool& slots = placement_.gradient_slots;
-  const std::uint64_t two_slots_bytes = slots.size_bytes() + slots.slot_bytes;
-  const std::uint64_t reserved_bytes =
-      window_minimum + two_slots_bytes <= budget ? two_slots_bytes : slots.size_bytes();
+  const std::uint64_t another_slot_bytes = placement_.gradient_slots.slot_bytes;
+  const bool has_another = !thrift_.buffers && window_minimum + another_slot_bytes <= budget;
+  const std::uint64_t reserved_bytes = has_another ? another_slot_bytes : 0;
+  const auto window_wanted = [&](std::uint64_t least_bytes) {
+    return thrift_.buffers ? least_bytes
+                           : std::max(least_bytes, leased_bytes_max(schedule_, sizes_, ahead));
+  };
+  // In whole places, as what lies behind it in the slab.
   const std::uint64_t window =
-      std::min(window_bytes_for(schedule_, sizes_, ahead), budget - reserved_bytes);
-  std::uint64_t rest = budget - reserved_bytes - window;
-  const auto add_homes = [&](bool are_kept) {
+      std::min(window_wanted(window_minimum),
+               (budget - reserved_bytes) / kStorageAlignBytes * kStorageAlignBytes);
+  const std::vector<std::uint64_t> all_sizes = sizes_;
+  const Placement without_homes = placement_;
+  if (!thrift_.parameters) add_homes(budget - reserved_bytes - window);
+  if (least_window() > window) {  // of three leases and more: fewer units may take more room
+    sizes_ = all_sizes;
+    placement_ = without_homes;
+  }
+  placement_.window_bytes = std::min(window, window_wanted(least_window()));
+}
+
+// As far as they fit.
+void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
+  const auto add = [&](bool are_kept) {
     for (const UnitPlace& unit : layout_.units()) {
       if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept)
         continue;
-      if (unit_slot_bytes(unit) > rest) return;
-      rest -= unit_slot_bytes(unit);
+      if (unit_slot_bytes(unit) > rest_bytes) return;
+      rest_bytes -= unit_slot_bytes(unit);
       make_resident(unit);
     }
   };
-  add_homes(/*are_kept=*/true);
-  if (may_be_resident()) add_homes(/*are_kept=*/false);
-  placement_.window_bytes = std::min(window, window_bytes_for(schedule_, sizes_, ahead));
+  add(/*are_kept=*/true);
+  if (may_be_resident()) add(/*are_kept=*/false);
 }
 
 void PlacementPlanner::make_resident(const UnitPlace& unit) {
@@ -223,12 +240,6 @@ void PlacementPlanner::make_resident(const UnitPlace& unit) {
 
 std::uint64_t PlacementPlanner::unit_slot_bytes(const UnitPlace& unit) const {
   return align_up(layout_.home_parameter_bytes(unit.id), kStorageAlignBytes);
-}
-
-Placement plan_placement(const Layout& layout, const ModelSpec& model,
-                         const Config::Placement& choices, const Budgets& budgets,
-                         const PassNeeds& pass) {
-  return PlacementPlanner(layout, model, choices, budgets, pass).plan();
 }
 
 }  // namespace sluice

@@ -238,6 +238,9 @@ void Prefetcher::gather_from_home(std::uint32_t use) {
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     const UnitId evicted_unit = (*schedule_)[evicted].unit;
     device_.wait(gather_stream_.id(), release_event(evicted_unit));
+    // What is copied next may take the rest of that unit's place, or the place that this one
+    // leaves, and knows of neither.
+    device_.wait(copy_stream_.id(), release_event(evicted_unit));
     evicted_units.push_back(index_of(evicted_unit));
   }
   device_.wait(gather_stream_.id(), residents_.event(unit.id));

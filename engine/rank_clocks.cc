@@ -30,9 +30,9 @@ ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const Exc
 }
 
 bool any_rank_traces(Ranks& ranks) {
-  const std::byte own{trace_enabled()};
-  const auto all = ranks.exchange(std::span(&own, 1), "who traces");
-  return std::ranges::any_of(all, [](std::byte traces) { return traces != std::byte{0}; });
+  RankRange range(trace_enabled() ? 1 : 0);
+  ranks.all_reduce({}, std::span(&range, 1), "who traces");
+  return range.most != 0;
 }
 
 std::string describe_clock(Ranks& ranks) {

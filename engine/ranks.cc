@@ -39,7 +39,7 @@ Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device&
     for (std::uint32_t rank = rank_ % group_; rank < count_; rank += group_) peers.push_back(rank);
     across_ = collectives->open(peers);
   }
-  buffer_ = DeviceBuffer(device, kVoteBytes, "votes of the ranks");
+  buffer_ = DeviceBuffer(device, vote_buffer_bytes(count_), "votes of the ranks");
   stream_ = Stream(device, "votes");
 }
 
@@ -55,21 +55,56 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
     std::ranges::copy(own, all.begin());
     return all;
   }
-  SLUICE_CHECK(all.size() <= kVoteBytes, "ranks say little at a time");
-  std::byte* const place = buffer_.data() + rank_ * own.size();
-  device_.copy(place, own.data(), own.size(), stream_.id());
-  votes_->all_gather(
-      {.target = buffer_.data(), .source = place, .shard_bytes = own.size(), .subject = subject},
-      vote_span(all.size()), stream_.id());
-  device_.copy(all.data(), buffer_.data(), all.size(), stream_.id());
-  device_.synchronize(stream_.id());
+  const std::uint64_t piece_max = buffer_.size_bytes() / count_;
+  std::vector<std::byte> gathered;
+  for (std::uint64_t begin = 0; begin < own.size(); begin += piece_max) {
+    const auto piece = own.subspan(begin, std::min(piece_max, own.size() - begin));
+    gathered.resize(piece.size() * count_);
+    std::byte* const place = buffer_.data() + rank_ * piece.size();
+    device_.copy(place, piece.data(), piece.size(), stream_.id());
+    votes_->all_gather({.target = buffer_.data(),
+                        .source = place,
+                        .shard_bytes = piece.size(),
+                        .subject = subject},
+                       vote_span(gathered.size()), stream_.id());
+    device_.copy(gathered.data(), buffer_.data(), gathered.size(), stream_.id());
+    device_.synchronize(stream_.id());
+    for (std::uint64_t rank = 0; rank < count_; ++rank)
+      std::copy_n(gathered.begin() + static_cast<std::ptrdiff_t>(rank * piece.size()), piece.size(),
+                  all.begin() + static_cast<std::ptrdiff_t>(rank * own.size() + begin));
+  }
   return all;
+}
+
+// The most is the least of the complements.
+void Ranks::all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
+                       std::string_view subject) {
+  if (!are_several()) return;
+  std::vector<std::uint64_t> words(sums.begin(), sums.end());
+  for (const RankRange& range : ranges) words.insert(words.end(), {range.least, ~range.most});
+  const auto bytes = std::as_writable_bytes(std::span(words));
+  SLUICE_CHECK(bytes.size() <= buffer_.size_bytes(), "ranks say little at a time");
+  device_.copy(buffer_.data(), bytes.data(), bytes.size(), stream_.id());
+  votes_->run(vote_span(bytes.size()), stream_.id(), [&] {
+    votes_->collectives().all_reduce_integers({.data = buffer_.data(),
+                                               .sum_count = sums.size(),
+                                               .minimum_count = 2 * ranges.size(),
+                                               .subject = subject},
+                                              stream_.id());
+  });
+  device_.copy(bytes.data(), buffer_.data(), bytes.size(), stream_.id());
+  device_.synchronize(stream_.id());
+  std::copy_n(words.begin(), sums.size(), sums.begin());
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    ranges[i].least = words[sums.size() + 2 * i];
+    ranges[i].most = ~words[sums.size() + 2 * i + 1];
+  }
 }
 
 void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject) {
   if (!are_several()) return;
-  for (std::uint64_t begin = 0; begin < data.size(); begin += kVoteBytes) {
-    const auto piece = data.subspan(begin, std::min(kVoteBytes, data.size() - begin));
+  for (std::uint64_t begin = 0; begin < data.size(); begin += buffer_.size_bytes()) {
+    const auto piece = data.subspan(begin, std::min(buffer_.size_bytes(), data.size() - begin));
     if (root == rank_) device_.copy(buffer_.data(), piece.data(), piece.size(), stream_.id());
     votes_->run(vote_span(piece.size()), stream_.id(), [&] {
       votes_->collectives().broadcast(
@@ -83,13 +118,15 @@ void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string
 
 void Ranks::require_agreement(std::string_view description, std::string_view subject) {
   const std::uint64_t own = checksum(std::as_bytes(std::span(description)));
+  RankRange range(own);
+  all_reduce({}, std::span(&range, 1), subject);
+  if (range.is_equal()) return;
   const std::vector<std::byte> all = exchange(std::as_bytes(std::span(&own, 1)), subject);
   std::vector<std::uint32_t> others;
   for (std::uint32_t rank = 1; rank < count_; ++rank) {
     if (std::memcmp(all.data(), all.data() + rank * sizeof own, sizeof own) != 0)
       others.push_back(rank);
   }
-  if (others.empty()) return;
   throw Error(ErrorCode::kRanks,
               fmt::format("rank {} of {}: {} differs between rank 0 and rank {}; start every rank "
                           "with the same config and model",

@@ -41,13 +41,22 @@ struct RankTraffic {
   std::uint64_t crossed_bytes = 0;
 };
 
+// From the least to the most that a rank says of something.
+struct RankRange {
+  explicit RankRange(std::uint64_t own = 0) : least(own), most(own) {}
+  bool is_equal() const { return least == most; }  // on all ranks
+
+  std::uint64_t least;
+  std::uint64_t most;
+};
+
 class Ranks {
  public:
   // `collectives` may be null: one rank. Both must outlive it, as must `device`.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // What of the device's memory it takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
-  // Takes what reductions need. Once, before device_bytes() counts.
+  // Takes what reductions need: with it, rank_buffer_bytes(). Once.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
@@ -72,9 +81,14 @@ class Ranks {
   // What it has moved since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
-  // What every rank has to say, by rank. Blocks; every rank calls it in the same place.
-  // `subject` lives until it returns.
+  // The sums over the ranks take the place of `sums`, and `ranges` become the union of all ranks',
+  // in one operation whose size does not depend on their number. Blocks; every rank calls it in the
+  // same place. `subject` lives until it returns.
   // Fails with: kRanks.
+  void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
+                  std::string_view subject);
+  // What every rank has to say, by rank: bytes and time that grow with the number of ranks. Goes in
+  // pieces. Likewise.
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);

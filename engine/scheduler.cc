@@ -64,14 +64,23 @@ bool Scheduler::settle() {
 void Scheduler::wake_waiters() {
   bool woke = false;
   std::erase_if(waiters_, [&](Waiter* waiter) {
-    const bool is_over = (waiter->heeds_failure && failed()) || waiter->ready();
-    if (!is_over) return false;
+    if (!may_go_on(*waiter)) return false;
     const std::scoped_lock lock(mutex_);
     waiter->done = true;  // from here on the waiter may be gone
     woke = true;
     return true;
   });
   if (woke) changed_.notify_all();
+}
+
+// A predicate that throws has failed; whoever sits failures out is asked again.
+bool Scheduler::may_go_on(const Waiter& waiter) {
+  try {
+    return (waiter.heeds_failure && failed()) || waiter.ready();
+  } catch (...) {
+    fail(std::current_exception());
+    return waiter.heeds_failure;
+  }
 }
 
 void Scheduler::fail(const Error& error) {
@@ -100,7 +109,9 @@ void Scheduler::throw_if_failed() const {
     const std::scoped_lock lock(mutex_);
     failure = failure_;
   }
-  if (failure != nullptr) std::rethrow_exception(failure);
+  if (failure == nullptr) return;
+  is_heard_ = true;
+  std::rethrow_exception(failure);
 }
 
 }  // namespace sluice

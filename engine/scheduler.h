@@ -32,7 +32,7 @@ class Scheduler {
 
   // Blocks until `ready`, evaluated on the scheduler's thread whenever something has happened
   // there, returns true.
-  // Fails with: the first failure, as soon as there is one.
+  // Fails with: the first failure, as soon as there is one; what `ready` throws becomes one.
   void await(const std::function<bool()>& ready);
   // The same, but sits failures out: for shutting down in order.
   void await_settled(const std::function<bool()>& ready);
@@ -47,6 +47,8 @@ class Scheduler {
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
+  // There is a failure, and throw_if_failed() or await() has thrown it.
+  bool is_heard() const { return is_heard_; }
 
   // What those on this thread have given others to do. Scheduler's thread only.
   WorkMeter& work() { return work_; }
@@ -65,6 +67,7 @@ class Scheduler {
   void after_tasks();
   bool settle();
   void wake_waiters();
+  bool may_go_on(const Waiter& waiter);
 
   // Scheduler thread only.
   std::vector<Waiter*> waiters_;
@@ -78,6 +81,7 @@ class Scheduler {
   std::exception_ptr failure_;
 
   std::atomic<bool> has_failed_ = false;  // set after failure_
+  mutable std::atomic<bool> is_heard_ = false;
 
   TaskThread thread_;  // last: its tasks use all of the above
 };

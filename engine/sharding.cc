@@ -1,10 +1,13 @@
 #include "engine/sharding.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace sluice {
 
@@ -47,11 +50,35 @@ std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32
   return elements;
 }
 
+// A word of every rank at least; of few ranks, all that they say in one piece.
+std::uint64_t vote_buffer_bytes(std::uint32_t count) {
+  return std::max(64_KiB, align_up(count * sizeof(std::uint64_t), 4_KiB));
+}
+
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout) {
   if (count == 1) return 0;
-  return kVoteBytes + partial_sum_elements(sharding, count, layout) * sizeof(float);
+  return vote_buffer_bytes(count) + partial_sum_elements(sharding, count, layout) * sizeof(float);
 }
+
+namespace {
+
+// What the stage comes to: in groups of one rank, each keeps everything, whatever the stage.
+std::string describe_stage(const Config::Sharding& sharding, std::uint32_t count) {
+  if (group_size(sharding, count) != 1 || sharding.stage == 0)
+    return fmt::format("sharding.stage {}", sharding.stage);
+  return fmt::format("sharding.stage {} in groups of one rank (sharding.group), which is stage 0",
+                     sharding.stage);
+}
+
+// How to get to a stage that shares more.
+std::string remedy_for(const Config::Sharding& sharding, std::uint32_t count,
+                       std::string_view stages) {
+  if (group_size(sharding, count) != 1) return fmt::format("choose {}", stages);
+  return fmt::format("choose a larger sharding.group with {}", stages);
+}
+
+}  // namespace
 
 void check_homes(const Config::Sharding& sharding, std::uint32_t count,
                  const Config::Placement& choices) {
@@ -61,16 +88,16 @@ void check_homes(const Config::Sharding& sharding, std::uint32_t count,
   if (shard.keeps_all_parameters && is_elsewhere)
     throw Error(
         ErrorCode::kConfig,
-        fmt::format("placement.parameters \"{}\" with sharding.stage {}: that stage keeps "
-                    "all parameters in every rank's device memory; choose stage 3, or "
-                    "device",
-                    choices.parameters == TierChoice::kHost ? "host" : "nvme", sharding.stage));
+        fmt::format("placement.parameters \"{}\" with {}: all parameters are kept in every rank's "
+                    "device memory; {}, or device",
+                    choices.parameters == TierChoice::kHost ? "host" : "nvme",
+                    describe_stage(sharding, count), remedy_for(sharding, count, "stage 3")));
   if (shard.keeps_all_gradients && choices.gradients == TierChoice::kNvme)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("placement.gradients \"nvme\" with sharding.stage {}: that stage keeps "
-                            "all gradients in every rank's memory; choose stage 2 or 3, or host or "
-                            "device",
-                            sharding.stage));
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("placement.gradients \"nvme\" with {}: all gradients are kept in every "
+                    "rank's memory; {}, or host or device",
+                    describe_stage(sharding, count), remedy_for(sharding, count, "stage 2 or 3")));
 }
 
 }  // namespace sluice

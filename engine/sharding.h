@@ -27,7 +27,7 @@ bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatc
 // what all have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
-inline constexpr std::uint64_t kVoteBytes = 64 << 10;
+std::uint64_t vote_buffer_bytes(std::uint32_t count);
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout);
 

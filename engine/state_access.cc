@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/units.h"
 
@@ -14,6 +16,16 @@ constexpr std::uint64_t kFillElements =
     4096;  // initial values are asked for in runs of at most this many
 
 }  // namespace
+
+std::string_view name_of(StateKind kind) {
+  switch (kind) {
+    case StateKind::kParameter: return "parameter";
+    case StateKind::kMaster: return "master";
+    case StateKind::kExpAvg: return "exp_avg";
+    case StateKind::kExpAvgSq: break;
+  }
+  return "exp_avg_sq";
+}
 
 StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
                          BlockStore& store, Device& device, Scheduler& scheduler)
@@ -71,6 +83,7 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
 
 void StateAccess::initialize(const InitialValues& values) {
   invalidate();
+  filled_ = {};
   for (const BlockPlace& block : layout_.blocks()) {
     const View view = view_of(block);
     std::memset(view.parameters, 0, layout_.parameter_bytes(block.id));
@@ -116,8 +129,26 @@ void StateAccess::fill(const View& view, const BlockPlace& block, const InitialV
     for (std::uint64_t at = begin; at < end; at += kFillElements) {
       const std::uint64_t count = std::min(kFillElements, end - at);
       values(tensor, at - tensor.offset_elements, std::span(run).first(count));
+      if (!layout_.unit(block.unit).is_frozen)
+        check_values(tensor, at - tensor.offset_elements, std::span(run).first(count));
       set_masters(view, at - block.offset_elements, std::span(run).first(count));
     }
+  }
+}
+
+// A value that is not finite would be found one step later, and blamed on the learning rate.
+void StateAccess::check_values(const TensorPlace& tensor, std::uint64_t first_element,
+                               std::span<const float> values) const {
+  const MasterLayout layout = layout_.format().master;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (is_finite_master(layout, values[i])) continue;
+    throw Error(
+        ErrorCode::kNonFinite,
+        fmt::format("initialize: the initial value of \"{}\" (unit \"{}\") at element {} is "
+                    "{}, which {} cannot hold as a finite number; look at where the "
+                    "initial values come from",
+                    tensor.name, layout_.unit(tensor.unit).name, first_element + i, values[i],
+                    name_of(layout_.format().parameter)));
   }
 }
 
@@ -145,21 +176,48 @@ void StateAccess::set_masters(const View& view, std::uint64_t first,
   for (std::size_t i = 0; i < values.size(); ++i) halves[i] = fp16_from_float(values[i]);
 }
 
+std::uint64_t StateAccess::element_bytes(StateKind kind) const {
+  return kind == StateKind::kParameter ? layout_.format().parameter_bytes() : sizeof(float);
+}
+
+void StateAccess::check_read(TensorId id, StateKind kind, std::uint64_t first_element,
+                             std::uint64_t size_bytes) const {
+  const auto fail = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, "read_state: " + message);
+  };
+  if (index_of(id) >= layout_.tensors().size())
+    fail(fmt::format("tensor {} does not exist; the model has {}, and ids count from 0",
+                     index_of(id), layout_.tensors().size()));
+  if (kind > StateKind::kExpAvgSq)
+    fail(fmt::format("StateKind {} does not exist", static_cast<int>(kind)));
+  const TensorPlace& tensor = layout_.tensor(id);
+  const UnitPlace& unit = layout_.unit(tensor.unit);
+  if (unit.is_frozen && (kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq))
+    fail(
+        fmt::format("\"{}\" has no {}, since its unit \"{}\" is frozen; it has parameters and "
+                    "masters",
+                    tensor.name, name_of(kind), unit.name));
+  if (size_bytes % element_bytes(kind) != 0)
+    fail(fmt::format("{} B are no whole number of elements: the {} of \"{}\" takes {} B each",
+                     size_bytes, name_of(kind), tensor.name, element_bytes(kind)));
+  const std::uint64_t count = size_bytes / element_bytes(kind);
+  if (first_element > tensor.element_count || count > tensor.element_count - first_element)
+    fail(fmt::format("{} elements from {} on reach beyond the end of \"{}\", which has {}", count,
+                     first_element, tensor.name, tensor.element_count));
+}
+
 void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
                        std::span<std::byte> target) {
   const TensorPlace& tensor = layout_.tensor(id);
-  const std::uint64_t element_bytes =
-      kind == StateKind::kParameter ? layout_.format().parameter_bytes() : sizeof(float);
-  const std::uint64_t count = target.size() / element_bytes;
-  SLUICE_CHECK(target.size() % element_bytes == 0 && first_element + count <= tensor.element_count,
-               "a read stays inside its tensor and takes whole elements");
+  const std::uint64_t count = target.size() / element_bytes(kind);
   const std::uint64_t begin = tensor.offset_elements + first_element;
   for (const BlockPlace& block : layout_.blocks_of(tensor.unit)) {
     const std::uint64_t from = std::max(begin, block.offset_elements);
     const std::uint64_t to = std::min(begin + count, block.offset_elements + block.element_count);
     if (from >= to) continue;
-    read_block(load(block), kind, from - block.offset_elements,
-               target.subspan((from - begin) * element_bytes, (to - from) * element_bytes));
+    read_block(
+        load(block), kind, from - block.offset_elements,
+        target.subspan((from - begin) * element_bytes(kind), (to - from) * element_bytes(kind)));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "engine/block_store.h"
 #include "engine/tiers.h"
@@ -22,6 +23,7 @@ enum class StateKind : std::uint8_t {
   kExpAvg,     // fp32
   kExpAvgSq,   // fp32
 };
+std::string_view name_of(StateKind kind);
 
 // Fills `values` with the initial fp32 masters of elements [first_element, first_element +
 // values.size()) of a tensor.
@@ -35,10 +37,15 @@ class StateAccess {
               BlockStore& store, Device& device, Scheduler& scheduler);
 
   // Writes masters from `values` and zero moments to every block's home.
+  // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
+  // parameters' type; kIo and others. It can be called again then.
   void initialize(const InitialValues& values);
 
-  // Copies elements [first_element, ...) of `kind` to `target`, whose size is a multiple of the
-  // element size.
+  // Fails with: kInvalidArgument where read() cannot be called so, with tensor and numbers.
+  void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
+                  std::uint64_t size_bytes) const;
+  // Copies elements [first_element, ...) of `kind` to `target`.
+  // Requires: check_read().
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
@@ -53,12 +60,15 @@ class StateAccess {
     std::byte* record = nullptr;
   };
 
+  std::uint64_t element_bytes(StateKind kind) const;
   View view_of(const BlockPlace& block) const;
   const View& load(const BlockPlace& block);
   void store(const View& view);
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
   void fill(const View& view, const BlockPlace& block, const InitialValues& values);
+  void check_values(const TensorPlace& tensor, std::uint64_t first_element,
+                    std::span<const float> values) const;
   void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;
   void read_as_masters(const View& view, std::uint64_t begin, std::span<std::byte> target) const;
   void read_block(const View& view, StateKind kind, std::uint64_t begin,

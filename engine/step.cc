@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 
 namespace sluice {
@@ -24,20 +26,38 @@ void Lease::release() {
   if (loop_ != nullptr) std::exchange(loop_, nullptr)->release(use_);
 }
 
+// Where the tensor begins in its unit.
+std::uint64_t Lease::offset_elements(const char* call, std::size_t tensor) const {
+  const UnitPlace& unit = layout_->unit(use_.unit);
+  if (loop_ == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the lease on unit \"{}\" has been released or moved from; acquire "
+                            "the unit again",
+                            call, unit.name));
+  if (tensor >= unit.tensor_count)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: tensor {} of unit \"{}\" does not exist; the unit has {}, in the "
+                            "order of UnitSpec::tensors, from 0 on",
+                            call, tensor, unit.name, unit.tensor_count));
+  return layout_->tensors_of(use_.unit)[tensor].offset_elements;
+}
+
 const std::byte* Lease::parameter(std::size_t tensor) const {
-  const auto tensors = layout_->tensors_of(use_.unit);
-  SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
-               "a tensor of the unit, while the lease is held");
-  return use_.parameters + tensors[tensor].offset_elements * layout_->format().parameter_bytes();
+  return use_.parameters +
+         offset_elements("parameter", tensor) * layout_->format().parameter_bytes();
 }
 
 std::byte* Lease::gradient(std::size_t tensor) const {
-  const auto tensors = layout_->tensors_of(use_.unit);
-  SLUICE_CHECK(loop_ != nullptr && tensor < tensors.size(),
-               "a tensor of the unit, while the lease is held");
-  SLUICE_CHECK(use_.gradients != nullptr,
-               "only a backward lease has gradients, and not of a frozen unit");
-  return use_.gradients + tensors[tensor].offset_elements * layout_->format().gradient_bytes();
+  const std::uint64_t offset = offset_elements("gradient", tensor);
+  if (use_.gradients == nullptr) {
+    const UnitPlace& unit = layout_->unit(use_.unit);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("gradient: unit \"{}\" {}", unit.name,
+                            unit.is_frozen ? "is frozen, so it has none"
+                                           : "is not leased for backward; acquire it with "
+                                             "Pass::kBackward"));
+  }
+  return use_.gradients + offset * layout_->format().gradient_bytes();
 }
 
 ActivationLease::ActivationLease(ActivationLease&& other) noexcept
@@ -58,7 +78,9 @@ void ActivationLease::release() {
 }
 
 std::byte* ActivationLease::data() const {
-  SLUICE_CHECK(flow_ != nullptr, "the lease has ended");
+  if (flow_ == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                "data: the lease on the activation has been released or moved from; load it again");
   return lease_.data;
 }
 
@@ -73,23 +95,32 @@ Step::~Step() {
   loop_->abandon();
 }
 
+StepLoop& Step::loop(const char* call) const {
+  if (loop_ != nullptr) return *loop_;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: the step is over, finished or moved from; Engine::begin_step() gives "
+                  "the next one",
+                  call));
+}
+
 Lease Step::acquire(UnitId unit, Pass pass, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
-  return Lease(*loop_, *layout_, loop_->acquire(unit, pass, stream.id()));
+  StepLoop& step = loop("acquire");
+  return Lease(step, *layout_, step.acquire(unit, pass, stream.id()));
 }
 
 ActivationLease Step::save(const ActivationRef& ref, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  (void)loop("save");
   return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
 }
 
 ActivationLease Step::load(const ActivationRef& ref, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  (void)loop("load");
   return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 
 StepReport Step::finish() {
-  SLUICE_CHECK(loop_ != nullptr, "the step has been finished");
+  (void)loop("finish");
   activations_->require_complete();
   StepReport report = loop_->finish_step();
   loop_ = nullptr;
@@ -110,18 +141,26 @@ Inference::~Inference() {
   loop_->abandon();
 }
 
+StepLoop& Inference::loop(const char* call) const {
+  if (loop_ != nullptr) return *loop_;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: the inference has been moved from; Engine::begin_inference() gives "
+                          "the next one",
+                          call));
+}
+
 Lease Inference::acquire(UnitId unit, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
-  return Lease(*loop_, *layout_, loop_->acquire(unit, Pass::kInference, stream.id()));
+  StepLoop& inference = loop("acquire");
+  return Lease(inference, *layout_, inference.acquire(unit, Pass::kInference, stream.id()));
 }
 
 ActivationLease Inference::save(const ActivationRef& ref, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  (void)loop("save");
   return {*activations_, activations_->acquire(ref, ActivationAction::kSave, stream.id())};
 }
 
 ActivationLease Inference::load(const ActivationRef& ref, const Stream& stream) {
-  SLUICE_CHECK(loop_ != nullptr, "the inference has been moved from");
+  (void)loop("load");
   return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
 }
 

@@ -14,7 +14,8 @@
 namespace sluice {
 
 // One unit, on the device, until the lease ends. Its end records an event behind the work enqueued
-// so far on the stream that acquired it: work enqueued later must not touch the unit.
+// so far on the stream that acquired it: work enqueued later must not touch the unit, and where the
+// unit's lease before was on another stream, it starts when that one's work has ended, too.
 class Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -25,10 +26,12 @@ class Lease {
 
   // Device memory of the unit's `tensor`-th tensor (in the order of UnitSpec::tensors), in the
   // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
+  // Fails with: kInvalidArgument when the unit has no such tensor, or the lease has ended.
   const std::byte* parameter(std::size_t tensor) const;
   // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
   // stream.
-  // Requires: the lease is a backward one, of a unit that is not frozen.
+  // Fails with: the same, and kInvalidArgument where there is no gradient: the lease is not a
+  // backward one, or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
 
   // Ends the lease early.
@@ -39,6 +42,8 @@ class Lease {
   friend class Inference;
   Lease(StepLoop& loop, const Layout& layout, const LeasedUse& use)
       : loop_(&loop), layout_(&layout), use_(use) {}
+
+  std::uint64_t offset_elements(const char* call, std::size_t tensor) const;
 
   StepLoop* loop_ = nullptr;  // null once released
   const Layout* layout_ = nullptr;
@@ -55,6 +60,7 @@ class ActivationLease {
 
   // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes of it. To be written, if saved, or
   // read, if loaded, by work on the lease's stream only.
+  // Fails with: kInvalidArgument when the lease has ended.
   std::byte* data() const;
 
   // Ends the lease early.
@@ -72,7 +78,7 @@ class ActivationLease {
 
 // One training step: units are acquired and released in the order of the schedule, then finish()
 // updates the state. A unit that is left out, used once more, or out of order costs a wait, and the
-// next step is expected to go as this one went.
+// next step is expected to go as this one went. Once it is over, every call is kInvalidArgument.
 class Step {
  public:
   Step(Step&& other) noexcept;
@@ -98,9 +104,9 @@ class Step {
 
   // What the loss has to be multiplied with before its gradients are computed; 1 unless
   // Config::Precision::loss_scale says otherwise.
-  double loss_scale() const { return loop_->loss_scale(); }
+  double loss_scale() const { return loop("loss_scale").loss_scale(); }
   // The update that this step will make, counted from 1.
-  std::uint64_t number() const { return loop_->scheduled_step() + 1; }
+  std::uint64_t number() const { return loop("number").scheduled_step() + 1; }
 
   // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
   // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
@@ -114,6 +120,8 @@ class Step {
   friend class Engine;
   Step(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
       : loop_(&loop), activations_(&activations), layout_(&layout) {}
+
+  StepLoop& loop(const char* call) const;  // throws once the step is over
 
   StepLoop* loop_ = nullptr;  // null once finished
   ActivationFlow* activations_ = nullptr;
@@ -137,6 +145,8 @@ class Inference {
   friend class Engine;
   Inference(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
       : loop_(&loop), activations_(&activations), layout_(&layout) {}
+
+  StepLoop& loop(const char* call) const;  // throws once the inference has been moved from
 
   StepLoop* loop_ = nullptr;
   ActivationFlow* activations_ = nullptr;

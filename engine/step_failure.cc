@@ -27,9 +27,20 @@ void StepFailure::throw_if_device_failed() {
   try {
     device_.synchronize(probe_.id());
   } catch (...) {
+    is_device_heard_ = true;
     give_up();
     throw;
   }
+}
+
+std::optional<std::string> StepFailure::unheard(bool has_copies) {
+  try {
+    if (scheduler_.failed() && !scheduler_.is_heard()) throw_if_unusable();
+    if (has_copies && !is_device_heard_) throw_if_device_failed();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return std::nullopt;
 }
 
 // After a failure that struck in mid-update, later calls say so.

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "base/error.h"
 #include "engine/optimizer_pass.h"
@@ -25,6 +26,10 @@ class StepFailure {
   void await(const std::function<bool()>& ready);
   // Throws what computation or copies have failed with. Requires: all of them have completed.
   void throw_if_device_failed();
+  // What has failed behind the application's last call, if it has not been told. `has_copies`: the
+  // device may have failed behind it, too.
+  // Requires: nothing is in flight.
+  std::optional<std::string> unheard(bool has_copies);
   // The step that makes update `version` + 1 was abandoned after blocks had been updated.
   void abandoned_midway(std::uint64_t version);
   // It was abandoned by one of several ranks.
@@ -38,6 +43,7 @@ class StepFailure {
   Scheduler& scheduler_;
   Event probe_;  // never recorded: waiting for it brings the device's failure, and nothing else
   std::optional<Error> poison_;
+  bool is_device_heard_ = false;
 };
 
 }  // namespace sluice

@@ -1,5 +1,7 @@
 // The end of a step: the last gradients, what all ranks agree on, and the update.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,6 +13,38 @@
 #include "engine/step_loop.h"
 
 namespace sluice {
+namespace {
+
+// What every rank has to say at the end of a step, beside the norm of what it owns: the least and
+// the most of each travel with the norm's words, and all have to be equal. A value of which the
+// least decides, such as the last step that every rank has on storage, is one more of them.
+struct StepVote {
+  std::uint64_t learning_rate = 0;  // its bits
+  std::uint64_t micro_batches = 0;
+  std::uint64_t order = 0;
+  std::uint64_t step = 0;
+
+  std::string text() const {
+    return fmt::format("in step {} with learning rate {} and {} {} micro-batches", step + 1,
+                       std::bit_cast<double>(learning_rate), micro_batches,
+                       name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
+  }
+  friend bool operator==(const StepVote&, const StepVote&) = default;
+};
+
+// All ranks have seen that one differs, and say which.
+[[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
+  const std::vector<std::byte> all =
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "who takes another step");
+  StepVote vote = own;
+  std::uint32_t rank = 0;
+  for (; rank < ranks.count() && vote == own; ++rank)
+    std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
+  throw Error(ErrorCode::kRanks, fmt::format("rank {} is {}, rank {} {}; all take the same steps",
+                                             rank - 1, vote.text(), ranks.rank(), own.text()));
+}
+
+}  // namespace
 
 StepReport StepLoop::finish_step() {
   failure_.throw_if_unusable();
@@ -91,44 +125,20 @@ void StepLoop::describe_changes(StepReport& report) const {
         step_, units, layout_.units().size()));
 }
 
-// What every rank has to say at the end of a step.
-struct StepVote {
-  NormAccumulator norm;  // of what it owns
-  double learning_rate = 0;
-  std::uint64_t micro_batches = 0;
-  std::uint64_t order = 0;
-  std::uint64_t step = 0;
-};
-
 // The norm over all ranks. What follows from it, they decide alike.
 NormAccumulator StepLoop::agree() {
   if (!ranks_.are_several()) return drain_.norm();
-  StepVote own;
-  std::memset(static_cast<void*>(&own), 0, sizeof own);
-  own = {.norm = drain_.norm(),
-         .learning_rate = options_.learning_rate,
-         .micro_batches = options_.micro_batches,
-         .order = static_cast<std::uint64_t>(options_.order),
-         .step = step_};
-  const std::vector<std::byte> all =
-      ranks_.exchange(std::as_bytes(std::span(&own, 1)), "the gradient norm");
-  NormAccumulator norm;
-  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank) {
-    StepVote vote;
-    std::memcpy(static_cast<void*>(&vote), all.data() + rank * sizeof vote, sizeof vote);
-    if (vote.learning_rate != own.learning_rate || vote.micro_batches != own.micro_batches ||
-        vote.order != own.order || vote.step != own.step)
-      throw Error(
-          ErrorCode::kRanks,
-          fmt::format("rank {} is in step {} with learning rate {} and {} {} micro-batches, "
-                      "rank {} in step {} with {} and {} {}; all take the same steps",
-                      rank, vote.step + 1, vote.learning_rate, vote.micro_batches,
-                      name_of(MicroBatchOrder{static_cast<std::uint8_t>(vote.order)}),
-                      ranks_.rank(), own.step + 1, own.learning_rate, own.micro_batches,
-                      name_of(options_.order)));
-    if (rank < ranks_.owner_count()) norm.merge(vote.norm);
-  }
-  return norm;
+  const StepVote own{.learning_rate = std::bit_cast<std::uint64_t>(options_.learning_rate),
+                     .micro_batches = options_.micro_batches,
+                     .order = static_cast<std::uint64_t>(options_.order),
+                     .step = step_};
+  NormAccumulator::Words words{};
+  if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
+  std::array ranges{RankRange(own.learning_rate), RankRange(own.micro_batches),
+                    RankRange(own.order), RankRange(own.step)};
+  ranks_.all_reduce(words, ranges, "the gradient norm");
+  if (!std::ranges::all_of(ranges, &RankRange::is_equal)) fail_unequal(ranks_, own);
+  return NormAccumulator::of_words(words);
 }
 
 // The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how

@@ -97,7 +97,8 @@ void StepLoop::drain() {
     timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
     return is_home;
   });
-  if (std::exchange(has_undrained_update_, false)) failure_.throw_if_device_failed();
+  if (has_undrained_update_) failure_.throw_if_device_failed();
+  has_undrained_update_ = false;
 }
 
 std::uint64_t StepLoop::applied_step() const {
@@ -293,7 +294,10 @@ bool StepLoop::is_over() {
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
-  device_.record(prefetcher_.release_event(lease.unit), state.stream);
+  // A unit has one event: behind this use, and behind those before it, on whatever stream they are.
+  const EventId released = prefetcher_.release_event(lease.unit);
+  device_.wait(state.stream, released);
+  device_.record(released, state.stream);
   state.is_released = true;
   end_trace_range(state.range);
   --leases_held_;

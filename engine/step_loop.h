@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/gradient_drain.h"
@@ -109,6 +110,10 @@ class StepLoop {
   }
   // Throws what keeps the engine from going on, if anything does.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
+  // What failed behind the last call, if anything did. Requires: settle().
+  std::optional<std::string> unheard_failure() {
+    return failure_.unheard(std::exchange(has_undrained_update_, false));
+  }
   // Units homed on the device have been given values: brings the other ranks' shards.
   void share_residents();
   // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.

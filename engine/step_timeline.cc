@@ -36,10 +36,14 @@ Blame blame_of(TraceReason reason) {
 
 }  // namespace
 
+std::int64_t StepTimes::hidden_ns() const {
+  const std::int64_t for_ranks_ns = wait_ns[static_cast<std::size_t>(TraceReason::kCollective)];
+  return std::clamp<std::int64_t>(work.any_ns - (exposed_ns() - for_ranks_ns), 0,
+                                  std::max<std::int64_t>(0, work.any_ns));
+}
+
 double StepTimes::hidden_share() const {
-  if (work.any_ns <= 0) return 1;
-  const double exposed = static_cast<double>(exposed_ns()) / static_cast<double>(work.any_ns);
-  return std::clamp(1 - exposed, 0.0, 1.0);
+  return work.any_ns <= 0 ? 1 : static_cast<double>(hidden_ns()) / static_cast<double>(work.any_ns);
 }
 
 void StepTimeline::begin(const Schedule& schedule, std::uint64_t step) {
@@ -251,7 +255,11 @@ StepTimes StepTimeline::finish(std::uint64_t finish_ns, const WorkTimes& work) {
   times_.total_ns = static_cast<std::int64_t>(end_ns - begin_ns_);
   times_.work = work;
   times_.other_ns = times_.total_ns - times_.compute_ns - times_.exposed_ns();
-  trace_span({.begin_ns = begin_ns_, .end_ns = end_ns, .step = step_, .kind = TraceKind::kStep});
+  trace_span({.begin_ns = begin_ns_,
+              .end_ns = end_ns,
+              .size_bytes = static_cast<std::uint64_t>(work.any_ns),
+              .step = step_,
+              .kind = TraceKind::kStep});
   trace_span({.begin_ns = finish_ns, .end_ns = end_ns, .step = step_, .kind = TraceKind::kFinish});
   return times_;
 }

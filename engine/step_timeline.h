@@ -54,8 +54,10 @@ struct StepTimes {
   WorkTimes work;  // what was at work beside computation, in this time
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // Of the time in which storage, copies or the optimizer worked, the share during which nothing
-  // waited for them; 1 when they did nothing.
+  // Of the time in which storage, copies or the optimizer worked, that during which nothing waited
+  // for them. Waits for other ranks are none of theirs.
+  std::int64_t hidden_ns() const;
+  // The same as a share of work.any_ns; 1 when they did nothing.
   double hidden_share() const;
 };
 

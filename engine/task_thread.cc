@@ -1,13 +1,13 @@
 #include "engine/task_thread.h"
 
-#include <pthread.h>
-
 #include <utility>
+
+#include "base/named_thread.h"
 
 namespace sluice {
 
 TaskThread::TaskThread(const std::string& name, Hooks hooks)
-    : hooks_(std::move(hooks)), name_(name), thread_([this] { run(); }) {}
+    : hooks_(std::move(hooks)), thread_(start_thread(name, [this] { run(); })) {}
 
 TaskThread::~TaskThread() {
   {
@@ -27,7 +27,6 @@ void TaskThread::post(std::function<void()> task) {
 }
 
 void TaskThread::run() {
-  ::pthread_setname_np(::pthread_self(), name_.c_str());
   std::vector<std::function<void()>>
       batch;  // swapped with tasks_, so that both keep their capacity
   while (true) {
@@ -39,14 +38,19 @@ void TaskThread::run() {
     }
     for (auto& task : batch) {
       if (void (*const hook)() = before_task_) hook();
-      try {
-        task();
-      } catch (...) {
-        hooks_.on_exception(std::current_exception());
-      }
+      guard(task);
     }
     batch.clear();
-    if (hooks_.after_tasks) hooks_.after_tasks();
+    if (hooks_.after_tasks) guard(hooks_.after_tasks);
+  }
+}
+
+// An exception that left the thread would end the process.
+void TaskThread::guard(const std::function<void()>& call) const {
+  try {
+    call();
+  } catch (...) {
+    hooks_.on_exception(std::current_exception());
   }
 }
 

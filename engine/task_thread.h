@@ -18,10 +18,12 @@ class TaskThread {
  public:
   struct Hooks {
     std::function<void()> after_tasks;  // on this thread, after each batch of tasks; may be empty
-    std::function<void(std::exception_ptr)> on_exception;  // on this thread, when a task throws
+    std::function<void(std::exception_ptr)>
+        on_exception;  // on this thread, when a task or after_tasks throws
   };
 
   // `name`: at most 15 characters, as shown by debuggers.
+  // Fails with: kUnsupported naming the thread.
   TaskThread(const std::string& name, Hooks hooks);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
@@ -38,10 +40,10 @@ class TaskThread {
   static inline std::atomic<void (*)()> before_task_ = nullptr;
 
   void run();
+  void guard(const std::function<void()>& call) const;
 
   // Constant after construction.
   Hooks hooks_;
-  std::string name_;
 
   // Guarded by mutex_.
   std::mutex mutex_;

@@ -39,7 +39,7 @@ Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Sto
       record_extents_(placement.storage_copies * layout.blocks().size()),
       gradient_extents_(placement.nvme_gradient_bytes == 0 ? 0 : layout.blocks().size()) {
   create_files(storage);  // first: too little space is found before memory is touched
-  device_memory_ = DeviceBuffer(device, placement.device_bytes(), "parameters and gradients");
+  device_memory_ = DeviceBuffer(device, placement.device_slab_bytes(), "parameters and gradients");
   host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
   device.register_host_memory(host_memory_.span());
   cut_device_memory();
@@ -75,7 +75,7 @@ void Tiers::cut_device_memory() {
   }
   activation_window_ = device_tallies_ + placement_.tally_bytes;
   SLUICE_CHECK(activation_window_ + placement_.activation_window.size_bytes() ==
-                   device_memory_.data() + placement_.device_bytes(),
+                   device_memory_.data() + placement_.device_slab_bytes(),
                "the pools must add up to the slab");
 }
 

@@ -1,18 +1,16 @@
 #include "engine/transfer_watch.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/named_thread.h"
+
 namespace sluice {
 namespace {
 
-constexpr std::uint32_t kTicksOfTimeout = 16;
-constexpr std::uint32_t kTicksOfSlow = kTicksOfTimeout / 4;
 constexpr std::size_t kListedMax = 32;
 constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
@@ -20,7 +18,7 @@ constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
 
 TransferWatch::TransferWatch(double timeout_s, Hooks hooks)
     : timeout_s_(timeout_s), hooks_(std::move(hooks)) {
-  if (timeout_s > 0) thread_ = std::thread([this] { run(); });
+  if (timeout_s > 0) thread_ = start_thread("sluice-watch", [this] { run(); });
 }
 
 TransferWatch::~TransferWatch() {
@@ -33,19 +31,16 @@ TransferWatch::~TransferWatch() {
   thread_.join();
 }
 
-void TransferWatch::add(const Transfer& transfer) {
+void TransferWatch::add(const Transfer& transfer, const IoRequest& request) {
   if (timeout_s_ == 0) return;
   const std::scoped_lock lock(mutex_);
-  in_flight_.push_back({.transfer = &transfer});
+  in_flight_.add(transfer, request);
 }
 
 void TransferWatch::remove(const Transfer& transfer) {
   if (timeout_s_ == 0) return;
   const std::scoped_lock lock(mutex_);
-  const auto found = std::ranges::find(in_flight_, &transfer, &Watched::transfer);
-  if (found == in_flight_.end()) return;
-  *found = in_flight_.back();
-  in_flight_.pop_back();
+  in_flight_.remove(transfer);
 }
 
 std::vector<std::string> TransferWatch::take_notes() {
@@ -54,8 +49,7 @@ std::vector<std::string> TransferWatch::take_notes() {
 }
 
 void TransferWatch::run() {
-  ::pthread_setname_np(::pthread_self(), "sluice-watch");
-  const std::chrono::duration<double> period(timeout_s_ / kTicksOfTimeout);
+  const std::chrono::duration<double> period(timeout_s_ / TransferAges::kTicksOfTimeout);
   std::unique_lock lock(mutex_);
   while (!stop_wanted_.wait_for(lock, period, [this] { return is_stopping_; })) {
     if (!look()) continue;
@@ -68,25 +62,22 @@ void TransferWatch::run() {
 }
 
 bool TransferWatch::look() {
-  bool found_stuck = false;
-  for (Watched& watched : in_flight_) {
-    ++watched.ticks;
-    if (watched.ticks == kTicksOfSlow && notes_.size() < kNotesMax)
-      notes_.push_back(fmt::format("storage is slow: {} has been under way for {:.3g} s",
-                                   hooks_.describe(*watched.transfer), timeout_s_ / 4));
-    found_stuck |= watched.ticks > kTicksOfTimeout;
-  }
-  return found_stuck;
+  return in_flight_.tick([this](const Transfer& slow) {
+    if (notes_.size() < kNotesMax)
+      notes_.push_back(
+          fmt::format("storage is slow: {}, and its drive has completed nothing for {:.3g} s",
+                      hooks_.describe(slow), timeout_s_ / 4));
+  });
 }
 
 std::string TransferWatch::list() const {
-  std::string text = fmt::format("{} in flight:", in_flight_.size());
-  for (std::size_t i = 0; i < std::min(in_flight_.size(), kListedMax); ++i) {
-    text += fmt::format("\n  {}, for {:.3g} s", hooks_.describe(*in_flight_[i].transfer),
-                        in_flight_[i].ticks * timeout_s_ / kTicksOfTimeout);
+  const std::vector<TransferAges::Age> ages = in_flight_.ages();
+  std::string text = fmt::format("{} in flight:", ages.size());
+  for (std::size_t i = 0; i < std::min(ages.size(), kListedMax); ++i) {
+    text += fmt::format("\n  {}, for {:.3g} s", hooks_.describe(*ages[i].transfer),
+                        ages[i].ticks * timeout_s_ / TransferAges::kTicksOfTimeout);
   }
-  if (in_flight_.size() > kListedMax)
-    text += fmt::format("\n  and {} more", in_flight_.size() - kListedMax);
+  if (ages.size() > kListedMax) text += fmt::format("\n  and {} more", ages.size() - kListedMax);
   return text;
 }
 

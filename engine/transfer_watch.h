@@ -1,9 +1,10 @@
 // Looks after the transfers in flight: one that takes long is noted, one that never ends stops the
-// engine. Age is counted in ticks of the watch's own thread, not by the clock: after a process has
-// been stopped and continued, or while the machine is too busy to run the watch, no transfer is
-// blamed for it.
+// engine (engine/transfer_ages.h has the rules). Age is counted in ticks of the watch's own thread,
+// not by the clock: after a process has been stopped and continued, or while the machine is too
+// busy to run the watch, no transfer is blamed for it.
 //
-// Thread rule: add() and remove() from any thread; both calls' transfers stay in place in between.
+// Thread rule: add() and remove() from any thread; a transfer and its request stay in place in
+// between.
 // Invariants: `on_stuck` is called at most once; each transfer is noted at most once.
 #pragma once
 
@@ -16,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-namespace sluice {
+#include "engine/transfer_ages.h"
 
-struct Transfer;
+namespace sluice {
 
 class TransferWatch {
  public:
@@ -35,7 +36,7 @@ class TransferWatch {
   TransferWatch(const TransferWatch&) = delete;
   TransferWatch& operator=(const TransferWatch&) = delete;
 
-  void add(const Transfer& transfer);
+  void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
   // True from the moment before on_stuck: the transfers in flight may stay there for ever.
@@ -46,11 +47,6 @@ class TransferWatch {
   std::vector<std::string> take_notes();
 
  private:
-  struct Watched {
-    const Transfer* transfer = nullptr;
-    std::uint32_t ticks = 0;
-  };
-
   void run();
   bool look();  // with mutex_ held; true when a transfer is stuck
   std::string list() const;
@@ -64,7 +60,7 @@ class TransferWatch {
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable stop_wanted_;
-  std::vector<Watched> in_flight_;
+  TransferAges in_flight_;
   std::vector<std::string> notes_;
   bool is_stopping_ = false;
 

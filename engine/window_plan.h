@@ -2,6 +2,12 @@
 // whole residency of a step, decided in advance by Belady's rule (evict what is needed last), since
 // the schedule is known. Being a pure function of (schedule, sizes, window), it fixes the traffic
 // of a step to the byte, whatever the timing.
+//
+// With several leases units that are held can lie in the way of the next one. Where the rule ends
+// in such a place, the step is planned again with a retreat: places, by stay, in which no two units
+// lie on each other that are held at once. No unit may then be put where the retreat has those that
+// come while it is held, so the next one always finds room, if only in its retreat. Two leases need
+// no more than the two units: stays go to the window's two ends in turn.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +21,9 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
-  // Uses (indices into the schedule) whose units this fetch overwrites: each is the evicted unit's
-  // last use before, and must have been released and computed before a copy may start.
+  // Uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
+  // another place: each is that unit's last use before, and must have been released and computed
+  // before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -45,9 +52,10 @@ struct WindowProgress {
 };
 
 // `unit_bytes[u]` is what unit u needs in the window, 0 for a unit homed on the device. Uses k -
-// concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay. Fails
-// with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes that
-// would.
+// concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay. Works
+// for every window of at least least_window_bytes().
+// Fails with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes
+// that would.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
@@ -59,9 +67,16 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
                          std::uint32_t concurrent_leases);
 
-// The smallest window for `leases` simultaneous leases: the largest sum of the distinct units in
-// `leases` consecutive uses.
-std::uint64_t window_bytes_for(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+// The smallest window that plan_window() answers for, and with it for every larger one. With one
+// lease or two it is leased_bytes_max(), as it nearly always is with more: but which places waste
+// the fewest bytes then, only trying all of them would tell.
+std::uint64_t least_window_bytes(const Schedule& schedule,
+                                 std::span<const std::uint64_t> unit_bytes,
+                                 std::uint32_t concurrent_leases);
+
+// The largest sum of the distinct units in `leases` consecutive uses: no window that holds so many
+// leases at a time is smaller.
+std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 
 }  // namespace sluice

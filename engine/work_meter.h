@@ -1,6 +1,7 @@
 // How long something other than computation has been at work: storage, copies to the device and the
 // processor, each, and all of them together, as the time during which at least one task was under
-// way.
+// way: from when it is asked for until the scheduler hears of its end, hand-overs between threads
+// included.
 //
 // Thread rule: scheduler's thread only.
 #pragma once

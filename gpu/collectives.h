@@ -6,8 +6,9 @@
 // first of them; abort() may come from any thread. open() is called by the thread that owns all.
 // Invariants: an operation is the same call, in the same place of the sequence of calls, on every
 // rank of the object; what is issued in an order that depends on timing needs an object of its own
-// (open()). Every reduction adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all
-// implementations give the same bits. No operation waits for another rank longer than the timeout.
+// (open()). Every reduction of floating-point values adds in rank order in fp32 and rounds once
+// (base/ordered_sum.h), so all implementations give the same bits. No operation waits for another
+// rank longer than the timeout.
 // Failure: the first failed operation of a rank is latched: it is reported by the stream's
 // synchronize() and to on_failure(), and every later operation of the rank, on any object, fails
 // with it at once.
@@ -58,6 +59,18 @@ struct AllReduce {
   std::string_view subject;
 };
 
+// Words are unsigned integers of 64 bits. Of the first `sum_count`, each becomes its sum over the
+// ranks, modulo 2^64; of the `minimum_count` behind them, its minimum. A maximum is the complement
+// of the minimum of complements, so one operation tells how far values are apart.
+struct AllReduceIntegers {
+  std::byte* data = nullptr;  // 8-byte aligned
+  std::uint64_t sum_count = 0;
+  std::uint64_t minimum_count = 0;
+  std::string_view subject;
+
+  std::uint64_t count() const { return sum_count + minimum_count; }
+};
+
 struct Broadcast {
   std::byte* data = nullptr;
   std::uint64_t size_bytes = 0;
@@ -83,6 +96,7 @@ class Collectives {
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
   virtual void reduce_scatter(const ReduceScatter& reduce, StreamId stream) = 0;
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
+  virtual void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) = 0;
   virtual void broadcast(const Broadcast& broadcast, StreamId stream) = 0;
   // Ends on no rank before it has begun on every one.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;

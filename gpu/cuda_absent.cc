@@ -1,8 +1,9 @@
-// What gpu/cuda_device.h, gpu/cuda_copies.h and gpu/device_math.h promise, in a build without CUDA.
+// What gpu/cuda_device.h and the headers beside it promise, in a build without CUDA.
 #include "base/error.h"
 #include "gpu/cuda_copies.h"
 #include "gpu/cuda_device.h"
 #include "gpu/device_math.h"
+#include "gpu/kernel_list.h"
 
 namespace sluice {
 
@@ -24,6 +25,10 @@ std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
 
 double plain_copies_s(CudaDevice&, const CopyEnds&, const CopyEnds&, std::uint64_t, std::uint64_t,
                       unsigned) {
+  throw Error(ErrorCode::kUnsupported, why_no_cuda_device(0));
+}
+
+void load_kernels(CudaDevice&) {
   throw Error(ErrorCode::kUnsupported, why_no_cuda_device(0));
 }
 

@@ -16,6 +16,7 @@
 #include "gpu/cuda_current_device.h"
 #include "gpu/cuda_error.h"
 #include "gpu/cuda_memory.h"
+#include "gpu/host_call_queue.h"
 #include "gpu/host_stream.h"
 
 namespace sluice {
@@ -30,23 +31,32 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
+// What allocations may take of a GPU.
+std::uint64_t available_bytes(int ordinal) {
+  const CudaCurrentDevice current(ordinal);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
+}
+
 // A stream and what its owner needs to wait for it.
 struct CudaStream {
   cudaStream_t stream = nullptr;
   cudaEvent_t reached = nullptr;  // recorded by synchronize()
 
+  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may come when the stream is gone
+
+  std::mutex starting;  // functions get their numbers in the order of the stream
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t host_calls = 0;  // functions that have not returned yet; guarded by mutex
+  std::uint64_t refused_calls = 0;  // that last_resort_ has not run yet; guarded by mutex
 };
 
-class RuntimeCudaDevice;
-
-// A function on its way to a thread of the CUDA runtime. Deleted there.
-struct HostCall {
-  RuntimeCudaDevice* device;
-  CudaStream* stream;
-  std::function<void()> function;
+// What the runtime calls back with. Deleted there.
+struct Callback {
+  std::shared_ptr<HostCallQueue> calls;
+  std::uint64_t number;
 };
 
 class RuntimeCudaDevice final : public CudaDevice {
@@ -63,7 +73,7 @@ class RuntimeCudaDevice final : public CudaDevice {
     return memory_.allocate(size_bytes, purpose);
   }
   void free(std::byte* memory) noexcept override;
-  std::uint64_t capacity_bytes() const override { return memory_.capacity_bytes(); }
+  std::uint64_t capacity_bytes() const override;
   std::uint64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
   void register_host_memory(std::span<std::byte> memory) override { memory_.register_host(memory); }
@@ -86,17 +96,26 @@ class RuntimeCudaDevice final : public CudaDevice {
   void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
   void call_host(StreamId stream, std::function<void()> function) override;
 
-  void finish(std::unique_ptr<HostCall> call, cudaError_t status);
-
  private:
   CudaStream& stream_of(StreamId id) const;
   cudaEvent_t event_of(EventId id) const;
+  // What `call`, a call of the runtime, returns on this GPU. It is made whatever happens: what is
+  // to be given back is, after a failure too.
+  template <class Call>
+  cudaError_t on_device(const Call& call) const {
+    int status = 0;
+    const CudaCurrentDevice current(ordinal_, std::nothrow, &status);
+    const cudaError_t result = call();
+    return result != cudaSuccess ? result : static_cast<cudaError_t>(status);
+  }
   void latch(cudaError_t status, const char* expression, int line) const;
   void await(cudaEvent_t event) const;
   void await_all(CudaStream& stream);
   void start(CudaStream& stream, std::function<void()> function);
+  void run_refused(CudaStream& stream, std::uint64_t number);
 
   const int ordinal_;
+  const bool takes_all_;  // that is free
   std::string name_;
   int high_priority_ = 0;  // numerically the least
   CudaMemory memory_;
@@ -109,22 +128,25 @@ class RuntimeCudaDevice final : public CudaDevice {
   std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
 
   // Runs host functions that the runtime would not take any more after a failure.
+  FailureLatch never_fails_;
   HostStream last_resort_;
 };
 
 // Enqueueing never throws: it happens on threads that could do nothing about it. The failure is
 // kept for synchronize().
-#define SLUICE_CUDA_ENQUEUE(expression)                                 \
-  do {                                                                  \
-    if (const cudaError_t status = (expression); status != cudaSuccess) \
-      latch(status, #expression, __LINE__);                             \
+#define SLUICE_CUDA_ENQUEUE(expression)                                                          \
+  do {                                                                                           \
+    if (const cudaError_t failed = on_device([&] { return expression; }); failed != cudaSuccess) \
+      latch(failed, #expression, __LINE__);                                                      \
   } while (false)
 
 RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
     : ordinal_(options.ordinal),
+      takes_all_(options.memory_bytes == 0),
       name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
-      memory_(ordinal_, name_, options.memory_bytes, options.memory_source),
-      last_resort_("cuda failed", 0, failure_) {
+      memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
+              options.memory_source),
+      last_resort_("cuda failed", 0, never_fails_) {
   const CudaCurrentDevice current(ordinal_);
   int least = 0;
   SLUICE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &high_priority_));
@@ -137,6 +159,12 @@ RuntimeCudaDevice::~RuntimeCudaDevice() {
 void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int line) const {
   (void)cudaGetLastError();  // where it is no lasting one, later calls need not hear of it
   failure_.set(std::make_exception_ptr(cuda_error(status, expression, __FILE__, line)));
+}
+
+// Code that has been loaded and communicators have taken of what was free at first.
+std::uint64_t RuntimeCudaDevice::capacity_bytes() const {
+  if (!takes_all_) return memory_.capacity_bytes();
+  return std::min(memory_.capacity_bytes(), memory_.allocated_bytes() + available_bytes(ordinal_));
 }
 
 void RuntimeCudaDevice::free(std::byte* memory) noexcept {
@@ -152,6 +180,7 @@ void RuntimeCudaDevice::unregister_host_memory(std::span<std::byte> memory) noex
 StreamId RuntimeCudaDevice::create_stream(std::string_view, StreamPriority priority) {
   const CudaCurrentDevice current(ordinal_);
   auto stream = std::make_unique<CudaStream>();
+  stream->calls = std::make_shared<HostCallQueue>(failure_);
   SLUICE_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking,
                                            priority == StreamPriority::kHigh ? high_priority_ : 0));
   if (const cudaError_t status = cudaEventCreateWithFlags(
@@ -228,7 +257,8 @@ void RuntimeCudaDevice::wait(StreamId stream, EventId event) {
 }
 
 bool RuntimeCudaDevice::is_complete(EventId event) const {
-  const cudaError_t status = cudaEventQuery(event_of(event));
+  const cudaError_t status =
+      on_device([native = event_of(event)] { return cudaEventQuery(native); });
   if (status == cudaErrorNotReady) {
     (void)cudaGetLastError();  // else the next launch on this thread would look failed
     return false;
@@ -244,9 +274,10 @@ void RuntimeCudaDevice::await(cudaEvent_t event) const {
 void RuntimeCudaDevice::await_all(CudaStream& stream) {
   SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
   await(stream.reached);
-  // After a failure the event says nothing; the functions still come, one way or the other.
+  // After a failure the event says nothing, and the runtime may be late with its callbacks.
+  stream.calls->run_all();
   std::unique_lock lock(stream.mutex);
-  stream.changed.wait(lock, [&stream] { return stream.host_calls == 0; });
+  stream.changed.wait(lock, [&stream] { return stream.refused_calls == 0; });
 }
 
 void RuntimeCudaDevice::synchronize(EventId event) {
@@ -262,6 +293,7 @@ void RuntimeCudaDevice::synchronize(StreamId id) {
 }
 
 std::int64_t RuntimeCudaDevice::elapsed_ns(EventId begin, EventId end) const {
+  const CudaCurrentDevice current(ordinal_);
   float elapsed_ms = 0;
   SLUICE_CUDA(cudaEventElapsedTime(&elapsed_ms, event_of(begin), event_of(end)));
   return static_cast<std::int64_t>(static_cast<double>(elapsed_ms) * 1e6);
@@ -301,68 +333,45 @@ void RuntimeCudaDevice::call_host(StreamId id, std::function<void()> function) {
 }
 
 void CUDART_CB on_reached(cudaStream_t, cudaError_t status, void* data) {
-  std::unique_ptr<HostCall> call(static_cast<HostCall*>(data));
-  RuntimeCudaDevice* const device = call->device;
-  device->finish(std::move(call), status);
+  const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
+  const std::exception_ptr failure =
+      status == cudaSuccess
+          ? nullptr
+          : std::make_exception_ptr(
+                cuda_error(static_cast<int>(status), "work on a stream", __FILE__, __LINE__));
+  callback->calls->run_up_to(callback->number, failure);
 }
 
 // cudaStreamAddCallback and not cudaLaunchHostFunc: after an error of the device the latter's
 // functions are not called, and whoever waits for one would wait for ever.
 void RuntimeCudaDevice::start(CudaStream& stream, std::function<void()> function) {
-  {
-    const std::scoped_lock lock(stream.mutex);
-    ++stream.host_calls;
-  }
-  auto call = std::make_unique<HostCall>(HostCall{this, &stream, std::move(function)});
-  const cudaError_t status = cudaStreamAddCallback(stream.stream, on_reached, call.get(), 0);
+  const CudaCurrentDevice current(ordinal_, std::nothrow);
+  const std::scoped_lock in_order(stream.starting);
+  const std::uint64_t number = stream.calls->add(std::move(function));
+  auto callback = std::make_unique<Callback>(Callback{stream.calls, number});
+  const cudaError_t status = cudaStreamAddCallback(stream.stream, on_reached, callback.get(), 0);
   if (status == cudaSuccess) {
-    (void)call.release();  // it is the runtime's now
+    (void)callback.release();  // it is the runtime's now
     return;
   }
   latch(status, "cudaStreamAddCallback", __LINE__);
-  last_resort_.enqueue(CallHostTask{[this, shared = std::shared_ptr<HostCall>(std::move(call))] {
-    finish(std::make_unique<HostCall>(std::move(*shared)), cudaSuccess);
-  }});
+  {
+    const std::scoped_lock lock(stream.mutex);
+    ++stream.refused_calls;
+  }
+  last_resort_.enqueue(LaunchTask{[this, &stream, number] { run_refused(stream, number); }});
 }
 
-// Whoever waits for the stream may free it, and the device, as soon as host_calls is 0.
-void RuntimeCudaDevice::finish(std::unique_ptr<HostCall> call, cudaError_t status) {
-  if (status != cudaSuccess)
-    failure_.set(std::make_exception_ptr(
-        cuda_error(static_cast<int>(status), "work on a stream", __FILE__, __LINE__)));
-  run_host_function(call->function, failure_);
-  CudaStream& stream = *call->stream;
-  call.reset();  // the captures go before anyone hears of the completion
+// Behind the work before it, as far as the GPU still works: else the runtime says so at once.
+void RuntimeCudaDevice::run_refused(CudaStream& stream, std::uint64_t number) {
+  (void)on_device([&] { return cudaStreamSynchronize(stream.stream); });
+  stream.calls->run_up_to(number);
   const std::scoped_lock lock(stream.mutex);
-  --stream.host_calls;
+  --stream.refused_calls;
   stream.changed.notify_all();
 }
 
 }  // namespace
-
-int cuda_device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  (void)cudaGetLastError();
-  return 0;
-}
-
-std::string why_no_cuda_device(int ordinal) {
-  int count = 0;
-  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
-    (void)cudaGetLastError();
-    return fmt::format("no usable GPU: {}", cudaGetErrorString(status));
-  }
-  if (ordinal >= count)
-    return fmt::format("there is no GPU {}: the driver lists {}", ordinal, count);
-  return "";
-}
-
-std::string describe_cuda_device(int ordinal) {
-  const cudaDeviceProp properties = properties_of(ordinal);
-  return fmt::format("{}, compute capability {}.{}, {}", properties.name, properties.major,
-                     properties.minor, format_bytes(properties.totalGlobalMem));
-}
 
 std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
   if (const std::string why = why_no_cuda_device(options.ordinal); !why.empty())
@@ -377,10 +386,7 @@ std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
                             format_bytes(options.memory_bytes), options.ordinal,
                             format_bytes(total_bytes)));
   }
-  const std::uint64_t available = free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
-  CudaDeviceOptions checked = options;
-  if (checked.memory_bytes == 0) checked.memory_bytes = available;
-  return std::make_unique<RuntimeCudaDevice>(checked);
+  return std::make_unique<RuntimeCudaDevice>(options);
 }
 
 }  // namespace sluice

@@ -27,8 +27,8 @@ struct CudaMemorySource {
 
 struct CudaDeviceOptions {
   int ordinal = 0;
-  // What allocate() may hand out in all; 0 = what is free now, less a reserve for libraries and
-  // kernels.
+  // What allocate() may hand out in all; 0 = what is free, less a reserve for libraries and
+  // kernels. capacity_bytes() looks anew then: whoever plans asks when all else has taken its part.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };

@@ -12,6 +12,7 @@
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_error.h"
 #include "gpu/kernel_elements.h"
+#include "gpu/kernel_list.h"
 
 namespace sluice {
 
@@ -85,6 +86,39 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
+// Launches `kernel`, one of the above with a `Body`, over no index.
+template <class Body>
+void launch_nothing(const void* kernel, void* stream) {
+  std::uint64_t count = 0;
+  alignas(Body) unsigned char body[sizeof(Body)] = {};
+  void* arguments[] = {&count, body};
+  SLUICE_CUDA(cudaLaunchKernel(kernel, dim3(1), dim3(kTeamThreads), arguments, 0,
+                               static_cast<cudaStream_t>(stream)));
+}
+
+// For load_kernels(): one of each is made at the start of a program that launches the kernel.
+template <class Body>
+struct ListedElements {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&elements_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+template <class Body>
+struct ListedTeams {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&teams_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+template <class Body>
+struct ListedLeaves {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&leaves_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+
 class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
@@ -93,6 +127,7 @@ class CudaLauncher {
   // Fails with: as SLUICE_CUDA.
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedElements<Body>::kernel;
     if (count == 0) return;
     const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks = std::min((count + kTeamThreads - 1) / kTeamThreads, kBlocksMax);
@@ -104,6 +139,7 @@ class CudaLauncher {
   // body(team, i) for every i in [0, count).
   template <class Body>
   void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedTeams<Body>::kernel;
     if (count == 0) return;
     const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks = std::min(count, kBlocksMax);
@@ -115,6 +151,7 @@ class CudaLauncher {
   // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedLeaves<Body>::kernel;
     if (count == 0) return;
     const CudaCurrentDevice current(device_.ordinal());
     const std::uint64_t blocks =

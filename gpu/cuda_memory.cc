@@ -31,6 +31,7 @@ CudaMemory::CudaMemory(int ordinal, std::string name, std::uint64_t capacity_byt
 
 CudaMemory::~CudaMemory() {
   SLUICE_CHECK(allocations_.empty(), "memory goes before its device");
+  const CudaCurrentDevice current(ordinal_, std::nothrow);
   (void)cudaStreamDestroy(static_cast<cudaStream_t>(fill_stream_));
 }
 
@@ -84,6 +85,7 @@ int CudaMemory::free(std::byte* memory) noexcept {
 }
 
 int CudaMemory::give_back(void* base) const noexcept {
+  const CudaCurrentDevice current(ordinal_, std::nothrow);
   if (!source_.free) return cudaFree(base);
   return source_.free(base) ? cudaSuccess : cudaErrorUnknown;
 }

@@ -82,6 +82,7 @@ class Device {
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // Runs `function` on a thread of the device after the work already on `stream`; later work waits
   // for it; functions of different streams may run one after another, so none waits for another.
+  // Those of one stream run in the order of the calls, after a failure too.
   // What it throws is a failure of the stream's work. After a failure on any stream, copies, fills
   // and computation that are enqueued from then on are skipped, and those already enqueued may be,
   // while events complete and host functions run: they are how completions are heard of, and nobody

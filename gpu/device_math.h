@@ -35,7 +35,8 @@ struct DeviceUpdate {
   float* exp_avg_sq = nullptr;
   const void* gradient = nullptr;
   std::uint64_t element_count = 0;
-  // Set to 1 when a new master, or the parameter rounded from it, is not finite; else left.
+  // Set to 1 when a new master, the parameter rounded from it, or a moment is not finite; else
+  // left.
   std::uint32_t* non_finite = nullptr;
 };
 

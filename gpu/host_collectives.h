@@ -35,6 +35,8 @@ struct HostCollectivesOptions {
   std::function<void(const std::string& waiting)> on_wait = {};
   // For tests. The same on every rank.
   RankPath path = RankPath::kBest;
+  // By messages, up to so many ranks exchange integers in one round (gpu/integer_reduction.h).
+  std::uint32_t direct_ranks_max = 16;
 };
 
 struct Barrier {
@@ -48,6 +50,9 @@ class HostCollectives : public Collectives {
     enqueue(reduce, stream);
   }
   void all_reduce(const AllReduce& reduce, StreamId stream) final { enqueue(reduce, stream); }
+  void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) final {
+    enqueue(reduce, stream);
+  }
   void broadcast(const Broadcast& broadcast, StreamId stream) final { enqueue(broadcast, stream); }
   void barrier(std::string_view subject, StreamId stream) final {
     enqueue(Barrier{.subject = subject}, stream);
@@ -68,6 +73,7 @@ class HostCollectives : public Collectives {
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;
+  virtual void run(const AllReduceIntegers& reduce, std::uint64_t sequence) = 0;
   virtual void run(const Broadcast& broadcast, std::uint64_t sequence) = 0;
   virtual void run(const Barrier& barrier, std::uint64_t sequence) = 0;
 

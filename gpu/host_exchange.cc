@@ -1,5 +1,6 @@
 #include "gpu/host_exchange.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "gpu/integer_reduction.h"
 
 namespace sluice {
 namespace {
@@ -220,6 +222,26 @@ void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
   });
   consume();
   await_all(&RankSignals::consumed, step_);
+}
+
+// So few that slots hold them, as a rule; else one slot after the other.
+void HostExchange::run(const AllReduceIntegers& operation) {
+  attempt("all_reduce_integers", operation.subject, [&] {
+    constexpr std::uint64_t kSlotWords = HostNeighbors::kSlotBytes / sizeof(std::uint64_t);
+    std::uint64_t first = 0;
+    do {
+      if (first != 0) ++step_;
+      const std::uint64_t words = std::min(kSlotWords, operation.count() - first);
+      std::byte* const own = operation.data + first * sizeof(std::uint64_t);
+      copy_bytes(begin_slot_step(), own, words * sizeof(std::uint64_t));
+      publish();
+      for_each_published([&](std::uint32_t peer) {
+        combine_integers(operation, first, words, slot_of(peer), own);
+      });
+      consume();
+      first += words;
+    } while (first < operation.count());
+  });
 }
 
 void HostExchange::run(const Broadcast& broadcast) {

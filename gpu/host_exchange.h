@@ -7,10 +7,11 @@
 //   added. A rank goes on when all others have read.
 //
 // Thread rule: one thread at a time.
-// Invariants: an operation is one step of the sequence, an all_reduce by reading two. The data of a
-// published step stays as it is until all have consumed it: a slot is written to again two steps
-// later. A rank that fails takes back what it has published before its memory can change, and who
-// has read from it looks once more: nothing half-written becomes a result.
+// Invariants: an operation is one step of the sequence, an all_reduce by reading two, and one of
+// integers as many as it fills slots. The data of a published step stays as it is until all have
+// consumed it: a slot is written to again two steps later. A rank that fails takes back what it has
+// published before its memory can change, and who has read from it looks once more: nothing
+// half-written becomes a result.
 #pragma once
 
 #include <atomic>
@@ -48,6 +49,7 @@ class HostExchange {
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);
   void run(const AllReduce& reduce);
+  void run(const AllReduceIntegers& reduce);
   void run(const Broadcast& broadcast);
   void run(const Barrier& barrier);
 

@@ -1,6 +1,7 @@
 #include "gpu/host_neighbors.h"
 
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -13,11 +14,9 @@
 
 namespace sluice {
 
-// How a rank's process is found, and a proof that it was: a number at an address.
+// What a rank says of its process.
 struct HostNeighbors::Header {
-  std::int32_t process = 0;
-  std::uint64_t address = 0;
-  std::uint64_t proof = 0;
+  Process process;
 };
 
 namespace {
@@ -29,42 +28,80 @@ constexpr std::uint64_t kPartBytes =
     kSlotsBegin + HostNeighbors::kPlaces * kSlots * HostNeighbors::kSlotBytes;
 static_assert(kSignalsBegin + HostNeighbors::kPlaces * sizeof(RankSignals) <= kSlotsBegin);
 
+// What no other process has at the same address.
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
+    number = static_cast<std::uint64_t>(::getpid()) << 32 | 1;
+  return number;
+}
+
 }  // namespace
 
-HostNeighbors::HostNeighbors(MpiPort& port) {
-  parts_ = port.share_memory(kPartBytes);
+ReadPermit ReadPermit::for_siblings() {
+  ReadPermit permit;
+  const pid_t parent = ::getppid();
+  permit.is_given_ = parent > 1 && ::prctl(PR_SET_PTRACER, parent) == 0;
+  return permit;
+}
+
+ReadPermit::~ReadPermit() {
+  if (is_given_) (void)::prctl(PR_SET_PTRACER, 0);
+}
+
+HostNeighbors::HostNeighbors(MpiPort& port, const Progress& progress) {
+  parts_.assign(port.rank_count(), nullptr);
+  progress("the ranks of a host finding each other");
+  const std::vector<std::uint32_t> ranks = port.host_ranks();
+  if (ranks.size() < 2) return;
+  progress("the ranks of this host sharing memory");
+  SegmentPlace place;
+  if (ranks.front() == port.rank()) {
+    segment_ = SharedSegment::make(ranks.size() * kPartBytes);
+    place = segment_.place();
+  }
+  const bool has_come =
+      port.broadcast_on_host(std::as_writable_bytes(std::span(&place, 1)));  // of the first of them
+  if (ranks.front() != port.rank() && has_come)
+    segment_ = SharedSegment::open(place, ranks.size() * kPartBytes);
+  const bool all_have_it = port.agree_on_host(segment_.data() != nullptr);
+  segment_.close_place();
+  if (!all_have_it) return;
+  progress("the ranks of this host reading each other's memory");
+  take_parts(port, ranks);
+  if (can_read_all(port)) return;
+  permit_ = ReadPermit::for_siblings();
+  (void)port.agree_on_host(true);  // everybody has given it
+  if (can_read_all(port)) return;
+  permit_ = ReadPermit();
+  parts_.assign(parts_.size(), nullptr);
+}
+
+// Ends when everybody's part stands.
+void HostNeighbors::take_parts(MpiPort& port, std::span<const std::uint32_t> ranks) {
+  const std::uint64_t proof = random_number();
+  proof_ = std::make_unique<Proof>(proof);
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    parts_[ranks[i]] = segment_.data() + i * kPartBytes;
   std::byte* const own = parts_[port.rank()];
-  if (own == nullptr) return;
-  // Where processes may only be read by their parents (Yama), their siblings may from here on.
-  (void)::prctl(PR_SET_PTRACER, ::getppid());
-  const std::uint64_t proof = (static_cast<std::uint64_t>(::getpid()) << 32) + port.rank() + 1;
   std::construct_at(reinterpret_cast<Header*>(own),
-                    Header{.process = ::getpid(),
-                           .address = reinterpret_cast<std::uint64_t>(&proof),
-                           .proof = proof});
+                    Header{{.id = ::getpid(),
+                            .proof_address = reinterpret_cast<std::uint64_t>(proof_.get()),
+                            .proof = proof}});
   for (std::uint32_t place = 0; place < kPlaces; ++place)
     std::construct_at(reinterpret_cast<RankSignals*>(own + kSignalsBegin) + place);
-  (void)port.agree_on_host(true);  // everybody's part stands
-  processes_.assign(parts_.size(), 0);
-  bool can_read_all = true;
-  for (std::uint32_t rank = 0; rank < parts_.size(); ++rank) {
-    if (parts_[rank] == nullptr) continue;
-    processes_[rank] = header(rank).process;
-    can_read_all = can_read_all && can_read(rank);
-  }
-  if (!port.agree_on_host(can_read_all)) parts_.assign(parts_.size(), nullptr);
+  (void)port.agree_on_host(true);
+  processes_.assign(parts_.size(), {});
+  for (const std::uint32_t rank : ranks)
+    processes_[rank] = reinterpret_cast<const Header*>(parts_[rank])->process;
 }
 
-// Number and process may be those of another namespace.
-bool HostNeighbors::can_read(std::uint32_t rank) const {
-  std::uint64_t proof = 0;
-  return read(rank, header(rank).address, reinterpret_cast<std::byte*>(&proof), sizeof proof) ==
-             0 &&
-         proof == header(rank).proof;
-}
-
-HostNeighbors::Header& HostNeighbors::header(std::uint32_t rank) const {
-  return *reinterpret_cast<Header*>(parts_[rank]);
+// Whether every rank of the host can. Number and process may be those of another namespace.
+bool HostNeighbors::can_read_all(MpiPort& port) const {
+  bool can_read = true;
+  for (std::uint32_t rank = 0; rank < parts_.size(); ++rank)
+    can_read = can_read && (parts_[rank] == nullptr || read(rank, 0, nullptr, 0) == 0);
+  return port.agree_on_host(can_read);
 }
 
 bool HostNeighbors::include(std::span<const std::uint32_t> ranks) const {
@@ -80,20 +117,30 @@ std::byte* HostNeighbors::slot(std::uint32_t rank, std::uint32_t place, std::uin
   return parts_[rank] + kSlotsBegin + (place * kSlots + step % kSlots) * kSlotBytes;
 }
 
+// Data and proof come by one system call, so from one process. A call that stops before the proof
+// is gone on with, and the one that ends it proves all: a process that has ended does not come
+// back.
 int HostNeighbors::read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                         std::uint64_t size_bytes) const {
-  while (size_bytes != 0) {
-    const iovec local{.iov_base = target, .iov_len = size_bytes};
-    const iovec remote{.iov_base = reinterpret_cast<void*>(address), .iov_len = size_bytes};
-    const ssize_t count = ::process_vm_readv(processes_[rank], &local, 1, &remote, 1, 0);
+  const Process& process = processes_[rank];
+  while (true) {
+    std::uint64_t proof = 0;
+    const iovec local[] = {{.iov_base = target, .iov_len = size_bytes},
+                           {.iov_base = &proof, .iov_len = sizeof proof}};
+    const iovec remote[] = {
+        {.iov_base = reinterpret_cast<void*>(address), .iov_len = size_bytes},
+        {.iov_base = reinterpret_cast<void*>(process.proof_address), .iov_len = sizeof proof}};
+    const ssize_t count = ::process_vm_readv(process.id, local, 2, remote, 2, 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return errno;
-    if (count == 0) return EFAULT;
-    target += count;
-    address += static_cast<std::uint64_t>(count);
-    size_bytes -= static_cast<std::uint64_t>(count);
+    const auto moved = static_cast<std::uint64_t>(count);
+    if (moved == size_bytes + sizeof proof) return proof == process.proof ? 0 : ESRCH;
+    if (moved >= size_bytes) return ESRCH;  // no proof where it was
+    if (moved == 0) return EFAULT;
+    target += moved;
+    address += moved;
+    size_bytes -= moved;
   }
-  return 0;
 }
 
 }  // namespace sluice

@@ -1,6 +1,5 @@
 #include "gpu/host_stream.h"
 
-#include <pthread.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -8,17 +7,13 @@
 #include <cstring>
 #include <utility>
 
+#include "base/named_thread.h"
 #include "base/trace.h"
 
 namespace sluice {
 namespace {
 
 thread_local bool in_host_function = false;
-
-// At most 15 characters, as the kernel has it.
-void name_this_thread(const std::string& name) {
-  (void)pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-}
 
 // The kernel may otherwise let a sleep last 50 us longer, to save wake-ups.
 void wake_this_thread_on_time() {
@@ -74,9 +69,9 @@ void FailureLatch::rethrow_if_set() const {
 
 HostStream::HostStream(const std::string& name, std::uint64_t copy_bytes_per_second,
                        FailureLatch& failure)
-    : name_(name), copy_bytes_per_second_(copy_bytes_per_second), failure_(failure) {
+    : copy_bytes_per_second_(copy_bytes_per_second), failure_(failure) {
   std::fegetenv(&environment_);
-  thread_ = std::thread([this] { run_thread(); });
+  thread_ = start_thread(name, [this] { run_thread(); });
 }
 
 HostStream::~HostStream() {
@@ -118,7 +113,6 @@ void HostStream::await() {
 }
 
 void HostStream::run_thread() {
-  name_this_thread(name_);
   wake_this_thread_on_time();
   std::unique_lock lock(mutex_);
   while (true) {

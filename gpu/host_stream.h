@@ -102,7 +102,6 @@ class HostStream {
   void run_function(const std::function<void()>& function);
 
   // Constant after construction.
-  std::string name_;
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
   std::fenv_t environment_;  // that the stream was made in, and its thread runs in

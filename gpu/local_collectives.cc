@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "gpu/integer_reduction.h"
 
 namespace sluice {
 namespace {
@@ -241,6 +242,23 @@ class LocalCollectives final : public HostCollectives {
               std::memcpy(reduce.data + at, parts[i]->source + at,
                           (begin(i + 1) - begin(i)) * element_bytes);
           }
+        });
+  }
+
+  // Nobody changes its words while others read them.
+  void run(const AllReduceIntegers& reduce, std::uint64_t sequence) override {
+    const Part part{"all_reduce_integers", reduce.subject, reduce.count(), reduce.data};
+    const std::uint64_t size_bytes = reduce.count() * sizeof(std::uint64_t);
+    std::vector<std::byte> combined(reduce.data, reduce.data + size_bytes);
+    meet(
+        part, sequence,
+        [&](const Parts& parts) {
+          for (std::uint32_t i = 0; i < rank_count(); ++i)
+            if (i != rank())
+              combine_integers(reduce, 0, reduce.count(), parts[i]->source, combined.data());
+        },
+        [&](const Parts&) {
+          if (size_bytes != 0) std::memcpy(reduce.data, combined.data(), size_bytes);
         });
   }
 

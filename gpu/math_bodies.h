@@ -10,6 +10,7 @@
 
 namespace sluice {
 
+inline constexpr std::uint32_t kInfinite = 0x7f800000u;
 SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnitude) {
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
@@ -77,7 +78,7 @@ struct UnscaleBody {
     bool is_finite = true;
     for (unsigned i = 0; i < kPackElements; ++i) {
       store(load(pack.values[i]) * factor, pack.values[i]);
-      is_finite = is_finite && is_finite_below(load(pack.values[i]), 0x7f800000u);
+      is_finite = is_finite && is_finite_below(load(pack.values[i]), kInfinite);
     }
     store_pack(pack, values, index, count);
     if (!is_finite) *overflow = 1;  // everybody who writes writes the same
@@ -107,7 +108,7 @@ struct NormLeavesBody {
 // How masters are kept: eight of them in and out, and from which magnitude on they are not finite
 // in the parameter's type.
 struct Fp32Masters {
-  static constexpr std::uint32_t kNonFinite = 0x7f800000u;
+  static constexpr std::uint32_t kNonFinite = kInfinite;
   float* parameter;
 
   SLUICE_HOST_DEVICE Pack<float> load(std::uint64_t index, std::uint64_t count) const {
@@ -209,8 +210,10 @@ struct UpdateBody {
       p.values[i] = updated.master;
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
-      // Beyond the end are zeros, whose update is finite.
-      is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite);
+      // Beyond the end are zeros, whose update is finite. A moment that is not kept is zero, too.
+      is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
+                  is_finite_below(updated.exp_avg, kInfinite) &&
+                  is_finite_below(updated.exp_avg_sq, kInfinite);
     }
     masters.store(p, index, count);
     if constexpr (R::kExpAvg) store_pack(m, exp_avg, index, count);

@@ -1,7 +1,6 @@
 #include "gpu/message_thread.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <utility>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/named_thread.h"
 
 namespace sluice {
 namespace {
@@ -28,28 +28,62 @@ std::vector<std::uint32_t> missing_ranks(const MessageBatch& batch) {
 
 }  // namespace
 
-MessageThread::MessageThread(const std::string& path) : thread_([this, path] { run(path); }) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_open_ || failure_; });
-  if (is_open_) return;
-  lock.unlock();
-  thread_.join();
-  throw Error(ErrorCode::kUnsupported, *failure_);
-}
+MessageThread::MessageThread(const Options& options)
+    : options_(options), thread_(start_thread("sluice-mpi", [this] { run(); })) {}
 
 MessageThread::~MessageThread() {
-  {
-    const std::scoped_lock lock(mutex_);
-    must_stop_ = true;
-  }
-  work_came_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-std::unique_ptr<MpiPort> MessageThread::open(const std::string& path, std::string& why) {
+void MessageThread::await_open() {
+  Lock lock(mutex_);
+  const std::string late = await_other_ranks(lock, [this] { return is_open_ || has_ended_; });
+  if (!late.empty()) throw Error(ErrorCode::kRanks, late);
+  if (!is_open_) throw Error(ErrorCode::kUnsupported, *failure_);
+}
+
+std::string MessageThread::await_end() {
+  Lock lock(mutex_);
+  wait_ = "the last messages";
+  wait_begin_ = steady_clock::now();
+  must_stop_ = true;
+  work_came_.notify_all();
+  return await_other_ranks(lock, [this] { return has_ended_; });
+}
+
+// What the thread is about to wait for, on other ranks' account.
+void MessageThread::begin_wait(std::string_view what) {
+  const std::scoped_lock lock(mutex_);
+  wait_ = what;
+  wait_begin_ = steady_clock::now();
+}
+
+// Until it is over, or one wait takes longer than the timeout: then says so. MPI's own calls have
+// no deadline.
+template <class IsOver>
+std::string MessageThread::await_other_ranks(Lock& lock, const IsOver& is_over) {
+  RankWait how;
+  how.timeout_s = options_.timeout_s;
+  while (!changed_.wait_for(lock, how.interval(), is_over)) {
+    const std::string waiting = fmt::format("{} has not come to an end", wait_);
+    if (steady_clock::now() - wait_begin_ >= how.timeout())
+      return fmt::format(
+          "{} within {} s; a rank may be killed or stopped, or late: then raise "
+          "sharding.timeout",
+          waiting, how.timeout_s);
+    if (!options_.on_wait) continue;
+    lock.unlock();
+    options_.on_wait(waiting);
+    lock.lock();
+  }
+  return "";
+}
+
+std::unique_ptr<MpiPort> MessageThread::open(std::string& why) {
+  begin_wait("MPI_Init, to which every rank comes,");
   // Global: Open MPI's own plugins look for its symbols there. Never closed: its threads and exit
   // handlers stay.
-  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* const library = ::dlopen(options_.path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* const text = ::dlerror();
     why = text == nullptr ? "unknown reason" : text;
@@ -63,14 +97,15 @@ std::unique_ptr<MpiPort> MessageThread::open(const std::string& path, std::strin
   return std::unique_ptr<MpiPort>(reinterpret_cast<OpenMpiPort>(symbol)(why));
 }
 
-void MessageThread::run(const std::string& path) {
-  ::pthread_setname_np(::pthread_self(), "sluice-mpi");
+void MessageThread::run() {
   std::string why;
-  port_ = open(path, why);
-  if (port_ != nullptr) neighbors_ = HostNeighbors(*port_);
+  port_ = open(why);
+  if (port_ != nullptr)
+    neighbors_ = HostNeighbors(*port_, [this](std::string_view wait) { begin_wait(wait); });
   Lock lock(mutex_);
   if (port_ == nullptr) {
-    latch(fmt::format("MPI cannot be used through \"{}\": {}", path, why));
+    has_ended_ = true;
+    latch(fmt::format("MPI cannot be used through \"{}\": {}", options_.path, why));
     return;
   }
   rank_ = port_->rank();
@@ -91,7 +126,11 @@ void MessageThread::run(const std::string& path) {
   // MPI_Finalize would wait for ranks that are gone.
   if (failure_) (void)port_.release();
   lock.unlock();
+  begin_wait("MPI_Finalize, to which every rank comes,");
   port_.reset();
+  lock.lock();
+  has_ended_ = true;
+  changed_.notify_all();
 }
 
 // Whether there is something to move that nobody waits for, or whose owner leaves it to the thread.
@@ -238,7 +277,9 @@ void MessageThread::abort() noexcept {
     must_abort_ = true;
   }
   work_came_.notify_all();
-  if (thread_.joinable()) thread_.join();  // the process ends meanwhile
+  Lock lock(mutex_);
+  (void)changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
+                          [this] { return has_ended_; });  // the process ends meanwhile
 }
 
 }  // namespace sluice

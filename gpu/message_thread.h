@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -51,11 +52,24 @@ struct MessageBatch {
 
 class MessageThread {
  public:
-  // Opens the library `path`, and MPI.
-  // Fails with: kUnsupported.
-  explicit MessageThread(const std::string& path);
-  // Ends MPI in order, unless something has failed.
+  struct Options {
+    std::string path;      // of the library
+    double timeout_s = 0;  // for each wait while MPI begins and ends
+    std::function<void(const std::string& waiting)> on_wait;  // RankWait
+  };
+
+  // Begins to open the library, and MPI.
+  explicit MessageThread(const Options& options);
+  // Requires: await_end() has said that it has ended, or await_open() has failed with kUnsupported.
   ~MessageThread();
+
+  // Blocks until MPI is open: before any other function.
+  // Fails with: kUnsupported, and with kRanks where other ranks do not come within the timeout;
+  // then the thread stays inside MPI, and this object has to stay, too.
+  void await_open();
+  // Ends MPI in order, unless something has failed. Returns what has not come to an end within the
+  // timeout, as a sentence, or nothing; then the thread has ended. Nothing else is called any more.
+  std::string await_end();
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t rank_count() const { return rank_count_; }
@@ -74,7 +88,7 @@ class MessageThread {
   // first.
   void fail(const std::string& failure);
 
-  // Ends every process of the run, or waits for that.
+  // Ends every process of the run, or waits for that, for the timeout at most.
   void abort() noexcept;
 
  private:
@@ -85,8 +99,11 @@ class MessageThread {
     std::size_t message = 0;
   };
 
-  void run(const std::string& path);
-  std::unique_ptr<MpiPort> open(const std::string& path, std::string& why);
+  void run();
+  std::unique_ptr<MpiPort> open(std::string& why);
+  void begin_wait(std::string_view what);
+  template <class IsOver>
+  std::string await_other_ranks(Lock& lock, const IsOver& is_over);
   bool has_work() const;
   bool is_wanted() const;
   void move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough);
@@ -95,7 +112,9 @@ class MessageThread {
   void await(Lock& lock, const MessageBatch& batch, const RankWait& how);
   void latch(const std::string& failure);
 
-  // Constant once the constructor has returned.
+  const Options options_;
+
+  // Constant once await_open() has returned.
   std::uint32_t rank_ = 0;
   std::uint32_t rank_count_ = 1;
   int tag_max_ = 0;
@@ -117,6 +136,10 @@ class MessageThread {
   std::size_t large_count_ = 0;         // batches that have not ended, queued ones included
   std::optional<std::string> failure_;  // by latch() alone
   bool is_open_ = false;
+  bool has_ended_ = false;  // the thread is through
+  // What the thread is at, inside MPI or the system, and since when.
+  std::string_view wait_ = "the start of a thread";
+  TimePoint wait_begin_ = std::chrono::steady_clock::now();
   bool is_moving_ = false;  // a thread may be inside MPI, which may touch messages' memory
   bool must_stop_ = false;
   bool must_abort_ = false;

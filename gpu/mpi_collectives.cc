@@ -1,5 +1,7 @@
 #include "gpu/mpi_collectives.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include "base/aligned_buffer.h"
 #include "base/units.h"
 #include "gpu/host_exchange.h"
+#include "gpu/integer_reduction.h"
 #include "gpu/message_thread.h"
 #include "gpu/rank_reduction.h"
 
@@ -42,10 +45,10 @@ class MpiCollectives final : public HostCollectives {
         group_(std::move(group)),
         opened_(std::move(opened)),
         place_((*opened_)++),
-        first_tag_(place_ * kTagsPerSequence) {
+        first_tag_(place_ * kTagsPerSequence),
+        integer_rounds_(integer_rounds(rank, rank_count(), options_.direct_ranks_max)) {
     SLUICE_CHECK(first_tag_ <= messages_.tag_max() - kTagsPerSequence, "MPI has too few tags");
-    for (auto& staging : staging_)
-      staging = AlignedBuffer(rank_count() > 1 ? kReduceStepBytes : 0, "MPI receive buffer");
+    for (auto& staging : staging_) staging = AlignedBuffer(staging_bytes(), "MPI receive buffer");
     if (is_on_one_host())
       host_.emplace(messages_.neighbors(), options_, *this->failure(), group_, this->rank(),
                     static_cast<std::uint32_t>(place_),
@@ -154,11 +157,16 @@ class MpiCollectives final : public HostCollectives {
     exchange.wait("all_gather", gather.subject);
   }
 
+  // Of very many ranks, as much as the least step takes.
+  std::uint64_t staging_bytes() const {
+    if (rank_count() == 1) return 0;
+    constexpr std::uint64_t kLeastBytes = RankReduction::kElementsAlign * sizeof(float);
+    return std::max(kReduceStepBytes, (rank_count() - 1) * kLeastBytes);
+  }
   std::uint64_t step_elements(const RankReduction& reduction) const {
-    const std::uint64_t bytes = kReduceStepBytes / (rank_count() - 1);
+    const std::uint64_t bytes = staging_bytes() / (rank_count() - 1);
     const std::uint64_t elements = bytes / size_of(reduction.source_type);
-    return std::max(RankReduction::kElementsAlign,
-                    elements / RankReduction::kElementsAlign * RankReduction::kElementsAlign);
+    return elements / RankReduction::kElementsAlign * RankReduction::kElementsAlign;
   }
 
   void reduce(const RankReduction& reduction, std::uint64_t sequence) {
@@ -231,6 +239,32 @@ class MpiCollectives final : public HostCollectives {
     exchange.wait("all_reduce", operation.subject);
   }
 
+  void run(const AllReduceIntegers& operation, std::uint64_t sequence) override {
+    if (is_done_on_host(operation)) return;
+    const std::uint64_t sources_max = std::min(rank_count() - 1, options_.direct_ranks_max);
+    const std::uint64_t words_max =
+        kReduceStepBytes / sizeof(std::uint64_t) / std::max<std::uint64_t>(sources_max, 1);
+    for (std::uint64_t first = 0; first < operation.count(); first += words_max)
+      reduce_words(operation, first, std::min(words_max, operation.count() - first), sequence);
+  }
+
+  void reduce_words(const AllReduceIntegers& operation, std::uint64_t first, std::uint64_t count,
+                    std::uint64_t sequence) {
+    const std::uint64_t size_bytes = count * sizeof(std::uint64_t);
+    std::byte* const own = operation.data + first * sizeof(std::uint64_t);
+    for (const IntegerRound& round : integer_rounds_) {
+      Exchange exchange(*this, sequence);
+      std::byte* staging = round.replaces ? own : staging_[0].data();
+      for (std::size_t i = 0; i < round.sources.size(); ++i)
+        exchange.receive(round.sources[i], staging + i * size_bytes, size_bytes);
+      for (const std::uint32_t target : round.targets) exchange.send(target, own, size_bytes);
+      exchange.start();
+      exchange.wait("all_reduce_integers", operation.subject);
+      for (std::size_t i = 0; i < round.sources.size() && !round.replaces; ++i)
+        combine_integers(operation, first, count, staging + i * size_bytes, own);
+    }
+  }
+
   void run(const Broadcast& broadcast, std::uint64_t sequence) override {
     SLUICE_CHECK(broadcast.root < rank_count(), "the root is one of the ranks");
     if (is_done_on_host(broadcast)) return;
@@ -262,6 +296,7 @@ class MpiCollectives final : public HostCollectives {
   std::shared_ptr<int> opened_;       // by this rank of the world, so far
   int place_;                         // of this sequence among those
   int first_tag_;
+  std::vector<IntegerRound> integer_rounds_;
 
   std::array<AlignedBuffer, kReduceSteps> staging_;  // the running operation's
   std::optional<HostExchange> host_;                 // where all ranks are of this host
@@ -278,14 +313,42 @@ std::string default_plugin_path() {
 
 }  // namespace
 
+std::string why_no_mpi(const std::string& plugin_path) {
+  const std::string path = plugin_path.empty() ? default_plugin_path() : plugin_path;
+  if (::access(path.c_str(), R_OK) == 0) return {};
+  return fmt::format("this build has no MPI (SLUICE_MPI): there is no \"{}\"", path);
+}
+
 MpiWorld::MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path)
-    : options_(options),
-      messages_(std::make_unique<MessageThread>(plugin_path.empty() ? default_plugin_path()
-                                                                    : plugin_path)) {
+    : options_(options) {
   SLUICE_CHECK(options.sum != nullptr && options.timeout_s >= 0.1,
                "a world has a sum and a timeout");
+  messages_ = std::make_unique<MessageThread>(
+      MessageThread::Options{.path = plugin_path.empty() ? default_plugin_path() : plugin_path,
+                             .timeout_s = options.timeout_s,
+                             .on_wait = options.on_wait});
+  try {
+    messages_->await_open();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kRanks) (void)messages_.release();  // MPI is at work in it
+    throw;
+  }
 }
-MpiWorld::~MpiWorld() = default;
+
+MpiWorld::~MpiWorld() {
+  try {
+    leave();
+  } catch (const Error&) {  // who wants to hear it has called leave()
+  }
+}
+
+void MpiWorld::leave() {
+  if (messages_ == nullptr) return;
+  const std::string late = messages_->await_end();
+  if (late.empty()) return messages_.reset();
+  (void)messages_.release();  // MPI is at work in it
+  throw Error(ErrorCode::kRanks, late);
+}
 
 std::uint32_t MpiWorld::rank() const {
   return messages_->rank();
@@ -306,7 +369,7 @@ std::uint32_t MpiWorld::neighbor_count() const {
 }
 
 void MpiWorld::abort() noexcept {
-  messages_->abort();
+  if (messages_ != nullptr) messages_->abort();
 }
 
 std::unique_ptr<Collectives> MpiWorld::join(HostDevice& device) {

@@ -1,5 +1,5 @@
-// What Sluice needs of MPI: point-to-point messages between processes, memory that those of one
-// host share, and the end of all of them.
+// What Sluice needs of MPI: point-to-point messages between processes, which of them share a host,
+// and the end of all of them.
 // Implemented by a small library of its own (mpi_port_plugin.cc) that is linked to the MPI it was
 // compiled with and opened at run time, so that a program which contains Sluice starts without MPI.
 //
@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,12 +37,14 @@ class MpiPort {
   // to `failure`.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
-  // Memory that the ranks of this one's host see, zeros, a part of it for each of them, beginning
-  // with a page; by rank of the world. All null on a host of one rank or that refuses. Lives as
-  // long as the port. Every rank at once, once.
-  virtual std::vector<std::byte*> share_memory(std::uint64_t size_bytes_per_rank) = 0;
-  // Whether all ranks of this host say yes. Every rank of the host at once.
-  // Requires: share_memory() was called.
+  // These wait for other ranks for ever: whoever waits for them elsewhere has a deadline.
+  // The ranks of this one's host, this one among them, in their order; none where MPI cannot tell.
+  // Every rank at once, once.
+  virtual std::vector<std::uint32_t> host_ranks() = 0;
+  // Every rank of the host at once. Requires: host_ranks() has named at least two.
+  // Data of the first of them for all of them; whether it has come.
+  virtual bool broadcast_on_host(std::span<std::byte> data) = 0;
+  // Whether all of them say yes.
   virtual bool agree_on_host(bool own) = 0;
 
   // Ends every process of the run.

@@ -1,7 +1,5 @@
 #include <mpi.h>
 
-#include <unistd.h>
-
 #include <cstdlib>
 
 #include "gpu/mpi_port.h"
@@ -33,7 +31,6 @@ class PluginPort final : public MpiPort {
   }
 
   ~PluginPort() override {
-    if (window_ != MPI_WIN_NULL) MPI_Win_free(&window_);
     if (host_ != MPI_COMM_NULL) MPI_Comm_free(&host_);
     MPI_Finalize();
   }
@@ -80,39 +77,21 @@ class PluginPort final : public MpiPort {
     failure = failure_;
   }
 
-  // The segment belongs to MPI, which has no file of it when this returns: nothing is left of it
-  // when the processes end, however they do.
-  std::vector<std::byte*> share_memory(std::uint64_t size_bytes) override {
-    std::vector<std::byte*> parts(rank_count_, nullptr);
+  std::vector<std::uint32_t> host_ranks() override {
     if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, static_cast<int>(rank_),
                             MPI_INFO_NULL, &host_) != MPI_SUCCESS)
-      return parts;
+      return {};
     MPI_Comm_set_errhandler(host_, MPI_ERRORS_RETURN);
     int count = 0;
     MPI_Comm_size(host_, &count);
-    if (count == 1) return parts;
-    std::vector<int> ranks(static_cast<std::size_t>(count));
-    const int own = static_cast<int>(rank_);
-    MPI_Allgather(&own, 1, MPI_INT, ranks.data(), 1, MPI_INT, host_);
-    // Open MPI's own state lies before the first part. Where a page begins is the same in all
-    // processes.
-    const auto page_bytes = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-    void* memory = nullptr;
-    bool is_complete =
-        MPI_Win_allocate_shared(static_cast<MPI_Aint>(size_bytes + page_bytes), 1, MPI_INFO_NULL,
-                                host_, static_cast<void*>(&memory), &window_) == MPI_SUCCESS;
-    for (int i = 0; i < count && is_complete; ++i) {
-      MPI_Aint part_bytes = 0;
-      int unit = 0;
-      is_complete = MPI_Win_shared_query(window_, i, &part_bytes, &unit,
-                                         static_cast<void*>(&memory)) == MPI_SUCCESS;
-      const std::uintptr_t skipped =
-          (page_bytes - reinterpret_cast<std::uintptr_t>(memory) % page_bytes) % page_bytes;
-      parts[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])] =
-          static_cast<std::byte*>(memory) + skipped;
-    }
-    if (!agree_on_host(is_complete)) parts.assign(rank_count_, nullptr);
-    return parts;
+    std::vector<std::uint32_t> ranks(static_cast<std::size_t>(count));
+    if (MPI_Allgather(&rank_, 1, MPI_UINT32_T, ranks.data(), 1, MPI_UINT32_T, host_) != MPI_SUCCESS)
+      return {};
+    return ranks;
+  }
+
+  bool broadcast_on_host(std::span<std::byte> data) override {
+    return MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, 0, host_) == MPI_SUCCESS;
   }
 
   bool agree_on_host(bool own) override {
@@ -149,7 +128,6 @@ class PluginPort final : public MpiPort {
   std::vector<int> indices_;
   std::string failure_;
   MPI_Comm host_ = MPI_COMM_NULL;  // the ranks of this host
-  MPI_Win window_ = MPI_WIN_NULL;
 };
 
 }  // namespace

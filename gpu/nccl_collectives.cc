@@ -10,7 +10,9 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "gpu/cuda_environment.h"
 #include "gpu/exchanged_sum.h"
+#include "gpu/kernel_list.h"
 #include "gpu/nccl_watch.h"
 
 namespace sluice {
@@ -116,6 +118,17 @@ class NcclCollectives final : public Collectives {
         messages.send(peer, place(rank_), size_bytes(rank_));
       });
       communicator_->exchange(messages.list, native);
+    });
+  }
+
+  void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override {
+    if (reduce.count() == 0) return;
+    enqueue("all_reduce_integers", reduce.subject, stream, [&](void* native) {
+      std::byte* const minima = reduce.data + reduce.sum_count * sizeof(std::uint64_t);
+      if (reduce.sum_count != 0)
+        communicator_->all_reduce(reduce.data, NcclWords::kSum, reduce.sum_count, native);
+      if (reduce.minimum_count != 0)
+        communicator_->all_reduce(minima, NcclWords::kMinimum, reduce.minimum_count, native);
     });
   }
 
@@ -297,7 +310,7 @@ std::string nccl_version(const std::string& library) {
 
 void prepare_nccl_environment() {
   (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  prepare_cuda_environment();
 }
 
 NcclId make_nccl_id(const std::string& library) {
@@ -314,6 +327,7 @@ std::unique_ptr<Collectives> make_nccl_collectives(CudaDevice& device, const Ncc
                                                    std::uint32_t rank_count) {
   SLUICE_CHECK(rank < rank_count && options.timeout_s >= 0.1, "a rank has a number and a timeout");
   const NcclLibrary& library = NcclLibrary::open(options.library);
+  load_kernels(device);  // none is loaded behind an operation that waits for another rank
   auto communicator = std::make_unique<NcclCommunicator>(
       library, NcclCommunicator::Options{.timeout_s = options.timeout_s}, device, id, rank,
       rank_count);

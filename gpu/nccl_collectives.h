@@ -32,8 +32,8 @@ struct NcclOptions {
 std::string why_no_nccl(const std::string& library = "");
 std::string nccl_version(const std::string& library = "");
 // What NCCL and the CUDA runtime read from the environment when they are first called: connections
-// are made with the communicator and not by whoever comes first, and no stream waits in the queue
-// of another. Nothing that is set there already changes.
+// are made with the communicator and not by whoever comes first; and prepare_cuda_environment().
+// Nothing that is set there already changes.
 // Requires: no other thread runs yet.
 void prepare_nccl_environment();
 

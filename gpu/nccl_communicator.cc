@@ -16,13 +16,6 @@
 #include "gpu/cuda_current_device.h"
 
 namespace sluice {
-namespace {
-
-[[noreturn]] void fail(ErrorCode code, const std::string& message) {
-  throw Error(code, message);
-}
-
-}  // namespace
 
 // Under their own types. The second half is null in versions that lack them.
 struct NcclLibrary::Functions {
@@ -63,6 +56,10 @@ constexpr int kVersionOfCopyEngines = NCCL_VERSION(2, 28, 3);
 // that issue them in different orders would wait for each other.
 constexpr int kBlocksMax = 16;
 constexpr std::chrono::microseconds kPollInterval{20};
+
+[[noreturn]] void fail(ErrorCode code, const std::string& message) {
+  throw Error(code, message);
+}
 
 ncclComm_t native(void* communicator) {
   return static_cast<ncclComm_t>(communicator);
@@ -227,6 +224,7 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::split(std::uint32_t color, s
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   deregister_memory();
   if (communicator_ == nullptr) return;
   try {
@@ -338,6 +336,15 @@ void NcclCommunicator::all_reduce(std::byte* data, DType type, std::uint64_t ele
   });
 }
 
+void NcclCommunicator::all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count,
+                                  void* stream) {
+  const ncclRedOp_t reduction = operation == NcclWords::kSum ? ncclSum : ncclMin;
+  call("ncclAllReduce", [&](ncclComm_t c) {
+    return library_.functions().all_reduce(data, data, word_count, ncclUint64, reduction, c,
+                                           native_stream(stream));
+  });
+}
+
 void NcclCommunicator::register_memory(std::span<std::byte> memory) {
   if (memory.empty() || !library_.has_registration()) return;
   void* handle = nullptr;
@@ -358,6 +365,7 @@ void NcclCommunicator::register_memory(std::span<std::byte> memory) {
 }
 
 void NcclCommunicator::deregister_memory() noexcept {
+  const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(mutex_);
   for (void* const handle : std::exchange(registrations_, {})) {
     if (communicator_ == nullptr) continue;  // gone with it
@@ -382,6 +390,7 @@ std::string NcclCommunicator::failure() {
 }
 
 void NcclCommunicator::abort() noexcept {
+  const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(mutex_);
   if (communicator_ == nullptr) return;
   (void)library_.functions().abort(native(std::exchange(communicator_, nullptr)));

@@ -61,6 +61,8 @@ struct NcclMessage {
   bool is_send = false;
 };
 
+enum class NcclWords : std::uint8_t { kSum, kMinimum };
+
 class NcclCommunicator {
  public:
   struct Options {
@@ -91,6 +93,8 @@ class NcclCommunicator {
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
+  // Of words of 64 bits, in which no order shows.
+  void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
 
   // Every rank calls it alike: operations on this memory need no copies inside of NCCL. Nothing
   // where the version has no registration.

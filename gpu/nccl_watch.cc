@@ -1,13 +1,12 @@
 #include "gpu/nccl_watch.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/named_thread.h"
 
 namespace sluice {
 namespace {
@@ -27,7 +26,7 @@ NcclWatch::NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, d
       failure_(std::move(failure)),
       timeout_s_(timeout_s),
       stream_(device, "nccl watch"),
-      thread_([this] { run(); }) {}
+      thread_(start_thread("sluice-nccl", [this] { run(); })) {}
 
 NcclWatch::~NcclWatch() {
   {
@@ -88,7 +87,6 @@ void NcclWatch::end(std::unique_ptr<Operation> operation, NcclCommunicator& comm
 }
 
 void NcclWatch::run() {
-  ::pthread_setname_np(::pthread_self(), "sluice-nccl");
   std::vector<Operation*> looked_at;
   std::unique_lock lock(mutex_);
   for (;;) {

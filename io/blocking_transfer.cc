@@ -19,7 +19,7 @@ std::int64_t attempt_blocking(const IoRequest& request) {
 }
 
 void transfer_blocking(IoRequest& request, RequestLedger& ledger) {
-  request.started_ns = trace_now_ns();
+  note_start(request, trace_now_ns());
   TransferStep step;
   do {
     step = advance_transfer(request, attempt_blocking(request));

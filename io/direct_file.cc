@@ -34,6 +34,13 @@ constexpr std::uint64_t kFileBytesMax =
     case EROFS: text = "is on a read-only file system; mount it writable"; break;
     case ELOOP:
     case ENAMETOOLONG: text = errno_text(error) + "; correct the path"; break;
+    case EMFILE:
+    case ENFILE:
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("cannot create a scratch file in \"{}\": {}; raise the limit of open "
+                              "files ({})",
+                              directory, errno_text(error),
+                              error == EMFILE ? "ulimit -n" : "sysctl fs.file-max"));
     case ENOSPC:
     case EDQUOT:
       throw Error(ErrorCode::kNoSpace,
@@ -55,6 +62,12 @@ constexpr std::uint64_t kFileBytesMax =
 UniqueFd open_and_unlink(const std::string& directory) {
   std::string path = directory + "/.sluice-scratch-XXXXXX";
   UniqueFd descriptor(::mkostemp(path.data(), O_CLOEXEC));
+  if (!descriptor && errno == ENOENT)  // the directory is there: it has been opened
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("scratch directory \"{}\" is on a file system that takes no files; name "
+                    "one on ext4, XFS or Btrfs in storage.paths",
+                    directory));
   if (!descriptor) throw_unusable(directory, errno);
   if (::unlink(path.c_str()) != 0) {
     throw Error(ErrorCode::kIo, fmt::format("cannot unlink the scratch file {}: {}; remove it",
@@ -83,12 +96,13 @@ std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& director
 }
 
 [[noreturn]] void throw_no_space(const std::string& directory, std::uint64_t needed_bytes,
-                                 std::uint64_t available_bytes, const std::string& why) {
+                                 std::uint64_t available_bytes, const std::string& why,
+                                 const char* remedy = "free space there") {
   throw Error(ErrorCode::kNoSpace,
               fmt::format("scratch directory \"{}\" needs {} ({} bytes) and has {} ({} bytes) "
-                          "free: {}; free space there, or name more directories in storage.paths",
+                          "free: {}; {}, or name more directories in storage.paths",
                           directory, format_bytes(needed_bytes), needed_bytes,
-                          format_bytes(available_bytes), available_bytes, why));
+                          format_bytes(available_bytes), available_bytes, why, remedy));
 }
 
 // Gives the file its full size, with blocks behind every byte of it. Returns that size.
@@ -111,8 +125,9 @@ std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
-      throw_no_space(directory, rounded_bytes, free_bytes(descriptor, directory),
-                     errno_text(error));
+      throw_no_space(
+          directory, rounded_bytes, free_bytes(descriptor, directory), errno_text(error),
+          error == EFBIG ? "raise the limit of file size (ulimit -f)" : "free space there");
     case EOPNOTSUPP:
     case ENOSYS:
       throw Error(ErrorCode::kInput,

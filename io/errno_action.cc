@@ -22,6 +22,8 @@ ErrnoRule errno_rule(IoKind kind, int error) {
               "the file was allocated in full, so the file system or a thin volume below it has "
               "run out; free space there, or name another path in storage.paths"};
     case EFBIG: return {ErrnoAction::kFail, "raise the limit of file size (ulimit -f)"};
+    case EMFILE:
+    case ENFILE: return {ErrnoAction::kFail, "raise the limit of open files (ulimit -n)"};
     case EROFS: return {ErrnoAction::kFail, "the file system went read-only; check dmesg"};
     case EINVAL:
       return {ErrnoAction::kFail, "the file system refuses O_DIRECT; name another storage path"};

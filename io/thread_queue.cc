@@ -1,20 +1,18 @@
 // The queue for machines that forbid io_uring: pread and pwrite on threads, each of which takes the
 // next request, moves it and calls back. Costs a thread and two context switches a request where
 // io_uring costs neither; at the block sizes of storage that is little.
-#include <pthread.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/named_thread.h"
 #include "io/blocking_transfer.h"
 #include "io/io_queue.h"
 #include "io/pending_list.h"
@@ -34,8 +32,8 @@ class ThreadQueue final : public IoQueue {
                   std::min(options.depth, kWorkersMax)) {
     try {
       for (std::uint32_t i = 0; i < std::min(options.depth, kWorkersMax); ++i)
-        workers_.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {
+        workers_.push_back(start_thread("sluice-io", [this] { run(); }));
+    } catch (...) {
       join();
       throw;
     }
@@ -82,7 +80,6 @@ class ThreadQueue final : public IoQueue {
   }
 
   void run() {
-    ::pthread_setname_np(::pthread_self(), "sluice-io");
     serves_ = this;
     std::unique_lock lock(mutex_);
     while (true) {
@@ -121,12 +118,10 @@ std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options) {
   check_options(options);
   try {
     return std::make_unique<ThreadQueue>(options);
-  } catch (const std::system_error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("cannot start the threads of an I/O queue: {}; raise the number of "
-                            "processes (ulimit -u), lower storage.queue_depth or set "
-                            "storage.backend to \"sync\"",
-                            error.what()));
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}; or lower storage.queue_depth, or set "
+                                          "storage.backend to \"sync\"",
+                                          error.what()));
   }
 }
 

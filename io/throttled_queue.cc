@@ -1,6 +1,5 @@
 #include "io/throttled_queue.h"
 
-#include <pthread.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/named_thread.h"
 #include "base/trace.h"
 #include "io/pending_list.h"
 #include "io/request_ledger.h"
@@ -33,7 +33,9 @@ std::chrono::steady_clock::time_point time_at(std::uint64_t time_ns) {
 class DeadlineQueue final : public ThrottledQueue {
  public:
   DeadlineQueue(std::unique_ptr<IoQueue> drive, const ThrottleOptions& options)
-      : options_(options), drive_(std::move(drive)), thread_([this] { run(); }) {}
+      : options_(options),
+        drive_(std::move(drive)),
+        thread_(start_thread("sluice-throttle", [this] { run(); })) {}
 
   ~DeadlineQueue() override {
     wait_idle();
@@ -158,7 +160,6 @@ void DeadlineQueue::moved(IoRequest& real) {
 }
 
 void DeadlineQueue::run() {
-  ::pthread_setname_np(::pthread_self(), "sluice-throttle");
   ::prctl(PR_SET_TIMERSLACK, 1);  // wakes on time, not up to 50 us later
   serves_ = this;
   std::unique_lock lock(mutex_);
@@ -188,6 +189,7 @@ std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
       Job* const job = static_cast<Job*>(line.waiting.pop().request->context);
       job->served = ++served_;
       job->taken_up_ns = std::max(line.free_ns, job->arrived_ns);
+      note_start(*job->request, job->taken_up_ns);
       line.free_ns = job->taken_up_ns + transfer_ns(*job->request);
       job->deadline_ns = line.free_ns + options_.latency_ns;
     }
@@ -221,7 +223,6 @@ void DeadlineQueue::deliver(Job& job, std::unique_lock<std::mutex>& lock) {
   IoRequest& request = *job.request;
   request.error = job.real.error;
   request.transferred_bytes = job.real.transferred_bytes;
-  request.started_ns = job.taken_up_ns;
   request.moved_ns = std::max(job.deadline_ns, job.moved_ns);
   const std::uint64_t ticket = job.ticket;
   spare_.splice(spare_.end(), jobs_, job.self);

@@ -1,6 +1,7 @@
 #include "io/transfer_progress.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <limits>
 
@@ -24,6 +25,19 @@ TransferStep end_transfer(IoRequest& request, std::int64_t error) {
 
 }  // namespace
 
+// Relaxed: the time says nothing about the request's other members.
+void note_start(IoRequest& request, std::uint64_t now_ns) {
+  std::atomic_ref started(request.started_ns);
+  if (started.load(std::memory_order_relaxed) == 0)
+    started.store(now_ns, std::memory_order_relaxed);
+}
+
+bool has_started(const IoRequest& request) {
+  // C++20 has no atomic_ref of what is const; this one only loads.
+  std::atomic_ref started(const_cast<std::uint64_t&>(request.started_ns));
+  return started.load(std::memory_order_relaxed) != 0;
+}
+
 void begin_transfer(IoRequest& request) {
   constexpr std::uint64_t kFileBytesMax = std::numeric_limits<std::int64_t>::max();
   SLUICE_CHECK(request.on_complete != nullptr, "a request needs on_complete");
@@ -34,7 +48,7 @@ void begin_transfer(IoRequest& request) {
   request.error = 0;
   request.transferred_bytes = 0;
   request.attempts = 0;
-  request.started_ns = 0;
+  std::atomic_ref(request.started_ns).store(0, std::memory_order_relaxed);
   request.moved_ns = 0;
 }
 

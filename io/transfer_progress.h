@@ -35,6 +35,11 @@ struct TransferAttempt {
   std::uint64_t length_bytes = 0;
 };
 
+// The request goes to the kernel at `now_ns`, which counts the first time; and whether it has. Who
+// looks after requests in flight asks from another thread than the queue's.
+void note_start(IoRequest& request, std::uint64_t now_ns);
+bool has_started(const IoRequest& request);
+
 // Sets the results of `request` back, for a request that is new or used again. Checks what no
 // kernel would notice: a missing callback or buffer, a range beyond 2^63 (to io_uring, offset -1
 // would mean "the current position").

@@ -2,9 +2,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <vector>
 
 #include <fmt/format.h>
@@ -16,6 +13,8 @@
 #include "tools/bench_adam.h"
 #include "tools/exit_codes.h"
 #include "tools/interrupt.h"
+#include "tools/output_file.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
@@ -63,14 +62,8 @@ nlohmann::ordered_json json_of(const BenchResult& result) {
           {"triad_gb_per_s", json_of(result.triad_gb_per_s)}};
 }
 
-Error cannot_write(const std::string& path) {
-  return Error(ErrorCode::kInput,
-               fmt::format("cannot write \"{}\": {}; check that its folder exists and is writable",
-                           path, errno_text(errno)));
-}
-
-void write_json(const BenchAdamOptions& options, const std::vector<BenchResult>& results,
-                bool was_interrupted) {
+void write_json(OutputFile& output, const BenchAdamOptions& options,
+                const std::vector<BenchResult>& results, bool was_interrupted) {
   nlohmann::ordered_json root = {{"processor", topology().processor},
                                  {"granted_cores", topology().granted_cores},
                                  {"instruction_set", simd_target_name()},
@@ -80,36 +73,33 @@ void write_json(const BenchAdamOptions& options, const std::vector<BenchResult>&
                                  {"interrupted", was_interrupted},
                                  {"results", nlohmann::ordered_json::array()}};
   for (const BenchResult& result : results) root["results"].push_back(json_of(result));
-  std::ofstream file(options.json_file);
-  file << root.dump(2) << '\n';
-  file.flush();
-  if (!file) throw cannot_write(options.json_file);
+  write_whole(output, root.dump(2) + "\n");
 }
 
 void print_row(const BenchResult& r) {
-  fmt::print("{:<11}{:>7}{:>10.2f}{:>9.1f}{:>8.1f}{:>8.1f}  [{:.1f}, {:.1f}]{:>9.1f}{:>8.1f}\n",
-             r.state.name, r.threads, r.parameters_per_s.median * 1e-9, r.update_gb_per_s.median,
-             r.limit_gb_per_s.median, r.percent_of_limit.median, r.percent_of_limit.low,
-             r.percent_of_limit.high, r.memcpy_gb_per_s.median, r.triad_gb_per_s.median);
-  std::fflush(stdout);
+  say("{:<11}{:>7}{:>10.2f}{:>9.1f}{:>8.1f}{:>8.1f}  [{:.1f}, {:.1f}]{:>9.1f}{:>8.1f}\n",
+      r.state.name, r.threads, r.parameters_per_s.median * 1e-9, r.update_gb_per_s.median,
+      r.limit_gb_per_s.median, r.percent_of_limit.median, r.percent_of_limit.low,
+      r.percent_of_limit.high, r.memcpy_gb_per_s.median, r.triad_gb_per_s.median);
+  flush_said();
 }
 
 }  // namespace
 
 int run_bench_adam(const BenchAdamOptions& options) {
   check(options);
-  // Tried now, so that no measurement is lost to a typing mistake.
-  if (!options.json_file.empty() && !std::ofstream(options.json_file, std::ios::app))
-    throw cannot_write(options.json_file);
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();  // now, so that no measurement is lost to a typing mistake
   catch_interrupts();
+  defer_interrupts("sluice: ending after this row; once more ends now, without its figures\n");
   const std::string_view instruction_set = simd_target_name();
   const bool is_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
   if (!options.quiet) {
-    fmt::print("AdamW on {}, {} cores granted, {}; {} parameters, {} rounds\n",
-               topology().processor, topology().granted_cores, instruction_set, options.parameters,
-               options.rounds);
-    fmt::print("{:<11}{:>7}{:>10}{:>9}{:>8}{:>8}  {:<12}{:>9}{:>8}\n", "state", "threads",
-               "Gparam/s", "GB/s", "limit", "% of it", "[quartiles]", "memcpy", "triad");
+    say("AdamW on {}, {} cores granted, {}; {} parameters, {} rounds\n", topology().processor,
+        topology().granted_cores, instruction_set, options.parameters, options.rounds);
+    say("{:<11}{:>7}{:>10}{:>9}{:>8}{:>8}  {:<12}{:>9}{:>8}\n", "state", "threads", "Gparam/s",
+        "GB/s", "limit", "% of it", "[quartiles]", "memcpy", "triad");
   }
   std::vector<BenchResult> results;
   const std::vector<unsigned> counts = thread_counts(options.threads);
@@ -118,9 +108,8 @@ int run_bench_adam(const BenchAdamOptions& options) {
       if (interrupted()) break;
       const auto progress = [&](unsigned round) {
         if (!is_terminal) return;
-        fmt::print(stderr, "\r\x1b[K{}, {} threads, round {} of {}", state.name, threads, round + 1,
-                   options.rounds);
-        std::fflush(stderr);
+        warn("\r\x1b[K{}, {} threads, round {} of {}", state.name, threads, round + 1,
+             options.rounds);
       };
       results.push_back(bench_adam(state,
                                    {.input = options.input,
@@ -128,11 +117,11 @@ int run_bench_adam(const BenchAdamOptions& options) {
                                     .threads = threads,
                                     .rounds = options.rounds},
                                    progress));
-      if (is_terminal) fmt::print(stderr, "\r\x1b[K");
+      if (is_terminal) warn("\r\x1b[K");
       if (!options.quiet) print_row(results.back());
     }
   }
-  if (!options.json_file.empty()) write_json(options, results, interrupted());
+  if (json.is_wanted()) write_json(json, options, results, interrupted());
   return interrupted() ? kExitInterrupted : kExitOk;
 }
 

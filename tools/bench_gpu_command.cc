@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,6 +17,8 @@
 #include "tools/exit_codes.h"
 #include "tools/gpt/cuda_ops.h"
 #include "tools/gpu_bench.h"
+#include "tools/output_file.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
@@ -69,8 +69,7 @@ Json measure_copies(CudaDevice& device, Rates& rates) {
   };
   Json list = Json::array();
   for (const CopyBench& copies : bench_copies(device, options, plain)) {
-    fmt::print(
-        "copies {:5} {:6.1f} GB/s, {:5.1f} % of a plain loop's {:.1f} ({:.1f} to {:.1f} %)\n",
+    say("copies {:5} {:6.1f} GB/s, {:5.1f} % of a plain loop's {:.1f} ({:.1f} to {:.1f} %)\n",
         copies.direction, copies.gb_per_s.median, copies.percent.median,
         copies.plain_gb_per_s.median, copies.percent.least, copies.percent.most);
     if (copies.direction == "up") rates.up_bytes_per_second = 1e9 * copies.gb_per_s.median;
@@ -86,9 +85,9 @@ Json measure_copies(CudaDevice& device, Rates& rates) {
 Json measure_adam(CudaDevice& device, Rates& rates) {
   const std::unique_ptr<DeviceMath> math = make_cuda_math(device);
   const AdamKernelBench adam = bench_adam_kernel(device, *math, std::uint64_t{1} << 28, 11);
-  fmt::print("Adam kernel  {:6.0f} GB/s, {:5.1f} % of a copy's {:.0f} ({:.1f} to {:.1f} %)\n",
-             adam.gb_per_s.median, adam.percent.median, adam.copy_gb_per_s.median,
-             adam.percent.least, adam.percent.most);
+  say("Adam kernel  {:6.0f} GB/s, {:5.1f} % of a copy's {:.0f} ({:.1f} to {:.1f} %)\n",
+      adam.gb_per_s.median, adam.percent.median, adam.copy_gb_per_s.median, adam.percent.least,
+      adam.percent.most);
   rates.device_adam_parameters_per_second = adam.parameters_per_s();
   return {{"parameters", adam.parameters},
           {"parameters_per_s", adam.parameters_per_s()},
@@ -102,8 +101,8 @@ double cpu_adam_parameters_per_s() {
   const BenchResult adam = bench_adam(
       kBenchCases[1], {.parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3},
       [](unsigned) {});
-  fmt::print("Adam on {} cores: {:.2f} G parameters/s\n", topology().granted_cores,
-             1e-9 * adam.parameters_per_s.median);
+  say("Adam on {} cores: {:.2f} G parameters/s\n", topology().granted_cores,
+      1e-9 * adam.parameters_per_s.median);
   return adam.parameters_per_s.median;
 }
 
@@ -127,7 +126,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
                       const std::string& token_file, const Rates& rates) {
   Json entry{{"shape", shape.name}, {"place", place.name}};
   const auto left_out = [&](const std::string& why) {
-    fmt::print("{:5} {:26} left out: {}\n", shape.name, place.name, why);
+    say("{:5} {:26} left out: {}\n", shape.name, place.name, why);
     entry["left_out"] = why;
     return entry;
   };
@@ -139,8 +138,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
     const auto device_most = [&](StepPhase phase) {
       return step.device_most_bytes[static_cast<std::size_t>(phase)];
     };
-    fmt::print(
-        "{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
+    say("{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
         "computation alone, {:.1f} % of T_min, stall {:.3f} s\n      {:26} device memory of the "
         "engine: forward {}, backward {}, optimizer {}; activations {}\n",
         shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
@@ -178,6 +176,9 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   if (names.empty())
     for (const Shape& shape : kShapes) names.emplace_back(shape.name);
   for (const std::string& name : names) (void)shape_of(name);
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();
   const auto begin = std::chrono::steady_clock::now();
   Json root;
   Rates rates;
@@ -185,15 +186,15 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     const auto device = make_cuda_device();
     root["gpu"] = describe_cuda_device();
     root["processor"] = topology().processor;
-    fmt::print("{}\n", describe_cuda_device());
+    say("{}\n", describe_cuda_device());
     root["copies"] = measure_copies(*device, rates);
     root["adam"] = measure_adam(*device, rates);
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
     measure_drive(options.path, 2_GiB, rates);
-    fmt::print("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
-               rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,
-               rates.duplex == Duplex::kHalf ? "half" : "full");
+    say("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
+        rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,
+        rates.duplex == Duplex::kHalf ? "half" : "full");
     root["drive"] = {{"read_bytes_per_second", rates.read_bytes_per_second},
                      {"write_bytes_per_second", rates.write_bytes_per_second},
                      {"duplex", rates.duplex == Duplex::kHalf ? "half" : "full"}};
@@ -206,20 +207,16 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     for (const Place& place : kPlaces) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
       if (elapsed.count() > options.seconds) {
-        fmt::print("{:5} {:26} left out: --seconds are over\n", name, place.name);
+        say("{:5} {:26} left out: --seconds are over\n", name, place.name);
         continue;
       }
       root["training"].push_back(
           measure_training(shape_of(name), place, options, token_file.string(), rates));
-      std::fflush(stdout);
+      flush_said();
     }
   }
   std::filesystem::remove(token_file);
-  if (options.json_file.empty()) return kExitOk;
-  std::ofstream file(options.json_file);
-  file << root.dump(1) << '\n';
-  if (!file.flush())
-    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\"", options.json_file));
+  if (json.is_wanted()) write_whole(json, root.dump(1) + "\n");
   return kExitOk;
 }
 

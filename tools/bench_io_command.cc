@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -18,6 +15,8 @@
 #include "engine/storage_queue.h"
 #include "tools/exit_codes.h"
 #include "tools/io_bench.h"
+#include "tools/output_file.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
@@ -104,10 +103,9 @@ std::optional<double> interference(const std::vector<Series>& all) {
 
 void print_series(const Series& series, const std::string& where) {
   const auto [low, high] = std::ranges::minmax(series.rates);
-  fmt::print("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}{}\n",
-             name_of(series.io_case.pattern), format_bytes(series.io_case.request_bytes),
-             series.io_case.depth, series.rate() * 1e-9, low * 1e-9, high * 1e-9,
-             Series::median(series.cpu_s_per_gib), where);
+  say("{:8} {:>8} {:6} {:8.2f}  [{:.2f}, {:.2f}] {:10.3f}{}\n", name_of(series.io_case.pattern),
+      format_bytes(series.io_case.request_bytes), series.io_case.depth, series.rate() * 1e-9,
+      low * 1e-9, high * 1e-9, Series::median(series.cpu_s_per_gib), where);
 }
 
 nlohmann::json json_of(const Series& series) {
@@ -136,8 +134,8 @@ nlohmann::json json_of_drives(const BenchIoOptions& options, const std::vector<S
   return drives;
 }
 
-void write_calibration(const BenchIoOptions& options, const std::vector<Series>& all,
-                       const IoBench& bench) {
+void write_calibration(OutputFile& output, const BenchIoOptions& options,
+                       const std::vector<Series>& all, const IoBench& bench) {
   nlohmann::json calibration{{"format", "sluice-io-calibration-1"},
                              {"paths", options.paths},
                              {"file_bytes", parse_size(options.size)},
@@ -157,12 +155,7 @@ void write_calibration(const BenchIoOptions& options, const std::vector<Series>&
   }
   calibration["drives"] = json_of_drives(options, all);
   if (const auto factor = interference(all)) calibration["interference"] = *factor;
-  std::ofstream file(options.json_file);
-  file << calibration.dump(2) << '\n';
-  file.close();
-  if (!file)
-    throw Error(ErrorCode::kIo, fmt::format("cannot write \"{}\"; check the folder and its space",
-                                            options.json_file));
+  write_whole(output, calibration.dump(2) + "\n");
 }
 
 }  // namespace
@@ -186,9 +179,9 @@ int run_bench_io(const BenchIoOptions& options) {
   }
   if (bench_options.file_bytes < bench_options.request_bytes_max)
     refuse(fmt::format("--size {} is smaller than a request", options.size));
-  if (!options.json_file.empty() && !std::ofstream(options.json_file, std::ios::app))
-    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\": {}; choose another place",
-                                               options.json_file, errno_text(errno)));
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();
   Config::Storage storage;
   storage.backend = backend_from(options.backend);
   storage.queue_depth = bench_options.depth_max;
@@ -196,10 +189,9 @@ int run_bench_io(const BenchIoOptions& options) {
   IoBench bench(bench_options, [&](std::span<std::byte> memory, std::span<const int> files) {
     return open_io_queue(storage, {.memory = memory, .files = files}, note);
   });
-  if (!note.empty()) fmt::print("{}\n", note);
-  fmt::print("{} a path, queue \"{}\"{}, {} rounds\n", options.size, bench.queue_name(),
-             bench.is_direct() ? "" : ", without O_DIRECT: this measures the page cache",
-             options.rounds);
+  if (!note.empty()) say("{}\n", note);
+  say("{} a path, queue \"{}\"{}, {} rounds\n", options.size, bench.queue_name(),
+      bench.is_direct() ? "" : ", without O_DIRECT: this measures the page cache", options.rounds);
   // Round by round over all cases: the rate of a shared drive drifts.
   for (std::uint32_t round = 0; round < options.rounds; ++round) {
     for (Series& series : all) {
@@ -209,15 +201,15 @@ int run_bench_io(const BenchIoOptions& options) {
       series.cpu_s_per_gib.push_back(measured.cpu_seconds / (bytes / static_cast<double>(1_GiB)));
     }
   }
-  fmt::print("pattern   request  depth     GB/s  [min, max]    CPU s/GiB\n");
+  say("pattern   request  depth     GB/s  [min, max]    CPU s/GiB\n");
   for (const Series& series : all) {
     print_series(series, options.paths.size() == 1 ? ""
                          : series.io_case.drive    ? "  " + options.paths[*series.io_case.drive]
                                                    : "  all paths");
   }
   if (const auto factor = interference(all))
-    fmt::print("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
-  if (!options.json_file.empty()) write_calibration(options, all, bench);
+    say("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
+  if (json.is_wanted()) write_calibration(json, options, all, bench);
   return kExitOk;
 }
 

@@ -1,9 +1,6 @@
 #include "tools/bench_step_command.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +10,8 @@
 #include "base/units.h"
 #include "tools/exit_codes.h"
 #include "tools/interrupt.h"
+#include "tools/output_file.h"
+#include "tools/print.h"
 #include "tools/step_regimes.h"
 #include "tools/trace_session.h"
 
@@ -59,40 +58,37 @@ double median_written(const PolicyResult& policy) {
 }
 
 void print(const BenchStepOptions& options, const RegimeResult& regime) {
-  fmt::print("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name,
-             compute_s(regime.rates), regime.least.step_s, name_of(regime.least.scarcest()));
-  fmt::print("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>8}{:>10}{:>16}{:>11}{:>9}{:>7}\n", "policy",
-             "step s", "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial",
-             "read B (ideal)", "written B", "stall s", "Adam");
+  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime.rates),
+      regime.least.step_s, name_of(regime.least.scarcest()));
+  say("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>8}{:>10}{:>16}{:>11}{:>9}{:>7}\n", "policy", "step s",
+      "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial", "read B (ideal)",
+      "written B", "stall s", "Adam");
   for (const PolicyResult& policy : regime.policies) {
     if (policy.steps.empty()) {
-      fmt::print("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
+      say("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
       continue;
     }
     const Summary step = policy.step_s();
     const Summary stall = policy.over(
         [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
     const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
-    fmt::print("{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>10.2f}",
-               name_of(policy.policy), step.median,
-               fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
-               100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
-               policy.predicted.step_s, speedup(regime, policy));
-    fmt::print("{:>8.2f} ({:>5.2f}){:>11.2f}{:>9.3f}{:>7.2f}\n",
-               bytes_a_parameter(options, median_read(policy)),
-               bytes_a_parameter(options, ideal_read),
-               bytes_a_parameter(options, median_written(policy)), stall.median,
-               summary_of(policy.adam).median * 1e-9);
+    say("{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>10.2f}", name_of(policy.policy),
+        step.median, fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
+        100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
+        policy.predicted.step_s, speedup(regime, policy));
+    say("{:>8.2f} ({:>5.2f}){:>11.2f}{:>9.3f}{:>7.2f}\n",
+        bytes_a_parameter(options, median_read(policy)), bytes_a_parameter(options, ideal_read),
+        bytes_a_parameter(options, median_written(policy)), stall.median,
+        summary_of(policy.adam).median * 1e-9);
   }
-  fmt::print(
-      "beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
+  say("beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
       "[{:.2f}, {:.2f}]; states {}\n",
       regime.bare.median * 1e-9, regime.bare.low * 1e-9, regime.bare.high * 1e-9,
       regime.adam.median * 1e-9, regime.adam.low * 1e-9, regime.adam.high * 1e-9,
       !regime.states_equal   ? "not compared (interrupted)"
       : *regime.states_equal ? "equal"
                              : "DIFFER");
-  std::fflush(stdout);
+  flush_said();
 }
 
 nlohmann::ordered_json json_of(const Summary& summary) {
@@ -133,7 +129,8 @@ nlohmann::ordered_json json_of(const RegimeResult& regime) {
   return root;
 }
 
-void write_json(const BenchStepOptions& options, const std::vector<RegimeResult>& regimes) {
+void write_json(OutputFile& output, const BenchStepOptions& options,
+                const std::vector<RegimeResult>& regimes) {
   nlohmann::ordered_json root = {{"processor", topology().processor},
                                  {"granted_cores", topology().granted_cores},
                                  {"parameters", options.parameters},
@@ -143,12 +140,7 @@ void write_json(const BenchStepOptions& options, const std::vector<RegimeResult>
                                  {"interrupted", interrupted()},
                                  {"regimes", nlohmann::ordered_json::array()}};
   for (const RegimeResult& regime : regimes) root["regimes"].push_back(json_of(regime));
-  std::ofstream file(options.json_file);
-  file << root.dump(2) << '\n';
-  file.close();
-  if (!file)
-    throw Error(ErrorCode::kIo, fmt::format("cannot write \"{}\"; check the folder and its space",
-                                            options.json_file));
+  write_whole(output, root.dump(2) + "\n");
 }
 
 void check(const BenchStepOptions& options) {
@@ -158,21 +150,24 @@ void check(const BenchStepOptions& options) {
     refuse(fmt::format("{} parameters in {} units", options.parameters, options.units));
   if (parse_size(options.rate) < 1'000'000)
     refuse(fmt::format("--rate {} is below 1MB a second", options.rate));
-  if (!options.json_file.empty() && !std::ofstream(options.json_file, std::ios::app))
-    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\": {}; choose another place",
-                                               options.json_file, errno_text(errno)));
 }
 
 }  // namespace
 
 int run_bench_step(const BenchStepOptions& options) {
   check(options);
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& trace_file = outputs.add("--trace", options.trace_file, OutputMode::kPrivate);
+  outputs.check();
   catch_interrupts();
-  fmt::print("{} parameters (bf16) in {} units; drive throttled to {} a second, half duplex\n",
-             options.parameters, options.units, options.rate);
-  std::fflush(stdout);
+  defer_interrupts("sluice: ending after this turn; once more ends now, without its figures\n");
+  say("{} parameters (bf16) in {} units; drive throttled to {} a second, half duplex\n",
+      options.parameters, options.units, options.rate);
+  flush_said();
   std::vector<RegimeResult> results;
-  TraceSession trace(options.trace_file, kTraceRingBytes);
+  TraceSession trace(trace_file, kTraceRingBytes);
+  trace_file.accept();
   const StepRegimeOptions regime_options{.policies = options.policies,
                                          .parameters = options.parameters,
                                          .units = options.units,
@@ -187,8 +182,10 @@ int run_bench_step(const BenchStepOptions& options) {
     results.push_back(measure_regime(regime_options, regime));
     print(options, results.back());
   }
-  if (!options.json_file.empty()) write_json(options, results);
-  fmt::print("{}", trace.finish());
+  const TraceEnd end = trace.finish();
+  say("{}", end.summary);
+  if (json.is_wanted()) write_json(json, options, results);
+  if (end.failure) throw Error(*end.failure);
   return interrupted() ? kExitInterrupted : kExitOk;
 }
 

@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "base/units.h"
-#include "engine/sharding.h"
 #include "tools/planning.h"
 
 namespace sluice {
@@ -108,7 +107,7 @@ PlanRequest scaled_down(const PlanRequest& request, const Layout& layout,
       scaled(placement.device_bytes(), placement.resident_parameter_bytes +
                                            placement.device_gradient_bytes +
                                            placement.device_record_bytes + placement.tally_bytes) +
-      rank_buffer_bytes(request.config.sharding, request.ranks, layout) + unit_bytes;
+      unit_bytes;
   small.config.memory.host_bytes =
       scaled(placement.host_bytes(), placement.gradient_set_bytes + placement.host_parameter_bytes +
                                          placement.host_record_bytes + placement.tally_bytes +

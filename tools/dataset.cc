@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "io/errno_action.h"
+#include "io/transfer_progress.h"
 #include "tools/gpt/counter_random.h"
 
 namespace sluice {
@@ -101,12 +103,26 @@ void Dataset::check_tokens() const {
   }
 }
 
+// As the engine does with blocks, a read that fails for the drive's sake is repeated once.
 void Dataset::read_bytes(std::uint64_t offset_bytes, std::span<unsigned char> bytes) const {
+  std::uint32_t failures = 0;  // in a row
   while (!bytes.empty()) {
     const ssize_t got =
         ::pread(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail(config_.data_file, "cannot read it: " + errno_text(errno));
+    if (got < 0) {
+      const int error = errno;
+      const ErrnoRule rule = errno_rule(IoKind::kRead, error);
+      const std::uint32_t allowed = rule.action == ErrnoAction::kRetry    ? kRetriesMax
+                                    : rule.action == ErrnoAction::kReread ? 1
+                                                                          : 0;
+      if (failures++ < allowed) continue;
+      throw Error(ErrorCode::kIo,
+                  fmt::format("read of data file \"{}\" [{}, +{}) failed{}: {}; {}",
+                              config_.data_file, offset_bytes, bytes.size(),
+                              allowed == 0 ? "" : fmt::format(" {} times", allowed + 1),
+                              errno_text(error), rule.advice));
+    }
+    failures = 0;
     if (got == 0)
       fail(config_.data_file,
            fmt::format("it ends at byte {}, but had {} bytes at the start; it was cut meanwhile",

@@ -1,5 +1,7 @@
 #include "tools/device_trainer.h"
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/gpt/gpt_model.h"
@@ -57,6 +59,7 @@ TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
     }
   }
   trained.report = step.finish();
+  for (std::string& note : gpt_.take_notes()) trained.report.notes.push_back(std::move(note));
   device_.synchronize(stream_.id());
   trained.loss /= config_.micro_batches;
   return trained;

@@ -17,9 +17,12 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "gpu/cuda_device.h"
+#include "gpu/cuda_environment.h"
+#include "gpu/mpi_collectives.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tools/exit_codes.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
@@ -172,15 +175,30 @@ Finding look_at_cuda() {
   return finding;
 }
 
-Finding look_at_mpi() {
+Finding look_at_cuda_variables() {
+  const CudaEnvironment found = look_at_cuda_environment();
+  return {.health = found.advice.empty() ? Health::kOk : Health::kWarn,
+          .subject = "CUDA environment",
+          .text = found.description,
+          .remedy = found.advice};
+}
+
+Finding look_at_mpi(const std::string& library) {
+  Finding finding{.subject = "MPI", .text = "no mpirun: one process only", .remedy = ""};
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);
   for (std::string folder; std::getline(folders, folder, ':');) {
     const std::string launcher = folder + "/mpirun";
-    if (::access(launcher.c_str(), X_OK) == 0)
-      return {.subject = "MPI", .text = launcher, .remedy = ""};
+    if (::access(launcher.c_str(), X_OK) != 0) continue;
+    finding.text = launcher;
+    if (const std::string why = why_no_mpi(library); !why.empty()) {
+      finding.health = Health::kWarn;
+      finding.text += ", but " + why + ": processes cannot train together";
+      finding.remedy = "build with SLUICE_MPI=ON, with the package libopenmpi-dev";
+    }
+    break;
   }
-  return {.subject = "MPI", .text = "no mpirun: one process only", .remedy = ""};
+  return finding;
 }
 
 }  // namespace
@@ -188,8 +206,9 @@ Finding look_at_mpi() {
 std::vector<Finding> examine(const DoctorOptions& options) {
   std::vector<Finding> findings{look_at_uring(), look_at_memlock()};
   for (const std::string& path : options.paths) findings.push_back(look_at_path(path));
-  for (Finding& finding : std::array{look_at_memory(), look_at_cores(), look_at_huge_pages(),
-                                     look_at_cuda(), look_at_mpi()})
+  for (Finding& finding :
+       std::array{look_at_memory(), look_at_cores(), look_at_huge_pages(), look_at_cuda(),
+                  look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
     findings.push_back(std::move(finding));
   return findings;
 }
@@ -198,9 +217,9 @@ int run_doctor(const DoctorOptions& options) {
   bool has_failed = false;
   for (const Finding& finding : examine(options)) {
     constexpr std::array kNames{"ok", "warn", "FAIL"};
-    fmt::print("{:4}  {}: {}\n", kNames[static_cast<std::size_t>(finding.health)], finding.subject,
-               finding.text);
-    if (!finding.remedy.empty()) fmt::print("      -> {}\n", finding.remedy);
+    say("{:4}  {}: {}\n", kNames[static_cast<std::size_t>(finding.health)], finding.subject,
+        finding.text);
+    if (!finding.remedy.empty()) say("      -> {}\n", finding.remedy);
     has_failed |= finding.health == Health::kFail;
   }
   return has_failed ? kExitResource : kExitOk;

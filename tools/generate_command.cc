@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 #include "tools/gpt/gpt_model.h"
 #include "tools/gpt/sampling.h"
 #include "tools/model_file.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
@@ -43,8 +43,7 @@ class UnitReader {
     std::byte* next = buffer_.data();
     for (const TensorSpec& tensor : model_.units[index_of(unit)].tensors) {
       pointers.push_back(next);
-      file_.tensors().read(tensor.name, 0,
-                           {reinterpret_cast<float*>(next), tensor.element_count()});
+      file_.read(tensor.name, 0, {reinterpret_cast<float*>(next), tensor.element_count()});
       next += align_up(tensor.element_count() * sizeof(float), kTensorAlignBytes);
     }
     return pointers;
@@ -64,9 +63,6 @@ int run_generate(const GenerateOptions& options) {
   if (options.prompt.empty())
     throw Error(ErrorCode::kInput,
                 "the prompt is empty; pass --prompt TEXT with at least one byte");
-  if (!(options.temperature >= 0))
-    throw Error(ErrorCode::kInput, fmt::format("--temperature is {}; it must be a number from 0 on",
-                                               options.temperature));
   if (config.vocabulary != 256)
     throw Error(
         ErrorCode::kInput,
@@ -78,8 +74,8 @@ int run_generate(const GenerateOptions& options) {
   UnitReader reader(file, model);
   std::vector<std::uint32_t> tokens;
   for (const char letter : options.prompt) tokens.push_back(static_cast<unsigned char>(letter));
-  std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
-  for (std::uint64_t position = 0; position < options.tokens; ++position) {
+  say_text(options.prompt);
+  for (std::uint64_t position = 0; position < options.tokens && said_failure() == 0; ++position) {
     const std::size_t seen = std::min<std::size_t>(tokens.size(), config.context);
     compute.start_generation(std::span(tokens).last(seen));
     for (std::uint32_t use = 0; use < compute.use_count(); ++use)
@@ -93,10 +89,11 @@ int run_generate(const GenerateOptions& options) {
         logits, {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
         position);
     tokens.push_back(token);
-    std::fputc(static_cast<int>(token), stdout);
-    std::fflush(stdout);
+    const char letter = static_cast<char>(token);
+    say_text({&letter, 1});
+    flush_said();
   }
-  std::fputc('\n', stdout);
+  say_text("\n");
   return kExitOk;
 }
 

@@ -11,6 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr std::uint32_t kPublishedHeadWidth = 64;
+const std::string kHead = "lm_head.weight";  // beside the transformer, not in it
 
 // The keys of section "model", in the file's metadata as "model.layers" and so on.
 std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
@@ -24,7 +25,7 @@ std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
 
 }  // namespace
 
-void save_model(const std::string& path, const gpt::GptConfig& config, Engine& engine) {
+void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine) {
   std::vector<SavedTensor> tensors;
   for (const UnitSpec& unit : gpt::gpt_model_spec(config).units) {
     for (const TensorSpec& tensor : unit.tensors)
@@ -35,17 +36,36 @@ void save_model(const std::string& path, const gpt::GptConfig& config, Engine& e
                       std::as_writable_bytes(values));
   };
   if (engine.rank() != 0) return read_as_if_written(tensors, read);
-  write_safetensors(path, tensors, metadata_of(config), read);
+  write_safetensors(output, tensors, metadata_of(config), read);
 }
 
-ModelFile::ModelFile(const std::string& path) : file_(path), config_(read_config()) {
+// What Hugging Face's GPT2LMHeadModel.save_pretrained() writes has a prefix; a published GPT-2 has
+// none.
+ModelFile::ModelFile(const std::string& path)
+    : file_(path),
+      prefix_(file_.knows("wte.weight") || !file_.knows("transformer.wte.weight") ? ""
+                                                                                  : "transformer."),
+      config_(read_config()) {
   check_tensors();
+}
+
+std::string ModelFile::name_in_file(const std::string& tensor) const {
+  return tensor == kHead ? tensor : prefix_ + tensor;
+}
+
+const std::vector<std::uint64_t>& ModelFile::shape(const std::string& tensor) const {
+  return file_.shape(name_in_file(tensor));
+}
+
+void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
+                     std::span<float> values) const {
+  file_.read(name_in_file(tensor), first_element, values);
 }
 
 gpt::GptConfig ModelFile::read_config() const {
   gpt::GptConfig config =
       file_.metadata().contains("model.layers") ? config_from_metadata() : config_from_shapes();
-  config.tied_head = !file_.has("lm_head.weight");
+  config.tied_head = !file_.knows(kHead);
   try {
     gpt::validate(config);
   } catch (const Error& error) {
@@ -76,8 +96,8 @@ gpt::GptConfig ModelFile::config_from_metadata() const {
 }
 
 gpt::GptConfig ModelFile::config_from_shapes() const {
-  const auto& embedding = file_.shape("wte.weight");
-  const auto& positions = file_.shape("wpe.weight");
+  const auto& embedding = shape("wte.weight");
+  const auto& positions = shape("wpe.weight");
   if (embedding.size() != 2 || positions.size() != 2)
     throw Error(ErrorCode::kInput,
                 fmt::format("\"{}\": wte.weight and wpe.weight must be matrices", file_.path()));
@@ -87,18 +107,18 @@ gpt::GptConfig ModelFile::config_from_shapes() const {
   config.context = static_cast<std::uint32_t>(positions[0]);
   config.heads = std::max(1u, config.embedding / kPublishedHeadWidth);
   config.layers = 0;
-  while (file_.has(fmt::format("h.{}.ln_1.weight", config.layers))) ++config.layers;
+  while (file_.has(name_in_file(fmt::format("h.{}.ln_1.weight", config.layers)))) ++config.layers;
   return config;
 }
 
 void ModelFile::check_tensors() const {
   for (const UnitSpec& unit : gpt::gpt_model_spec(config_).units) {
     for (const TensorSpec& tensor : unit.tensors) {
-      if (file_.shape(tensor.name) == tensor.shape) continue;
+      if (shape(tensor.name) == tensor.shape) continue;
       throw Error(ErrorCode::kInput,
                   fmt::format("\"{}\": tensor \"{}\" has shape [{}], but the model needs [{}]",
-                              file_.path(), tensor.name, fmt::join(file_.shape(tensor.name), ", "),
-                              fmt::join(tensor.shape, ", ")));
+                              file_.path(), name_in_file(tensor.name),
+                              fmt::join(shape(tensor.name), ", "), fmt::join(tensor.shape, ", ")));
     }
   }
 }
@@ -114,7 +134,7 @@ void ModelFile::require_shape_of(const gpt::GptConfig& config) const {
 
 InitialValues ModelFile::initial_values() const {
   return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
-    file_.read(tensor.name, first, values);
+    read(tensor.name, first, values);
   };
 }
 

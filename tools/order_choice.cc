@@ -6,20 +6,22 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/topology.h"
 #include "base/units.h"
 #include "engine/parameter_groups.h"
 #include "engine/sharding.h"
+#include "tools/planner.h"
 
 namespace sluice {
 namespace {
+
+constexpr std::uint64_t kUnbounded = std::uint64_t{1} << 62;
 
 bool is_tied(const ModelSpec& model) {
   return model.backward_order.size() > model.units.size();
 }
 
 std::string summary_of(const OrderPlan& plan) {
-  if (!plan.obstacle.empty()) return plan.obstacle.substr(0, plan.obstacle.find_first_of(";\n"));
+  if (!plan.obstacle.empty()) return in_short(plan.obstacle);
   return fmt::format("{} read, {} written, {} copied, of which activations {} out and {} in",
                      format_bytes(plan.traffic.nvme_read_bytes),
                      format_bytes(plan.traffic.nvme_write_bytes), format_bytes(plan.copied_bytes),
@@ -27,7 +29,7 @@ std::string summary_of(const OrderPlan& plan) {
                      format_bytes(plan.traffic.activation_in_bytes));
 }
 
-OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
+OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks, bool fills_device,
                      MicroBatchOrder order) {
   OrderPlan plan;
   plan.order = order;
@@ -41,12 +43,11 @@ OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
                       ParameterGroups(config.optimizer, model).set_of_tensors(),
                       shard_of(config.sharding, 0, ranks));
   try {
-    const Placement placement = plan_placement(
-        layout, model, config.placement,
-        {.device_bytes = *config.memory.device_bytes, .host_bytes = *config.memory.host_bytes},
-        {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
-         .lanes = config.optimizer.lanes,
-         .activations = config.activations});
+    const Placement placement =
+        plan_placement(layout, model, config.placement,
+                       {.device_bytes = config.memory.device_bytes.value_or(kUnbounded),
+                        .host_bytes = *config.memory.host_bytes},
+                       pass_needs(config, layout, ranks, fills_device));
     StepPlans plans(model, layout, placement);
     const StepPlan& step = plans.training(micro_batches, order);
     plan.traffic = plans.predict_traffic(micro_batches, order);
@@ -65,9 +66,9 @@ OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
 }  // namespace
 
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
-                                     std::uint32_t ranks) {
-  return {plan_order(config, model, ranks, MicroBatchOrder::kHorizontal),
-          plan_order(config, model, ranks, MicroBatchOrder::kVertical)};
+                                     std::uint32_t ranks, bool fills_device) {
+  return {plan_order(config, model, ranks, fills_device, MicroBatchOrder::kHorizontal),
+          plan_order(config, model, ranks, fills_device, MicroBatchOrder::kVertical)};
 }
 
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model) {
@@ -82,18 +83,12 @@ MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelS
              : MicroBatchOrder::kHorizontal;
 }
 
-void fill_budgets(Config::Memory& memory) {
-  memory.device_bytes = memory.device_bytes.value_or(topology().memory_bytes / 4);
-  memory.host_bytes = memory.host_bytes.value_or(topology().memory_bytes / 2);
-}
-
 void resolve_order(TrainConfig& config, std::uint32_t ranks) {
   if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
   if (!config.order) {
-    Config engine = config.engine;
-    fill_budgets(engine.memory);
     const ModelSpec model = validated(training_model(config));
-    config.order = better_order(plan_orders(engine, model, ranks), model);
+    config.order = better_order(
+        plan_orders(config.engine, model, ranks, config.device == DeviceChoice::kCuda), model);
   }
   config.engine.activations.order = *config.order;
 }

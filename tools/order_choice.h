@@ -21,21 +21,19 @@ struct OrderPlan {
   std::uint64_t copied_bytes = 0;
 };
 
-// Horizontal, then vertical. `config` has its memory budgets, and its activations the step's
-// micro-batches; `model` is validated(). Of one of `ranks`.
+// Horizontal, then vertical. `config` has its memory budgets (without one for the device: all of
+// what it has), and its activations the step's
+// micro-batches; `model` is validated(). Of one of `ranks`; `fills_device` as PassNeeds has it.
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
-                                     std::uint32_t ranks);
+                                     std::uint32_t ranks, bool fills_device);
 
 // What "auto" comes to: vertical if it is possible and moves fewer bytes to and from storage, or as
 // many and fewer between host and device. Horizontal where backward uses a unit more than once
 // (tied weights): there the order changes bits, and a budget must not.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Gives `config` the budgets of this machine where it names none.
-void fill_budgets(Config::Memory& memory);
-
 // Settles `order`, and the activations' order with it, alike on all of `ranks` that have one
-// config.
+// config, which has its memory settled.
 void resolve_order(TrainConfig& config, std::uint32_t ranks);
 
 // "micro-batches vertical: ... ; horizontal: ...": a line for people.

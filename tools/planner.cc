@@ -60,21 +60,23 @@ constexpr std::array kPolicies = {OverlapPolicy::kSerial, OverlapPolicy::kDeferr
 
 }  // namespace
 
+std::string in_short(const std::string& obstacle) {
+  std::string line = obstacle.substr(0, obstacle.find('\n'));
+  if (line.ends_with(':')) line.pop_back();  // the list of pools followed
+  return line;
+}
+
 PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
                           const Config::Placement& choices) {
   PlannedMemory planned;
   const Config& config = request.config;
-  const PassNeeds needs{.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
-                        .lanes = config.optimizer.lanes,
-                        .fills_device = request.fills_device,
-                        .activations = config.activations};
-  const std::uint64_t buffers = rank_buffer_bytes(config.sharding, request.ranks, layout);
-  const std::uint64_t device = *config.memory.device_bytes;
-  const Budgets budgets{.device_bytes = device - std::min(device, buffers),
+  const Budgets budgets{.device_bytes = *config.memory.device_bytes,
                         .host_bytes = *config.memory.host_bytes};
   try {
     check_homes(config.sharding, request.ranks, choices);
-    planned.placement = plan_placement(layout, model, choices, budgets, needs);
+    planned.placement =
+        plan_placement(layout, model, choices, budgets,
+                       pass_needs(config, layout, request.ranks, request.fills_device));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
     planned.obstacle = error.what();

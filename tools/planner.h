@@ -24,6 +24,9 @@ struct PlanRequest {
   double flops = 0;
 };
 
+// The first line of why something cannot be, for a row of a table.
+std::string in_short(const std::string& obstacle);
+
 // Where the state is placed, without what a step costs.
 struct PlannedMemory {
   std::string obstacle;  // why it cannot be; then nothing below holds

@@ -13,19 +13,32 @@
 #include "base/topology.h"
 #include "base/units.h"
 #include "cpu_optim/ordered_sum.h"
+#include "tools/exit_codes.h"
 #include "tools/interrupt.h"
+#include "tools/print.h"
 
 namespace sluice {
+
+void check_ranks_config(const TrainConfig& config) {
+  if (config.engine.sharding.reduction == RankReduction::kNccl &&
+      config.device != DeviceChoice::kCuda)
+    throw Error(ErrorCode::kConfig,
+                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\", or "
+                "sharding.reduction to \"exact\"");
+}
+
+void share_host_among(std::uint32_t ranks, TrainConfig& train) {
+  if (train.device != DeviceChoice::kCuda) train.device = DeviceChoice::kHost;
+  unsigned& threads = train.engine.threads;
+  if (threads == 0) threads = std::max(1u, granted_threads(0) / ranks);
+}
 
 RankWorld::RankWorld(const TrainConfig& config)
     : sharding_(config.engine.sharding),
       uses_gpus_(config.device == DeviceChoice::kCuda),
       launch_(find_launch(std::getenv)) {
   if (!are_several()) return;
-  if (sharding_.reduction == RankReduction::kNccl && !uses_gpus_)
-    throw Error(ErrorCode::kConfig,
-                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\", or "
-                "sharding.reduction to \"exact\"");
+  check_ranks_config(config);
   if (uses_gpus_) prepare_gpus();
   if (launch_->launcher != "torchrun") {
     start_mpi();
@@ -54,10 +67,15 @@ void RankWorld::prepare_gpus() const {
 }
 
 void RankWorld::start_mpi() {
-  mpi_ = std::make_unique<MpiWorld>(HostCollectivesOptions{
-      .timeout_s = sharding_.timeout_s,
-      .sum = sum_in_order,
-      .on_wait = [this](const std::string& waiting) { tell_of_end(waiting); }});
+  try {
+    mpi_ = std::make_unique<MpiWorld>(HostCollectivesOptions{
+        .timeout_s = sharding_.timeout_s,
+        .sum = sum_in_order,
+        .on_wait = [this](const std::string& waiting) { tell_of_end(waiting); }});
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kRanks) give_up(error);  // the launcher ends the others
+    throw;
+  }
   if (mpi_->rank() != launch_->rank || mpi_->rank_count() != launch_->rank_count)
     throw Error(
         ErrorCode::kUnsupported,
@@ -74,14 +92,7 @@ void RankWorld::share_host(TrainConfig& train) const {
     config.sharding.group_ranks = ranks_of_node();
     config.sharding.group_is_node = false;
   }
-  const std::uint32_t ranks = std::max(1u, launch_->local_rank_count);
-  const std::uint64_t memory_bytes = topology().memory_bytes;
-  if (!uses_gpus_) {
-    train.device = DeviceChoice::kHost;
-    if (!config.memory.device_bytes) config.memory.device_bytes = memory_bytes / 4 / ranks;
-  }
-  if (!config.memory.host_bytes) config.memory.host_bytes = memory_bytes / 2 / ranks;
-  if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / ranks);
+  share_host_among(host_ranks(), train);
 }
 
 // Ranks of a host have to follow each other, or a group would span hosts.
@@ -140,15 +151,20 @@ NcclId RankWorld::share_id() {
 // A launcher that has lost a rank ends the others, who know which one they miss.
 void RankWorld::tell_of_end(const std::string& waiting) {
   if (!interrupted() || has_told_.exchange(true)) return;
-  fmt::print(stderr, "sluice: rank {} of {}: told to end while {}\n", launch_->rank,
-             launch_->rank_count, waiting);
+  warn("sluice: rank {} of {}: told to end while {}\n", launch_->rank, launch_->rank_count,
+       waiting);
+}
+
+void RankWorld::leave() {
+  if (mpi_ != nullptr) mpi_->leave();
 }
 
 void RankWorld::give_up(const std::exception& failure) {
-  fmt::print(stderr, "sluice: rank {} of {}: {}\n", rank(), count(), failure.what());
+  warn("sluice: rank {} of {}: {}\n", rank(), count(), failure.what());
   std::fflush(nullptr);
   if (mpi_ != nullptr) mpi_->abort();
-  ::_exit(1);
+  const auto* const error = dynamic_cast<const Error*>(&failure);
+  ::_exit(error != nullptr ? exit_code_of(error->code()) : kExitInternal);
 }
 
 }  // namespace sluice

@@ -4,6 +4,7 @@
 // Thread rule: one thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
@@ -18,6 +19,13 @@
 
 namespace sluice {
 
+// Fails with: kConfig for settings that several ranks cannot have.
+void check_ranks_config(const TrainConfig& config);
+
+// What "auto" means for one of several ranks of a host: its part of the cores, and the host to
+// compute on.
+void share_host_among(std::uint32_t ranks, TrainConfig& config);
+
 class RankWorld {
  public:
   // Starts MPI when the environment tells of several ranks, unless they compute on GPUs and
@@ -28,16 +36,23 @@ class RankWorld {
 
   bool are_several() const { return launch_ && launch_->rank_count > 1; }
   std::uint32_t rank() const { return are_several() ? launch_->rank : 0; }
+  // How many share this host.
+  std::uint32_t host_ranks() const {
+    return are_several() ? std::max(1u, launch_->local_rank_count) : 1;
+  }
   std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
 
-  // What "auto" means for one of the host's ranks: its part of memory and cores, and the host to
-  // compute on; and how many ranks "node" is.
+  // share_host_among() those of the host, and how many ranks "node" is.
   // Fails with: kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
   // Null for one rank. `device` must outlive it, and so must this.
   // Fails with: kRanks, kUnsupported.
   std::unique_ptr<Collectives> join(TrainingDevice& device);
+
+  // Ends what connects the ranks, when all have come to the end. The last call.
+  // Fails with: kRanks.
+  void leave();
 
   // Says why on standard error, and ends every rank: by MPI, or by ending this one, which torchrun
   // and the others' deadline notice.

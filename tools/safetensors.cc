@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
-#include <filesystem>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,72 +17,10 @@
 namespace sluice {
 namespace {
 
-using nlohmann::json;
 constexpr std::uint64_t kPieceElements = 256 << 10;
 constexpr std::uint64_t kLengthBytes = 8;
 // The format's own limit, which keeps a damaged length from asking for any amount of memory.
 constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
-
-// The file under its temporary name; removed unless it is renamed into place.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& target)
-      : target_(target), name_(fmt::format("{}.{}.tmp", target, ::getpid())) {
-    descriptor_ = UniqueFd(::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (!descriptor_)
-      throw Error(
-          ErrorCode::kInput,
-          fmt::format("cannot create \"{}\": {}; check that its folder exists and is writable",
-                      name_, errno_text(errno)));
-  }
-
-  ~TemporaryFile() {
-    if (!name_.empty()) ::unlink(name_.c_str());
-  }
-
-  void write(const void* data, std::uint64_t size_bytes) {
-    const auto* next = static_cast<const char*>(data);
-    while (size_bytes != 0) {
-      const ssize_t written = ::write(descriptor_.get(), next, size_bytes);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("write");
-      next += written;
-      size_bytes -= static_cast<std::uint64_t>(written);
-    }
-  }
-
-  void commit() {
-    if (::fsync(descriptor_.get()) != 0) fail("fsync");
-    if (::rename(name_.c_str(), target_.c_str()) != 0) fail("rename");
-    name_.clear();
-    const std::filesystem::path folder = std::filesystem::absolute(target_).parent_path();
-    const UniqueFd directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (directory)
-      (void)::fsync(
-          directory.get());  // the name is durable too; some file systems refuse, and need not
-  }
-
- private:
-  [[noreturn]] void fail(const char* what) const {
-    const int error = errno;
-    const ErrorCode code =
-        error == ENOSPC || error == EDQUOT || error == EFBIG ? ErrorCode::kNoSpace : ErrorCode::kIo;
-    throw Error(code, fmt::format("{} of \"{}\" failed: {}; \"{}\" is as it was", what, name_,
-                                  errno_text(error), target_));
-  }
-
-  std::string target_;
-  std::string name_;
-  UniqueFd descriptor_;
-};
-
-// Fails with: json::exception. get() alone would take -1 and 1.5 for numbers without sign.
-std::vector<std::uint64_t> whole_numbers(const json& list) {
-  std::vector<std::uint64_t> numbers;
-  for (const json& item : list.get_ref<const json::array_t&>())
-    numbers.push_back(item.get_ref<const json::number_unsigned_t&>());
-  return numbers;
-}
 
 template <class Sink>
 void for_each_piece(std::span<const SavedTensor> tensors, const TensorSource& source,
@@ -108,7 +44,7 @@ std::uint64_t SavedTensor::element_count() const {
   return count;
 }
 
-void write_safetensors(const std::string& path, std::span<const SavedTensor> tensors,
+void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source) {
   nlohmann::ordered_json header;
@@ -125,11 +61,10 @@ void write_safetensors(const std::string& path, std::span<const SavedTensor> ten
   std::array<unsigned char, kLengthBytes> length{};
   for (std::size_t i = 0; i < length.size(); ++i)
     length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
-  TemporaryFile file(path);
-  file.write(length.data(), length.size());
-  file.write(text.data(), text.size());
+  file.write({reinterpret_cast<const char*>(length.data()), length.size()});
+  file.write(text);
   for_each_piece(tensors, source, [&](std::span<const float> values) {
-    file.write(values.data(), values.size_bytes());
+    file.write({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
   });
   file.commit();
 }
@@ -189,28 +124,24 @@ void SafetensorsFile::parse_header() {
                      file_bytes_, kHeaderBytesMax));
   std::string text(length, '\0');
   read_bytes(prefix.size(), std::as_writable_bytes(std::span(text)));
-  const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) fail("its header is not a JSON object");
-  for (const auto& [name, value] : header.items()) {
-    try {
-      if (name == "__metadata__") {
-        metadata_ = value.get<std::map<std::string, std::string>>();
-      } else if (value.at("dtype") == "F32") {  // not the masks of published checkpoints
-        add_entry(name, whole_numbers(value.at("shape")), whole_numbers(value.at("data_offsets")),
-                  prefix.size() + length);
-      }
-    } catch (const json::exception& error) {
-      fail(fmt::format("the header entry \"{}\" is malformed: {}", name, error.what()));
-    }
+  SafetensorsHeader header;
+  try {
+    header = parse_safetensors_header(text);
+  } catch (const Error& error) {
+    fail(error.what());
+  }
+  metadata_ = std::move(header.metadata);
+  for (const auto& [name, tensor] : header.tensors) {
+    if (tensor.dtype == "F32")
+      add_entry(name, tensor, prefix.size() + length);
+    else
+      other_types_[name] = tensor.dtype;  // such as the masks of published checkpoints
   }
 }
 
-void SafetensorsFile::add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
-                                const std::vector<std::uint64_t>& offsets,
+void SafetensorsFile::add_entry(const std::string& name, const HeaderTensor& tensor,
                                 std::uint64_t data_begin) {
-  if (offsets.size() != 2) fail(fmt::format("tensor \"{}\" has no two data_offsets", name));
-  const std::uint64_t begin = offsets[0];
-  const std::uint64_t end = offsets[1];
+  const auto& [dtype, shape, begin, end] = tensor;
   const std::uint64_t data_bytes = file_bytes_ - data_begin;
   if (begin > end || end > data_bytes)
     fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
@@ -229,10 +160,17 @@ void SafetensorsFile::add_entry(const std::string& name, const std::vector<std::
       name, Entry{.shape = shape, .offset_bytes = data_begin + begin, .size_bytes = end - begin});
 }
 
+std::string SafetensorsFile::why_not(const std::string& name) const {
+  const auto other = other_types_.find(name);
+  if (other == other_types_.end()) return {};
+  return fmt::format("; it has one of type {}, so save the model in float32", other->second);
+}
+
 const SafetensorsFile::Entry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end())
-    throw Error(ErrorCode::kInput, fmt::format("\"{}\" has no F32 tensor \"{}\"", path_, name));
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has no F32 tensor \"{}\"{}", path_, name, why_not(name)));
   return found->second;
 }
 

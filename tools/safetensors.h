@@ -1,5 +1,5 @@
 // Files of named fp32 tensors in the safetensors format: 8 bytes of header length, a JSON header,
-// raw little-endian data. Writing is atomic: a temporary name beside the target, fsync, rename.
+// raw little-endian data.
 // Reading checks the header against the file's size first, and then fetches what is asked for: a
 // mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
 #pragma once
@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "tools/output_file.h"
+#include "tools/safetensors_header.h"
 
 namespace sluice {
 
@@ -26,10 +28,9 @@ struct SavedTensor {
 using TensorSource =
     std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
 
-// Writes `tensors` in order, asking `source` piece by piece. `metadata` goes into the header.
-// Fails with: kInput when the folder is missing or not writable; kNoSpace, kIo. The target is then
-// as it was before.
-void write_safetensors(const std::string& path, std::span<const SavedTensor> tensors,
+// Writes `tensors` in order, asking `source` piece by piece, and commits the file. `metadata` goes
+// into the header. Fails with: as OutputFile; the target is then as it was before.
+void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);
 
@@ -44,6 +45,8 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool has(const std::string& name) const { return entries_.contains(name); }
+  // Of any type.
+  bool knows(const std::string& name) const { return has(name) || other_types_.contains(name); }
   // Fails with: kInput when there is none of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // Copies elements [first_element, ...) to `values`.
@@ -60,12 +63,12 @@ class SafetensorsFile {
 
   void open_file();
   void parse_header();
-  // `shape` and `offsets` are as the header says; the data begins at byte `data_begin` of the file.
-  void add_entry(const std::string& name, const std::vector<std::uint64_t>& shape,
-                 const std::vector<std::uint64_t>& offsets, std::uint64_t data_begin);
+  // The data begins at byte `data_begin` of the file.
+  void add_entry(const std::string& name, const HeaderTensor& tensor, std::uint64_t data_begin);
   void read_bytes(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   [[noreturn]] void fail(const std::string& why) const;
   const Entry& entry(const std::string& name) const;
+  std::string why_not(const std::string& name) const;
 
   // Constant after construction.
   std::string path_;
@@ -73,6 +76,7 @@ class SafetensorsFile {
   std::uint64_t file_bytes_ = 0;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
+  std::map<std::string, std::string> other_types_;  // tensors that are not F32
 };
 
 }  // namespace sluice

@@ -13,8 +13,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint32_t kUnitsAhead = 2;  // as the placement plans its window
-
+// With the least window; how much more there is, the placement says.
 StageMemory memory_at_rest(const Layout& layout, const ModelSpec& model) {
   const bool shares_parameters = layout.shard().count > 1 && !layout.shard().keeps_all_parameters;
   StageMemory memory;
@@ -30,7 +29,7 @@ StageMemory memory_at_rest(const Layout& layout, const ModelSpec& model) {
     memory.optimizer_bytes += layout.record_bytes(block.id);
   if (shares_parameters)
     memory.window_bytes =
-        window_bytes_for(training_schedule(model, 1), sizes, model.concurrent_leases + kUnitsAhead);
+        least_window_bytes(training_schedule(model, 1), sizes, model.concurrent_leases);
   return memory;
 }
 
@@ -54,8 +53,7 @@ Config::Placement homes_of_stage(const PlanRequest& request, std::string& left_t
 }
 
 std::string phase_rows(std::uint32_t stage, const StageMemory& memory, bool has_activations) {
-  if (!memory.obstacle.empty())
-    return fmt::format("{:<7}{}\n", stage, memory.obstacle.substr(0, memory.obstacle.find('\n')));
+  if (!memory.obstacle.empty()) return fmt::format("{:<7}{}\n", stage, in_short(memory.obstacle));
   std::string rows;
   for (std::size_t phase = 0; phase < kStepPhases; ++phase) {
     const PoolMarks& marks = memory.most_in_use[phase];
@@ -91,6 +89,7 @@ std::array<StageMemory, 4> memory_by_stage(const PlanRequest& request) {
     const PlannedMemory planned = plan_memory(own, model, layout, choices);
     memory.obstacle = planned.obstacle;
     if (!planned.obstacle.empty()) continue;
+    if (memory.window_bytes != 0) memory.window_bytes = planned.placement.window_bytes;
     memory.most_in_use = predicted_marks({.model = model,
                                           .layout = layout,
                                           .placement = planned.placement,

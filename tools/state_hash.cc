@@ -54,10 +54,13 @@ std::string state_sha256(Engine& engine) {
       const std::uint64_t element_bytes = kind == StateKind::kParameter
                                               ? engine.layout().format().parameter_bytes()
                                               : sizeof(float);
+      const bool is_moment = kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq;
+      const bool is_absent = is_moment && engine.layout().unit(tensor.unit).is_frozen;
+      if (is_absent) std::ranges::fill(chunk, std::byte{0});  // hashed as zeros
       for (std::uint64_t first = 0; first < tensor.element_count; first += kChunkElements) {
         const std::uint64_t count = std::min(kChunkElements, tensor.element_count - first);
         const auto bytes = std::span(chunk).first(count * element_bytes);
-        engine.read_state(tensor.id, kind, first, bytes);
+        if (!is_absent) engine.read_state(tensor.id, kind, first, bytes);
         hash.update(bytes);
       }
     }

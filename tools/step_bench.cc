@@ -49,7 +49,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   const Placement bare = plan_placement(
       layout, model, {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme},
       {.device_bytes = *config.memory.device_bytes, .host_bytes = UINT64_MAX},
-      {.overlaps = policy != OverlapPolicy::kSerial, .lanes = config.optimizer.lanes});
+      pass_needs(config, layout, /*ranks=*/1, /*fills_device=*/false));
   config.memory.host_bytes =
       bare.host_bytes() +
       static_cast<std::uint64_t>(bench.memory_share * static_cast<double>(layout.state_bytes()));

@@ -81,5 +81,7 @@ if [[ $slow == yes ]]; then
   build tsan
   run tsan --label-regex '^(cpu|io)$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
+  say "breaking one line at a time"
+  tools/mutate.py --jobs "$jobs"
 fi
 say "all tests passed"

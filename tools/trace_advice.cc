@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "tools/trace_steps.h"
 #include "tools/trace_summary.h"
 
 namespace sluice {
@@ -79,6 +80,15 @@ std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
   }
 }
 
+// Computation or the end of one of these steps waited, and for a reason.
+bool is_exposed(const Stall& stall, const std::vector<StepShare>& steps) {
+  if (stall.is_of_pass || stall.cause == StallCause::kEngine ||
+      stall.record->reason == TraceReason::kNone)
+    return false;
+  const auto after = std::ranges::upper_bound(steps, stall.begin_ns, {}, &StepShare::begin_ns);
+  return after != steps.begin() && stall.begin_ns < std::prev(after)->end_ns;
+}
+
 }  // namespace
 
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
@@ -88,10 +98,11 @@ std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
     std::map<std::uint32_t, std::uint64_t> by_unit;
     std::map<std::uint32_t, std::pair<std::uint64_t, std::uint32_t>> longest;  // by unit: block
   };
-  std::map<std::pair<StallCause, bool>, Sums> groups;
+  std::map<StallCause, Sums> groups;
+  const std::vector<StepShare> steps = steady_steps(analysis);
   for (const Stall& stall : analysis.stalls()) {
-    if (stall.cause == StallCause::kEngine) continue;
-    Sums& sums = groups[{stall.cause, stall.is_of_pass}];
+    if (!is_exposed(stall, steps)) continue;
+    Sums& sums = groups[stall.cause];
     ++sums.group.spans;
     sums.group.total_ns += stall.duration_ns();
     sums.by_reason[stall.record->reason] += stall.duration_ns();
@@ -104,8 +115,7 @@ std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
   };
   std::vector<StallGroup> list;
   for (auto& [key, sums] : groups) {
-    sums.group.cause = key.first;
-    sums.group.is_of_pass = key.second;
+    sums.group.cause = key;
     sums.group.reason = most(sums.by_reason);
     sums.group.unit = most(sums.by_unit);
     sums.group.block = sums.longest[sums.group.unit].second;
@@ -117,7 +127,7 @@ std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
 
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine) {
-  const double steps = std::max<double>(1, static_cast<double>(analysis.steps().size()));
+  const double steps = std::max<double>(1, static_cast<double>(steady_steps(analysis).size()));
   const double step_s = seconds(group.total_ns) / steps;
   switch (group.cause) {
     case StallCause::kBandwidth: {

@@ -44,7 +44,8 @@ std::string_view name_of(StallCause cause) {
 }
 
 std::int64_t StepShare::hidden_ns() const {
-  return std::max<std::int64_t>(0, static_cast<std::int64_t>(background_ns) - exposed_ns());
+  return std::max<std::int64_t>(
+      0, static_cast<std::int64_t>(background_ns) - (exposed_ns() - rank_wait_ns));
 }
 
 double FlowStats::bytes_per_second() const {
@@ -118,17 +119,13 @@ void TraceAnalysis::lay_out() {
         background_.add(record.started_ns, record.moved_ns);
         if (record.detail != kTraceActivations) copies_[record.unit].push_back(&record);
         break;
-      case TraceKind::kCopyToHost:
-        link_down_.add(record.started_ns, record.moved_ns);
-        background_.add(record.started_ns, record.moved_ns);
-        break;
+      case TraceKind::kCopyToHost: link_down_.add(record.started_ns, record.moved_ns); break;
       case TraceKind::kAdam:
       case TraceKind::kAccumulate:
       case TraceKind::kNorm:
         processor_.add(record.begin_ns, record.end_ns);
         background_.add(record.begin_ns, record.end_ns);
         break;
-      case TraceKind::kCollective: background_.add(record.begin_ns, record.end_ns); break;
       case TraceKind::kLane: lanes_[record.block].push_back(&record); break;
       default: break;
     }

@@ -55,13 +55,16 @@ struct StepShare {
   std::int64_t exposed_io_ns = 0;
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
-  std::uint64_t background_ns = 0;  // storage, copies or the optimizer were at work
-  bool is_open = false;             // the run was killed in it
+  // Storage, copies to the device or the optimizer were at work: as the engine has metered it, or
+  // else by the records.
+  std::uint64_t background_ns = 0;
+  std::int64_t rank_wait_ns = 0;  // of exposed I/O, waits for other ranks
+  bool is_open = false;           // the run was killed in it
   std::array<std::int64_t, kStallCauses> by_cause{};
 
   std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // Exposed and hidden sum to background, unless more was waited for than was at work.
+  // With the waits for what was at work it sums to background, unless those are longer.
   std::int64_t hidden_ns() const;
 };
 

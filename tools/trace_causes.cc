@@ -212,7 +212,9 @@ void TraceAnalysis::share_steps() {
     steps_.push_back({.step = record.step,
                       .begin_ns = record.begin_ns,
                       .end_ns = record.end_ns,
-                      .background_ns = background_.busy_ns(record.begin_ns, record.end_ns),
+                      .background_ns = record.size_bytes != 0
+                                           ? record.size_bytes  // see TraceKind::kStep
+                                           : background_.busy_ns(record.begin_ns, record.end_ns),
                       .is_open = trace_.open_step != 0 && record.step == trace_.open_step});
   }
   std::ranges::sort(steps_, {}, &StepShare::begin_ns);
@@ -233,6 +235,7 @@ void TraceAnalysis::share_steps() {
     const auto duration_ns = static_cast<std::int64_t>(stall.duration_ns());
     step->by_cause[static_cast<std::size_t>(stall.cause)] += duration_ns;
     (is_io(stall.record->reason) ? step->exposed_io_ns : step->exposed_optimizer_ns) += duration_ns;
+    if (stall.record->reason == TraceReason::kCollective) step->rank_wait_ns += duration_ns;
   }
   for (StepShare& step : steps_)
     step.other_ns = step.total_ns() - step.compute_ns - step.exposed_ns();

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "tools/trace_engine.h"
+#include "tools/trace_steps.h"
 
 namespace sluice {
 namespace {
@@ -68,9 +69,7 @@ TraceChange change_of(const std::string& name, const std::vector<double>& before
 class Series {
  public:
   explicit Series(const TraceAnalysis& analysis) : engine_(engine_of(analysis.trace())) {
-    steps_ = analysis.steps();
-    if (!steps_.empty() && steps_.back().is_open) steps_.pop_back();
-    if (steps_.size() > 1) steps_.erase(steps_.begin());
+    steps_ = steady_steps(analysis);
     if (steps_.empty())
       throw Error(ErrorCode::kInput,
                   fmt::format("\"{}\" has no step that ended; nothing can be compared",
@@ -113,9 +112,12 @@ std::string line_of(const TraceChange& change) {
       change.before_ms == 0
           ? "-"
           : fmt::format("{:+.1f} %", 100 * change.difference_ms() / change.before_ms);
-  return fmt::format("{:<24}{:>11.3f}{:>11.3f}{:>11.3f} +- {:<9.3f}{:>9}{}\n", change.name,
-                     change.before_ms, change.after_ms, change.difference_ms(), change.margin_ms,
-                     percent, change.is_certain() ? "" : "  (may be chance)");
+  // Of one step there is no spread.
+  const std::string margin =
+      std::isnan(change.margin_ms) ? "?" : fmt::format("{:.3f}", change.margin_ms);
+  return fmt::format("{:<24}{:>11.3f}{:>11.3f}{:>11.3f} +- {:<9}{:>9}{}\n", change.name,
+                     change.before_ms, change.after_ms, change.difference_ms(), margin, percent,
+                     change.is_certain() ? "" : "  (may be chance)");
 }
 
 }  // namespace
@@ -157,8 +159,8 @@ TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after) {
 }
 
 std::string text_of(const TraceDiff& diff) {
-  std::string text = fmt::format("{:<24}{:>11}{:>11}{:>11}    {:<9}{:>9}\n", "ms a step", "before",
-                                 "after", "change", "95 %", "change");
+  std::string text = fmt::format("{:<24}{:>11}{:>11}{:>11}    {:<9}{:>9}\n", "ms a step (mean)",
+                                 "before", "after", "change", "95 %", "change");
   text += line_of(diff.step);
   for (const TraceChange& part : diff.parts) text += line_of(part);
   if (!diff.causes.empty()) text += "waits by cause\n";

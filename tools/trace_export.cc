@@ -27,10 +27,10 @@ enum Track : std::uint32_t { kSteps = 1, kComputeTrack, kWaits, kProcessor, kPas
 
 class ChromeWriter {
  public:
-  explicit ChromeWriter(std::FILE* file) : file_(file) {
-    fmt::print(file_, "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n");
+  explicit ChromeWriter(OutputFile& file) : file_(file) {
+    file_.print("{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n");
   }
-  ~ChromeWriter() { fmt::print(file_, "\n]}}\n"); }
+  void finish() { file_.print("\n]}}\n"); }
   ChromeWriter(const ChromeWriter&) = delete;
   ChromeWriter& operator=(const ChromeWriter&) = delete;
 
@@ -52,7 +52,7 @@ class ChromeWriter {
 
  private:
   void event(const std::string& fields) {
-    fmt::print(file_, "{}{{\"pid\": {}, {}}}", is_first_ ? "" : ",\n", rank_, fields);
+    file_.print("{}{{\"pid\": {}, {}}}", is_first_ ? "" : ",\n", rank_, fields);
     is_first_ = false;
   }
   void slice(std::uint32_t track, std::uint64_t begin_ns, std::uint64_t end_ns,
@@ -194,7 +194,7 @@ class ChromeWriter {
     }
   }
 
-  std::FILE* file_;
+  OutputFile& file_;
   bool is_first_ = true;
   std::uint32_t rank_ = 0;
   TracedEngine engine_;
@@ -209,22 +209,23 @@ std::int64_t number_of(std::uint32_t index) {
 
 }  // namespace
 
-void write_chrome(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
+void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks) {
   ChromeWriter writer(file);
   for (const TraceAnalysis& rank : ranks) writer.write(rank);
+  writer.finish();
 }
 
-void write_csv(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
-  fmt::print(file,
-             "rank,kind,step,unit,unit_name,block,use,reason,lane,detail,begin_ns,started_ns,"
-             "moved_ns,end_ns,size_bytes\n");
+void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks) {
+  file.print(
+      "rank,kind,step,unit,unit_name,block,use,reason,lane,detail,begin_ns,started_ns,"
+      "moved_ns,end_ns,size_bytes\n");
   for (const TraceAnalysis& rank : ranks) {
     const TracedEngine engine = engine_of(rank.trace());
     for (const TraceRecord& record : rank.trace().records) {
       std::string name = engine.unit_name(record.unit);
       for (std::size_t at = 0; (at = name.find('"', at)) != std::string::npos; at += 2)
         name.insert(at, 1, '"');
-      fmt::print(file, "{},{},{},{},\"{}\",{},{},{},{},{},{},{},{},{},{}\n", rank.trace().rank,
+      file.print("{},{},{},{},\"{}\",{},{},{},{},{},{},{},{},{},{}\n", rank.trace().rank,
                  name_of(record.kind), record.step, number_of(record.unit), name,
                  number_of(record.block), number_of(record.use), name_of(record.reason),
                  record.lane, record.detail, record.begin_ns, record.started_ns, record.moved_ns,
@@ -233,8 +234,8 @@ void write_csv(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
   }
 }
 
-void write_json(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
-  fmt::print(file, "{{\"ranks\": [");
+void write_json(OutputFile& file, const std::vector<TraceAnalysis>& ranks) {
+  file.print("{{\"ranks\": [");
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const TraceFile& trace = ranks[i].trace();
     const auto section = trace.sections.find("engine");
@@ -244,46 +245,45 @@ void write_json(std::FILE* file, const std::vector<TraceAnalysis>& ranks) {
                                   ? fmt::format("{{\"offset_ns\": {}, \"error_ns\": {}}}",
                                                 *trace.clock_offset_ns, trace.clock_error_ns)
                                   : "null";
-    fmt::print(
-        file, "{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"engine\": {}, \"steps\": [",
-        i == 0 ? "" : ",", trace.rank, trace.lost, clock, is_sound ? section->second : "null");
+    file.print("{}\n{{\"rank\": {}, \"lost\": {}, \"clock\": {}, \"engine\": {}, \"steps\": [",
+               i == 0 ? "" : ",", trace.rank, trace.lost, clock,
+               is_sound ? section->second : "null");
     const char* comma = "";
     for (const StepShare& step : ranks[i].steps()) {
-      fmt::print(file,
-                 "{}\n{{\"step\": {}, \"begin_ns\": {}, \"end_ns\": {}, \"compute_ns\": {}, "
-                 "\"exposed_io_ns\": {}, \"exposed_optimizer_ns\": {}, \"other_ns\": {}, "
-                 "\"background_ns\": {}}}",
-                 comma, step.step, step.begin_ns, step.end_ns, step.compute_ns, step.exposed_io_ns,
-                 step.exposed_optimizer_ns, step.other_ns, step.background_ns);
+      file.print(
+          "{}\n{{\"step\": {}, \"begin_ns\": {}, \"end_ns\": {}, \"compute_ns\": {}, "
+          "\"exposed_io_ns\": {}, \"exposed_optimizer_ns\": {}, \"other_ns\": {}, "
+          "\"background_ns\": {}}}",
+          comma, step.step, step.begin_ns, step.end_ns, step.compute_ns, step.exposed_io_ns,
+          step.exposed_optimizer_ns, step.other_ns, step.background_ns);
       comma = ",";
     }
-    fmt::print(file, "], \"stalls\": [");
+    file.print("], \"stalls\": [");
     comma = "";
     for (const Stall& stall : ranks[i].stalls()) {
-      fmt::print(file,
-                 "{}\n{{\"cause\": \"{}\", \"reason\": \"{}\", \"of_pass\": {}, \"unit\": {}, "
-                 "\"block\": {}, \"begin_ns\": {}, \"end_ns\": {}}}",
-                 comma, name_of(stall.cause), name_of(stall.record->reason), stall.is_of_pass,
-                 number_of(stall.record->unit), number_of(stall.record->block), stall.begin_ns,
-                 stall.end_ns);
+      file.print(
+          "{}\n{{\"cause\": \"{}\", \"reason\": \"{}\", \"of_pass\": {}, \"unit\": {}, "
+          "\"block\": {}, \"begin_ns\": {}, \"end_ns\": {}}}",
+          comma, name_of(stall.cause), name_of(stall.record->reason), stall.is_of_pass,
+          number_of(stall.record->unit), number_of(stall.record->block), stall.begin_ns,
+          stall.end_ns);
       comma = ",";
     }
-    fmt::print(file, "], \"records\": [");
+    file.print("], \"records\": [");
     comma = "";
     for (const TraceRecord& record : trace.records) {
-      fmt::print(file,
-                 "{}\n{{\"kind\": \"{}\", \"step\": {}, \"unit\": {}, \"block\": {}, \"use\": {}, "
-                 "\"reason\": \"{}\", \"lane\": {}, \"detail\": {}, \"begin_ns\": {}, "
-                 "\"started_ns\": {}, \"moved_ns\": {}, \"end_ns\": {}, \"size_bytes\": {}}}",
-                 comma, name_of(record.kind), record.step, number_of(record.unit),
-                 number_of(record.block), number_of(record.use), name_of(record.reason),
-                 record.lane, record.detail, record.begin_ns, record.started_ns, record.moved_ns,
-                 record.end_ns, record.size_bytes);
+      file.print(
+          "{}\n{{\"kind\": \"{}\", \"step\": {}, \"unit\": {}, \"block\": {}, \"use\": {}, "
+          "\"reason\": \"{}\", \"lane\": {}, \"detail\": {}, \"begin_ns\": {}, "
+          "\"started_ns\": {}, \"moved_ns\": {}, \"end_ns\": {}, \"size_bytes\": {}}}",
+          comma, name_of(record.kind), record.step, number_of(record.unit), number_of(record.block),
+          number_of(record.use), name_of(record.reason), record.lane, record.detail,
+          record.begin_ns, record.started_ns, record.moved_ns, record.end_ns, record.size_bytes);
       comma = ",";
     }
-    fmt::print(file, "]}}");
+    file.print("]}}");
   }
-  fmt::print(file, "]}}\n");
+  file.print("]}}\n");
 }
 
 }  // namespace sluice

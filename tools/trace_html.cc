@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/trace_lanes.h"
+#include "tools/trace_steps.h"
 
 namespace sluice {
 
@@ -74,7 +75,6 @@ ordered_json steps_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
     return static_cast<double>(duration_ns) * 1e-3;
   };
   for (const StepShare& step : rank.steps()) {
-    const double background = std::max<double>(1, static_cast<double>(step.background_ns));
     steps.push_back({{"step", step.step},
                      {"begin", us(step.begin_ns - std::min(step.begin_ns, origin_ns))},
                      {"length", signed_us(step.total_ns())},
@@ -82,26 +82,31 @@ ordered_json steps_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
                      {"io", signed_us(step.exposed_io_ns)},
                      {"optimizer", signed_us(step.exposed_optimizer_ns)},
                      {"other", signed_us(step.other_ns)},
-                     {"hidden", 100 * static_cast<double>(step.hidden_ns()) / background}});
+                     {"hidden", 100 * means_of({step}).hidden_share()}});
   }
   return steps;
 }
 
-// By cause, reason and unit, longest first.
+// By cause, reason and unit, longest first; those of the optimizer pass, which are hidden as long
+// as nobody waits for it, behind those of computation.
 ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
                         std::uint64_t origin_ns) {
   struct Row {
     StallGroup group;
     std::uint64_t longest_ns = 0;
     std::uint64_t longest_at_ns = 0;
+    bool is_of_pass = false;
   };
+  const std::vector<StepShare> steps = steady_steps(rank);
+  const std::uint64_t steady_ns = steps.empty() ? 0 : steps.front().begin_ns;
   std::map<std::tuple<StallCause, TraceReason, bool, std::uint32_t>, Row> rows;
   for (const Stall& stall : rank.stalls()) {
-    if (stall.cause == StallCause::kEngine || stall.begin_ns < origin_ns) continue;
+    if (stall.cause == StallCause::kEngine || stall.begin_ns < std::max(origin_ns, steady_ns))
+      continue;
     Row& row = rows[{stall.cause, stall.record->reason, stall.is_of_pass, stall.record->unit}];
+    row.is_of_pass = stall.is_of_pass;
     row.group = {.cause = stall.cause,
                  .reason = stall.record->reason,
-                 .is_of_pass = stall.is_of_pass,
                  .spans = row.group.spans + 1,
                  .total_ns = row.group.total_ns + stall.duration_ns(),
                  .unit = stall.record->unit};
@@ -111,15 +116,16 @@ ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
   }
   std::vector<Row> sorted;
   for (auto& [key, row] : rows) sorted.push_back(row);
-  std::ranges::sort(sorted, std::greater(), [](const Row& row) { return row.group.total_ns; });
+  std::ranges::sort(sorted, std::greater(),
+                    [](const Row& row) { return std::pair(!row.is_of_pass, row.group.total_ns); });
   if (sorted.size() > kWaitRowsMax) sorted.resize(kWaitRowsMax);
-  double total_ns = 1;
-  for (const StepShare& step : rank.steps()) total_ns += static_cast<double>(step.total_ns());
+  const double total_ns =
+      std::max(1.0, 1e9 * means_of(steps).total_s * static_cast<double>(steps.size()));
   ordered_json list = ordered_json::array();
   for (const Row& row : sorted)
     list.push_back({{"cause", name_of(row.group.cause)},
-                    {"who", row.group.is_of_pass ? "optimizer pass" : "computation"},
-                    {"reason", row.group.is_of_pass ? "" : name_of(row.group.reason)},
+                    {"who", row.is_of_pass ? "optimizer pass (hidden)" : "computation"},
+                    {"reason", row.is_of_pass ? "" : name_of(row.group.reason)},
                     {"unit", row.group.unit == kTraceNone ? -1 : static_cast<int>(row.group.unit)},
                     {"count", row.group.spans},
                     {"total_us", us(row.group.total_ns)},
@@ -218,22 +224,25 @@ ordered_json rank_json(const TraceAnalysis& rank, const PackedRank& packed, cons
     lanes.push_back(
         {{"name", lane.name}, {"color", lane.color}, {"spans", pack_spans(lane.spans)}});
   const TraceFile& trace = rank.trace();
-  return {{"rank", trace.rank},
-          {"head", fmt::format("rank {} of {}, {} steps, {} records, {} lost{}", trace.rank,
-                               trace.ranks, rank.steps().size(), trace.records.size(), trace.lost,
-                               trace.is_complete ? "" : "; the run did not end its trace")},
-          {"length_us", us(length_ns)},
-          {"joined_us", apart_us},
-          {"units", units_json(engine)},
-          {"steps", steps_json(rank, origin_ns)},
-          {"lanes", lanes},
-          {"resident", pack_spans(packed.resident)},
-          {"held", pack_spans(packed.held)},
-          {"bandwidth", bandwidth_json(rank, origin_ns, length_ns, peaks)},
-          {"flows", flows_json(rank)},
-          {"memory", memory_json(engine)},
-          {"waits", waits_json(rank, engine, origin_ns)},
-          {"config", config_text(trace)}};
+  return {
+      {"rank", trace.rank},
+      {"head", fmt::format("rank {} of {}, {} steps of {:.2f} ms (mean), {} records, {} lost{}",
+                           trace.rank, trace.ranks, rank.steps().size(),
+                           1e3 * means_of(steady_steps(rank)).total_s, trace.records.size(),
+                           trace.lost, trace.is_complete ? "" : "; the run did not end its trace")},
+      {"verdict", verdict_of(rank)},
+      {"length_us", us(length_ns)},
+      {"joined_us", apart_us},
+      {"units", units_json(engine)},
+      {"steps", steps_json(rank, origin_ns)},
+      {"lanes", lanes},
+      {"resident", pack_spans(packed.resident)},
+      {"held", pack_spans(packed.held)},
+      {"bandwidth", bandwidth_json(rank, origin_ns, length_ns, peaks)},
+      {"flows", flows_json(rank)},
+      {"memory", memory_json(engine)},
+      {"waits", waits_json(rank, engine, origin_ns)},
+      {"config", config_text(trace)}};
 }
 
 }  // namespace
@@ -262,9 +271,9 @@ std::string html_of(const std::vector<TraceAnalysis>& ranks, const PeakRates& pe
     document["ranks"].push_back(
         rank_json(ranks[i], packed[i], peaks, origin_ns, length_ns, apart_us));
   std::string data = document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  // A name must not end the page's script.
-  for (std::size_t at = 0; (at = data.find("</", at)) != std::string::npos; at += 3)
-    data.replace(at, 2, "<\\/");
+  // No name may end the page's script, or begin a comment in it.
+  for (std::size_t at = 0; (at = data.find('<', at)) != std::string::npos; at += 6)
+    data.replace(at, 1, "\\u003c");
   std::string page = kTracePageText;
   constexpr std::string_view kPlace = "SLUICE_TRACE_DATA";
   return page.replace(page.find(kPlace), kPlace.size(), data);

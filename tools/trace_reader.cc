@@ -63,6 +63,19 @@ void use_huge_pages(void* data, std::size_t size_bytes) {
   if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
+// Times and lengths that no monotonic clock and no run comes near, so that sums of them stay
+// numbers.
+constexpr std::uint64_t kTimeMaxNs = std::uint64_t{1} << 60;    // 36 years
+constexpr std::uint64_t kLengthMaxNs = std::uint64_t{1} << 53;  // 104 days
+constexpr std::uint64_t kSizeBytesMax = std::uint64_t{1} << 50;
+constexpr std::uint64_t kWallMaxNs = std::uint64_t{1} << 62;    // in the year 2116
+
+bool is_plausible(const TraceRecord& record) {
+  return record.begin_ns <= record.end_ns && record.end_ns <= kTimeMaxNs &&
+         record.started_ns <= kTimeMaxNs && record.moved_ns <= kTimeMaxNs &&
+         record.end_ns - record.begin_ns <= kLengthMaxNs && record.size_bytes <= kSizeBytesMax;
+}
+
 class Parser {
  public:
   Parser(TraceFile& file, std::span<const std::byte> bytes) : file_(file), bytes_(bytes) {}
@@ -118,8 +131,9 @@ class Parser {
       if (static_cast<std::size_t>(record.kind) >= kTraceKinds ||
           static_cast<std::size_t>(record.reason) >= kTraceReasons)
         return true;
-      if (record.end_ns == 0 && record.begin_ns != 0) begun_.push_back(record);
-      return record.end_ns < record.begin_ns;
+      if (record.end_ns == 0 && record.begin_ns != 0 && record.begin_ns <= kTimeMaxNs)
+        begun_.push_back(record);
+      return !is_plausible(record);
     };
     const auto begin = file_.records.begin() + static_cast<std::ptrdiff_t>(first);
     file_.records.erase(std::remove_if(begin, file_.records.end(), is_no_span),
@@ -158,6 +172,8 @@ void read_description(TraceFile& file) {
     file.boot = document.at("boot").get<std::string>();
     file.steady_ns = document.at("steady_ns").get<std::uint64_t>();
     file.wall_ns = document.at("wall_ns").get<std::uint64_t>();
+    if (file.steady_ns > kWallMaxNs || file.wall_ns > kWallMaxNs)
+      fail("its description is damaged: it was not recorded in this century");
   } catch (const nlohmann::json::exception& error) {
     fail(fmt::format("its description is damaged: {}", error.what()));
   }
@@ -173,7 +189,9 @@ void read_clock(TraceFile& file) {
   if (offset == document.end() || !offset->is_number_integer() || error == document.end() ||
       !error->is_number_unsigned())
     return;
-  file.clock_offset_ns = offset->get<std::int64_t>();
+  const auto offset_ns = offset->get<std::int64_t>();
+  if (std::abs(static_cast<double>(offset_ns)) > static_cast<double>(kTimeMaxNs)) return;
+  file.clock_offset_ns = offset_ns;
   file.clock_error_ns = error->get<std::uint64_t>();
 }
 
@@ -198,6 +216,8 @@ void align_clock(TraceFile& file, const TraceFile& first) {
       if (*time_ns != 0) *time_ns += shift_ns;
     }
   }
+  // By a damaged clock, some have left the range of times.
+  std::erase_if(file.records, [](const TraceRecord& record) { return !is_plausible(record); });
 }
 
 }  // namespace

@@ -1,13 +1,9 @@
 #include "tools/trace_session.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "tools/trace_summary.h"
@@ -19,11 +15,13 @@ constexpr std::uint64_t kRingMax = 1 << 26;  // records; 4 GiB
 
 }  // namespace
 
-TraceSession::TraceSession(std::string file, std::uint64_t ring_bytes, TraceRank rank)
-    : file_(std::move(file)) {
-  if (file_.empty()) return;
+TraceSession::TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank)
+    : output_(output) {
+  if (!output_.is_wanted()) return;
+  output_.begin();
   const std::uint64_t records = std::min<std::uint64_t>(ring_bytes / sizeof(TraceRecord), kRingMax);
-  trace_start({.file = file_,
+  trace_start({.file = output_.path(),
+               .descriptor = output_.descriptor(),
                .ring_records = static_cast<std::uint32_t>(records),
                .rank = rank.rank,
                .ranks = rank.ranks});
@@ -33,27 +31,30 @@ TraceSession::~TraceSession() {
   (void)trace_stop();
 }
 
-void TraceSession::discard() {
-  (void)trace_stop();
-  if (!file_.empty()) (void)::unlink(file_.c_str());
-}
-
-std::string TraceSession::finish() {
-  if (file_.empty()) return {};
+TraceEnd TraceSession::finish() {
+  if (!output_.is_wanted()) return {};
   const TraceResult result = trace_stop();
-  std::string text = fmt::format("trace: {} records in {} ({})\n", result.records, file_,
-                                 format_bytes(result.file_bytes));
-  if (!result.failure.empty()) text += result.failure + "\n";
+  TraceEnd end;
+  end.summary = fmt::format("trace: {} records in {} ({})\n", result.records, output_.path(),
+                            format_bytes(result.file_bytes));
   try {
-    const TraceFile trace = read_trace(file_);
+    output_.commit();  // one that is cut may still be read, up to there
+  } catch (const Error& error) {
+    end.failure = error;
+  }
+  if (!result.failure.empty())
+    end.failure = output_.failure(fmt::format("it ends at {}", format_bytes(result.file_bytes)),
+                                  result.error);
+  if (!output_.is_regular()) return end;  // nobody can read it back
+  try {
+    const TraceFile trace = read_trace(output_.path());
     std::vector<TraceAnalysis> ranks;
     ranks.emplace_back(trace);
-    text += summary_of(ranks, {});
+    end.summary += summary_of(ranks, {});
   } catch (const Error& error) {
-    // A trace into a pipe or a device cannot be read back.
-    text += fmt::format("no summary: {}\n", error.what());
+    end.summary += fmt::format("no summary: {}\n", error.what());
   }
-  return text;
+  return end;
 }
 
 }  // namespace sluice

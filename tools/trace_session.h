@@ -5,7 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "base/error.h"
+#include "tools/output_file.h"
 
 namespace sluice {
 
@@ -15,22 +19,26 @@ struct TraceRank {
   std::uint32_t ranks = 1;
 };
 
+struct TraceEnd {
+  std::string summary;           // lines for the user
+  std::optional<Error> failure;  // why the file is not whole
+};
+
 class TraceSession {
  public:
-  // `file` empty: there is no trace. `ring_bytes`: of each thread's ring.
-  // Fails with: kInput when the file cannot be created.
-  TraceSession(std::string file, std::uint64_t ring_bytes, TraceRank rank = {});
+  // `output` not wanted: there is no trace. It must outlive the session; its own name it gets by
+  // accept(), or when the trace is finished. `ring_bytes`: of each thread's ring.
+  // Fails with: as OutputFile::begin().
+  TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
-  // Ends the trace and removes its file: there was nothing to record.
-  void discard();
-  // Ends the trace and returns its summary, and what went wrong with it, as lines for the user.
-  std::string finish();
+  // Ends the trace. What of it was written has its own name then.
+  TraceEnd finish();
 
  private:
-  std::string file_;
+  OutputFile& output_;
 };
 
 }  // namespace sluice

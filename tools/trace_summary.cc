@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "tools/trace_ranks.h"
+#include "tools/trace_steps.h"
 
 namespace sluice {
 namespace {
@@ -24,15 +25,6 @@ double percent(std::int64_t part, std::int64_t whole) {
   return whole <= 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// The first step fills caches and touches memory, and one that the run was killed in is a part;
-// with others to look at, they are left out.
-std::vector<StepShare> steady_steps(const TraceAnalysis& rank) {
-  std::vector<StepShare> steps = rank.steps();
-  if (steps.size() > 1 && steps.back().is_open) steps.pop_back();
-  if (steps.size() > 2) steps.erase(steps.begin());
-  return steps;
-}
-
 std::string head_line(const TraceAnalysis& rank) {
   const TraceFile& trace = rank.trace();
   const TracedEngine engine = engine_of(trace);
@@ -49,31 +41,16 @@ std::string head_line(const TraceAnalysis& rank) {
 }
 
 std::string time_lines(const TraceAnalysis& rank) {
-  const std::vector<StepShare> steps = steady_steps(rank);
-  if (steps.empty()) return "no step ended while it was traced\n";
-  StepShare sum;
-  std::int64_t total_ns = 0, hidden_ns = 0;
-  std::vector<std::uint64_t> durations;
-  for (const StepShare& step : steps) {
-    total_ns += step.total_ns();
-    sum.compute_ns += step.compute_ns;
-    sum.exposed_io_ns += step.exposed_io_ns;
-    sum.exposed_optimizer_ns += step.exposed_optimizer_ns;
-    sum.other_ns += step.other_ns;
-    sum.background_ns += step.background_ns;
-    hidden_ns += step.hidden_ns();
-    durations.push_back(step.end_ns - step.begin_ns);
-  }
-  const auto [least, most] = std::ranges::minmax(durations);
-  const auto background_ns = static_cast<std::int64_t>(sum.background_ns);
+  const StepMeans means = means_of(steady_steps(rank));
+  if (means.count == 0) return "no step ended while it was traced\n";
+  const auto percent_of = [&](double part_s) { return 100 * means.share_of_step(part_s); };
   return fmt::format(
-      "step {:.2f} ms [{:.2f}, {:.2f}]: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer "
-      "{:.1f} %, other {:.1f} %\n"
-      "hidden: {:.1f} % of the {:.2f} ms a step that storage, copies and the optimizer worked\n",
-      ms(percentiles_of(durations).p50_ns), ms(least), ms(most), percent(sum.compute_ns, total_ns),
-      percent(sum.exposed_io_ns, total_ns), percent(sum.exposed_optimizer_ns, total_ns),
-      percent(sum.other_ns, total_ns), percent(hidden_ns, background_ns),
-      ms(sum.background_ns) / static_cast<double>(steps.size()));
+      "mean step {:.2f} ms [{:.2f}, {:.2f}]: compute {:.1f} %, exposed I/O {:.1f} %, exposed "
+      "optimizer {:.1f} %, other {:.1f} %\n"
+      "hidden: {:.1f} % of the {:.2f} ms per step that storage, copies and the optimizer worked\n",
+      1e3 * means.total_s, 1e3 * means.least_s, 1e3 * means.most_s, percent_of(means.compute_s),
+      percent_of(means.exposed_io_s), percent_of(means.exposed_optimizer_s),
+      percent_of(means.other_s), 100 * means.hidden_share(), 1e3 * means.background_s);
 }
 
 // Beside what the placement needs: every parameter on storage read in forward and backward, every
@@ -134,20 +111,26 @@ std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const Pe
       three(flow.queue), three(flow.device));
 }
 
+// What computation, or the end of the step, waited for. Waits of the optimizer pass are left out:
+// as long as nobody waits for the pass, they cost nothing, and where somebody does, it is that
+// wait.
 std::string stall_lines(const TraceAnalysis& rank, std::size_t lines_left) {
   const TracedEngine engine = engine_of(rank.trace());
   std::int64_t total_ns = 0;
-  for (const StepShare& step : rank.steps()) total_ns += step.total_ns();
+  for (const StepShare& step : steady_steps(rank)) total_ns += step.total_ns();
   std::string lines;
   std::size_t shown = 0;
   for (const StallGroup& group : group_stalls(rank)) {
     if (shown++ == kStallsMax || 2 * shown > lines_left) break;
-    const std::string block =
-        group.block == kTraceNone ? "" : fmt::format(", block {}", group.block);
-    lines += fmt::format("{:>6.2f} %  {}{}: {} waits, longest for unit {}{}\n          {}\n",
+    const std::string place =
+        group.unit == kTraceNone ? ""
+        : group.block == kTraceNone
+            ? fmt::format(", longest for unit {}", engine.unit_name(group.unit))
+            : fmt::format(", longest for unit {}, block {}", engine.unit_name(group.unit),
+                          group.block);
+    lines += fmt::format("{:>6.2f} %  {}: {} waits{}\n          {}\n",
                          percent(static_cast<std::int64_t>(group.total_ns), total_ns),
-                         group.is_of_pass ? "(pass) " : "", name_of(group.cause), group.spans,
-                         engine.unit_name(group.unit), block, advice_for(group, rank, engine));
+                         name_of(group.cause), group.spans, place, advice_for(group, rank, engine));
   }
   return lines;
 }
@@ -170,18 +153,14 @@ std::size_t lines_of(const std::string& text) {
 }  // namespace
 
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options) {
-  std::string text;
+  // The slowest rank decides how long a step takes.
+  const TraceAnalysis& slowest = *std::ranges::max_element(
+      ranks, {}, [](const TraceAnalysis& rank) { return means_of(steady_steps(rank)).total_s; });
+  std::string text = verdict_of(slowest) + "\n";
   for (std::size_t i = 0; i < std::min(ranks.size(), kRanksMax); ++i)
     text += head_line(ranks[i]) + "\n";
   if (ranks.size() > kRanksMax)
     text += fmt::format("and {} more ranks\n", ranks.size() - kRanksMax);
-  // The slowest rank decides how long a step takes.
-  const auto median_ns = [](const TraceAnalysis& rank) {
-    std::vector<std::uint64_t> durations;
-    for (const StepShare& step : rank.steps()) durations.push_back(step.end_ns - step.begin_ns);
-    return percentiles_of(std::move(durations)).p50_ns;
-  };
-  const TraceAnalysis& slowest = *std::ranges::max_element(ranks, {}, median_ns);
   if (ranks.size() > 1) text += fmt::format("of rank {}, the slowest:\n", slowest.trace().rank);
   text += time_lines(slowest);
   text += byte_lines(slowest, engine_of(slowest.trace()), options);
@@ -199,7 +178,7 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
   text += lag_line(ranks);
   const std::string stalls = stall_lines(slowest, kLinesMax - lines_of(text) - 1);
   if (!stalls.empty())
-    text += "waits, as shares of the steps' time, and what would help:\n" + stalls;
+    text += "exposed waits, as shares of the steps' time, and what would help:\n" + stalls;
   return text;
 }
 

@@ -1,5 +1,5 @@
-// The summary of traces on a terminal: where a step's time went, how the drives did, and what is
-// waited for most, with what would help. At most 40 lines.
+// The summary of traces on a terminal: a verdict, where a step's time went, how the drives did, and
+// what is waited for most, with what would help. At most 40 lines.
 #pragma once
 
 #include <optional>
@@ -28,14 +28,14 @@ std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOpt
 struct StallGroup {
   StallCause cause = StallCause::kEngine;
   TraceReason reason = TraceReason::kNone;  // the one that took most of the time
-  bool is_of_pass = false;
   std::uint64_t spans = 0;
   std::uint64_t total_ns = 0;
   std::uint32_t unit = kTraceNone;   // the one that was waited for longest
   std::uint32_t block = kTraceNone;  // likewise, in the longest of its waits
 };
 
-// Of the traced steps, longest first; those without a cause left out.
+// The exposed waits of the steady steps (tools/trace_steps.h), longest first: what neither
+// computation nor the end of a step waited for is left out, and so is what nobody is to blame for.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
 // What would help against `group`, in numbers.

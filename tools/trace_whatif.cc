@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "engine/bound.h"
 #include "engine/engine_trace.h"
 #include "tools/trace_rates.h"
+#include "tools/trace_steps.h"
 
 namespace sluice {
 namespace {
@@ -59,7 +61,10 @@ void apply_rate(const std::string& setting, const std::string& key, double facto
   constexpr const char* kKeys[] = {"nvme", "nvme.read", "nvme.write", "nvme.latency",
                                    "copy", "adam",      "compute"};
   if (std::ranges::find(kKeys, key) == std::end(kKeys))
-    refuse(setting, "there is no such key; --help lists them");
+    refuse(setting,
+           fmt::format("there is no such key; there are {}, drives, prefetch_window, lanes, "
+                       "memory.host, memory.device and policy",
+                       fmt::join(kKeys, ", ")));
 }
 
 OverlapPolicy policy_in(const std::string& setting, const std::string& text) {
@@ -113,8 +118,10 @@ class Replay {
   Replay(const TraceAnalysis& analysis, const std::string& section)
       : model_(model_of_trace(section)),
         config_(config_of_trace(section)),
-        fills_device_(fills_device_of_trace(section)) {
+        pass_(pass_of_trace(section)) {
     validate(config_);
+    pass_.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial;
+    pass_.activations = config_.activations;
     layout_.emplace(model_, state_format(config_), config_.storage.block_elements,
                     std::span<const std::uint32_t>(), shard_of_trace(section));
     std::map<std::uint32_t, std::uint32_t> units;  // by use
@@ -136,14 +143,12 @@ class Replay {
   const Layout& layout() const { return *layout_; }
 
   StepCost cost(const Scenario& scenario) const {
-    Placement placement =
-        plan_placement(*layout_, model_, scenario.config.placement,
-                       {.device_bytes = *scenario.config.memory.device_bytes,
-                        .host_bytes = *scenario.config.memory.host_bytes},
-                       {.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial,
-                        .lanes = scenario.config.optimizer.lanes,
-                        .fills_device = fills_device_,
-                        .activations = config_.activations});
+    PassNeeds pass = pass_;
+    pass.lanes = scenario.config.optimizer.lanes;
+    Placement placement = plan_placement(*layout_, model_, scenario.config.placement,
+                                         {.device_bytes = *scenario.config.memory.device_bytes,
+                                          .host_bytes = *scenario.config.memory.host_bytes},
+                                         pass);
     if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
     const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
     if (scenario.window_units)
@@ -164,7 +169,7 @@ class Replay {
  private:
   ModelSpec model_;
   Config config_;
-  bool fills_device_;
+  PassNeeds pass_;  // without lanes
   std::optional<Layout> layout_;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
@@ -195,13 +200,31 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
   return notes;
 }
 
-// From one begin_step to the next: the median, the first left out.
-double measured_step_s(const TraceAnalysis& analysis) {
-  std::vector<std::uint64_t> times;
-  const std::vector<StepShare>& steps = analysis.steps();
-  for (std::size_t i = 1; i + 1 < steps.size(); ++i)
-    times.push_back(steps[i + 1].begin_ns - steps[i].begin_ns);
-  return static_cast<double>(percentiles_of(std::move(times)).p50_ns) * 1e-9;
+// Of a step that the model knows to take `replayed_s`.
+void require_fitting_model(const TraceAnalysis& analysis, double measured_s, double replayed_s) {
+  if (!(measured_s > 0) || !std::isfinite(replayed_s))
+    throw Error(ErrorCode::kInput,
+                fmt::format("trace whatif: the steps in \"{}\" took no time; it is damaged",
+                            analysis.trace().path));
+  const double error = replayed_s / measured_s - 1;
+  if (std::abs(error) <= kWhatIfErrorMax) return;
+  const StepMeans means = means_of(steady_steps(analysis));
+  throw Error(
+      ErrorCode::kInput,
+      fmt::format("trace whatif: no prediction from \"{}\": its mean step took {:.3f} ms (of {}, "
+                  "from {:.3f} to {:.3f} ms), and the model says {:.3f} ms of it, an error of "
+                  "{:+.1f} %, where at most {:.0f} % is good enough. A machine under other load, "
+                  "or steps that differ much, are the usual reasons; trace a longer run on a quiet "
+                  "machine",
+                  analysis.trace().path, 1e3 * measured_s, means.count, 1e3 * means.least_s,
+                  1e3 * means.most_s, 1e3 * replayed_s, 100 * error, 100 * kWhatIfErrorMax));
+}
+
+// What the model leaves out of a step stays what it was; where it takes too long for the recorded
+// step, it does so by the same factor for the other one, which therefore never comes out negative.
+double predicted_step_s(double measured_s, double replayed_s, double changed_s) {
+  return replayed_s <= measured_s ? changed_s + (measured_s - replayed_s)
+                                  : changed_s * measured_s / replayed_s;
 }
 
 }  // namespace
@@ -220,21 +243,24 @@ WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& se
                     .rates = rates_of(analysis, replay.layout()),
                     .policy = policy_of(analysis, replay.config()),
                     .window_units = {}};
-  WhatIf result{.measured_s = measured_step_s(analysis),
+  WhatIf result{.measured_s = means_of(steady_steps(analysis)).total_s,
                 .replayed = replay.cost(scenario),
                 .changed = {},
+                .predicted_s = 0,
                 .policy = scenario.policy,
                 .rates = scenario.rates,
                 .left_out = left_out_of(analysis, replay.config())};
   for (const std::string& setting : settings) apply(setting, scenario);
+  require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
   result.changed = replay.cost(scenario);
-  result.predicted_s = result.changed.step_s + result.measured_s - result.replayed.step_s;
+  result.predicted_s =
+      predicted_step_s(result.measured_s, result.replayed.step_s, result.changed.step_s);
   return result;
 }
 
 std::string text_of(const WhatIf& what_if) {
   std::string text = fmt::format(
-      "recorded step {:.3f} ms ({}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
+      "recorded step {:.3f} ms (mean, {}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
       "predicted step {:.3f} ms, {:+.1f} %\n"
       "busiest: {} for {:.3f} ms a step, before {} for {:.3f} ms\n",
       1e3 * what_if.measured_s, name_of(what_if.policy), 1e3 * what_if.replayed.step_s,

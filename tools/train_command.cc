@@ -2,15 +2,15 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 
 #include <fmt/format.h>
 
+#include "base/topology.h"
 #include "base/trace_ranges.h"
 #include "base/units.h"
 #include "tools/exit_codes.h"
@@ -18,8 +18,13 @@
 #include "tools/interrupt.h"
 #include "tools/model_file.h"
 #include "tools/order_choice.h"
+#include "tools/output_file.h"
+#include "tools/print.h"
 #include "tools/rank_world.h"
+#include "tools/run_memory.h"
 #include "tools/state_hash.h"
+#include "tools/step_log.h"
+#include "tools/temporary_file.h"
 #include "tools/trace_session.h"
 #include "tools/train_report.h"
 #include "tools/training_device.h"
@@ -41,37 +46,45 @@ TrainConfig read_config(const TrainOptions& options) {
   return config;
 }
 
-// A file that cannot be written should be known before hours of training, not after.
-void check_output(const std::string& path) {
-  if (path.empty()) return;
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorCode::kInput, fmt::format("cannot write \"{}\": {}", path, why));
-  };
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
-  if (!std::filesystem::is_directory(folder))
-    fail(fmt::format("the folder \"{}\" does not exist", folder.string()));
-  if (std::filesystem::is_directory(path)) fail("it is a folder; name a file in it");
-  const bool exists = std::filesystem::exists(path);
-  if (::access(exists ? path.c_str() : folder.c_str(), W_OK) != 0)
-    fail(fmt::format("{}; change the mode of {}, or choose another place", errno_text(errno),
-                     exists ? "the file" : "the folder"));
+// Each rank has a trace of its own.
+std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
+  if (config.trace_file.empty() || rank == 0) return config.trace_file;
+  return fmt::format("{}.rank{}", config.trace_file, rank);
 }
 
-// The model is written beside its name and then renamed: that needs the folder, and would put a
-// file in the place of a device such as /dev/null.
-void check_model_output(const std::string& path) {
-  check_output(path);
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot save to \"{}\": it is not a regular file", path));
-  if (::access(folder.c_str(), W_OK) != 0)
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot save to \"{}\": folder \"{}\": {}; a model is written beside "
-                            "its name first, so that a failure keeps the old one",
-                            path, folder.string(), errno_text(errno)));
-}
+// What the run writes, and what it must not. Rank 0 writes for all, but for the traces.
+struct TrainOutputs {
+  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks)
+      : save(add("--save", options.save_file, ranks)),
+        json(add("--json", options.json_file, ranks)),
+        csv(add("--csv", options.csv_file, ranks)),
+        json_lines(add("--json-lines", options.json_lines_file, ranks)),
+        trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)) {
+    files.add_input("the config", options.config_file);
+    files.add_input("the text", config.data_file);
+    files.add_input("--init", options.init_file, "--save");  // training goes on
+    files.add_input("storage.calibration", config.engine.storage.calibration);
+    for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
+      if (rank != ranks.rank())
+        files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
+    }
+    files.check();
+  }
+
+  OutputFiles files;
+  OutputFile& save;
+  OutputFile& json;
+  OutputFile& csv;
+  OutputFile& json_lines;
+  OutputFile& trace;
+
+ private:
+  OutputFile& add(const char* option, const std::string& path, const RankWorld& ranks) {
+    if (ranks.rank() == 0) return files.add(option, path);
+    files.reserve(option, path);
+    return files.add(option, "");
+  }
+};
 
 std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
                                               const TrainConfig& config) {
@@ -83,10 +96,13 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
 
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks)
-      : options_(options),
+  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+           const HostMemory& memory, TrainOutputs& outputs)
+      : outputs_(outputs),
         is_quiet_(options.quiet || ranks.rank() != 0),
+        is_saved_(!options.save_file.empty()),
         config_(config),
+        memory_(memory),
         dataset_(config_, ranks.count()),
         init_(open_initial_model(options, config)),
         device_(config_, ranks.gpu()),
@@ -94,14 +110,18 @@ class TrainRun {
         engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
-                config.engine.storage.calibration) {}
+                config.engine.storage.calibration),
+        log_(outputs.csv, outputs.json_lines, options.log_every) {}
 
   int run() {
     introduce();
+    engine_.set_last_words([](const std::string& message) { warn("sluice: {}\n", message); });
     engine_.initialize(initial_values());
+    accept();
     train();
     engine_.drain();
     conclude();
+    engine_.close();
     return record_.interrupted ? kExitInterrupted : kExitOk;
   }
 
@@ -111,6 +131,8 @@ class TrainRun {
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
     record_.order = *config_.order;
+    record_.matrix_kernels = device_.matrix_kernels();
+    record_.threads = granted_threads(config_.engine.threads);
     record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
     record_.device_pool_bytes = engine_.placement().device_bytes();
     record_.host_pool_bytes = engine_.placement().host_bytes();
@@ -118,30 +140,32 @@ class TrainRun {
     if (is_quiet_) return;
     const std::uint32_t group = config_.engine.sharding.group_ranks;
     if (engine_.rank_count() > 1)
-      fmt::print("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
-                 group == 0 ? "" : fmt::format(" in groups of {}", group),
-                 config_.engine.sharding.stage);
-    fmt::print("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
-               record_.parameters, device_.description(), format_bytes(record_.state_bytes),
-               dataset_.training_tokens(), dataset_.validation_tokens());
-    for (const std::string& note : engine_.notes()) fmt::print("{}\n", note);
-    fmt::print("{}", pool_table(engine_, trainer_->activation_bytes()));
+      say("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+          group == 0 ? "" : fmt::format(" in groups of {}", group), config_.engine.sharding.stage);
+    say("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
+        record_.parameters, device_.description(), format_bytes(record_.state_bytes),
+        dataset_.training_tokens(), dataset_.validation_tokens());
+    say("matrix products by {}, kernels {}; {} threads\n", record_.matrix_kernels.library,
+        record_.matrix_kernels.kernels, record_.threads);
+    for (const std::string& note : engine_.notes()) say("{}\n", note);
+    say("{}", pool_table(engine_, trainer_->activation_bytes(), memory_));
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
-      fill_budgets(engine.memory);
-      fmt::print("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
-                                              engine_.rank_count()),
-                                  record_.order));
+      engine.memory.device_bytes = engine_.placement().device_budget_bytes;
+      engine.memory.host_bytes = engine_.placement().host_budget_bytes;
+      say("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
+                                       engine_.rank_count(), engine_.placement().fills_device),
+                           record_.order));
     }
     const bool varies =
         record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
-    fmt::print("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
-               format_bytes(record_.predicted.nvme_read_bytes),
-               format_bytes(record_.predicted.nvme_write_bytes));
+    say("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
+        format_bytes(record_.predicted.nvme_read_bytes),
+        format_bytes(record_.predicted.nvme_write_bytes));
     if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
-      fmt::print("of both, {} are gradients, which wait on storage (placement.gradients)\n",
-                 format_bytes(bytes));
-    std::fflush(stdout);
+      say("of both, {} are gradients, which wait on storage (placement.gradients)\n",
+          format_bytes(bytes));
+    flush_said();
   }
 
   InitialValues initial_values() {
@@ -156,8 +180,15 @@ class TrainRun {
     return model_.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
   }
 
+  // Nothing can be refused any more: what grows gets its name, in place of what had it.
+  void accept() {
+    log_.begin();
+    defer_interrupts("sluice: ending after this step; once more ends now, without saving\n");
+    outputs_.trace.accept();
+    log_.accept();
+  }
+
   void train() {
-    catch_interrupts();
     ProgressDisplay progress(config_.steps, is_quiet_);
     for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
       const auto begin = std::chrono::steady_clock::now();
@@ -184,8 +215,10 @@ class TrainRun {
            .policy = trained.report.policy});
       raise_marks(record_.buffers, trained.report.buffers);
       limits_.note(trained.report);
-      progress.show(record_.steps.back());
-      for (const std::string& note : trained.report.notes) fmt::print(stderr, "{}\n", note);
+      log_.add(record_.steps.back());
+      if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
+        progress.show(record_.steps.back());
+      for (const std::string& note : trained.report.notes) warn("{}\n", note);
       record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
     }
     progress.finish();
@@ -198,6 +231,7 @@ class TrainRun {
   }
 
   void conclude() {
+    defer_interrupts("sluice: the run is over and is being saved; once more ends now, without\n");
     if (!record_.interrupted) {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
@@ -209,38 +243,31 @@ class TrainRun {
     record_.ranks = memory_of_ranks(engine_, record_.buffers);
     write_outputs();
     if (is_quiet_) return;
-    if (record_.interrupted) fmt::print("interrupted after step {}\n", record_.steps.size());
-    fmt::print("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
+    if (record_.interrupted) say("interrupted after step {}\n", record_.steps.size());
+    say("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
-      fmt::print("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
-                 *record_.validation_loss, *record_.bigram_cross_entropy);
+      say("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
+          *record_.validation_loss, *record_.bigram_cross_entropy);
     }
-    fmt::print("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
-               record_.state_sha256);
-    if (!options_.save_file.empty()) fmt::print("model saved to {}\n", options_.save_file);
+    say("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
+        record_.state_sha256);
+    if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
   }
 
-  // Each on its own: a disk that is too full for the model may still hold the figures.
   void write_outputs() {
-    std::exception_ptr failure;
-    const auto attempt = [&failure](const std::string& path, const auto& write) {
-      try {
-        if (!path.empty()) write();
-      } catch (...) {
-        if (failure == nullptr) failure = std::current_exception();
-      }
-    };
-    attempt(options_.save_file, [this] { save_model(options_.save_file, config_.model, engine_); });
-    if (engine_.rank() == 0) {
-      attempt(options_.csv_file, [this] { write_csv(options_.csv_file, record_); });
-      attempt(options_.json_file, [this] { write_json(options_.json_file, record_); });
-    }
-    if (failure != nullptr) std::rethrow_exception(failure);
+    FirstFailure failures;
+    if (is_saved_) failures.attempt([this] { save_model(outputs_.save, config_.model, engine_); });
+    failures.attempt([this] { log_.finish_csv(); });
+    failures.attempt([this] { log_.finish_json_lines(); });
+    if (outputs_.json.is_wanted()) failures.attempt([this] { write_json(outputs_.json, record_); });
+    failures.rethrow();
   }
 
-  const TrainOptions& options_;
+  TrainOutputs& outputs_;
   const bool is_quiet_;
+  const bool is_saved_;  // by rank 0, but all take part
   const TrainConfig& config_;
+  const HostMemory& memory_;
   Dataset dataset_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
@@ -249,55 +276,66 @@ class TrainRun {
   Engine engine_;
   std::unique_ptr<Training> trainer_;
   LimitMeter limits_;
+  StepLog log_;
   RunRecord record_;
 };
 
-// Each rank has a trace of its own.
-std::string trace_file_of(const TrainConfig& config, const RankWorld& ranks) {
-  if (config.trace_file.empty() || ranks.rank() == 0) return config.trace_file;
-  return fmt::format("{}.rank{}", config.trace_file, ranks.rank());
-}
-
-int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks) {
+int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+               const HostMemory& memory) {
   if (config.trace_nvtx) enable_trace_ranges();
-  TraceSession trace(trace_file_of(config, ranks), config.trace_ring_bytes,
+  TrainOutputs outputs(options, config, ranks);
+  TraceSession trace(outputs.trace, config.trace_ring_bytes,
                      {.rank = ranks.rank(), .ranks = ranks.count()});
   std::unique_ptr<TrainRun> run;
   int code = kExitOk;
   try {
-    run = std::make_unique<TrainRun>(options, config, ranks);
+    run = std::make_unique<TrainRun>(options, config, ranks, memory, outputs);
     code = run->run();
   } catch (const std::exception& failure) {
-    // Before the engine goes: it would wait for ranks that wait for this one.
-    if (ranks.are_several()) ranks.give_up(failure);
     const auto* const error = dynamic_cast<const Error*>(&failure);
-    if (run == nullptr) trace.discard();  // a run that is refused leaves nothing behind
-    if (error == nullptr || error->code() != ErrorCode::kTimeout) throw;
-    // The engine's destructor would wait for the drive.
-    fmt::print(stderr, "sluice: {}\n", failure.what());
+    const bool ends_here =
+        ranks.are_several() || (error != nullptr && error->code() == ErrorCode::kTimeout);
+    if (!ends_here) throw;
+    // Before the engine goes: its destructor would wait for ranks that wait for this one, or for
+    // the drive. Other destructors do not run either.
+    remove_temporary_files();
+    if (ranks.are_several()) ranks.give_up(failure);
+    warn("sluice: {}\n", failure.what());
     std::fflush(nullptr);
     ::_exit(exit_code_of(error->code()));
   }
   run.reset();  // the engine has its say in the trace
-  const std::string summary = trace.finish();
-  if (!options.quiet && ranks.rank() == 0) fmt::print("{}", summary);
+  const TraceEnd end = trace.finish();
+  if (!options.quiet && ranks.rank() == 0) say("{}", end.summary);
+  if (end.failure) throw Error(*end.failure);
   return code;
+}
+
+// What this rank is to do, as its host and the ranks on it allow, and the run.
+int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks) {
+  if (ranks.rank() != 0) silence_interrupts();
+  ranks.share_host(config);
+  const bool is_on_host = computes_on_host(config, ranks.gpu());
+  const HostMemory share =
+      share_of_host(is_on_host, kept_activation_bytes(config, is_on_host), ranks.host_ranks());
+  settle_budgets(config.engine.memory, share);
+  resolve_order(config, ranks.count());  // by this rank's share
+  const HostMemory memory = check_memory(config, ranks.count(), share);
+  return train_here(options, config, ranks, memory);
 }
 
 }  // namespace
 
 int run_train(const TrainOptions& options) {
+  catch_interrupts();
   TrainConfig config = read_config(options);
-  check_output(options.json_file);
-  check_output(options.csv_file);
-  check_model_output(options.save_file);
-  check_output(config.trace_file);
   RankWorld ranks(config);
-  ranks.share_host(config);
-  resolve_order(config, ranks.count());  // by this rank's share
-  if (!ranks.are_several()) return train_here(options, config, ranks);
+  if (!ranks.are_several()) return train_in(options, config, ranks);
+  // A rank that fails by itself tells the others; leaving would wait for them.
   try {
-    return train_here(options, config, ranks);
+    const int code = train_in(options, config, ranks);
+    ranks.leave();
+    return code;
   } catch (const std::exception& failure) {
     ranks.give_up(failure);
   }

@@ -16,6 +16,8 @@ struct TrainOptions {
   std::vector<std::string> assignments;  // --set
   std::string json_file;
   std::string csv_file;
+  std::string json_lines_file;
+  std::uint64_t log_every = 1;  // steps
   std::string save_file;
   std::string init_file;
   std::string trace_file;

@@ -4,31 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "base/units.h"
+#include "tools/print.h"
 
 namespace sluice {
 namespace {
 
 constexpr int kBarWidth = 24;
 constexpr std::size_t kTerminalColumns = 80;  // where the terminal does not tell
-
-// JSON has no NaN; a skipped step's norm is null.
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
-}
-
-double seconds(std::int64_t duration_ns) {
-  return static_cast<double>(duration_ns) * 1e-9;
-}
 
 // null when the limits are not known.
 nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
@@ -63,33 +51,25 @@ std::size_t terminal_columns() {
   return known ? size.ws_col : kTerminalColumns;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.flush();
-  if (!file)
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot write \"{}\": {}; check that its folder exists and is writable",
-                            path, errno_text(errno)));
-}
-
 }  // namespace
 
+// Means over all steps but the first, as tools/trace_steps.h takes them of a trace, so that both
+// say the same of one run.
 std::string time_report(const RunRecord& run) {
   StepTimes sum;
-  std::vector<double> times_s;
-  double hidden = 0;
-  for (std::size_t i = run.steps.size() > 1 ? 1 : 0; i < run.steps.size(); ++i) {
+  std::int64_t hidden_ns = 0, worked_ns = 0;
+  const std::size_t first = run.steps.size() > 1 ? 1 : 0;
+  for (std::size_t i = first; i < run.steps.size(); ++i) {
     const StepTimes& times = run.steps[i].times;
     sum.total_ns += times.total_ns;
     sum.compute_ns += times.compute_ns;
     sum.exposed_io_ns += times.exposed_io_ns;
     sum.exposed_optimizer_ns += times.exposed_optimizer_ns;
     sum.other_ns += times.other_ns;
-    hidden += times.hidden_share();
-    times_s.push_back(run.steps[i].time_s);
+    hidden_ns += times.hidden_ns();
+    worked_ns += times.work.any_ns;
   }
-  if (times_s.empty() || sum.total_ns == 0) return {};
+  if (sum.total_ns == 0) return {};
   const auto percent = [&](std::int64_t part_ns) {
     return 100 * static_cast<double>(part_ns) / static_cast<double>(sum.total_ns);
   };
@@ -97,20 +77,28 @@ std::string time_report(const RunRecord& run) {
       "steps: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer {:.1f} %, other {:.1f} %; "
       "hidden {:.1f} % of I/O and optimizer\n",
       percent(sum.compute_ns), percent(sum.exposed_io_ns), percent(sum.exposed_optimizer_ns),
-      percent(sum.other_ns), 100 * hidden / static_cast<double>(times_s.size()));
+      percent(sum.other_ns),
+      worked_ns <= 0 ? 100.0
+                     : 100 * static_cast<double>(hidden_ns) / static_cast<double>(worked_ns));
   if (!run.limits) return text;
-  std::ranges::sort(times_s);
-  const double median_s = times_s[times_s.size() / 2];
+  const double mean_s =
+      static_cast<double>(sum.total_ns) * 1e-9 / static_cast<double>(run.steps.size() - first);
+  const auto share = [&](const StepCost& limit) { return 100 * limit.step_s / mean_s; };
   const auto part = [&](const StepCost& limit) {
-    return fmt::format("{:.1f} % of {:.3f} s", 100 * limit.step_s / median_s, limit.step_s);
+    return fmt::format("{:.1f} % of {:.3f} s", share(limit), limit.step_s);
   };
-  return text +
-         fmt::format("the median step of {:.3f} s reaches {} (T_min, {}) and {} (T_bound, {})\n",
-                     median_s, part(run.limits->least), name_of(run.limits->least.scarcest()),
-                     part(run.limits->bound), name_of(run.limits->policy));
+  text += fmt::format("the mean step of {:.3f} s reaches {} (T_min, {}) and {} (T_bound, {})\n",
+                      mean_s, part(run.limits->least), name_of(run.limits->least.scarcest()),
+                      part(run.limits->bound), name_of(run.limits->policy));
+  if (std::max(share(run.limits->least), share(run.limits->bound)) > 100)
+    text +=
+        "a share above 100 % is noise: the limits are made of mean rates, which vary from step to "
+        "step\n";
+  return text;
 }
 
-std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
+std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+                       const HostMemory& memory) {
   const Placement& placement = engine.placement();
   std::string table = fmt::format("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
   const auto row = [&](std::string_view tier, std::string_view name, std::uint64_t bytes,
@@ -136,6 +124,13 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes) {
     if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
   }
   row("-", "activations", activation_bytes, "the application's, beside the budgets");
+  // On a GPU activations are there, and not of the host's memory.
+  row("-", "program", memory.beside_bytes - (memory.device_is_host ? activation_bytes : 0),
+      "code, libraries, threads");
+  row("-", "= sum", memory.sum_bytes(),
+      fmt::format("all that is in the host's memory, of {} that {} leaves{}",
+                  format_bytes(memory.room_bytes()), memory.room.bound,
+                  memory.ranks == 1 ? "" : fmt::format(" each of {} ranks", memory.ranks)));
   return table;
 }
 
@@ -145,15 +140,14 @@ ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
   if (is_terminal_) return show_bar(record);
-  fmt::print(
-      "step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
+  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
       "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
       record.step, steps_, record.loss, record.gradient_norm,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
       100 * record.times.hidden_share(),
       record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
-  std::fflush(stdout);
+  flush_said();
 }
 
 void ProgressDisplay::show_bar(const StepRecord& record) {
@@ -169,17 +163,17 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
   // A line that wraps could not be replaced by the next one. What matters stands first.
   line.resize(std::min(line.size(), terminal_columns() - 1));
-  fmt::print("\r{}\x1b[K", line);
-  std::fflush(stdout);
+  say("\r{}\x1b[K", line);
+  flush_said();
   bar_is_open_ = true;
 }
 
 void ProgressDisplay::finish() {
-  if (bar_is_open_) fmt::print("\n");
+  if (bar_is_open_) say("\n");
   bar_is_open_ = false;
 }
 
-void write_json(const std::string& path, const RunRecord& run) {
+void write_json(OutputFile& output, const RunRecord& run) {
   using nlohmann::ordered_json;
   ordered_json document;
   document["parameters"] = run.parameters;
@@ -187,31 +181,10 @@ void write_json(const std::string& path, const RunRecord& run) {
   document["seed"] = run.seed;
   document["steps"] = ordered_json::array();
   for (const StepRecord& step : run.steps) {
-    document["steps"].push_back({{"step", step.step},
-                                 {"loss", number(step.loss)},
-                                 {"gradient_norm", number(step.gradient_norm)},
-                                 {"loss_scale", step.loss_scale},
-                                 {"skipped", step.skipped},
-                                 {"time_s", step.time_s},
-                                 {"tokens", step.tokens},
-                                 {"nvme_read_bytes", step.nvme_read_bytes},
-                                 {"nvme_write_bytes", step.nvme_write_bytes},
-                                 {"gathered_bytes", step.rank_traffic.gathered_bytes},
-                                 {"reduced_bytes", step.rank_traffic.reduced_bytes},
-                                 {"crossed_bytes", step.rank_traffic.crossed_bytes},
-                                 {"stall_s", step.stall_s},
-                                 {"stall_for_update_s", step.stall_for_update_s},
-                                 {"optimizer_s", step.optimizer_s},
-                                 {"compute_s", seconds(step.times.compute_ns)},
-                                 {"exposed_io_s", seconds(step.times.exposed_io_ns)},
-                                 {"exposed_optimizer_s", seconds(step.times.exposed_optimizer_ns)},
-                                 {"other_s", seconds(step.times.other_ns)},
-                                 {"hidden_share", step.times.hidden_share()},
-                                 {"percent_of_t_min", percent_of(run, &StepLimits::least, step)},
-                                 {"percent_of_t_bound", percent_of(run, &StepLimits::bound, step)},
-                                 {"policy", name_of(step.policy)},
-                                 {"activation_out_bytes", step.activation_out_bytes},
-                                 {"activation_in_bytes", step.activation_in_bytes}});
+    ordered_json figures = json_of(step);
+    figures["percent_of_t_min"] = percent_of(run, &StepLimits::least, step);
+    figures["percent_of_t_bound"] = percent_of(run, &StepLimits::bound, step);
+    document["steps"].push_back(std::move(figures));
   }
   document["limits"] = limits_json(run);
   document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
@@ -221,39 +194,22 @@ void write_json(const std::string& path, const RunRecord& run) {
   document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
   document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
   document["order"] = name_of(run.order);
+  document["matrix_products"] = {{"library", run.matrix_kernels.library},
+                                 {"kernels", run.matrix_kernels.kernels},
+                                 {"threads", run.threads}};
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;
   document["validation_loss"] =
-      run.validation_loss ? number(*run.validation_loss) : ordered_json(nullptr);
+      run.validation_loss ? json_number(*run.validation_loss) : ordered_json(nullptr);
   document["bigram_cross_entropy"] =
-      run.bigram_cross_entropy ? number(*run.bigram_cross_entropy) : ordered_json(nullptr);
+      run.bigram_cross_entropy ? json_number(*run.bigram_cross_entropy) : ordered_json(nullptr);
   document["ranks"] = ordered_json::array();
   for (const RankMemory& rank : run.ranks) document["ranks"].push_back(json_of(rank));
   document["peak_rss_bytes"] = peak_rss_bytes();
   document["state_sha256"] = run.state_sha256;
   document["interrupted"] = run.interrupted;
-  write_file(path, document.dump(2) + "\n");
-}
-
-void write_csv(const std::string& path, const RunRecord& run) {
-  std::string text =
-      "step,loss,gradient_norm,time_s,tokens,nvme_read_bytes,nvme_write_bytes,gathered_bytes,"
-      "reduced_bytes,stall_s,stall_for_"
-      "update_s,optimizer_s,compute_s,exposed_io_s,exposed_optimizer_s,other_s,hidden_share,"
-      "policy,activation_out_bytes,activation_in_bytes,loss_scale,skipped,crossed_bytes\n";
-  for (const StepRecord& step : run.steps) {
-    text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n", step.step,
-        step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
-        step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
-        step.stall_s, step.stall_for_update_s, step.optimizer_s, seconds(step.times.compute_ns),
-        seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
-        seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
-        step.activation_out_bytes, step.activation_in_bytes, step.loss_scale, step.skipped,
-        step.rank_traffic.crossed_bytes);
-  }
-  write_file(path, text);
+  write_whole(output, document.dump(2) + "\n");
 }
 
 }  // namespace sluice

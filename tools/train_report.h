@@ -1,5 +1,5 @@
 // What a training run tells the user and scripts: the table of pools at the start, a line for each
-// step or a progress bar on a terminal, and the JSON and CSV files at the end (docs/cli.md).
+// step or a progress bar on a terminal, and the JSON file at the end (docs/cli.md).
 #pragma once
 
 #include <chrono>
@@ -9,31 +9,15 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/host_memory.h"
+#include "tools/gpt/matmul.h"
+#include "tools/output_file.h"
 #include "tools/rank_memory.h"
 #include "tools/step_limits.h"
+#include "tools/step_log.h"
 #include "tools/train_config.h"
 
 namespace sluice {
-
-struct StepRecord {
-  std::uint64_t step = 0;  // counted from 1
-  double loss = 0;
-  double gradient_norm = 0;
-  double loss_scale = 1;
-  bool skipped = false;
-  double time_s = 0;
-  std::uint64_t tokens = 0;
-  std::uint64_t nvme_read_bytes = 0;
-  std::uint64_t nvme_write_bytes = 0;
-  RankTraffic rank_traffic;
-  std::uint64_t activation_out_bytes = 0;
-  std::uint64_t activation_in_bytes = 0;
-  double stall_s = 0;
-  double stall_for_update_s = 0;
-  double optimizer_s = 0;
-  StepTimes times;
-  OverlapPolicy policy = OverlapPolicy::kSerial;
-};
 
 struct RunRecord {
   std::uint64_t parameters = 0;
@@ -41,6 +25,8 @@ struct RunRecord {
   std::uint64_t seed = 0;
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+  gpt::MatrixKernels matrix_kernels;
+  unsigned threads = 0;  // of the computation on the host, and of the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
@@ -55,7 +41,8 @@ struct RunRecord {
 };
 
 // The pools of every tier with their reasons, and each tier's sum against its budget.
-std::string pool_table(const Engine& engine, std::uint64_t activation_bytes);
+std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+                       const HostMemory& memory);
 
 // Where the time of the steps went, all but the first, and how near they came to their limits.
 std::string time_report(const RunRecord& run);
@@ -78,9 +65,7 @@ class ProgressDisplay {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// Fails with: kInput when the file cannot be written.
-void write_json(const std::string& path, const RunRecord& run);
-// One row a step, with a header.
-void write_csv(const std::string& path, const RunRecord& run);
+// Fails with: as OutputFile.
+void write_json(OutputFile& output, const RunRecord& run);
 
 }  // namespace sluice

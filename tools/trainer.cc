@@ -11,6 +11,12 @@ std::uint32_t micro_batches_at_once(const TrainConfig& config) {
   return config.order == MicroBatchOrder::kVertical ? config.micro_batches : 1;
 }
 
+}  // namespace
+
+gpt::BatchShape batch_shape(const TrainConfig& config) {
+  return {.batch = config.sequences, .sequence = config.model.context};
+}
+
 gpt::GptComputeOptions compute_options(const TrainConfig& config) {
   return {.threads = granted_threads(config.engine.threads),
           .precision = {.parameters = config.engine.precision.parameters,
@@ -21,8 +27,6 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
           .micro_batches = micro_batches_at_once(config)};
 }
 
-}  // namespace
-
 Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
                  HostDevice& device)
     : config_(config),
@@ -31,8 +35,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engi
       device_(device),
       model_(validated(training_model(config))),
       at_once_(micro_batches_at_once(config)),
-      compute_(config.model, {.batch = config.sequences, .sequence = config.model.context},
-               compute_options(config)),
+      compute_(config.model, batch_shape(config), compute_options(config)),
       stream_(device, "compute") {}
 
 Trainer::ParameterList Trainer::parameters_of(const Lease& lease) const {

@@ -17,6 +17,10 @@
 
 namespace sluice {
 
+// What `config` asks of the computation on the host.
+gpt::BatchShape batch_shape(const TrainConfig& config);
+gpt::GptComputeOptions compute_options(const TrainConfig& config);
+
 class Trainer final : public Training {
  public:
   Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, HostDevice& device);

@@ -1,10 +1,14 @@
 #include "tools/training_device.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/topology.h"
+#include "base/units.h"
 #include "gpu/cuda_device.h"
+#include "gpu/kernel_list.h"
 #include "tools/device_trainer.h"
 #include "tools/gpt/cuda_ops.h"
 #include "tools/trainer.h"
@@ -12,9 +16,10 @@
 namespace sluice {
 namespace {
 
-// Why `config` cannot be computed on a GPU of this machine; empty when it can.
-std::string why_no_gpu(const TrainConfig& config, int ordinal) {
-  if (std::string why = why_no_cuda_device(ordinal); !why.empty()) return why;
+constexpr std::uint64_t kRanksTalkIn = 1_MiB;
+
+// Why no GPU computes what `config` asks for; empty when one can.
+std::string why_not_on_gpu(const TrainConfig& config) {
   if (config.engine.activations.home != ActivationHome::kKeep)
     return "activations are kept by the GPU's own computation; \"activations\" has to be \"keep\"";
   try {
@@ -25,32 +30,61 @@ std::string why_no_gpu(const TrainConfig& config, int ordinal) {
   return "";
 }
 
+// Why none of this machine does.
+std::string why_no_gpu(const TrainConfig& config, int ordinal) {
+  const std::string why = why_no_cuda_device(ordinal);
+  return why.empty() ? why_not_on_gpu(config) : why;
+}
+
+void require_gpu(const TrainConfig& config, const std::string& why) {
+  if (config.device == DeviceChoice::kCuda && !why.empty())
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("run.device is \"cuda\": {}; \"auto\" computes on the host then", why));
+}
+
 }  // namespace
+
+void check_gpu_config(const TrainConfig& config) {
+  require_gpu(config, why_not_on_gpu(config));
+}
+
+bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu) {
+  return config.device == DeviceChoice::kHost ||
+         (config.device == DeviceChoice::kAuto && !why_no_gpu(config, gpu.ordinal).empty());
+}
 
 TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choice) {
   const std::string why =
       config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config, choice.ordinal);
-  if (config.device == DeviceChoice::kCuda && !why.empty())
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("run.device is \"cuda\": {}; \"auto\" computes on the host then", why));
+  require_gpu(config, why);
   if (!why.empty()) {
+    // At least what ranks talk in, so that the engine gets as far as to say which budget works.
     auto host = make_host_device(
-        {.memory_bytes = config.engine.memory.device_bytes.value_or(topology().memory_bytes / 4)});
+        {.memory_bytes = std::max(kRanksTalkIn, config.engine.memory.device_bytes.value_or(
+                                                    topology().memory_bytes / 4))});
     host_ = host.get();
     device_ = std::move(host);
+    matrix_kernels_ = gpt::matrix_kernels();
     description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
     return;
   }
   // Not bounded by memory.device, which is the engine's share: activations come on top.
+  // A member at once: what is made on it goes before it, also when something below fails.
   auto gpu = make_cuda_device({.ordinal = choice.ordinal, .memory_source = choice.memory_source});
-  ops_ = gpt::make_cuda_ops(*gpu, config.engine.precision.parameters,
+  gpu_ = gpu.get();
+  device_ = std::move(gpu);
+  ops_ = gpt::make_cuda_ops(*gpu_, config.engine.precision.parameters,
                             config.engine.precision.gradients);
   gpt_ = std::make_unique<gpt::DeviceGpt>(
       config.model, gpt::BatchShape{.batch = config.sequences, .sequence = config.model.context},
-      *gpu, *ops_);
-  description_ = fmt::format("{} (matrix products by {})", gpu->name(), ops_->description());
-  gpu_ = gpu.get();
-  device_ = std::move(gpu);
+      *gpu_, *ops_);
+  // Before ranks have communicators, whose work would hold up what is loaded, and before the engine
+  // takes what memory is left.
+  load_kernels(*gpu_);
+  gpt_->warm_up();
+  description_ = fmt::format("{} (matrix products by {})", gpu_->name(), ops_->description());
+  matrix_kernels_ = {.library = std::string(ops_->description()),
+                     .kernels = std::string(gpu_->name())};
 }
 
 std::unique_ptr<Training> TrainingDevice::make_trainer(const TrainConfig& config,

@@ -10,6 +10,7 @@
 #include "gpu/cuda_device.h"
 #include "gpu/host_device.h"
 #include "tools/gpt/device_gpt.h"
+#include "tools/gpt/matmul.h"
 #include "tools/training.h"
 
 namespace sluice {
@@ -19,6 +20,12 @@ struct GpuChoice {
   int ordinal = 0;
   CudaMemorySource memory_source = {};
 };
+
+// Fails with: kUnsupported when run.device is "cuda" and no GPU computes what `config` asks for,
+// whichever it is.
+void check_gpu_config(const TrainConfig& config);
+// What "auto" comes to on this machine.
+bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class TrainingDevice {
  public:
@@ -34,6 +41,9 @@ class TrainingDevice {
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 
+  // What computes the matrix products; a GPU's kernels are named by the GPU.
+  const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
+
   // All must outlive it.
   std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
                                          Engine& engine);
@@ -45,6 +55,7 @@ class TrainingDevice {
   std::unique_ptr<gpt::DeviceOps> ops_;
   std::unique_ptr<gpt::DeviceGpt> gpt_;
   std::string description_;
+  gpt::MatrixKernels matrix_kernels_;
 };
 
 }  // namespace sluice

@@ -135,6 +135,27 @@ TEST(NormAccumulator, PartsMergeToTheWhole) {
   }
 }
 
+NormAccumulator::Words added(const std::vector<NormAccumulator>& parts) {
+  NormAccumulator::Words sum{};
+  for (const NormAccumulator& part : parts)
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part.words()[i];
+  return sum;
+}
+
+TEST(NormAccumulator, WordsAddUpToTheWhole) {
+  const std::vector<double> leaves = random_leaves(10000, -148, 127, 7);
+  const double expected = oracle_of(leaves);
+  for (const std::size_t parts : {1u, 3u, 304u, 5000u}) {
+    std::vector<NormAccumulator> partial(parts);
+    for (std::size_t i = 0; i < leaves.size(); ++i) partial[(i * 31) % parts].add(leaves[i]);
+    const NormAccumulator whole = NormAccumulator::of_words(added(partial));
+    ASSERT_EQ(whole.sum_of_squares(), expected) << parts;
+    EXPECT_EQ(whole.words(), added({whole}));
+    partial.back().add(std::numeric_limits<double>::infinity());
+    EXPECT_FALSE(NormAccumulator::of_words(added(partial)).finite()) << parts;
+  }
+}
+
 TEST(NormAccumulator, MergingWithItselfDoubles) {
   NormAccumulator total;
   total.add(3.0);

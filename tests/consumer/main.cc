@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/units.h"
@@ -64,6 +65,8 @@ int main(int argc, char** argv) {
 
   const auto device = make_host_device({.memory_bytes = 1 << 20});
   Engine engine(config, model, *device);
+  engine.set_last_words(
+      [](const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
   engine.initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
     for (float& value : values)
       value = std::sin(static_cast<float>(first++) * (tensor.unit == kHidden ? 7.7f : 3.3f)) / 4;
@@ -92,5 +95,6 @@ int main(int argc, char** argv) {
                   format_bytes(report.nvme_read_bytes).c_str(),
                   format_bytes(report.nvme_write_bytes).c_str());
   }
+  engine.close();  // brings what the last update has failed with, if it has
   return network.loss() < first_loss / 10 ? 0 : 1;
 }

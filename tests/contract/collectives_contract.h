@@ -120,6 +120,39 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
+// Sums wrap around, minima are of unsigned values, and nobody's words are read when they have
+// changed: each result goes into the next operation.
+TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
+  run([](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    const auto word = [](std::uint32_t rank, std::uint64_t i) {
+      const std::uint64_t key = (i + 1) * 0x9e3779b97f4a7c15u + rank * 0xd1b54a32d192ed03u;
+      return i % 3 == 0 ? key : i % 3 == 1 ? key >> 63 : ~(key >> 8);
+    };
+    const std::pair<std::uint64_t, std::uint64_t> counts[] = {
+        {0, 0}, {1, 0}, {0, 1}, {23, 9}, {8192, 5}, {3, 20'000}, {150'000, 150'000}};
+    for (const auto& [sums, minima] : counts) {
+      const std::uint64_t count = sums + minima;
+      RankArray data(device, count * sizeof(std::uint64_t));
+      auto* const words = reinterpret_cast<std::uint64_t*>(data.host().data());
+      for (std::uint64_t i = 0; i < count; ++i) words[i] = word(ranks.rank(), i);
+      data.push(stream.id());
+      for (int round = 0; round < 2; ++round)
+        ranks.all_reduce_integers(
+            {.data = data.data(), .sum_count = sums, .minimum_count = minima, .subject = "counted"},
+            stream.id());
+      data.pull(stream.id());
+      for (std::uint64_t i = 0; i < count; ++i) {
+        std::uint64_t expected = word(0, i);
+        for (std::uint32_t rank = 1; rank < ranks.rank_count(); ++rank)
+          expected = i < sums ? expected + word(rank, i) : std::min(expected, word(rank, i));
+        if (i < sums) expected *= ranks.rank_count();
+        ASSERT_EQ(words[i], expected) << i << " of " << sums << " and " << minima;
+      }
+    }
+  });
+}
+
 TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

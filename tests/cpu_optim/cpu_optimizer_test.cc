@@ -118,10 +118,10 @@ TEST_F(CpuOptimizerTest, SeveralCallersShareOneOptimizer) {
 TEST_F(CpuOptimizerTest, OneMasterInOneChunkIsNoticed) {
   CpuOptimizer optimizer(2);
   OptimizerData data({.element_count = kLarge});
-  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), Masters::kFinite);
+  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), NewState::kFinite);
   data.set_master(3 * 32768 + 5, HUGE_VALF);
-  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), Masters::kNonFinite);
-  EXPECT_EQ(find_non_finite_master(data.arrays()), 3 * 32768 + 5);
+  EXPECT_EQ(optimizer.update(test_coefficients(), data.arrays()), NewState::kNonFinite);
+  EXPECT_EQ(find_non_finite_state(data.arrays()).element, 3 * 32768 + 5);
 }
 
 // A description of two nodes that hwloc takes for this machine: the arena's own thread works on the

@@ -89,6 +89,11 @@ class OptimizerData {
     set_gradient_at(i + options_.offset_elements, gradient);
   }
 
+  void set_moments(std::uint64_t i, float exp_avg, float exp_avg_sq) {
+    exp_avg_[i + options_.offset_elements] = exp_avg;
+    exp_avg_sq_[i + options_.offset_elements] = exp_avg_sq;
+  }
+
   void set_master(std::uint64_t i, float master) {
     const std::size_t at = i + options_.offset_elements;
     if (low_.empty()) {

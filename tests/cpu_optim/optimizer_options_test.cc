@@ -107,7 +107,7 @@ class UpdateArraysTest : public ::testing::Test {
 
 TEST_F(UpdateArraysTest, WhatFitsIsUpdated) {
   const UpdateArrays arrays = make(split_buffers());
-  EXPECT_EQ(update_simd(coefficients_of({.adam = {}}, 1e-2, 1, 1.0f), arrays), Masters::kFinite);
+  EXPECT_EQ(update_simd(coefficients_of({.adam = {}}, 1e-2, 1, 1.0f), arrays), NewState::kFinite);
   EXPECT_LT(float_from_bf16(halves_[7]), 1.0f);
 }
 

@@ -21,15 +21,15 @@ class RoundTrip {
       high_[i] = halves.high;
       low_[i] = halves.low;
     }
-    const Masters masters = kernels
-                                .update(keep_, {.master_layout = MasterLayout::kSplitBf16,
-                                                .parameter = high_.data(),
-                                                .low = low_.data(),
-                                                .exp_avg = exp_avg_.data(),
-                                                .exp_avg_sq = exp_avg_sq_.data(),
-                                                .gradient = gradient_.data(),
-                                                .element_count = kRun})
-                                .masters;
+    const NewState state = kernels
+                               .update(keep_, {.master_layout = MasterLayout::kSplitBf16,
+                                               .parameter = high_.data(),
+                                               .low = low_.data(),
+                                               .exp_avg = exp_avg_.data(),
+                                               .exp_avg_sq = exp_avg_sq_.data(),
+                                               .gradient = gradient_.data(),
+                                               .element_count = kRun})
+                               .state;
     std::uint64_t wrong = 0;
     for (std::uint32_t i = 0; i < kRun; ++i) {
       const SplitMaster expected = split_master(float_from_bits(first + i));
@@ -39,7 +39,7 @@ class RoundTrip {
       wrong += is_nan ? !is_nan_again : high_[i] != expected.high || low_[i] != expected.low;
     }
     const bool is_finite = (first & 0x7fffffffu) < non_finite_magnitude(MasterLayout::kSplitBf16);
-    return wrong + ((masters == Masters::kFinite) == is_finite ? 0 : kRun);
+    return wrong + ((state == NewState::kFinite) == is_finite ? 0 : kRun);
   }
 
  private:

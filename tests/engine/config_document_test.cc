@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "engine/config.h"
 
@@ -174,6 +176,33 @@ TEST(ConfigDocument, MissingFileIsNamed) {
     EXPECT_STREQ(error.what(),
                  "cannot read the config file \"/no/such/config.json\": No such file or directory");
   }
+}
+
+// What a library's user sets without a document.
+TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
+  const auto refused = [](const auto& change) {
+    Config config;
+    config.storage.paths = {"/tmp"};
+    validate(config);
+    change(config);
+    try {
+      validate(config);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  for (const double momentum : {-0.1, 1.0})
+    EXPECT_NE(refused([&](Config& c) { c.optimizer.momentum = momentum; }).find("momentum"),
+              std::string::npos);
+  for (const double scale : {-1.0, 1e39, std::nan("")})
+    EXPECT_NE(refused([&](Config& c) {
+                c.precision.loss_scale.static_scale = scale;
+              }).find("static_scale"),
+              std::string::npos);
+  EXPECT_NE(refused([](Config& c) { c.optimizer.groups = {{}}; }).find("names no tensors"),
+            std::string::npos);
 }
 
 }  // namespace

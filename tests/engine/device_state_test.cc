@@ -17,6 +17,7 @@
 #include "engine/task_thread.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -39,7 +40,7 @@ class DeviceState : public testing::Test {
     return run_toy(engine, model, *device, config_, options);
   }
   void expect_oracle(const ToyOptions& options) {
-    EXPECT_TRUE(train(options).state == toy_oracle(config_, options).state);
+    EXPECT_TRUE(same_training(train(options), toy_oracle(config_, options)));
   }
   std::uint64_t smallest_budget() {
     const std::string message =
@@ -213,7 +214,7 @@ TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
                                uses.push_back({UnitId{static_cast<std::uint32_t>(again % 2)},
                                                Pass::kBackward, 500 + again});
                            }};
-  const StateBytes expected = toy_oracle(config_, options).state;
+  const ToyResult expected = toy_oracle(config_, options);
   for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred}) {
     for (std::uint64_t seed = 0; seed < 8; ++seed) {
       config_.optimizer.overlap = policy;
@@ -225,7 +226,7 @@ TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
       const Watchdog watchdog(std::chrono::seconds(60), "changed schedules");
       const ModelSpec model = toy_model();
       Engine engine(config_, model, *device);
-      EXPECT_TRUE(run_toy(engine, model, *device, config_, options).state == expected)
+      EXPECT_TRUE(same_training(run_toy(engine, model, *device, config_, options), expected))
           << name_of(policy) << ", seed " << seed;
     }
   }

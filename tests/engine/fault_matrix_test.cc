@@ -14,6 +14,7 @@
 #include "base/units.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
+#include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -58,14 +59,14 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
  protected:
   struct Outcome {
     std::optional<Error> error;
-    StateBytes state;
+    ToyResult result;
     std::uint64_t requests = 0;
     std::uint64_t struck = 0;
   };
 
   FaultMatrix() {
     config_.precision = {DType::kFp32, DType::kFp32};
-    expected_ = run({}).state;  // in memory, where no request is made
+    expected_ = run({}).result;  // in memory, where no request is made
     config_.optimizer.overlap = GetParam();
     config_.placement = {TierChoice::kNvme, TierChoice::kNvme};
     config_.memory.host_bytes = 256_KiB;
@@ -82,7 +83,7 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
       return wrapped;
     });
     try {
-      outcome.state = run_toy(engine, model_, *device, config_, kToy).state;
+      outcome.result = run_toy(engine, model_, *device, config_, kToy);
     } catch (const Error& error) {
       outcome.error = error;
     }
@@ -97,7 +98,7 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
     // Overlapped updates spare a read now and then, so that the last requests may not come.
     EXPECT_TRUE(outcome.struck != 0 || GetParam() != OverlapPolicy::kSerial);
     if (!outcome.error) {
-      EXPECT_TRUE(outcome.state == expected_) << "silently wrong";
+      EXPECT_TRUE(same_training(outcome.result, expected_)) << "silently wrong";
       return;
     }
     const std::string message = outcome.error->what();
@@ -113,13 +114,13 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
   TempDirectory directory_;
   Config config_ = toy_config(directory_.path());
   ModelSpec model_ = small_model();
-  StateBytes expected_;
+  ToyResult expected_;
 };
 
 TEST_P(FaultMatrix, EveryRequestMeetsEveryFaultOnceAndForGood) {
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
   ASSERT_FALSE(clean.error) << clean.error->what();
-  EXPECT_TRUE(clean.state == expected_);
+  EXPECT_TRUE(same_training(clean.result, expected_));
   const std::uint64_t combinations = clean.requests * std::size(kFaults) * 2;
   const Campaign campaign = test::campaign(100);
   const std::uint64_t cases = std::min(campaign.cases, combinations);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tests/engine/schedule_oracle.h"
 
 namespace sluice::test {
 
@@ -26,6 +27,7 @@ struct Job {
   long start = -1;
   long end = -1;
   bool has_ended = false;
+  OracleEvent event{};  // that it is, if any
 };
 
 class JobTable {
@@ -49,6 +51,7 @@ class JobTable {
   bool all_done(const std::vector<Id>& ids) const { return undone(ids) == 0; }
   void start(Job& job) {
     job.start = now_;
+    if (job.event.work != OracleWork::kNone && job.duration > 0) events_.push_back(job.event);
     if (job.on_start) job.on_start();
     job.end = now_ + job.duration + (job.line == kRead || job.line == kWrite ? job.latency : 0);
   }
@@ -100,6 +103,7 @@ class JobTable {
   }
 
   std::vector<Job> jobs_;
+  std::vector<OracleEvent> events_;
   long now_ = 0;
 };
 

@@ -41,9 +41,8 @@ Plan plan_of(const Shard& shard, std::uint64_t device_bytes, std::uint32_t lease
   spec.concurrent_leases = leases;
   const ModelSpec model = validated(spec);
   const Layout layout(model, StateFormat{}, 4096, {}, shard);
-  return {layout,
-          plan_placement(layout, model, {.parameters = TierChoice::kHost},
-                         {.device_bytes = device_bytes, .host_bytes = 64_MiB})};
+  return {layout, plan_placement(layout, model, {.parameters = TierChoice::kHost},
+                                 {.device_bytes = device_bytes, .host_bytes = 64_MiB})};
 }
 
 std::vector<bool> kept_units(const Plan& plan) {

@@ -151,5 +151,12 @@ TEST(LossScaler, OverflowAtTheMinimumIsAnError) {
   EXPECT_THROW(scaler.update(true), Error);
 }
 
+TEST(LossScaler, AStaticScaleStaysAlsoBelowTheMinimum) {
+  LossScaler scaler({.static_scale = 2, .minimum = 8});
+  scaler.update(/*has_overflowed=*/true);
+  scaler.update(/*has_overflowed=*/false);
+  EXPECT_EQ(scaler.scale(), 2);
+}
+
 }  // namespace
 }  // namespace sluice

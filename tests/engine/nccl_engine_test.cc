@@ -3,6 +3,10 @@
 // as computation would leave them there. Runs without a GPU.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,6 +15,8 @@
 #include "gpu/local_collectives.h"
 #include "gpu/nccl_collectives.h"
 #include "tests/engine/sharding_cases.h"
+#include "tests/gpu/fake_cuda_runtime.h"
+#include "tests/gpu/fake_nccl.h"
 #include "tests/support/elements.h"
 #include "tests/support/temp_directory.h"
 
@@ -44,9 +50,37 @@ class PinnedGradient {
   AlignedBuffer memory_;
 };
 
-StateBytes train(const Config& config, Device& device, Collectives& collectives) {
+// Rank 0 is one backward use ahead of the others, who come to their next one when nothing of the
+// last is under way any more: taking any free gradient slot, they would take another than rank 0.
+class Lag {
+ public:
+  explicit Lag(std::uint32_t rank, std::atomic<std::uint64_t>& acquired)
+      : rank_(rank), acquired_(acquired) {}
+
+  void acquire() {
+    ++own_;
+    if (rank_ == 0) ++acquired_;
+  }
+  // Requires: rank 0 acquires once more before it finishes the step.
+  void before_release() const {
+    while (rank_ != 0 && acquired_ <= own_) std::this_thread::sleep_for(kMoment);
+  }
+  void after_release() const {
+    if (rank_ != 0) std::this_thread::sleep_for(10 * kMoment);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kMoment{1};
+
+  const std::uint32_t rank_;
+  std::atomic<std::uint64_t>& acquired_;  // by rank 0
+  std::uint64_t own_ = 0;
+};
+
+StateBytes train(const Config& config, Device& device, Collectives* collectives,
+                 Lag* lag = nullptr) {
   const ModelSpec model = validated(toy_model());
-  Engine engine(config, model, device, {}, &collectives);
+  Engine engine(config, model, device, {}, collectives);
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
   const DType type = config.precision.gradients;
@@ -54,17 +88,20 @@ StateBytes train(const Config& config, Device& device, Collectives& collectives)
     Step step = engine.begin_step({.learning_rate = 1e-2});
     for (const UnitId unit : model.forward_order) (void)step.acquire(unit, Pass::kForward, stream);
     for (const UnitId unit : model.backward_order) {
+      if (lag != nullptr) lag->after_release();
       const Lease lease = step.acquire(unit, Pass::kBackward, stream);
+      if (lag != nullptr) lag->acquire();
       const auto tensors = engine.layout().tensors_of(unit);
       for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
         const std::uint64_t count = tensors[tensor].element_count;
         PinnedGradient gradient(device, count * size_of(type));
         for (std::uint64_t i = 0; i < count; ++i)
           save(type, gradient.data(), i,
-               gradient_of(collectives.rank(), number, index_of(unit), i + tensor));
+               gradient_of(engine.rank(), number, index_of(unit), i + tensor));
         device.copy(lease.gradient(tensor), gradient.data(), count * size_of(type), stream.id());
         device.synchronize(stream.id());
       }
+      if (lag != nullptr && unit != model.backward_order.back()) lag->before_release();
     }
     (void)step.finish();
   }
@@ -86,19 +123,38 @@ std::vector<StateBytes> on_hosts(const Config& config) {
   return on_threads([&](std::uint32_t rank) {
     const auto device = make_host_device({.memory_bytes = 32_MiB});
     const auto collectives = world.join(rank, *device);
-    return train(config, *device, *collectives);
+    return train(config, *device, collectives.get());
   });
 }
 
-std::vector<StateBytes> on_gpus(const Config& config) {
+std::vector<StateBytes> on_gpus(const Config& config, bool lags = false) {
   const NcclId id = make_nccl_id(FAKE_NCCL);
-  return on_threads([&](std::uint32_t rank) {
-    const auto device =
-        make_cuda_device({.memory_bytes = 192_MiB, .memory_source = nccl_memory_source(FAKE_NCCL)});
-    const auto collectives =
-        make_nccl_collectives(*device, {.timeout_s = 60, .library = FAKE_NCCL}, id, rank, kRanks);
-    return train(config, *device, *collectives);
+  const NcclReduction reduction = config.sharding.reduction == RankReduction::kNccl
+                                      ? NcclReduction::kPlain
+                                      : NcclReduction::kExact;
+  std::atomic<std::uint64_t> acquired = 0;
+  (void)take_fake_cuda_contexts();
+  unload_fake_cuda_kernels();
+  (void)take_fake_cuda_late_loads();
+  std::vector<StateBytes> states = on_threads([&](std::uint32_t rank) {
+    // Not the GPU that threads have without choosing.
+    const auto device = make_cuda_device({.ordinal = static_cast<int>(rank) + 1,
+                                          .memory_bytes = 192_MiB,
+                                          .memory_source = nccl_memory_source(FAKE_NCCL)});
+    const auto collectives = make_nccl_collectives(
+        *device, {.timeout_s = 60, .reduction = reduction, .library = FAKE_NCCL}, id, rank, kRanks);
+    Lag lag(rank, acquired);
+    try {
+      return train(config, *device, collectives.get(), lags ? &lag : nullptr);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+      acquired = kSteps << 32;  // nobody waits for this rank
+      return StateBytes();
+    }
   });
+  EXPECT_EQ(take_fake_cuda_contexts(), (std::set<int>{1, 2, 3, 4})) << "GPUs with contexts";
+  EXPECT_EQ(take_fake_cuda_late_loads(), std::set<std::string>());
+  return states;
 }
 
 TEST(EngineOverNccl, GivesTheBitsOfHosts) {
@@ -122,6 +178,25 @@ TEST(EngineOverNccl, GivesTheBitsOfHosts) {
   }
 }
 
+// In a window NCCL takes the caller's offset for every rank's: whichever way a gradient is added
+// up, it lies at the same one on all ranks, though they go through their uses at different times.
+TEST(EngineOverNccl, TheGradientOfAUseHasOnePlaceOnAllRanks) {
+  for (const RankReduction reduction : {RankReduction::kExact, RankReduction::kNccl}) {
+    for (const std::uint32_t stage : {0u, 2u}) {
+      const TempDirectory directory;
+      Config config = sharded_config(directory.path(), stage, true, DType::kFp32);
+      config.memory.device_bytes = 4_MiB;
+      config.sharding.reduction = reduction;
+      if (reduction == RankReduction::kExact) config.sharding.group_ranks = 2;
+      (void)take_fake_nccl_counts(FAKE_NCCL);
+      const std::vector<StateBytes> actual = on_gpus(config, /*lags=*/true);
+      EXPECT_EQ(take_fake_nccl_counts(FAKE_NCCL).unequal_offsets, 0)
+          << "stage " << stage << ", reduction " << static_cast<int>(reduction);
+      for (std::uint32_t rank = 1; rank < kRanks; ++rank) EXPECT_TRUE(actual[rank] == actual[0]);
+    }
+  }
+}
+
 // All of each rank's state on its GPU, or as far as the budget goes. The device's kernels are
 // stand-ins, too: what is tested is that nothing waits too little, or for ever.
 TEST(EngineOverNccl, StateOnGpusGivesTheBitsOfHosts) {
@@ -137,6 +212,54 @@ TEST(EngineOverNccl, StateOnGpusGivesTheBitsOfHosts) {
         EXPECT_TRUE(actual == expected) << "stage " << stage << ", " << device_bytes;
     }
   }
+}
+
+// Without memory.device a rank takes what its GPU has left when the communicators are there.
+TEST(EngineOverNccl, BudgetOfAllThatIsFreeIsReadWhenTheCommunicatorsAreThere) {
+  constexpr std::uint32_t kTwo = 2;
+  const NcclId id = make_nccl_id(FAKE_NCCL);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kTwo; ++rank) {
+    threads.emplace_back([&, rank] {
+      const TempDirectory directory;
+      Config config = sharded_config(directory.path(), 2, true, DType::kFp32);
+      config.memory.device_bytes.reset();
+      const auto device = make_cuda_device({.ordinal = static_cast<int>(rank) + 1});
+      const std::uint64_t at_first = device->capacity_bytes();
+      const auto collectives =
+          make_nccl_collectives(*device, {.timeout_s = 60, .library = FAKE_NCCL}, id, rank, kTwo);
+      Engine engine(config, validated(toy_model()), *device, {}, collectives.get());
+      // The first one, and gathers, resident gathers, reductions and votes.
+      EXPECT_LE(engine.placement().device_budget_bytes, at_first - 5 * kFakeCommunicatorBytes);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The GPU fails for good at each call of a host function in turn: the run ends with an error,
+// whatever was under way and in whatever order its ends come.
+TEST(EngineOverCuda, EndsWithAnErrorWhereverTheGpuFails) {
+  int failed = 0;
+  for (const bool refuses_callbacks : {false, true}) {
+    bool is_over = false;
+    for (std::uint64_t at = 1; !is_over; at += 5) {
+      const TempDirectory directory;
+      Config config = toy_config(directory.path());
+      config.memory.device_bytes = 600_KiB;
+      config.placement.optimizer = config.placement.parameters = TierChoice::kHost;
+      const auto device = make_cuda_device({.memory_bytes = 16_MiB});
+      fail_fake_cuda({.status = 700, .refuses_callbacks = refuses_callbacks, .at_callback = at});
+      try {
+        (void)train(config, *device, nullptr);
+        is_over = true;  // nothing is left that could fail
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("(700)"), std::string::npos) << error.what();
+        ++failed;
+      }
+      fail_fake_cuda({.status = 0});
+    }
+  }
+  EXPECT_GT(failed, 20) << "the cases show little";
 }
 
 }  // namespace

@@ -130,6 +130,20 @@ TEST(Placement, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
   }
 }
 
+// A unit's gradient drains while the next unit's backward runs, as soon as the device has room for
+// both, and before the window grows.
+TEST(Placement, ASecondGradientSlotComesBeforeALargerWindow) {
+  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  const auto on_device = [&](std::uint64_t bytes) {
+    return plan(choices, {.device_bytes = bytes, .host_bytes = 64_MiB});
+  };
+  EXPECT_EQ(on_device(2 * 128_KiB).gradient_slots.count, 1u);
+  EXPECT_EQ(on_device(3 * 128_KiB - 4_KiB).gradient_slots.count, 1u);
+  EXPECT_EQ(on_device(3 * 128_KiB).gradient_slots.count, 2u);
+  EXPECT_EQ(on_device(3 * 128_KiB).window_bytes, 128_KiB);
+  EXPECT_EQ(on_device(64 * 128_KiB).gradient_slots.count, 2u) << "more help nobody";
+}
+
 TEST(Placement, TheTableAddsUpToTheBudgetsUse) {
   const Placement placement = plan({}, {.device_bytes = 700_KiB, .host_bytes = 3_MiB});
   std::uint64_t device = 0;

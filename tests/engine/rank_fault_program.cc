@@ -1,13 +1,15 @@
 // One rank of a run in which one rank is to fail: rank_fault_program RANK PHASE ACTION FOLDER. In
-// PHASE (start, forward, backward, reduce, update) of the second step rank RANK kills or stops
-// itself, throws, or differs in its config (ACTION kill, stop, throw, differ). Every rank that ends
-// by itself says why on standard error and ends the others, as an application would.
+// PHASE (init: before MPI starts; start, forward, backward, reduce, update of the second step; end:
+// after it, where MPI ends) rank RANK kills or stops itself, throws, or differs in its config
+// (ACTION kill, stop, throw, differ). Every rank that ends by itself says why on standard error and
+// ends the others, as an application would.
 #include <signal.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include <fmt/format.h>
@@ -55,7 +57,8 @@ void train(const Fault& fault, const std::string& folder, MpiWorld& world, HostD
   Engine engine(config, model, device, {}, &collectives);
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
-  for (std::uint64_t number = 1; number <= 1000; ++number) {
+  const std::uint64_t steps = fault.phase == "end" ? 2 : 1000;
+  for (std::uint64_t number = 1; number <= steps; ++number) {
     Step step = engine.begin_step({.learning_rate = 1e-3});
     const auto walk = [&](const std::vector<UnitId>& units, Pass pass, const char* phase) {
       for (std::size_t i = 0; i < units.size(); ++i) {
@@ -73,15 +76,24 @@ void train(const Fault& fault, const std::string& folder, MpiWorld& world, HostD
 
 int run(const Fault& fault, const std::string& folder) {
   std::signal(SIGTERM, [](int) { was_told_to_end = 1; });
-  MpiWorld world({.timeout_s = 2, .sum = sum_in_order, .on_wait = tell_of_end});
-  const auto device = make_host_device({.memory_bytes = 64ull << 20});
-  const auto collectives = world.join(*device);
+  const auto rank = static_cast<std::uint32_t>(std::atoi(std::getenv("OMPI_COMM_WORLD_RANK")));
+  std::unique_ptr<MpiWorld> world;
   try {
-    train(fault, folder, world, *device, *collectives);
+    fault.strike(rank, "init", 2);
+    world = std::make_unique<MpiWorld>(
+        HostCollectivesOptions{.timeout_s = 2, .sum = sum_in_order, .on_wait = tell_of_end});
+    {
+      const auto device = make_host_device({.memory_bytes = 64ull << 20});
+      const auto collectives = world->join(*device);
+      train(fault, folder, *world, *device, *collectives);
+    }
+    fault.strike(rank, "end", 2);
+    world->leave();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "rank {}: {}\n", world.rank(), error.what());
+    fmt::print(stderr, "rank {}: {}\n", rank, error.what());
     std::fflush(nullptr);
-    world.abort();
+    if (world != nullptr) world->abort();
+    ::_exit(1);
   }
   return 0;
 }

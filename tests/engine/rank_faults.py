@@ -1,80 +1,59 @@
 #!/usr/bin/env python3
-"""One rank fails, in every phase and way: the whole run ends in time, says why, and leaves nothing.
+"""One rank fails, in every phase and way: the whole run ends, says why, and leaves nothing.
 
     rank_faults.py PROGRAM MPIRUN
 
 Runs rank_fault_program on three ranks that wait 2 s for each other. SLUICE_TEST_CASES_SCALE above 1 (tools/test.sh
---slow) means all cases; else one of each way and phase. SLUICE_TEST_SEED chooses the rank then.
+--slow) means all cases; else one of each way and phase. SLUICE_TEST_SEED chooses the rank then. Instants that no
+program can choose are those of tests/campaigns/rank_faults.py.
 """
 
-import contextlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "campaigns"))
+import mpi_runs  # noqa: E402
 
 RANKS = 3
-TIMEOUT_S = 2
-GRACE_S = 5
-START_S = 5  # for mpirun, on a machine that is busy
-PHASES = ("start", "forward", "backward", "reduce", "update")
+PHASES = ("init", "start", "forward", "backward", "reduce", "update", "end")
 ACTIONS = ("kill", "stop", "throw", "differ")
+EVERY_RANK = {"init": "MPI_Init", "end": "MPI_Finalize"}  # to which all of them come
 
 
-def survivors(mark):
-    found = []
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/environ", "rb") as file:
-                if mark in file.read() and process != str(os.getpid()):
-                    found.append(process)
-        except OSError:
-            pass
-    return found
+def words_of(rank, phase, action):
+    """What the output has to say. mpirun itself tells of a rank that was killed, and ends the rest: those say whom they were waiting for,
+    if that was in an operation."""
+    if action == "throw":
+        return rf"rank {rank}: the application has thrown"
+    if action == "differ":
+        return rf"differs between rank 0 and rank ({rank}|1, 2)"
+    if phase in EVERY_RANK:
+        return rf"process rank {rank} with PID" if action == "kill" else \
+            rf"{EVERY_RANK[phase]}, to which every rank comes, has not come to an end within 2 s"
+    if action == "kill":
+        return rf"told to end while ranks? ({rank}|\d, {rank}|{rank}, \d) ha(s|ve) not answered rank \d in \w+ of \""
+    return rf"rank {rank} has not answered rank \d in \w+ of \""
 
 
 def run_case(program, mpirun, rank, phase, action):
-    name = f"rank {rank} {action} in {phase}"
     problems = []
     with tempfile.TemporaryDirectory() as folder:
-        mark = f"SLUICE_FAULT_MARK={folder}".encode()
-        environment = dict(os.environ, SLUICE_FAULT_MARK=folder)
-        begin = time.monotonic()
-        run = subprocess.Popen([mpirun, "-n", str(RANKS), program, str(rank), phase, action, folder],
-                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            output = run.communicate(timeout=START_S + TIMEOUT_S + GRACE_S)[0].decode("utf-8", "replace")
-        except subprocess.TimeoutExpired:
-            run.kill()
-            # What mpirun had started, or had forked and not yet, may hold the pipe open.
-            for process in survivors(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), 9)
-            output = run.communicate()[0].decode("utf-8", "replace")
-            problems.append("it did not end in time")
-        seconds = time.monotonic() - begin
-        if run.returncode == 0:
+        storage = os.path.join(folder, "storage")
+        os.mkdir(storage)
+        run = mpi_runs.MpiRun(mpirun, RANKS, [os.path.abspath(program), str(rank), phase, action, storage], folder)
+        if not run.wait():
+            problems.append("it did not end")
+        if run.process.returncode == 0:
             problems.append("its exit code is 0")
-        time.sleep(0.2)
-        left = survivors(mark)
-        if left:
-            problems.append(f"processes {left} are left")
-            for process in left:
-                os.kill(int(process), 9)
-        if os.listdir(folder):
-            problems.append(f"files {os.listdir(folder)} are left")
-        # mpirun itself tells of a rank that was killed, and ends the rest: those say whom they were waiting for.
-        told = {"kill": rf"told to end while ranks? ({rank}|\d, {rank}|{rank}, \d) ha(s|ve) not answered rank \d in \w+ of \"",
-                "stop": rf"rank {rank} has not answered rank \d in \w+ of \"",
-                "throw": rf"rank {rank}: the application has thrown",
-                "differ": rf"differs between rank 0 and rank ({rank}|1, 2)"}[action]
-        if not re.search(told, output):
-            problems.append(f"its output lacks /{told}/")
-    print(f"{name}: {seconds:.1f} s {'; '.join(problems) or 'ok'}", flush=True)
+        problems += [f"it leaves {left}" for left in run.left([storage])]
+        words = words_of(rank, phase, action)
+        if not re.search(words, run.output):
+            problems.append(f"its output lacks /{words}/")
+    print(f"rank {rank} {action} in {phase}: {'; '.join(problems) or 'ok'}", flush=True)
     if problems:
-        print(output)
+        print(run.output)
     return not problems
 
 
@@ -85,8 +64,8 @@ def main():
     cases = [(rank, phase, action) for phase in PHASES for action in ACTIONS for rank in range(RANKS)
              if action != "differ" or phase == "start"]
     if not is_slow:
-        wanted = {("start", "differ"), ("forward", "kill"), ("backward", "stop"), ("reduce", "throw"),
-                  ("update", "stop")}
+        wanted = {("init", "stop"), ("start", "differ"), ("forward", "kill"), ("backward", "stop"), ("reduce", "throw"),
+                  ("update", "stop"), ("end", "stop")}
         cases = [(rank, phase, action) for rank, phase, action in cases
                  if (phase, action) in wanted and rank == seed % RANKS]
     failed = [case for case in cases if not run_case(program, mpirun, *case)]

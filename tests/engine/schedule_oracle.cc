@@ -38,6 +38,7 @@ class Oracle final : public JobTable {
     }
     return begins;
   }
+  const std::vector<OracleEvent>& events() const { return events_; }
 
  private:
   Line storage(Line line) const { return c_.half_duplex && line == kWrite ? kRead : line; }
@@ -85,7 +86,8 @@ class Oracle final : public JobTable {
                                const Fetch& fetch = fetches_[number];
                                return started(fetch.issue) && fetch.arrival == fetch.read;
                              },
-                         .rank = {0, static_cast<long>(number), 0}});
+                         .rank = {0, static_cast<long>(number), 0},
+                         .event = {OracleWork::kReadParameters, step, block}});
     fetches_[number].read = read;
     jobs_[fetches_[number].issue].on_start = [=, this] {
       if (in_ram) return;
@@ -296,14 +298,17 @@ class Oracle final : public JobTable {
     turn.record = add({.line = kRead,
                        .duration = record_in_ram ? 0 : c_.read_record,
                        .latency = record_in_ram ? 0 : c_.latency,
-                       .may_start = is_granted});
+                       .may_start = is_granted,
+                       .event = {OracleWork::kReadRecord, step, block}});
     turn.parameters = add({.line = kRead,
                            .duration = c_.read_parameters,
                            .latency = c_.latency,
-                           .may_start = [=, this] {
-                             const Turn& t = pass_[step][block];
-                             return is_granted() && t.arrival == t.parameters;
-                           }});
+                           .may_start =
+                               [=, this] {
+                                 const Turn& t = pass_[step][block];
+                                 return is_granted() && t.arrival == t.parameters;
+                               },
+                           .event = {OracleWork::kReadParameters, step, block}});
     const bool on_storage = c_.gradients_on_storage[unit_of_[block]];
     turn.gradients =
         add({.line = kRead,
@@ -315,15 +320,18 @@ class Oracle final : public JobTable {
                        return started(t.grant) && done(t.record) && done(t.arrival) &&
                               done(t.gradients) && may_update(step, block);
                      }});
+    jobs_[turn.adam].event = {OracleWork::kAdam, step, block};
     const auto is_updated = [=, this] { return done(pass_[step][block].adam); };
     turn.write_record = add({.line = storage(kWrite),
                              .duration = record_in_ram ? 0 : c_.write_record,
                              .latency = record_in_ram ? 0 : c_.latency,
-                             .may_start = is_updated});
+                             .may_start = is_updated,
+                             .event = {OracleWork::kWriteRecord, step, block}});
     turn.write_parameters = add({.line = storage(kWrite),
                                  .duration = parameters_in_ram ? 0 : c_.write_parameters,
                                  .latency = parameters_in_ram ? 0 : c_.latency,
-                                 .may_start = is_updated});
+                                 .may_start = is_updated,
+                                 .event = {OracleWork::kWriteParameters, step, block}});
     for (const Id id : {turn.adam, turn.write_record, turn.write_parameters}) {
       jobs_[id].on_end = [=, this] {
         Turn& t = pass_[step][block];
@@ -376,6 +384,14 @@ class Oracle final : public JobTable {
 
 std::vector<long> step_begins(const OracleCase& given, int count) {
   return Oracle(given, count).run();
+}
+
+std::vector<OracleEvent> step_events(const OracleCase& given, int count) {
+  Oracle oracle(given, count + 3);  // goes on until those have come to their end
+  (void)oracle.run();
+  std::vector<OracleEvent> events = oracle.events();
+  std::erase_if(events, [&](const OracleEvent& event) { return event.step >= count; });
+  return events;
 }
 
 }  // namespace sluice::test

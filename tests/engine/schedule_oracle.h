@@ -4,6 +4,7 @@
 // plain. Knows rates and unit times, nothing of layouts.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -36,5 +37,25 @@ struct OracleCase {
 
 // The time of begin_step of each of the steps 0..count-1.
 std::vector<long> step_begins(const OracleCase& given, int count);
+
+// What happens to a block in a step.
+enum class OracleWork {
+  kNone,
+  kReadParameters,
+  kReadRecord,
+  kAdam,
+  kWriteRecord,
+  kWriteParameters
+};
+struct OracleEvent {
+  OracleWork work = OracleWork::kNone;
+  int step = 0;
+  int block = 0;
+
+  auto operator<=>(const OracleEvent&) const = default;
+};
+
+// What drive and CPU do in steps 0..count-1, in the order in which they take it up.
+std::vector<OracleEvent> step_events(const OracleCase& given, int count);
 
 }  // namespace sluice::test

@@ -67,15 +67,14 @@ INSTANTIATE_TEST_SUITE_P(Stages, Sharding,
                                   std::to_string(std::get<1>(value.param));
                          });
 
-TEST_P(Sharding, FrozenUnitsStayAsTheyAre) {
-  const auto [stage, ranks] = GetParam();
-  if (ranks != 3) return;
-  const TempDirectory directory;
-  const Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
-  const ToyOptions options{
-      .steps = 3, .evaluate = true, .frozen_units = {1, 5}, .rank_count = ranks};
-  expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
-                              "frozen");
+TEST(ShardingOfFrozenUnits, TheyStayAsTheyAre) {
+  for (const std::uint32_t stage : {0u, 1u, 2u, 3u}) {
+    const TempDirectory directory;
+    const Config config = sharded_config(directory.path(), stage, true, DType::kBf16);
+    const ToyOptions options{.steps = 3, .evaluate = true, .frozen_units = {1, 5}, .rank_count = 3};
+    expect_oracle_on_every_rank(run_ranks(3, config, options), toy_oracle(config, options),
+                                "stage " + std::to_string(stage));
+  }
 }
 
 // The gradients of a rank's shards may wait elsewhere than in host memory; on storage, not where
@@ -94,7 +93,7 @@ TEST_P(Sharding, GradientsMayWaitElsewhere) {
       continue;
     }
     for (const RankRun& run : runs)
-      EXPECT_NE(run.failure.find("keeps all gradients in every rank's memory"), std::string::npos)
+      EXPECT_NE(run.failure.find("all gradients are kept in every rank's"), std::string::npos)
           << run.failure;
   }
 }
@@ -223,32 +222,40 @@ TEST(ShardingTrace, CollectivesAddUpWithWhatIsCounted) {
   }
 }
 
-// Rank 1 comes late to every step: what rank 0 waits for is the other ranks.
+// What rank 0 has waited for the other ranks in the second of three steps, to each of which rank 1
+// comes late.
+std::chrono::nanoseconds waited_for_late_rank(std::uint32_t stage, std::chrono::milliseconds late) {
+  const TempDirectory directory;
+  const Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
+  LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
+  std::vector<ToyResult> results(2);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      const ModelSpec model = toy_model();
+      Engine engine(config, model, *device, {}, collectives.get());
+      ToyOptions options{.steps = 3, .rank = rank, .rank_count = 2};
+      options.change = [rank, late](std::uint64_t, ToyUses&) {
+        if (rank == 1) std::this_thread::sleep_for(late);
+      };
+      results[rank] = run_toy(engine, model, *device, config, options);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const StepTimes& times = results[0].reports[1].times;
+  return std::chrono::nanoseconds(
+      times.wait_ns[static_cast<std::size_t>(TraceReason::kCollective)]);
+}
+
+// On a machine that is busy rank 0 may be late, too: then rank 1 comes later still.
 TEST(ShardingTrace, WaitsForALateRankAreCalledSo) {
-  constexpr std::chrono::milliseconds kLate{60};
   for (const std::uint32_t stage : {0u, 3u}) {
-    const TempDirectory directory;
-    const Config config = sharded_config(directory.path(), stage, false, DType::kBf16);
-    LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
-    std::vector<ToyResult> results(2);
-    std::vector<std::thread> threads;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        const auto device = make_host_device({.memory_bytes = 64_MiB});
-        const auto collectives = world.join(rank, *device);
-        const ModelSpec model = toy_model();
-        Engine engine(config, model, *device, {}, collectives.get());
-        ToyOptions options{.steps = 3, .rank = rank, .rank_count = 2};
-        options.change = [rank, kLate](std::uint64_t, ToyUses&) {
-          if (rank == 1) std::this_thread::sleep_for(kLate);
-        };
-        results[rank] = run_toy(engine, model, *device, config, options);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    const auto waited_ns =
-        results[0].reports[1].times.wait_ns[static_cast<std::size_t>(TraceReason::kCollective)];
-    EXPECT_GE(waited_ns, std::chrono::nanoseconds(kLate / 2).count()) << stage;
+    std::chrono::milliseconds late{60};
+    constexpr std::chrono::milliseconds kLateMax{8000};
+    while (late < kLateMax && waited_for_late_rank(stage, late) < late / 2) late *= 2;
+    EXPECT_LT(late, kLateMax) << "stage " << stage;
   }
 }
 

@@ -14,6 +14,7 @@
 #include "engine/storage_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
+#include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -34,8 +35,8 @@ std::vector<std::string> notes_of_exact_run(const Config& config) {
   const auto device = make_host_device({.memory_bytes = 64_MiB});
   const ModelSpec model = toy_model();
   Engine engine(config, model, *device);
-  EXPECT_TRUE(run_toy(engine, model, *device, config, options).state ==
-              toy_oracle(config, options).state);
+  EXPECT_TRUE(
+      same_training(run_toy(engine, model, *device, config, options), toy_oracle(config, options)));
   return engine.notes();
 }
 
@@ -47,16 +48,19 @@ TEST(StorageBackend, ThreadsAndSyncGiveTheSameBitsWithoutANote) {
 
 TEST(StorageBackend, AutoFallsBackToThreadsAndSaysWhyInOneLine) {
   const TempDirectory directory;
-  for (const int error : {EPERM, ENOSYS}) {
-    std::vector<std::string> notes;
-    const bool filtered = run_with_refused({.number = SYS_io_uring_setup, .error = error}, [&] {
-      notes = notes_of_exact_run(nvme_config(directory.path(), IoBackend::kAuto));
-    });
-    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
-    ASSERT_EQ(notes.size(), 1u);
-    EXPECT_NE(notes[0].find("by threads instead of io_uring"), std::string::npos) << notes[0];
-    EXPECT_NE(notes[0].find(errno_text(error)), std::string::npos) << notes[0];
-    EXPECT_EQ(notes[0].find('\n'), std::string::npos) << notes[0];
+  // Refused at once, or behind io_uring_setup.
+  for (const long call : {SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register}) {
+    for (const int error : {EPERM, ENOSYS}) {
+      std::vector<std::string> notes;
+      const bool filtered = run_with_refused({.number = call, .error = error}, [&] {
+        notes = notes_of_exact_run(nvme_config(directory.path(), IoBackend::kAuto));
+      });
+      if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+      ASSERT_EQ(notes.size(), 1u) << call;
+      EXPECT_NE(notes[0].find("by threads instead of io_uring"), std::string::npos) << notes[0];
+      EXPECT_NE(notes[0].find(errno_text(error)), std::string::npos) << notes[0];
+      EXPECT_EQ(notes[0].find('\n'), std::string::npos) << notes[0];
+    }
   }
 }
 
@@ -70,6 +74,23 @@ TEST(StorageBackend, UringByNameIsRefusedWhereItIsNotAllowed) {
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
   EXPECT_NE(message.find("\"threads\""), std::string::npos) << message;
+}
+
+// The message names the thread and the limits, not the machine's innards.
+TEST(StorageBackend, AThreadThatCannotBeStartedIsNamed) {
+  const TempDirectory directory;
+  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads, IoBackend::kSync}) {
+    std::string message;
+    const bool filtered = run_with_refused({.number = SYS_clone3, .error = EAGAIN}, [&] {
+      message = expect_error(ErrorCode::kUnsupported, [&] {
+        (void)notes_of_exact_run(nvme_config(directory.path(), backend));
+      });
+    });
+    if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+    EXPECT_NE(message.find("cannot start the thread \""), std::string::npos) << message;
+    EXPECT_NE(message.find("ulimit -u"), std::string::npos) << message;
+    EXPECT_NE(message.find("pids.max"), std::string::npos) << message;
+  }
 }
 
 // The scheduler submits and must go on: there is room for all that the engine can have in flight.

@@ -46,6 +46,11 @@ void check_plan(const Schedule& schedule, const std::vector<std::uint64_t>& byte
     ASSERT_LE(first + count, owner.size());
     if (planned.fetch) {
       std::vector<std::uint32_t> evicted;
+      if (std::ranges::count(owner, unit) != 0) {  // it moves
+        ASSERT_LE(last_use[unit] + leases, use) << "use " << use << " moves a unit that is leased";
+        evicted.push_back(last_use[unit]);
+        std::ranges::replace(owner, unit, kFree);
+      }
       for (std::uint64_t page = first; page < first + count; ++page) {
         if (owner[page] == kFree) continue;
         const std::uint32_t victim = owner[page];
@@ -126,26 +131,106 @@ TEST(WindowPlan, TooSmallAWindowIsAnError) {
 TEST(WindowPlan, MinimumWindowIsTheLargestSumOfConsecutiveDistinctUnits) {
   const Schedule schedule = sweep(3);  // 0 1 2 2 1 0
   const std::vector<std::uint64_t> bytes{kPage, 5 * kPage, 3 * kPage};
-  EXPECT_EQ(window_bytes_for(schedule, bytes, 1), 5 * kPage);
-  EXPECT_EQ(window_bytes_for(schedule, bytes, 2), 8 * kPage);
-  EXPECT_EQ(window_bytes_for(schedule, bytes, 3), 9 * kPage);
+  EXPECT_EQ(leased_bytes_max(schedule, bytes, 1), 5 * kPage);
+  EXPECT_EQ(leased_bytes_max(schedule, bytes, 2), 8 * kPage);
+  EXPECT_EQ(leased_bytes_max(schedule, bytes, 3), 9 * kPage);
 }
 
-TEST(WindowPlan, RandomModelsKeepEveryInvariant) {
-  const test::Campaign seeds = test::campaign(300);
-  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+// Random sizes, some of them none, in any order or up and down as a step goes.
+struct RandomCase {
+  std::vector<std::uint64_t> bytes;
+  Schedule schedule;
+  std::uint32_t leases = 1;
+
+  explicit RandomCase(std::uint64_t seed) {
     std::mt19937_64 random(seed);
-    const std::uint32_t units = 1 + static_cast<std::uint32_t>(random() % 9);
-    std::vector<std::uint64_t> bytes(units);
-    for (std::uint64_t& size : bytes) size = random() % 5 == 0 ? 0 : 1 + random() % (6 * kPage);
-    Schedule schedule;
-    for (int use = 0; use < 40; ++use)
-      schedule.push_back({.unit = UnitId{static_cast<std::uint32_t>(random() % units)}});
-    const std::uint64_t window = window_bytes_for(schedule, bytes, 1) + random() % (8 * kPage);
-    const WindowPlan plan = plan_window(schedule, bytes, window, 1);
-    check_plan(schedule, bytes, window / kPage * kPage, 1, plan);
-    if (HasFatalFailure()) FAIL() << "seed " << seed;
+    leases = 1 + static_cast<std::uint32_t>(random() % 4);
+    bytes.resize(1 + random() % 9);
+    const std::uint64_t most_pages = random() % 2 == 0 ? 6 : 60;
+    for (std::uint64_t& size : bytes)
+      size = random() % 5 == 0 ? 0 : 1 + random() % (most_pages * kPage);
+    if (random() % 2 == 0) {
+      for (int use = 0; use < 40; ++use)
+        schedule.push_back({.unit = UnitId{static_cast<std::uint32_t>(random() % bytes.size())}});
+      return;
+    }
+    ModelSpec model;
+    for (std::uint32_t unit = 0; unit < bytes.size(); ++unit) {
+      model.units.push_back(
+          {"u" + std::to_string(unit), {{.name = "w" + std::to_string(unit), .shape = {1}}}});
+      model.forward_order.push_back(UnitId{unit});
+    }
+    if (random() % 2 == 0) model.forward_order.push_back(UnitId{0});  // a tied head
+    schedule = training_schedule(
+        validated(model), 1 + static_cast<std::uint32_t>(random() % 3),
+        random() % 2 == 0 ? MicroBatchOrder::kHorizontal : MicroBatchOrder::kVertical);
   }
+
+  bool works(std::uint64_t window_bytes) const {
+    try {
+      (void)plan_window(schedule, bytes, window_bytes, leases);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+      return false;
+    }
+    return true;
+  }
+};
+
+// At the least window, at 20 larger ones, and not below what is held at once. The least is more
+// than that with three leases and more alone, and rarely.
+TEST(WindowPlan, EveryWindowFromTheLeastOnKeepsEveryInvariant) {
+  const test::Campaign seeds = test::campaign(300);
+  std::uint64_t larger = 0;
+  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+    const RandomCase of(seed);
+    const std::uint64_t least = least_window_bytes(of.schedule, of.bytes, of.leases);
+    const std::uint64_t held = leased_bytes_max(of.schedule, of.bytes, of.leases);
+    ASSERT_GE(least, held) << "seed " << seed;
+    if (of.leases <= 2) {
+      EXPECT_EQ(least, held) << "seed " << seed;
+    }
+    larger += least > held ? 1 : 0;
+    if (held != 0) {
+      EXPECT_FALSE(of.works(held - kPage)) << "seed " << seed;
+    }
+    std::mt19937_64 random(seed);
+    for (int larger_window = 0; larger_window <= 20; ++larger_window) {
+      const std::uint64_t window =
+          least + (larger_window == 0 ? 0 : random() % (std::uint64_t{3} * least + kPage));
+      ASSERT_TRUE(of.works(window)) << "seed " << seed << ": " << window << " of " << least;
+      check_plan(of.schedule, of.bytes, window / kPage * kPage, of.leases,
+                 plan_window(of.schedule, of.bytes, window, of.leases));
+      if (HasFatalFailure()) FAIL() << "seed " << seed << ", window of " << window;
+    }
+  }
+  EXPECT_LE(larger * 10, seeds.cases) << "with three leases and more the least is seldom more";
+}
+
+// A large unit, small ones and larger ones in a row, and the first again at the end: between the
+// least window and 144 pages the holes that the rule leaves are too small for the third use.
+TEST(WindowPlan, TwoLeasesFindRoomInEveryWindowFromTheLeastOn) {
+  const std::uint64_t mib = 1 << 20;
+  ModelSpec model;
+  std::vector<std::uint64_t> bytes{16 * mib, mib / 8};
+  bytes.insert(bytes.end(), 6, 24 * mib + 26 * 1024);
+  bytes.push_back(4096);
+  for (std::uint32_t unit = 0; unit < bytes.size(); ++unit) {
+    model.units.push_back(
+        {"u" + std::to_string(unit), {{.name = "w" + std::to_string(unit), .shape = {1}}}});
+    model.forward_order.push_back(UnitId{unit});
+  }
+  model.forward_order.push_back(UnitId{0});
+  const Schedule schedule = training_schedule(validated(model), 1);
+  const std::uint64_t least = least_window_bytes(schedule, bytes, 2);
+  EXPECT_EQ(least, 2 * (24 * mib + 28 * 1024));
+  std::uint64_t fetches_before = UINT64_MAX;
+  for (std::uint64_t window = least; window <= 200 * mib; window += mib) {
+    const WindowPlan plan = plan_window(schedule, bytes, window, 2);
+    check_plan(schedule, bytes, window / kPage * kPage, 2, plan);
+    fetches_before = std::min(fetches_before, fetches(plan));
+  }
+  EXPECT_EQ(fetches_before, 9u) << "the largest window fetches each unit once";
 }
 
 // The pages of a window whose schedule changes again and again, as the fetches and uses of its
@@ -156,7 +241,7 @@ class ChangingWindow {
     bytes_.resize(1 + random_() % 9);
     for (std::uint64_t& size : bytes_) size = random_() % 5 == 0 ? 0 : 1 + random_() % (6 * kPage);
     for (int use = 0; use < 40; ++use) schedule_.push_back({.unit = any_unit()});
-    window_ = (window_bytes_for(schedule_, bytes_, 1) + random_() % (16 * kPage)) / kPage * kPage;
+    window_ = (leased_bytes_max(schedule_, bytes_, 1) + random_() % (16 * kPage)) / kPage * kPage;
     plan_ = plan_window(schedule_, bytes_, window_, 1);
     owner_.assign(window_ / kPage, kNobody);
   }

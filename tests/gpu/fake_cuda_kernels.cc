@@ -1,12 +1,26 @@
 // What programs over the stand-in for the CUDA runtime have in place of kernels: their bodies run
 // on the host, on the stand-in's streams.
+#include <typeinfo>
+
+#include "gpu/cuda_current_device.h"
 #include "gpu/device_math_over.h"
 #include "gpu/exchanged_sum.h"
 #include "gpu/host_launch.h"
+#include "gpu/kernel_list.h"
 #include "tests/gpu/fake_cuda_runtime.h"
 
 namespace sluice {
 namespace {
+
+// Bodies that are run in two ways would be two kernels.
+template <class Body>
+struct ListedFake {
+  static void launch(void* stream) {
+    test::launch_fake_cuda(
+        stream, [] {}, typeid(Body).name());
+  }
+  static inline const ListedKernel kernel{&launch};
+};
 
 class FakeLauncher {
  public:
@@ -14,13 +28,19 @@ class FakeLauncher {
 
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
-    test::launch_fake_cuda(device_.native_stream(stream),
-                           [count, body] { run_elements(count, body); });
+    (void)&ListedFake<Body>::kernel;
+    const CudaCurrentDevice current(device_.ordinal());
+    test::launch_fake_cuda(
+        device_.native_stream(stream), [count, body] { run_elements(count, body); },
+        typeid(Body).name());
   }
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
-    test::launch_fake_cuda(device_.native_stream(stream),
-                           [count, body] { run_leaves(count, body); });
+    (void)&ListedFake<Body>::kernel;
+    const CudaCurrentDevice current(device_.ordinal());
+    test::launch_fake_cuda(
+        device_.native_stream(stream), [count, body] { run_leaves(count, body); },
+        typeid(Body).name());
   }
 
  private:

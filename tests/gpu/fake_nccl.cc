@@ -2,61 +2,39 @@
 // opened at run time like the real one. Ranks are threads of one process. It keeps NCCL's hardest
 // promises and no more: calls answer "in progress", and what they asked for comes on the stream
 // only when the caller polls; messages between two ranks meet in their order; an abort ends waiting
-// work; NCCL's own reductions add in an order of their own (backwards). FAKE_NCCL_VERSION sets the
-// version.
+// work; NCCL's own reductions add in an order of their own (backwards). Buffers in symmetric
+// windows lie at equal offsets on all ranks, or the operation fails, as under
+// NCCL_CHECK_MODE=DEBUG_GLOBAL. FAKE_NCCL_VERSION sets the version.
 #include "tests/gpu/fake_nccl.h"
 
 #include <nccl.h>
 
-#include <condition_variable>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "base/dtype.h"
+#include "tests/gpu/fake_nccl_world.h"
 
+using sluice::test::count_fake_nccl;
+using sluice::test::FakeNcclMessage;
+using sluice::test::FakeNcclOffset;
+using sluice::test::FakeNcclPart;
+using sluice::test::kOutsideOfWindows;
+using World = sluice::test::FakeNcclWorld;
+
+extern "C" int sluice_fake_cuda_communicators(int gpu, int change);
 extern "C" void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data);
 
-namespace {
-
-struct Sent {
-  const void* data;
-  bool is_taken = false;
+struct ncclWindow_vidmem {
+  const char* memory;
+  std::size_t size_bytes;
 };
-
-// A clique of ranks.
-struct World {
-  std::mutex mutex;
-  std::condition_variable changed;
-  // Guarded by mutex:
-  int size = 0;
-  int joined = 0;
-  std::set<int> aborted;  // ranks: their own waiting ends, the others hear of it when they ask
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Sent>>> sent;  // by (from, to)
-  std::map<std::uint64_t, std::vector<const void*>> parts;                // by operation
-  std::map<std::uint64_t, int> done;
-  struct Split {
-    std::vector<std::pair<int, int>> choices;  // color and key, by rank
-    int chosen = 0;
-    std::map<int, std::shared_ptr<World>> worlds;  // by color
-  };
-  std::map<std::uint64_t, Split> splits;
-};
-
-fake_nccl_counts counts;
-std::mutex counts_mutex;
-void count(int fake_nccl_counts::*member, int by = 1) {
-  const std::scoped_lock lock(counts_mutex);
-  counts.*member += by;
-}
-
-}  // namespace
 
 struct ncclComm {
   std::shared_ptr<World> world;
@@ -66,26 +44,25 @@ struct ncclComm {
   std::shared_ptr<World> parent;
   std::uint64_t split = 0;
   int parent_rank = 0;
+  int gpu = 0;
   std::uint64_t operations = 0;
   std::uint64_t splits = 0;
+  std::vector<ncclWindow_t> windows;  // gone with it
   // Comes to its stream at the poll after next.
   std::vector<std::function<void()>> pending;
   int polls = 0;
-};
 
-struct ncclWindow_vidmem {};
+  ~ncclComm() {
+    (void)sluice_fake_cuda_communicators(gpu, -1);
+    for (const ncclWindow_t window : windows) delete window;
+  }
+};
 
 namespace {
 thread_local bool is_in_group = false;
-struct GroupedMessage {
-  void* data;
-  std::size_t size_bytes;
-  int peer;
-  bool is_send;
-  ncclComm_t comm;
-  cudaStream_t stream;
-};
-thread_local std::vector<GroupedMessage> group;
+thread_local std::vector<FakeNcclMessage> group;
+thread_local ncclComm_t group_comm = nullptr;
+thread_local cudaStream_t group_stream = nullptr;
 
 void launch(cudaStream_t stream, std::function<void()> work) {
   sluice_fake_cuda_launch(
@@ -98,31 +75,38 @@ void launch(cudaStream_t stream, std::function<void()> work) {
       new std::function<void()>(std::move(work)));
 }
 
+int current_gpu() {
+  int gpu = 0;
+  (void)cudaGetDevice(&gpu);
+  return gpu;
+}
+// NCCL makes the communicator's GPU the current one, and then sets back what was before.
+void visit_gpu(int gpu) {
+  const int before = current_gpu();
+  if (before == gpu) return;
+  (void)cudaSetDevice(gpu);
+  (void)cudaSetDevice(before);
+}
+
+ncclResult_t add_to_group(const FakeNcclMessage& message, ncclComm_t comm, cudaStream_t stream) {
+  group.push_back(message);
+  group_comm = comm;
+  group_stream = stream;
+  return ncclInProgress;
+}
+
+FakeNcclOffset offset_of(ncclComm_t comm, const void* data) {
+  for (const ncclWindow_t window : comm->windows) {
+    const std::ptrdiff_t offset = static_cast<const char*>(data) - window->memory;
+    if (offset >= 0 && offset < static_cast<std::ptrdiff_t>(window->size_bytes)) return offset;
+  }
+  return kOutsideOfWindows;
+}
+
 ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
   comm->pending.push_back([stream, work = std::move(work)] { launch(stream, work); });
   comm->polls = 0;
   return ncclInProgress;
-}
-
-// All ranks bring a part; `work` reads them; nobody leaves before all are through.
-void meet(World& world, std::uint64_t operation, int rank, const void* part,
-          const std::function<void(const std::vector<const void*>&)>& work) {
-  std::unique_lock lock(world.mutex);
-  auto& parts = world.parts[operation];
-  parts.resize(static_cast<std::size_t>(world.size));
-  parts[static_cast<std::size_t>(rank)] = part;
-  int& done = world.done[operation];
-  const auto wait_for = [&](int until) {
-    ++done;
-    world.changed.notify_all();
-    world.changed.wait(lock, [&] { return done >= until || world.aborted.count(rank) != 0; });
-  };
-  wait_for(world.size);
-  if (world.aborted.count(rank) != 0) return;
-  lock.unlock();
-  work(parts);
-  lock.lock();
-  wait_for(2 * world.size);
 }
 
 float load(ncclDataType_t type, const void* data, std::size_t i) {
@@ -142,30 +126,24 @@ std::size_t size_of(ncclDataType_t type) {
   return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
 }
 
-void transfer(World& world, int rank, const std::vector<GroupedMessage>& messages) {
-  std::vector<std::shared_ptr<Sent>> own;
-  std::unique_lock lock(world.mutex);
-  for (const GroupedMessage& message : messages) {
-    if (!message.is_send) continue;
-    own.push_back(std::make_shared<Sent>(Sent{message.data}));
-    world.sent[{rank, message.peer}].push_back(own.back());
-  }
-  world.changed.notify_all();
-  for (const GroupedMessage& message : messages) {
-    if (message.is_send) continue;
-    auto& queue = world.sent[{message.peer, rank}];
-    world.changed.wait(lock, [&] { return !queue.empty() || world.aborted.count(rank) != 0; });
-    if (world.aborted.count(rank) != 0) return;
-    std::memcpy(message.data, queue.front()->data, message.size_bytes);
-    queue.front()->is_taken = true;
-    queue.pop_front();
-    world.changed.notify_all();
-  }
-  world.changed.wait(lock, [&] {
-    for (const auto& sent : own)
-      if (!sent->is_taken && world.aborted.count(rank) == 0) return false;
-    return true;
-  });
+// Words of 64 bits, in which no order shows: not counted.
+ncclResult_t start_of_words(const void* source, void* target, std::size_t count,
+                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
+  return start(comm, stream,
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                count, is_sum = reduction == ncclSum,
+                part = FakeNcclPart{
+                    source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
+                 std::vector<std::uint64_t> words(count, is_sum ? 0 : ~std::uint64_t{0});
+                 world->meet(operation, rank, part, [&](const auto& parts) {
+                   for (const void* const of_rank : parts) {
+                     const auto* const said = static_cast<const std::uint64_t*>(of_rank);
+                     for (std::size_t i = 0; i < count; ++i)
+                       words[i] = is_sum ? words[i] + said[i] : std::min(words[i], said[i]);
+                   }
+                 });
+                 std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
+               });
 }
 
 bool finish_split(ncclComm& comm) {
@@ -198,11 +176,6 @@ std::mutex worlds_mutex;
 
 extern "C" {
 
-fake_nccl_counts fake_nccl_take_counts() {
-  const std::scoped_lock lock(counts_mutex);
-  return std::exchange(counts, {});
-}
-
 ncclResult_t ncclGetVersion(int* version) {
   const char* const text = std::getenv("FAKE_NCCL_VERSION");
   *version = text == nullptr ? NCCL_VERSION_CODE : std::atoi(text);
@@ -219,8 +192,11 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 const char* ncclGetErrorString(ncclResult_t result) {
   return result == ncclRemoteError ? "remote process exited" : "an error of the fake";
 }
-const char* ncclGetLastError(ncclComm_t) {
-  return "the last words of the fake";
+const char* ncclGetLastError(ncclComm_t comm) {
+  if (comm == nullptr || comm->world == nullptr) return "";
+  const std::scoped_lock lock(comm->world->mutex);
+  return comm->world->violation.empty() ? "the last words of the fake"
+                                        : comm->world->violation.c_str();
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
@@ -231,7 +207,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   const std::scoped_lock lock(worlds_mutex);
   auto& world = worlds()[number];
   if (world == nullptr) world = std::make_shared<World>();
-  *comm = new ncclComm{.world = world, .rank = rank};
+  *comm = new ncclComm{.world = world, .rank = rank, .gpu = current_gpu()};
+  (void)sluice_fake_cuda_communicators((*comm)->gpu, 1);
   const std::scoped_lock own(world->mutex);
   world->size = size;
   return ncclInProgress;
@@ -240,7 +217,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* part,
                            ncclConfig_t* config) {
   if (config->blocking != 0) return ncclInvalidArgument;
-  *part = new ncclComm{.parent = whole->world, .split = whole->splits, .parent_rank = whole->rank};
+  visit_gpu(whole->gpu);
+  *part = new ncclComm{.parent = whole->world,
+                       .split = whole->splits,
+                       .parent_rank = whole->rank,
+                       .gpu = whole->gpu};
+  (void)sluice_fake_cuda_communicators(whole->gpu, 1);
   const std::scoped_lock lock(whole->world->mutex);
   World::Split& split = whole->world->splits[whole->splits++];
   split.choices.resize(static_cast<std::size_t>(whole->world->size));
@@ -257,8 +239,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     if (!comm->has_joined) ++comm->world->joined;
     comm->has_joined = true;
     if (!comm->world->aborted.empty()) *result = ncclRemoteError;
-    if (!comm->world->aborted.empty() || comm->world->joined < comm->world->size)
-      return ncclSuccess;
+    if (!comm->world->violation.empty()) *result = ncclInvalidArgument;
+    if (*result != ncclInProgress || comm->world->joined < comm->world->size) return ncclSuccess;
   }
   if (!comm->pending.empty() && ++comm->polls < 2) return ncclSuccess;
   for (const auto& enqueue : std::exchange(comm->pending, {})) enqueue();
@@ -266,14 +248,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) {
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
   delete comm;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
   if (comm->world != nullptr) {
     const std::scoped_lock lock(comm->world->mutex);
     comm->world->aborted.insert(comm->rank);
@@ -290,32 +275,28 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   is_in_group = false;
   if (group.empty()) return ncclSuccess;
-  const auto messages = std::exchange(group, {});
-  const ncclComm_t comm = messages.front().comm;
-  return start(comm, messages.front().stream, [world = comm->world, rank = comm->rank, messages] {
-    transfer(*world, rank, messages);
-  });
+  return start(group_comm, group_stream,
+               [world = group_comm->world, rank = group_comm->rank,
+                messages = std::exchange(group, {})] { world->transfer(rank, messages); });
 }
 ncclResult_t ncclSend(const void* data, std::size_t size, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
   if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
-  group.push_back({const_cast<void*>(data), size, peer, true, comm, stream});
-  return ncclInProgress;
+  return add_to_group({const_cast<void*>(data), size, peer, true}, comm, stream);
 }
 ncclResult_t ncclRecv(void* data, std::size_t size, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
-  group.push_back({data, size, peer, false, comm, stream});
-  return ncclInProgress;
+  return add_to_group({data, size, peer, false}, comm, stream);
 }
 
 ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   const std::size_t bytes = size * size_of(type);
   return start(comm, stream,
-               [world = comm->world, rank = comm->rank, operation = comm->operations++, source,
-                target, bytes] {
-                 meet(*world, operation, rank, source, [&](const auto& parts) {
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                bytes, part = FakeNcclPart{source, "all-gather", {offset_of(comm, target)}}] {
+                 world->meet(operation, rank, part, [&](const auto& parts) {
                    for (std::size_t i = 0; i < parts.size(); ++i)
                      if (parts[i] != static_cast<char*>(target) + i * bytes)
                        std::memcpy(static_cast<char*>(target) + i * bytes, parts[i], bytes);
@@ -326,9 +307,9 @@ ncclResult_t ncclBroadcast(const void* source, void* target, std::size_t size, n
                            int root, ncclComm_t comm, cudaStream_t stream) {
   const std::size_t bytes = size * size_of(type);
   return start(comm, stream,
-               [world = comm->world, rank = comm->rank, operation = comm->operations++, source,
-                target, bytes, root] {
-                 meet(*world, operation, rank, source, [&](const auto& parts) {
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                bytes, root, part = FakeNcclPart{source}] {
+                 world->meet(operation, rank, part, [&](const auto& parts) {
                    if (rank != root)
                      std::memcpy(target, parts[static_cast<std::size_t>(root)], bytes);
                  });
@@ -337,28 +318,35 @@ ncclResult_t ncclBroadcast(const void* source, void* target, std::size_t size, n
 ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t elements,
                                ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
                                cudaStream_t stream) {
-  count(&fake_nccl_counts::reductions);
-  return start(comm, stream,
-               [world = comm->world, rank = comm->rank, operation = comm->operations++, source,
-                target, elements, type] {
-                 const std::size_t first = static_cast<std::size_t>(rank) * elements;
-                 std::vector<float> sums(elements);
-                 meet(*world, operation, rank, source, [&](const auto& parts) {
-                   for (std::size_t i = 0; i < elements; ++i)
-                     for (std::size_t part = parts.size(); part-- > 0;)
-                       sums[i] += load(type, parts[part], first + i);
-                 });
-                 for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
-               });
+  count_fake_nccl(&fake_nccl_counts::reductions);
+  return start(
+      comm, stream,
+      [world = comm->world, rank = comm->rank, operation = comm->operations++, target, elements,
+       type, part = FakeNcclPart{source, "reduce-scatter", {offset_of(comm, source)}}] {
+        const std::size_t first = static_cast<std::size_t>(rank) * elements;
+        std::vector<float> sums(elements);
+        world->meet(operation, rank, part, [&](const auto& parts) {
+          for (std::size_t i = 0; i < elements; ++i)
+            for (std::size_t part = parts.size(); part-- > 0;)
+              sums[i] += load(type, parts[part], first + i);
+        });
+        for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
+      });
 }
 ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t elements,
-                           ncclDataType_t type, ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
-  count(&fake_nccl_counts::reductions);
+                           ncclDataType_t type, ncclRedOp_t reduction, ncclComm_t comm,
+                           cudaStream_t stream) {
+  if (type == ncclUint64 && (reduction == ncclSum || reduction == ncclMin))
+    return start_of_words(source, target, elements, reduction, comm, stream);
+  if (type == ncclUint64 || reduction != ncclSum) return ncclInvalidArgument;
+  count_fake_nccl(&fake_nccl_counts::reductions);
   return start(comm, stream,
-               [world = comm->world, rank = comm->rank, operation = comm->operations++, source,
-                target, elements, type] {
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                elements, type,
+                part = FakeNcclPart{
+                    source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
                  std::vector<float> sums(elements);
-                 meet(*world, operation, rank, source, [&](const auto& parts) {
+                 world->meet(operation, rank, part, [&](const auto& parts) {
                    for (std::size_t i = 0; i < elements; ++i)
                      for (std::size_t part = parts.size(); part-- > 0;)
                        sums[i] += load(type, parts[part], i);
@@ -368,31 +356,35 @@ ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t element
 }
 
 ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void** handle) {
-  count(&fake_nccl_counts::buffers);
+  count_fake_nccl(&fake_nccl_counts::buffers);
   *handle = memory;
   return ncclSuccess;
 }
-ncclResult_t ncclCommDeregister(const ncclComm_t, void*) {
-  count(&fake_nccl_counts::buffers, -1);
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
+  visit_gpu(comm->gpu);
+  count_fake_nccl(&fake_nccl_counts::buffers, -1);
   return ncclSuccess;
 }
 ncclResult_t ncclMemAlloc(void** memory, std::size_t size) {
-  count(&fake_nccl_counts::allocations);
+  count_fake_nccl(&fake_nccl_counts::allocations);
   return cudaMalloc(memory, size) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclMemFree(void* memory) {
-  count(&fake_nccl_counts::allocations, -1);
+  count_fake_nccl(&fake_nccl_counts::allocations, -1);
   return cudaFree(memory) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
-ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, std::size_t, ncclWindow_t* window,
-                                    int flags) {
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t size_bytes,
+                                    ncclWindow_t* window, int flags) {
   if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
-  count(&fake_nccl_counts::windows);
-  *window = new ncclWindow_vidmem;
+  count_fake_nccl(&fake_nccl_counts::windows);
+  *window = new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes};
+  comm->windows.push_back(*window);
   return ncclSuccess;
 }
-ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
-  count(&fake_nccl_counts::windows, -1);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  visit_gpu(comm->gpu);
+  std::erase(comm->windows, window);
+  count_fake_nccl(&fake_nccl_counts::windows, -1);
   delete window;
   return ncclSuccess;
 }

@@ -2,11 +2,25 @@
 // symbol in the library. Thread rule: any thread.
 #pragma once
 
+#include <dlfcn.h>
+
+#include "base/error.h"
+
 struct fake_nccl_counts {
   int reductions = 0;   // by NCCL itself
   int buffers = 0;      // registered and not given back
   int windows = 0;      // as buffers
   int allocations = 0;  // as buffers
+  // By ranks to whom rank 0's offset in a symmetric window is not their own.
+  int unequal_offsets = 0;
 };
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
+
+// `path` of the library.
+inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
+  void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  SLUICE_CHECK(library != nullptr, "the fake is there");
+  return reinterpret_cast<decltype(&fake_nccl_take_counts)>(
+      ::dlsym(library, "fake_nccl_take_counts"))();
+}

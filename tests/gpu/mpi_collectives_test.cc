@@ -1,5 +1,6 @@
 // The contract of collectives over MPI: run by mpirun, every process is one rank and runs all cases
-// in step. The first argument is the path between ranks of a host: best, messages, reading.
+// in step. The first argument is the path between ranks of a host: best, messages, reading,
+// or rounds: messages, as many ranks send each other integers.
 #include "gpu/mpi_collectives.h"
 
 #include <gtest/gtest.h>
@@ -14,9 +15,11 @@ namespace sluice {
 namespace {
 
 RankPath path = RankPath::kBest;
+std::uint32_t direct_ranks_max = 16;
 
 MpiWorld& world() {
-  static MpiWorld instance({.timeout_s = 60, .sum = sum_in_order, .path = path});
+  static MpiWorld instance(
+      {.timeout_s = 60, .sum = sum_in_order, .path = path, .direct_ranks_max = direct_ranks_max});
   return instance;
 }
 
@@ -69,8 +72,9 @@ TEST(MpiWorld, SequencesBeyondThePlacesOfTheSegmentUseMessages) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const std::string_view name = argc > 1 ? argv[1] : "best";
-  if (name != "best" && name != "messages" && name != "reading") return 2;
-  if (name == "messages") sluice::path = sluice::RankPath::kMessages;
+  if (name != "best" && name != "messages" && name != "reading" && name != "rounds") return 2;
+  if (name == "messages" || name == "rounds") sluice::path = sluice::RankPath::kMessages;
+  if (name == "rounds") sluice::direct_ranks_max = 2;
   if (name == "reading") sluice::path = sluice::RankPath::kReading;
   return RUN_ALL_TESTS();
 }

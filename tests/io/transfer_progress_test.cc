@@ -134,7 +134,11 @@ TEST_P(TransferProgress, BeginForgetsTheResultsBefore) {
   EXPECT_EQ(advance_transfer(used, 4096), TransferStep::kResume);
   EXPECT_EQ(advance_transfer(used, -EINTR), TransferStep::kRetry);
   EXPECT_EQ(advance_transfer(used, -EIO), TransferStep::kEnded);
+  used.started_ns = 17;  // as a queue notes them
+  used.moved_ns = 18;
   begin_transfer(used);
+  EXPECT_EQ(used.started_ns, 0u);
+  EXPECT_EQ(used.moved_ns, 0u);
   EXPECT_EQ(used.error, 0);
   EXPECT_EQ(used.transferred_bytes, 0u);
   EXPECT_EQ(used.attempts, 0u);

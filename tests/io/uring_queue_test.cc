@@ -7,6 +7,7 @@
 
 #include "tests/contract/io_queue_contract.h"
 #include "tests/support/refused_syscall.h"
+#include "tests/support/uring_pipe.h"
 
 namespace sluice::test {
 namespace {
@@ -14,22 +15,8 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Uring, IoQueueContract,
                          ::testing::Values(IoQueueFactory{"uring", make_uring_queue}));
 
-// Reads from a pipe stay in the kernel until the test writes, and end short when it writes little.
-class UringQueueWithPipe : public ::testing::Test {
+class UringQueueWithPipe : public UringPipe {
  protected:
-  void SetUp() override {
-    int ends[2];
-    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    source_ = UniqueFd(ends[0]);
-    target_ = UniqueFd(ends[1]);
-    try {
-      queue_ = make_uring_queue({.depth = 2});
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kUnsupported) throw;
-      GTEST_SKIP() << error.what();
-    }
-  }
-
   void write_pipe(std::span<const std::byte> data) {
     ASSERT_EQ(::write(target_.get(), data.data(), data.size()), static_cast<ssize_t>(data.size()));
   }
@@ -42,10 +29,6 @@ class UringQueueWithPipe : public ::testing::Test {
       std::this_thread::yield();
     }
   }
-
-  UniqueFd source_;
-  UniqueFd target_;
-  std::unique_ptr<IoQueue> queue_;
 };
 
 TEST_F(UringQueueWithPipe, ShortReadIsResumedWhereItEnded) {
@@ -298,7 +281,11 @@ TEST(UringQueue, RefusedByTheKernelIsUnsupportedWithARemedy) {
                                  Refusal{SYS_io_uring_setup, EINVAL, "Linux 5.6"},
                                  Refusal{SYS_io_uring_setup, ENOMEM, "ulimit -l"},
                                  Refusal{SYS_io_uring_setup, EMFILE, "ulimit -n"},
-                                 Refusal{SYS_eventfd2, EMFILE, "ulimit -n"}}) {
+                                 Refusal{SYS_eventfd2, EMFILE, "ulimit -n"},
+                                 Refusal{SYS_io_uring_enter, ENOSYS, "lets io_uring through"},
+                                 Refusal{SYS_io_uring_enter, EPERM, "seccomp profile"},
+                                 Refusal{SYS_io_uring_enter, ENOMEM, "ulimit -l"},
+                                 Refusal{SYS_io_uring_register, EPERM, "seccomp profile"}}) {
     std::string message;
     const bool filtered =
         run_with_refused({.number = refusal.syscall_number, .error = refusal.error}, [&] {

@@ -1,10 +1,15 @@
 // How many cases a randomized test runs and where it begins: SLUICE_TEST_CASES and SLUICE_TEST_SEED
 // in the environment, set by tools/test.sh --cases and --seed; SLUICE_TEST_CASES_SCALE multiplies
-// the default (--slow). Pure but for the environment.
+// the default (--slow). Without a first seed from there, one seed of the day comes on top, so that
+// not every run repeats the same cases; it is printed. Pure but for the environment, the date and
+// standard output.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 namespace sluice::test {
 
@@ -21,6 +26,19 @@ inline Campaign campaign(std::uint64_t default_cases) {
   return {
       .first_seed = number("SLUICE_TEST_SEED", 1),
       .cases = number("SLUICE_TEST_CASES", default_cases * number("SLUICE_TEST_CASES_SCALE", 1))};
+}
+
+// The seeds of a campaign, and that of the day, as 20261122.
+inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
+  std::vector<std::uint64_t> seeds;
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) seeds.push_back(campaign.first_seed + i);
+  if (std::getenv("SLUICE_TEST_SEED") != nullptr) return seeds;
+  const std::chrono::year_month_day today(
+      std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
+  seeds.push_back(static_cast<std::uint64_t>(static_cast<int>(today.year())) * 10000 +
+                  static_cast<unsigned>(today.month()) * 100 + static_cast<unsigned>(today.day()));
+  std::printf("the seed of the day is %llu\n", static_cast<unsigned long long>(seeds.back()));
+  return seeds;
 }
 
 }  // namespace sluice::test

@@ -1,9 +1,12 @@
 #include "tests/support/relay_training.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/units.h"
 #include "tests/support/delays.h"
+#include "tests/support/toy_training.h"
 
 namespace sluice::test {
 namespace {
@@ -14,6 +17,10 @@ std::byte expected_byte(std::uint64_t key, std::uint64_t index) {
   return static_cast<std::byte>((value ^ (value >> 32)) >> (index % 8 * 8));
 }
 
+constexpr std::uint64_t kUnitElements = 1000;
+// With the usual weight decay a tenth of every weight goes each step.
+constexpr double kLearningRate = 10;
+
 }  // namespace
 
 ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
@@ -21,7 +28,8 @@ ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_b
   ModelSpec model;
   for (std::uint32_t i = 0; i < units; ++i) {
     const std::string name = "u" + std::to_string(i);
-    model.units.push_back({.name = name, .tensors = {{.name = name + ".w", .shape = {1000}}}});
+    model.units.push_back(
+        {.name = name, .tensors = {{.name = name + ".w", .shape = {kUnitElements}}}});
     model.forward_order.push_back(UnitId{i});
   }
   if (is_tied) model.forward_order.push_back(UnitId{0});
@@ -33,15 +41,16 @@ ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_b
 Relay::Relay(const Config& config, const ModelSpec& model, std::uint32_t streams,
              const QueueDecorator& decorate, const RelayDelays& delays)
     : model_(model),
+      optimizer_(config.optimizer.options()),
       device_(make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
                                 .copy_bytes_per_second = delays.copy_bytes_per_second})) {
   if (delays.us_max != 0)
     device_ = make_delayed_device(std::move(device_), delays.seed, delays.us_max);
   engine_ = std::make_unique<Engine>(config, model_, *device_, decorate);
   for (std::uint32_t i = 0; i < streams; ++i) streams_.emplace_back(*device_, "compute");
-  engine_->initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
-    std::fill(values.begin(), values.end(), 0.5f);
-  });
+  engine_->initialize(toy_values());
+  for (const TensorPlace& tensor : engine_->layout().tensors())
+    toy_values()(tensor, 0, masters_.emplace_back(kUnitElements));
 }
 
 std::vector<Relay::Use> Relay::uses_of(std::uint32_t micro_batches, MicroBatchOrder order) const {
@@ -83,6 +92,46 @@ void Relay::load(ActivationLease lease, const ActivationRef& ref, const Stream& 
   });
 }
 
+// The unit's parameters, on the stream of its lease.
+void Relay::look_at(const Lease& lease) {
+  std::vector<std::uint16_t> expected;
+  for (const float master : masters_[index_of(lease.unit())])
+    expected.push_back(split_master(master).high);
+  device_->launch(streams_[0].id(), [this, parameters = lease.parameter(0), expected] {
+    ++seen_;
+    if (std::memcmp(parameters, expected.data(), kUnitElements * sizeof(std::uint16_t)) != 0)
+      ++wrong_;
+  });
+}
+
+template <class Acquire>
+void Relay::hold(std::deque<Lease>& held, const Acquire& acquire) {
+  let_go(held, model_.concurrent_leases - 1);
+  held.push_back(acquire());
+  look_at(held.back());
+}
+
+void Relay::let_go(std::deque<Lease>& held, std::size_t kept) {
+  for (; held.size() > kept; held.pop_front()) look_at(held.front());
+}
+
+// An update without gradients.
+void Relay::decay() {
+  const std::vector<float> zeros(kUnitElements);
+  std::vector<float> exp_avg(kUnitElements);
+  std::vector<float> exp_avg_sq(kUnitElements);
+  ++updates_;
+  for (std::vector<float>& master : masters_) {
+    const UpdateArrays arrays{.gradient_dtype = DType::kFp32,
+                              .parameter = master.data(),
+                              .exp_avg = exp_avg.data(),
+                              .exp_avg_sq = exp_avg_sq.data(),
+                              .gradient = reinterpret_cast<const std::byte*>(zeros.data()),
+                              .element_count = kUnitElements};
+    update_reference(coefficients_of(optimizer_, kLearningRate, updates_, 1), arrays);
+  }
+}
+
 template <class Walk>
 void Relay::run_use(Walk& walk, const Use& use) {
   const Stream& stream = streams_[turn_++ % streams_.size()];
@@ -107,33 +156,42 @@ void Relay::run_use(Walk& walk, const Use& use) {
 
 StepReport Relay::step(std::uint32_t micro_batches, MicroBatchOrder order) {
   ++walk_number_;
-  Step step =
-      engine_->begin_step({.learning_rate = 1e-3, .micro_batches = micro_batches, .order = order});
-  for (const Use& use : uses_of(micro_batches, order)) {
-    const Lease lease = step.acquire(model_.forward_order[use.position], use.pass, streams_[0]);
-    run_use(step, use);
-  }
-  return step.finish();
+  Step step = engine_->begin_step(
+      {.learning_rate = kLearningRate, .micro_batches = micro_batches, .order = order});
+  walk(step, uses_of(micro_batches, order));
+  StepReport report = step.finish();
+  decay();
+  return report;
 }
 
 void Relay::evaluate() {
   ++walk_number_;
   Inference inference = engine_->begin_inference();
+  std::deque<Lease> held;
   for (std::uint32_t i = 0; i < model_.forward_order.size(); ++i) {
-    const Lease lease = inference.acquire(model_.forward_order[i], streams_[0]);
+    hold(held, [&] { return inference.acquire(model_.forward_order[i], streams_[0]); });
     run_use(inference, {.position = i, .pass = Pass::kInference});
   }
+  let_go(held, 0);
 }
 
 void Relay::abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order) {
   ++walk_number_;
-  Step step =
-      engine_->begin_step({.learning_rate = 1e-3, .micro_batches = micro_batches, .order = order});
-  for (const Use& use : uses_of(micro_batches, order)) {
-    if (uses-- == 0) return;
-    const Lease lease = step.acquire(model_.forward_order[use.position], use.pass, streams_[0]);
+  Step step = engine_->begin_step(
+      {.learning_rate = kLearningRate, .micro_batches = micro_batches, .order = order});
+  std::vector<Use> first = uses_of(micro_batches, order);
+  first.resize(std::min<std::size_t>(uses, first.size()));
+  walk(step, first);
+}
+
+void Relay::walk(Step& step, const std::vector<Use>& uses) {
+  std::deque<Lease> held;
+  for (const Use& use : uses) {
+    hold(held,
+         [&] { return step.acquire(model_.forward_order[use.position], use.pass, streams_[0]); });
     run_use(step, use);
   }
+  let_go(held, 0);
 }
 
 }  // namespace sluice::test

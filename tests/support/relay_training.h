@@ -1,11 +1,13 @@
 // A training job whose only purpose is its boundary activations: each use reads what it is handed
 // and compares every byte with what ought to be there, and hands on bytes that depend on step,
 // boundary, micro-batch and kind. So a stale, misplaced, torn or early activation is seen by the
-// use that gets it. Thread rule: one thread at a time.
+// use that gets it. Its gradients are zeros, so parameters decay, and each use compares them too.
+// As many leases as the model says are held at once. Thread rule: one thread at a time.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,7 +40,7 @@ class Relay {
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // Activations that were not what they ought to be, and how many were looked at.
+  // Activations and units that were not what they ought to be, and how many were looked at.
   std::uint64_t wrong() const { return wrong_.load(); }
   std::uint64_t seen() const { return seen_.load(); }
 
@@ -50,17 +52,26 @@ class Relay {
   };
 
   std::vector<Use> uses_of(std::uint32_t micro_batches, MicroBatchOrder order) const;
+  void walk(Step& step, const std::vector<Use>& uses);
   template <class Walk>
   void run_use(Walk& walk, const Use& use);
   void save(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
   void load(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
+  template <class Acquire>
+  void hold(std::deque<Lease>& held, const Acquire& acquire);
+  void let_go(std::deque<Lease>& held, std::size_t kept);
+  void look_at(const Lease& lease);
+  void decay();
   std::uint64_t key_of(const ActivationRef& ref) const;
 
   ModelSpec model_;
+  OptimizerOptions optimizer_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
   std::uint64_t walk_number_ = 0;  // steps and evaluations so far
   std::uint32_t turn_ = 0;
+  std::uint64_t updates_ = 0;
+  std::vector<std::vector<float>> masters_;  // by unit
   std::atomic<std::uint64_t> wrong_ = 0;
   std::atomic<std::uint64_t> seen_ = 0;
   std::vector<Stream> streams_;  // last: their work uses all of the above

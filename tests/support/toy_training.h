@@ -1,7 +1,9 @@
 // A small training job with a made-up computation, run through the engine and, as the oracle, in
-// plain arrays. The "gradient" of an element depends on the parameter's bits, the step, the
-// micro-batch and the use, so that a stale or misplaced parameter, a lost gradient or a wrong order
-// of additions changes the result.
+// plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits, the
+// step, the micro-batch and the use, so that a stale or misplaced parameter, a lost gradient or a
+// wrong order of additions changes the result. What forward, frozen units and inferences find on
+// the device has no result, so every use takes a digest of it, on its stream, at the beginning and
+// at the end of its lease: tests/support/same_training.h compares both.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,7 @@ namespace sluice::test {
 
 // Units of uneven sizes, tensors with and without decay, a unit that is used twice, and one of a
 // single element.
-ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {});
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1);
 
 // One use of a unit. `number` is its place in the planned step, or anything else that no other use
 // of the step has; "gradients" depend on it.
@@ -35,6 +37,10 @@ struct ToyOptions {
   // Evaluates between the steps when set, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
+  // Held at once, where run_toy() makes the engine; else the model says it.
+  std::uint32_t leases = 1;
+  // Of the device, on which the uses take turns.
+  std::uint32_t streams = 1;
   // Of run_toy()'s device: it stands for a GPU.
   bool has_own_memory = false;
   // Changes what a step does from what is planned.
@@ -51,8 +57,21 @@ using StateBytes = std::vector<std::byte>;
 
 StateBytes read_state(Engine& engine);
 
+// What a use found on the device.
+struct ToySight {
+  std::uint64_t version = 0;  // updates that its parameters have seen, if they are right
+  UnitId unit{};
+  Pass pass = Pass::kForward;
+  std::uint64_t digest = 0;  // of their bytes
+  std::uint64_t digest_at_end = 0;
+
+  bool operator==(const ToySight&) const = default;
+};
+using ToySights = std::vector<ToySight>;
+
 struct ToyResult {
   StateBytes state;
+  ToySights sights;  // in order of use
   std::vector<StepReport> reports;
   Traffic predicted;
 };

@@ -13,6 +13,30 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Host, DeviceTrainerTest, testing::Values(gpt::host_machine()),
                          device_machine_name);
 
+class NotingOps final : public gpt::DeviceOpsOver<HostLauncher> {
+ public:
+  explicit NotingOps(HostDevice& device)
+      : DeviceOpsOver(HostLauncher(device), DType::kFp32, DType::kFp32) {}
+  std::vector<std::string> take_notes() override { return {"a product is slow"}; }
+};
+
+TEST(DeviceTrainer, TellsTheUserWhatTheOperationsNote) {
+  const test::TempDirectory folder;
+  std::ofstream(folder.file("text")) << std::string(3000, 'a');
+  TrainConfig config = test::small_train_config(folder.path(), DType::kFp32);
+  config.data_file = folder.file("text");
+  const Dataset dataset(config);
+  const auto device = make_host_device({.memory_bytes = 256_MiB, .has_own_memory = true});
+  NotingOps ops(*device);
+  gpt::DeviceGpt model(config.model, {.batch = config.sequences, .sequence = config.model.context},
+                       *device, ops);
+  const test::SmallGpt values(config);
+  Engine engine(config.engine, validated(gpt::gpt_model_spec(config.model)), *device);
+  engine.initialize(values.initial_values());
+  DeviceTrainer trainer(config, dataset, engine, *device, model);
+  EXPECT_EQ(trainer.train_step(0).report.notes, std::vector<std::string>{"a product is slow"});
+}
+
 TEST(TrainingDevice, SaysWhyItIsTheHost) {
   TrainConfig config;
   config.engine.memory.device_bytes = 1_MiB;

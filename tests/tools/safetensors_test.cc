@@ -29,6 +29,13 @@ void fill(std::size_t tensor, std::uint64_t first, std::span<float> values) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(tensor, first + i);
 }
 
+void write_file(const std::string& path, std::span<const SavedTensor> tensors,
+                const std::map<std::string, std::string>& metadata, const TensorSource& source) {
+  OutputFile file("--save", path);
+  file.check();
+  write_safetensors(file, tensors, metadata, source);
+}
+
 class SafetensorsTest : public testing::Test {
  protected:
   std::string content(const std::string& name) const {
@@ -84,7 +91,7 @@ class SafetensorsTest : public testing::Test {
 
 TEST_F(SafetensorsTest, ReadsWhatWasWritten) {
   const std::string path = folder_.file("model");
-  write_safetensors(path, kTensors, {{"key", "value \" \n"}}, fill);
+  write_file(path, kTensors, {{"key", "value \" \n"}}, fill);
   EXPECT_EQ(names(), std::vector<std::string>{"model"});
   const SafetensorsFile file(path);
   EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"key", "value \" \n"}}));
@@ -103,7 +110,7 @@ TEST_F(SafetensorsTest, ReadsWhatWasWritten) {
 }
 
 TEST_F(SafetensorsTest, RefusesAFileCutAnywhere) {
-  write_safetensors(folder_.file("model"), std::span(kTensors).first(2), {{"k", "v"}}, fill);
+  write_file(folder_.file("model"), std::span(kTensors).first(2), {{"k", "v"}}, fill);
   const std::string whole = content("model");
   for (std::size_t length = 0; length < whole.size(); ++length)
     (void)expect_refused(write(whole.substr(0, length)));
@@ -111,7 +118,7 @@ TEST_F(SafetensorsTest, RefusesAFileCutAnywhere) {
 }
 
 TEST_F(SafetensorsTest, SurvivesAnyDamagedByteOfTheHeader) {
-  write_safetensors(folder_.file("model"), std::span(kTensors).first(2), {{"k", "v"}}, fill);
+  write_file(folder_.file("model"), std::span(kTensors).first(2), {{"k", "v"}}, fill);
   const std::string whole = content("model");
   const std::size_t header_bytes = whole.size() - 7 * sizeof(float);
   for (std::size_t place = 0; place < header_bytes; ++place) {
@@ -172,6 +179,40 @@ TEST_F(SafetensorsTest, RefusesBadShapesAndOffsets) {
   refuse("[4294967296, 4294967296]", "[0, 0]");
 }
 
+TEST_F(SafetensorsTest, RefusesTensorsThatShareBytes) {
+  const auto header = [](int begin) {
+    return fmt::format(R"({{"a": {{"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},)"
+                       R"( "b": {{"dtype": "BOOL", "shape": [8], "data_offsets": [{}, {}]}},)"
+                       R"( "c": {{"dtype": "F32", "shape": [], "data_offsets": [24, 28]}}}})",
+                       begin, begin + 8);
+  };
+  const SafetensorsFile file(write_header(header(16), 28));
+  for (const int begin : {15, 0, 9, 17})
+    EXPECT_NE(expect_refused(write_header(header(begin), 28)).find("share bytes"),
+              std::string::npos);
+  (void)expect_refused(
+      write_header(R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},)"
+                   R"( "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
+                   8));
+}
+
+// As soon as it comes, however much of it there is.
+TEST_F(SafetensorsTest, RefusesWhatTheFormatHasNoPlaceFor) {
+  constexpr std::size_t kMany = 4 << 20;
+  std::string ones;
+  for (std::size_t i = 0; i < kMany; ++i) ones += "1,";
+  const std::string headers[] = {std::string(kMany, '['),
+                                 R"({"a": )" + std::string(kMany, '['),
+                                 R"({"a": {"shape": [)" + ones,
+                                 "[" + ones,
+                                 R"({"__metadata__": {"k": {}}})",
+                                 R"({"a": {"b": {}}})",
+                                 R"({"a": {"b": null}})",
+                                 R"({"a": {"shape": [[1]]}})",
+                                 std::string("{}\0", 3)};
+  for (const std::string& header : headers) (void)expect_refused(write_header(header, 24));
+}
+
 TEST_F(SafetensorsTest, PassesOverOtherTypes) {
   const SafetensorsFile file(
       write_header(R"({"mask": {"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]},)"
@@ -183,7 +224,7 @@ TEST_F(SafetensorsTest, PassesOverOtherTypes) {
 }
 
 TEST_F(SafetensorsTest, NoticesAFileCutMeanwhile) {
-  write_safetensors(folder_.file("model"), kTensors, {}, fill);
+  write_file(folder_.file("model"), kTensors, {}, fill);
   const SafetensorsFile file(folder_.file("model"));
   std::filesystem::resize_file(folder_.file("model"), 1000);
   std::vector<float> values(4);
@@ -192,10 +233,10 @@ TEST_F(SafetensorsTest, NoticesAFileCutMeanwhile) {
 
 TEST_F(SafetensorsTest, AFailedWriteChangesNothing) {
   const std::string path = folder_.file("model");
-  write_safetensors(path, kTensors, {}, fill);
+  write_file(path, kTensors, {}, fill);
   const std::string before = content("model");
   (void)expect_error(ErrorCode::kIo, [&] {
-    write_safetensors(path, kTensors, {{"other", "metadata"}},
+    write_file(path, kTensors, {{"other", "metadata"}},
                       [](std::size_t tensor, std::uint64_t first, std::span<float> values) {
                         if (first != 0) throw Error(ErrorCode::kIo, "the source failed");
                         fill(tensor, first, values);
@@ -207,10 +248,10 @@ TEST_F(SafetensorsTest, AFailedWriteChangesNothing) {
 
 TEST_F(SafetensorsTest, RefusesToWriteWhereItCannot) {
   (void)expect_error(ErrorCode::kInput,
-                     [&] { write_safetensors(folder_.file("missing/model"), kTensors, {}, fill); });
+                     [&] { write_file(folder_.file("missing/model"), kTensors, {}, fill); });
   std::filesystem::create_directory(folder_.file("taken"));
-  (void)expect_error(ErrorCode::kIo,
-                     [&] { write_safetensors(folder_.file("taken"), kTensors, {}, fill); });
+  (void)expect_error(ErrorCode::kInput,
+                     [&] { write_file(folder_.file("taken"), kTensors, {}, fill); });
   EXPECT_EQ(names(), std::vector<std::string>{"taken"});
 }
 

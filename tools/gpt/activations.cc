@@ -1,5 +1,8 @@
 #include "tools/gpt/activations.h"
 
+#include <fmt/format.h>
+
+#include "base/error.h"
 #include "base/units.h"
 #include "tools/gpt/attention.h"
 
@@ -23,12 +26,38 @@ class Activations::Carver {
   std::uint64_t used_bytes_ = 0;
 };
 
+namespace {
+
+// Activations are beside the budgets in "memory", which the buffer's own message blames.
+AlignedBuffer buffer_of(std::uint64_t size_bytes) {
+  try {
+    return {size_bytes, "activations"};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("cannot map {} of host memory for activations, which are beside the "
+                            "budgets in \"memory\"; lower batch.sequences or model.context, or set "
+                            "\"activations\" to \"recompute\"",
+                            format_bytes(size_bytes)));
+  }
+}
+
+}  // namespace
+
+Activations::Activations(const GptConfig& config, Checkpoints checkpoints)
+    : blocks(checkpoints == Checkpoints::kUnits ? 1 : config.layers) {}
+
+std::uint64_t Activations::size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
+                                      Checkpoints checkpoints) {
+  Carver count(nullptr);
+  Activations(config, checkpoints).carve(config, shape, threads, checkpoints, count);
+  return count.used_bytes();
+}
+
 Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads,
                          Checkpoints checkpoints)
-    : blocks(checkpoints == Checkpoints::kUnits ? 1 : config.layers) {
-  Carver count(nullptr);
-  carve(config, shape, threads, checkpoints, count);
-  buffer = AlignedBuffer(count.used_bytes(), "activations");
+    : Activations(config, checkpoints) {
+  buffer = buffer_of(size_bytes(config, shape, threads, checkpoints));
   Carver place(buffer.data());
   carve(config, shape, threads, checkpoints, place);
 }

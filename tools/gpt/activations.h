@@ -47,6 +47,10 @@ struct Activations {
   // Fails with: kOutOfMemory.
   Activations(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints);
 
+  // What they take, without making them.
+  static std::uint64_t size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
+                                  Checkpoints checkpoints);
+
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
 
   std::vector<BlockActivations> blocks;  // one for each layer, or for all
@@ -66,6 +70,7 @@ struct Activations {
 
  private:
   class Carver;
+  Activations(const GptConfig& config, Checkpoints checkpoints);  // without memory
   void carve(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints,
              Carver& carver);
 };

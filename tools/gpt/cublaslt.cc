@@ -18,6 +18,10 @@ namespace {
 
 constexpr std::uint64_t kWorkspaceBytes = 32_MiB;  // what the library asks for on Hopper
 
+// How a product whose sum is split adds up its parts: in fp32. In place, or in the result's type,
+// each part would be rounded to bf16 before it is added.
+constexpr std::uint32_t kReductionSchemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
 // The functions that are used, under their own types.
 struct Library {
   decltype(&cublasLtCreate) create;
@@ -182,6 +186,8 @@ struct CublasLt::Plan {
     int count = 0;
     const std::uint32_t result_alignment = alignment_of(p.result);
     cublasStatus_t status = prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kReductionSchemes);
     const std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t> alignments[] = {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b)},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a)},
@@ -220,6 +226,7 @@ CublasLt::CublasLt(CudaDevice& device) : device_(device) {
 }
 
 CublasLt::~CublasLt() {
+  const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   plans_.clear();
   library().destroy(static_cast<cublasLtHandle_t>(handle_));
 }

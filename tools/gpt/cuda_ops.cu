@@ -3,6 +3,7 @@
 #include "gpu/cuda_launch.h"
 #include "tools/gpt/cublaslt.h"
 #include "tools/gpt/device_ops_over.h"
+#include "tools/gpt/slow_products.h"
 
 namespace sluice::gpt {
 namespace {
@@ -24,12 +25,18 @@ class CudaOps final : public DeviceOpsOver<CudaLauncher> {
   }
 
   void multiply(const Product& product, StreamId stream) override {
-    if (cublas_ == nullptr || !cublas_->multiply(product, type(), stream))
-      DeviceOpsOver::multiply(product, stream);
+    if (cublas_ != nullptr) {
+      if (cublas_->multiply(product, type(), stream)) return;
+      slow_products_.note(product, type());
+    }
+    DeviceOpsOver::multiply(product, stream);
   }
+
+  std::vector<std::string> take_notes() override { return slow_products_.take(); }
 
  private:
   std::unique_ptr<CublasLt> cublas_;
+  SlowProducts slow_products_;
 };
 
 }  // namespace

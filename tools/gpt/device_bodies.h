@@ -252,7 +252,7 @@ struct CrossEntropyBody {
   CrossEntropyArguments a;
   template <class Team>
   SLUICE_HOST_DEVICE void operator()(const Team& team, std::uint64_t row) const {
-    T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
+    T* logits = static_cast<T*>(a.logits) + row * a.stride;
     const std::uint64_t target = a.targets[row];
     float most = load(logits[0]);
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size()) {

@@ -40,60 +40,73 @@ DeviceGpt::DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, 
       device_(device),
       ops_(ops),
       head_group_(head_group_of(config, shape, ops.type(), attention_scratch_bytes)),
-      memory_(device, carve(nullptr), "activations"),
-      host_(align_up(input_count() * sizeof(std::uint32_t), 256) + sizeof(double),
+      memory_(device, carve(sizes(), nullptr, arrays_), "activations"),
+      host_(align_up(input_count(config, shape) * sizeof(std::uint32_t), 256) + sizeof(double),
             "tokens on their way to the device"),
       uploaded_(device) {
-  (void)carve(memory_.data());
+  (void)carve(sizes(), memory_.data(), arrays_);
   device_.register_host_memory(host_.span());
 }
 
+std::uint64_t DeviceGpt::activation_bytes_of(const GptConfig& config, BatchShape shape, DType type,
+                                             std::uint64_t attention_scratch_bytes) {
+  Arrays arrays;
+  return carve({.config = checked(config, shape),
+                .shape = shape,
+                .type = type,
+                .head_group = head_group_of(config, shape, type, attention_scratch_bytes)},
+               nullptr, arrays);
+}
+
 // Everything starts at a multiple of 256 bytes.
-std::uint64_t DeviceGpt::carve(std::byte* base) {
+std::uint64_t DeviceGpt::carve(const Sizes& sizes, std::byte* base, Arrays& arrays) {
+  const GptConfig& config = sizes.config;
+  const std::uint64_t rows = sizes.shape.rows();
   std::uint64_t used_bytes = 0;
   const auto take = [&](std::uint64_t count, std::uint64_t element_bytes) {
     std::byte* const piece = base == nullptr ? nullptr : base + used_bytes;
     used_bytes += align_up(count * element_bytes, 256);
     return piece;
   };
-  const auto values = [&](std::uint64_t count) { return take(count, type_bytes()); };
+  const auto values = [&](std::uint64_t count) { return take(count, size_of(sizes.type)); };
   const auto floats = [&](std::uint64_t count) {
     return reinterpret_cast<float*>(take(count, sizeof(float)));
   };
   const auto moments = [&] {
-    return reinterpret_cast<RowMoments*>(take(rows(), sizeof(RowMoments)));
+    return reinterpret_cast<RowMoments*>(take(rows, sizeof(RowMoments)));
   };
-  const std::uint64_t narrow = rows() * config_.embedding;
-  arrays_ = {};
-  for (std::uint32_t layer = 0; layer < config_.layers; ++layer)
-    arrays_.blocks.push_back({.input = values(narrow),
-                              .norm1_moments = moments(),
-                              .norm1 = values(narrow),
-                              .qkv = values(3 * narrow),
-                              .log_sums = floats(rows() * config_.heads),
-                              .attention = values(narrow),
-                              .middle = values(narrow),
-                              .norm2_moments = moments(),
-                              .norm2 = values(narrow),
-                              .mlp = values(4 * narrow),
-                              .gelu = values(4 * narrow)});
-  arrays_.final_input = values(narrow);
-  arrays_.final_moments = moments();
-  arrays_.final_norm = values(narrow);
-  arrays_.logits = values(rows() * config_.vocabulary);
-  arrays_.row_losses = floats(rows());
-  arrays_.loss = reinterpret_cast<double*>(take(1, sizeof(double)));
-  arrays_.d_residual = values(narrow);
-  arrays_.d_narrow = values(narrow);
-  arrays_.d_wide = values(4 * narrow);
+  const std::uint64_t narrow = rows * config.embedding;
+  arrays = {};
+  for (std::uint32_t layer = 0; layer < config.layers; ++layer)
+    arrays.blocks.push_back({.input = values(narrow),
+                             .norm1_moments = moments(),
+                             .norm1 = values(narrow),
+                             .qkv = values(3 * narrow),
+                             .log_sums = floats(rows * config.heads),
+                             .attention = values(narrow),
+                             .middle = values(narrow),
+                             .norm2_moments = moments(),
+                             .norm2 = values(narrow),
+                             .mlp = values(4 * narrow),
+                             .gelu = values(4 * narrow)});
+  arrays.final_input = values(narrow);
+  arrays.final_moments = moments();
+  arrays.final_norm = values(narrow);
+  arrays.logits = values(rows * logits_stride(config));
+  arrays.row_losses = floats(rows);
+  arrays.loss = reinterpret_cast<double*>(take(1, sizeof(double)));
+  arrays.d_residual = values(narrow);
+  arrays.d_narrow = values(narrow);
+  arrays.d_wide = values(4 * narrow);
   // Of the widest bias, or of a norm's two parameters.
-  arrays_.partials = floats(sum_partials(rows(), std::uint64_t{4} * config_.embedding));
-  const std::uint64_t scores = head_group_ * shape_.sequence * shape_.sequence;
-  arrays_.scores = floats(scores);
-  arrays_.d_probabilities = floats(scores);
-  arrays_.probabilities = values(scores);
-  arrays_.d_scores = values(scores);
-  arrays_.inputs = reinterpret_cast<std::uint32_t*>(take(input_count(), sizeof(std::uint32_t)));
+  arrays.partials = floats(sum_partials(rows, std::uint64_t{4} * config.embedding));
+  const std::uint64_t scores = sizes.head_group * sizes.shape.sequence * sizes.shape.sequence;
+  arrays.scores = floats(scores);
+  arrays.d_probabilities = floats(scores);
+  arrays.probabilities = values(scores);
+  arrays.d_scores = values(scores);
+  arrays.inputs = reinterpret_cast<std::uint32_t*>(
+      take(input_count(config, sizes.shape), sizeof(std::uint32_t)));
   return used_bytes;
 }
 
@@ -129,7 +142,7 @@ void DeviceGpt::start(Mode mode, std::span<const std::uint32_t> tokens,
   for (std::size_t i = 0; i < tokens.size(); ++i)
     order[next[tokens[i]]++] = static_cast<std::uint32_t>(i);
   device_.copy(reinterpret_cast<std::byte*>(arrays_.inputs), host_.data(),
-               input_count() * sizeof(std::uint32_t), stream);
+               input_count(config_, shape_) * sizeof(std::uint32_t), stream);
   device_.record(uploaded_.id(), stream);
   mode_ = mode;
   forward_uses_done_ = 0;
@@ -224,7 +237,7 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                  .b = table,
                  .b_stride = width,
                  .result = arrays_.logits,
-                 .result_stride = config_.vocabulary,
+                 .result_stride = logits_stride(),
                  .result_type = ops_.type()},
                 stream_);
   ops_.cross_entropy({.logits = arrays_.logits,
@@ -234,7 +247,8 @@ void DeviceGpt::logits_forward(const std::byte* table) {
                       .gradient = mode_ == Mode::kTraining,
                       .gradient_scale = loss_scale_,
                       .rows = rows(),
-                      .vocabulary = config_.vocabulary},
+                      .vocabulary = config_.vocabulary,
+                      .stride = logits_stride()},
                      stream_);
 }
 

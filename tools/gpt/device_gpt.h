@@ -12,9 +12,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/units.h"
 #include "engine/model_spec.h"
 #include "gpu/device.h"
 #include "tools/gpt/activations.h"
@@ -40,6 +42,18 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
+  // The same, of one that is not made, with parameters of `type`.
+  static std::uint64_t activation_bytes_of(
+      const GptConfig& config, BatchShape shape, DType type,
+      std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
+  // DeviceOps::take_notes().
+  std::vector<std::string> take_notes() { return ops_.take_notes(); }
+
+  // Computes one pass of training over zeros and waits for it: every operation that training needs
+  // has run then, so its code and its plan are there. Takes memory for the parameters and gradients
+  // of the largest unit meanwhile. Between passes.
+  // Fails with: kOutOfMemory.
+  void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
@@ -86,7 +100,7 @@ class DeviceGpt {
     std::byte* final_input;
     RowMoments* final_moments;
     std::byte* final_norm;
-    std::byte* logits;  // [R, vocabulary], then their gradient
+    std::byte* logits;  // [R, vocabulary], logits_stride() apart, then their gradient
     float* row_losses;
     double* loss;
     std::byte* d_residual;  // [R, W]
@@ -100,11 +114,26 @@ class DeviceGpt {
     std::byte* d_scores;
     std::uint32_t* inputs;  // tokens, targets, order, begin: as they lie on the host
   };
+  struct Sizes {
+    const GptConfig& config;
+    BatchShape shape;
+    DType type;
+    std::uint64_t head_group;
+  };
+  Sizes sizes() const { return {config_, shape_, ops_.type(), head_group_}; }
   // Cuts up the memory at `base` and returns how much it takes; with a null `base` it only counts.
-  std::uint64_t carve(std::byte* base);
-  std::uint64_t input_count() const { return 3 * rows() + config_.vocabulary + 1; }
+  static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
+  static std::uint64_t input_count(const GptConfig& config, BatchShape shape) {
+    return 3 * shape.rows() + config.vocabulary + 1;
+  }
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return shape_.rows(); }
+  // A multiple of 128 elements: matrix products read and write rows that begin at odd addresses
+  // many times slower, if at all. The table itself has the vocabulary's rows alone.
+  static std::uint64_t logits_stride(const GptConfig& config) {
+    return align_up(config.vocabulary, 128);
+  }
+  std::uint64_t logits_stride() const { return logits_stride(config_); }
   std::uint64_t type_bytes() const { return size_of(ops_.type()); }
   const std::uint32_t* tokens() const { return arrays_.inputs; }
   const std::uint32_t* targets() const { return arrays_.inputs + rows(); }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "gpu/device.h"
@@ -93,6 +94,7 @@ struct CrossEntropyArguments {
   float gradient_scale;  // the gradient is that of the loss times this
   std::uint64_t rows;
   std::uint64_t vocabulary;
+  std::uint64_t stride;  // elements from row to row; those behind the vocabulary are left alone
 };
 
 struct EmbeddingArguments {
@@ -141,6 +143,8 @@ class DeviceOps {
   virtual DType gradient_type() const = 0;  // G
   // What multiplies, for people: "cuBLASLt 13.0", "plain kernels".
   virtual std::string description() const = 0;
+  // For the user, since the last call: products that take far longer than they should.
+  virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;
   virtual void embedding_forward(const EmbeddingArguments& arguments, StreamId stream) = 0;

@@ -48,6 +48,13 @@ std::uint64_t GptCompute::activation_bytes() const {
   return activations_.buffer.size_bytes() + tensors_.scratch_bytes();
 }
 
+std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShape shape,
+                                              const GptComputeOptions& options) {
+  return Activations::size_bytes(checked(config, shape), shape, options.threads,
+                                 options.checkpoints) +
+         UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision);
+}
+
 void GptCompute::start_training(std::span<const std::uint32_t> tokens,
                                 std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
   start(Mode::kTraining, tokens, targets, micro_batch);

@@ -56,6 +56,9 @@ class GptCompute {
 
   // Activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
+  // The same, of one that is not made.
+  static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
+                                           const GptComputeOptions& options);
 
   // Uses of units per pass: the length of forward_order and of backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }

@@ -9,6 +9,8 @@
 #include "base/units.h"
 
 extern "C" void openblas_set_num_threads(int threads);
+extern "C" char* openblas_get_config();
+extern "C" char* openblas_get_corename();
 
 namespace sluice::gpt {
 namespace {
@@ -72,6 +74,14 @@ void check_extents(Form form, const ConstMatrix& a, const ConstMatrix& b, const 
 }
 
 }  // namespace
+
+MatrixKernels matrix_kernels() {
+  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
+  const std::string build = openblas_get_config();
+  const std::size_t name = build.find(' ');
+  return {.library = build.substr(0, build.find(' ', std::min(name, build.size() - 1) + 1)),
+          .kernels = openblas_get_corename()};
+}
 
 void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend) {
   check_extents(form, a, b, result);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tools/gpt/compute_threads.h"
 
@@ -25,6 +26,13 @@ struct Matrix {
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
 };
+
+// What computes the products, and so decides their last bits.
+struct MatrixKernels {
+  std::string library;  // "OpenBLAS 0.3.21"
+  std::string kernels;  // the processor's family, as the library chose it: "SkylakeX"
+};
+MatrixKernels matrix_kernels();
 
 enum class Form : std::uint8_t {
   kAB,   // A [m, k] * B [k, n]

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kTensorAlignment = 256;
 
-std::uint64_t scratch_bytes_of(const TensorSpec& tensor) {
+std::uint64_t scratch_bytes_of_tensor(const TensorSpec& tensor) {
   return align_up(tensor.element_count() * sizeof(float), kTensorAlignment);
 }
 
@@ -19,13 +19,19 @@ std::uint64_t largest_unit_bytes(const ModelSpec& spec) {
   std::uint64_t largest = 0;
   for (const UnitSpec& unit : spec.units) {
     std::uint64_t bytes = 0;
-    for (const TensorSpec& tensor : unit.tensors) bytes += scratch_bytes_of(tensor);
+    for (const TensorSpec& tensor : unit.tensors) bytes += scratch_bytes_of_tensor(tensor);
     largest = std::max(largest, bytes);
   }
   return largest;
 }
 
 }  // namespace
+
+std::uint64_t UnitTensors::scratch_bytes_of(const ModelSpec& spec, Precision precision) {
+  const std::uint64_t bytes = largest_unit_bytes(spec);
+  return (precision.parameters == DType::kFp32 ? 0 : bytes) +
+         (precision.gradients == DType::kFp32 ? 0 : bytes);
+}
 
 UnitTensors::UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads)
     : spec_(spec), precision_(precision), threads_(threads) {
@@ -57,7 +63,7 @@ void UnitTensors::load(std::uint32_t unit_index, ParameterPointers parameters) {
     auto* target = reinterpret_cast<float*>(scratch);
     widen(threads_, precision_.parameters, parameters[i], target, spec.tensors[i].element_count());
     parameters_[i] = target;
-    scratch += scratch_bytes_of(spec.tensors[i]);
+    scratch += scratch_bytes_of_tensor(spec.tensors[i]);
   }
 }
 
@@ -68,7 +74,7 @@ void UnitTensors::open_gradients(std::uint32_t unit_index, GradientPointers grad
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const bool in_place = precision_.gradients == DType::kFp32;
     gradients_[i] = reinterpret_cast<float*>(in_place ? gradients[i] : scratch);
-    if (!in_place) scratch += scratch_bytes_of(spec.tensors[i]);
+    if (!in_place) scratch += scratch_bytes_of_tensor(spec.tensors[i]);
   }
 }
 

@@ -34,6 +34,7 @@ class UnitTensors {
   UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads);
 
   std::uint64_t scratch_bytes() const;
+  static std::uint64_t scratch_bytes_of(const ModelSpec& spec, Precision precision);
   Precision precision() const { return precision_; }
 
   // Makes parameter(i) valid until the next load.

@@ -1,4 +1,4 @@
-"""A run that is stopped: by Ctrl-C and SIGTERM after the step in flight, by kill -9 at once; the
+"""A run that is stopped: by Ctrl-C, SIGTERM and SIGHUP after the step in flight, by kill -9 at once; the
 storage folder is empty afterwards, and what was trained until then is exact."""
 
 import os
@@ -15,13 +15,17 @@ STEADY = {**ON_NVME, "optimizer.minimum_learning_rate": 3e-3, "optimizer.warmup_
           "run.steps": 1000000}
 
 
+ANSWER = b"sluice: ending after this step; once more ends now, without saving\n"
+NOTHING_WRITTEN = b"sluice: interrupted before the first step; nothing was written\n"
+
+
 class Interrupt(CliCase):
-    def start(self):
+    def start(self, **options):
         """A run that has done at least two steps."""
         process = subprocess.Popen(
             self.command("train", self.write_config(STEADY), "--json", "run.json",
                          "--csv", "run.csv", "--save", "model"),
-            cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
@@ -48,7 +52,7 @@ class Interrupt(CliCase):
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, 130, stderr)
-        self.assertEqual(stderr, b"")
+        self.assertEqual(stderr, ANSWER)
         run = self.read_json("run.json")
         steps = len(run["steps"])
         self.assertGreaterEqual(steps, 2)
@@ -68,13 +72,51 @@ class Interrupt(CliCase):
     def test_sigterm(self):
         self.check_stops_after_a_step(signal.SIGTERM)
 
+    def test_sighup(self):
+        self.check_stops_after_a_step(signal.SIGHUP)
+
+    def test_sighup_under_nohup(self):
+        process = self.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        process.send_signal(signal.SIGHUP)
+        for _ in range(3):
+            self.assertIn(b"step ", process.stdout.readline())
+        process.kill()
+        _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(stderr, b"")
+
+    def test_the_second_signal_ends_at_once(self):
+        for second in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(second):
+                process = self.start()
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.stderr.readline(), ANSWER)
+                time.sleep(0.15)
+                # It may have saved and gone by then.
+                process.send_signal(second)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertIn(process.returncode, (130, -second))
+                if process.returncode != 130:
+                    self.assertIn(b"ended at once", stderr)
+                self.assertEqual([name for name in os.listdir(self.folder) if name.endswith(".tmp")], [])
+
+    def test_a_terminal_that_goes_loses_nothing(self):
+        for second in (signal.SIGHUP, signal.SIGTERM):
+            with self.subTest(second):
+                process = self.start()
+                process.send_signal(signal.SIGHUP)
+                process.send_signal(second)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertEqual(process.returncode, 130, stderr)
+                self.assertEqual(stderr, ANSWER)
+                self.assertTrue(os.path.exists(self.path("model")))
+
     def test_kill(self):
         process = self.start()
         self.assertEqual(os.listdir(self.path("storage")), [], "storage files have no names")
         process.kill()
         process.communicate(timeout=RUN_TIMEOUT_S)
         self.assertEqual(process.returncode, -signal.SIGKILL)
-        self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "storage", "text.txt"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "run.csv", "storage", "text.txt"])
 
     def test_kill_at_any_moment_returns_the_space(self):
         mount_tmpfs(self, self.path("storage"), "256m")
@@ -101,15 +143,33 @@ class Interrupt(CliCase):
         self.assertGreater(held, 0, "no run had got as far as its storage")
 
     def test_interrupted_before_the_first_step(self):
-        # A signal at any moment ends the run soon, by the handler or without it.
+        # A signal at any moment ends the run soon, by the handler or, before it is there, without.
         for delay_s in (0, 0.005, 0.02, 0.1):
             with self.subTest(delay_s=delay_s):
                 process = subprocess.Popen(
-                    self.command("train", self.write_config(STEADY), "--quiet"), cwd=self.folder,
-                    env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                    self.command("train", self.write_config(STEADY), "--quiet", "--trace", "trace", "--csv", "csv"),
+                    cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                 time.sleep(delay_s)
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM)
                 _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
-                self.assertIn(process.returncode, (130, -signal.SIGINT), stderr)
-                self.assertEqual(stderr, b"")
+                self.assertIn(process.returncode, (130, -signal.SIGTERM), stderr)
+                self.assertIn(stderr, (b"", NOTHING_WRITTEN, ANSWER))
+                if stderr == NOTHING_WRITTEN:
+                    self.assertEqual(process.returncode, 130)
+                    self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "storage", "text.txt"])
                 self.assertEqual(os.listdir(self.path("storage")), [])
+                for name in {"trace", "csv"} & set(os.listdir(self.folder)):
+                    os.unlink(self.path(name))
+
+    def test_interrupted_in_start_up(self):
+        # The text is a pipe that nobody fills: it takes until the signal.
+        os.mkfifo(self.path("config-to-come.json"))
+        process = subprocess.Popen(
+            self.command("train", "config-to-come.json"), cwd=self.folder, env=self.environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        with open(self.path("config-to-come.json"), "wb"):  # it has come to the config, behind the handlers
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(stderr, NOTHING_WRITTEN)

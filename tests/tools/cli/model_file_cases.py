@@ -93,6 +93,29 @@ class SavedModel(CliCase):
         self.train(FROZEN, "--init", "model", "--save", "model", "--steps", 1)
         self.assertEqual(self.content("model"), before)
 
+    def test_init_reads_what_hugging_face_writes(self):
+        for tied in (True, False):
+            values = {"model.heads": 1, "model.tied_head": tied}  # 64 elements per head
+            self.train(values, "--save", "own")
+            _, tensors = read_safetensors(self.path("own"))
+            header, data = {"__metadata__": {"format": "pt"}}, b""
+            for name, (shape, content) in reversed(tensors.items()):
+                theirs = name if name == "lm_head.weight" else "transformer." + name
+                header[theirs] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+                data += content
+            text = json.dumps(header).encode()
+            with open(self.path("theirs"), "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text + data)
+            self.train({**values, **FROZEN}, "--init", "theirs", "--save", "again", "--steps", 1)
+            self.assertEqual(self.content("again"), self.content("own"))
+            with open(self.path("half"), "wb") as file:
+                text = text.replace(b"F32", b"F16")
+                file.write(struct.pack("<Q", len(text)) + text + data)
+            message = self.fail_train(2, values, "--init", "half")
+            self.assertIn("one of type F16, so save the model in float32", message)
+        done = self.run_sluice("generate", "--model", "theirs", "--prompt", "in the ", "--tokens", 5)
+        self.assertEqual(len(done.stdout_bytes), 13)
+
     def test_failed_save_keeps_the_old_file(self):
         self.train(None, "--save", "model")
         before = self.content("model")
@@ -103,7 +126,7 @@ class SavedModel(CliCase):
                                                            "placement.optimizer": "host"}),
                                "--save", "model", "--json", "figures.json", "--csv", "figures.csv",
                                "--seed", 9, expect=5, preexec_fn=limit)
-        self.assertIn('"model" is as it was', done.stderr)
+        self.assertIn('it is as it was', done.stderr)
         self.assertEqual(self.content("model"), before)
         self.assertEqual(sorted(os.listdir(self.folder)), [
             "config.json", "figures.csv", "figures.json", "model", "run.json", "storage",

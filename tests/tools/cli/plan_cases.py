@@ -117,6 +117,54 @@ class Plan(CliCase):
         self.assertEqual(pools["device", "optimizer state"], 0)
         self.assertLess(part["step"]["step_s"], host["step"]["step_s"])
 
+    def test_activations_are_listed_for_the_machine_that_computes(self):
+        for device, values in (("host", {}), ("cuda", {}), ("host", {"activations": "recompute"})):
+            with self.subTest(device=device, **values):
+                kept = self.plan(values={"run.device": device, "memory.device": "1GiB", **values})["activation_bytes"]
+                self.assertGreater(kept, 0)
+                self.assertRegex(self.done.stdout, r"- +activations ")
+                if device == "cuda":
+                    self.assertIn("with them the GPU holds", self.done.stdout)
+                    continue
+                self.assertEqual(kept, self.train({**BUDGETS, **values})["activation_bytes"])
+        uniform = self.uniform("--tokens", 8192, values={"run.device": "cuda"})
+        # Blocks of 2^25 / 32 = 12 W^2 parameters: W = 295.6; sixteen bf16 values of it a token and layer.
+        self.assertAlmostEqual(uniform["activation_bytes"] / (16 * 8192 * 295.6 * 2 * 32), 1, delta=1e-3)
+
+    def test_rows_that_do_not_fit_say_so_in_a_sentence(self):
+        self.uniform("--stages", "--ranks", 2, values={"memory.host": "20MiB", "memory.device": "20MiB"}, expect=(0, 5))
+        rows = [line for line in self.done.stdout.splitlines() if "is too small" in line]
+        self.assertGreater(len(rows), 3)
+        for row in rows:
+            if not row.startswith("this config"):
+                self.assertRegex(row, r'works is "\d+KiB" \([^)]*\)(, with memory.host = .*)?$')
+
+    def test_says_where_another_row_is_quicker(self):
+        # Reading costs nothing, copies to and from the host a lot: the state is better off on storage.
+        serial = {**ON_NVME, "optimizer.overlap": "serial"}
+        document = self.uniform(values=serial)
+        line = next(line for line in self.done.stdout.splitlines() if "less than config, with" in line)
+        own = self.row(document, "config")
+        least = min([row["step"]["step_s"] for row in document["placements"] if row["fits"]] +
+                    [cost["step_s"] for policy, cost in own["policies"].items() if policy != "eager"])
+        self.assertTrue(line.startswith(f"{least:.4g} s"), line)
+        settings = dict(setting.split("=") for setting in line.split(" with ")[1].split())
+        better = self.row(self.uniform(values={**serial, **settings}), "config")
+        self.assertAlmostEqual(better["step"]["step_s"], least)
+
+    def test_window_of_every_stage_is_in_the_budget(self):
+        document = self.uniform("--stages", "--ranks", 4, values={"memory.device": "20MiB", "memory.host": "1GiB"})
+        self.assertLessEqual(document["stages"][3]["window_bytes"], 20 << 20)
+        self.assertGreater(document["stages"][3]["window_bytes"], 0)
+
+    def test_refuses_what_train_refuses(self):
+        for values, ranks in (({"precision.parameters": "fp16"}, 1), ({"activations": "recompute"}, 1),
+                              ({"run.device": "host", "sharding.reduction": "nccl"}, 2)):
+            with self.subTest(values):
+                config = self.write_config({**BUDGETS, "run.device": "cuda", **values})
+                done = self.run_sluice("plan", config, "--ranks", ranks, expect=(2, 5))
+                self.assertIn("run.device", done.stderr)
+
     def test_does_not_fit(self):
         document = self.uniform(values={"memory.host": "1MiB", **ON_NVME}, expect=5)
         self.assertIn("this config does not fit", self.done.stdout)

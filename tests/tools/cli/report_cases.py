@@ -18,7 +18,7 @@ KEYS = {
     "predicted_nvme_read_bytes_least": int, "order": str,
     "predicted_activation_out_bytes": int, "predicted_activation_in_bytes": int,
     "validation_loss": float, "bigram_cross_entropy": float, "peak_rss_bytes": int,
-    "state_sha256": str,
+    "state_sha256": str, "matrix_products": dict,
 }
 STEP_KEYS = {
     "step": int, "loss": float, "gradient_norm": float, "time_s": float, "tokens": int,
@@ -52,6 +52,15 @@ class Report(CliCase):
         self.assertEqual({step["tokens"] for step in run["steps"]}, {2 * 32})
         self.assertFalse(run["interrupted"])
         self.assertGreater(run["peak_rss_bytes"], 1 << 20)
+
+    def test_the_kernels_of_matrix_products_are_named(self):
+        products = self.train()["matrix_products"]
+        self.assertRegex(products["library"], r"^OpenBLAS \d+\.\d+")
+        self.assertEqual(products["threads"], min(2, len(os.sched_getaffinity(0))))
+        os.environ["OPENBLAS_CORETYPE"] = "Prescott"  # every x86-64 processor has what it needs
+        self.addCleanup(os.environ.pop, "OPENBLAS_CORETYPE")
+        self.assertEqual(self.train()["matrix_products"]["kernels"], "Prescott")
+        self.assertIn("kernels Prescott; ", self.run_sluice("train", "config.json", "--steps", 1).stdout)
 
     def test_traffic_is_predicted(self):
         for values in ({}, {"batch.micro_batches": 3}, {"placement.optimizer": "host"},

@@ -21,7 +21,7 @@ class Doctor(CliCase):
         os.mkdir(self.path("drive"))
         found = self.findings("--path", self.path("drive"))
         self.assertEqual(set(found), {"io_uring", "locked memory", "storage " + self.path("drive"),
-                                      "memory", "processor", "huge pages", "CUDA", "MPI"})
+                                      "memory", "processor", "huge pages", "CUDA", "CUDA environment", "MPI"})
         for health, text, remedy in found.values():
             self.assertNotEqual(text, "")
             self.assertEqual(remedy != "", health != "ok")

@@ -146,15 +146,62 @@ class Trace(CliCase):
         self.record("slow.trace", **{"batch.micro_batches": 64})  # no noise hides sixty-four times the work
         self.assertIn("regression", self.run_sluice("trace", "diff", "a.trace", "slow.trace", expect=3).stdout)
 
+    def test_all_say_the_same_of_a_step(self):
+        output = self.record(**{"run.steps": 9})
+        steps = self.run_figures["steps"][1:]
+        parts = [sum(step[key] for step in steps) for key in ("compute_s", "exposed_io_s", "exposed_optimizer_s", "other_s")]
+        mean_ms = 1e3 * sum(parts) / len(steps)
+        summary = self.run_sluice("trace", "summary", "run.trace").stdout
+        self.assertAlmostEqual(float(re.search(r"mean step ([\d.]+) ms", summary)[1]), mean_ms, delta=0.006)
+        self.assertAlmostEqual(1e3 * float(re.search(r"the mean step of ([\d.]+) s", output)[1]), mean_ms, delta=0.6)
+        diff = self.run_sluice("trace", "diff", "run.trace", "run.trace").stdout
+        self.assertIn("(mean)", diff)
+        self.assertAlmostEqual(float(re.search(r"^step +([\d.]+)", diff, re.MULTILINE)[1]), mean_ms, delta=0.001)
+        whatif = self.whatif("run.trace")
+        self.assertAlmostEqual(float(re.search(r"(?:recorded|mean) step (?:took )?([\d.]+) ms", whatif)[1]), mean_ms, delta=0.001)
+        # What is hidden, of the run and step by step.
+        hidden = float(re.search(r"hidden ([\d.]+) % of I/O", output)[1])
+        self.assertAlmostEqual(float(re.search(r"hidden: ([\d.]+) %", summary)[1]), hidden, delta=0.1)
+        self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
+        with open(self.path("page.html"), encoding="utf-8") as file:
+            rank = json.loads(Scripts(file.read()).scripts["data"])["ranks"][0]
+        self.assertAlmostEqual(float(re.search(r"steps of ([\d.]+) ms", rank["head"])[1]), mean_ms, delta=0.006)
+        self.assertEqual(rank["verdict"], summary.splitlines()[0])
+        for step, shown in zip(self.run_figures["steps"], rank["steps"]):
+            self.assertAlmostEqual(shown["hidden"], 100 * step["hidden_share"], delta=0.1)
+        # A share above 100 % is said to be noise.
+        shares = [float(share) for share in re.findall(r"([\d.]+) % of [\d.]+ s \(", output.partition("the mean step")[2])]
+        self.assertEqual(len(re.findall("is noise", output)), 1 if max(shares) > 100 else 0)
+
+    def test_the_summary_begins_with_a_verdict_and_ranks_what_is_exposed(self):
+        self.record()
+        summary = self.run_sluice("trace", "summary", "run.trace").stdout
+        self.assertRegex(summary.splitlines()[0], r"^\d+ % compute")
+        self.assertNotIn("(pass)", summary)
+        exposed = sum(map(float, re.search(r"exposed I/O ([\d.]+) %, exposed optimizer ([\d.]+) %", summary).groups()))
+        listed = re.findall(r"^ +([\d.]+) %  .* waits", summary, re.MULTILINE)
+        self.assertLessEqual(sum(map(float, listed)), exposed + 0.2)
+
+    def whatif(self, *arguments):
+        """What the command says: of a machine under load the model may be too far off to predict, and then says so."""
+        done = self.run_sluice("trace", "whatif", *arguments, expect=(0, 2))
+        if done.returncode == 2:
+            error = abs(float(re.search(r"an error of ([+-][\d.]+) %, where at most 25 %", done.stderr)[1]))
+            self.assertGreater(error, 24.9)
+            return done.stderr
+        self.assertLess(abs(float(re.search(r"an error of ([+-][\d.]+) %", done.stdout)[1])), 25.1)
+        recorded, predicted = (float(re.search(rf"{word} step ([\d.]+) ms", done.stdout)[1]) for word in ("recorded", "predicted"))
+        self.assertGreater(predicted, 0)
+        if len(arguments) == 1:
+            self.assertEqual(recorded, predicted)
+        return done.stdout
+
     def test_whatif(self):
         self.record()
-        same = self.run_sluice("trace", "whatif", "run.trace").stdout
-        recorded, predicted = (re.search(rf"{word} step ([\d.]+) ms", same)[1] for word in ("recorded", "predicted"))
-        self.assertEqual(recorded, predicted)
-        self.assertRegex(same, r"an error of [+-][\d.]+ %")
+        self.whatif("run.trace")
         for setting in ("nvme.read=2x", "nvme=0.5x", "drives=2", "prefetch_window=3", "lanes=8", "policy=serial",
                         "memory.host=1GiB", "compute=2x", "adam=2x", "copy=2x", "nvme.latency=2x"):
-            self.run_sluice("trace", "whatif", "run.trace", "--set", setting)
+            self.whatif("run.trace", "--set", setting)
         for setting in ("nvme=2", "nvme", "speed=2x", "drives=0", "lanes=many", "policy=auto"):
             self.assertIn(setting, self.run_sluice("trace", "whatif", "run.trace", "--set", setting, expect=2).stderr)
 
@@ -190,14 +237,21 @@ class Trace(CliCase):
             with self.subTest(order):
                 values = {"activations": "nvme", "batch.order": order, "batch.micro_batches": 3, "model.tied_head": False, "model.layers": 4}
                 values["memory.device"] = self.smallest_budget("memory.device", {**ON_NVME, **values})
-                self.record(**values)
-                text = self.run_sluice("trace", "whatif", "run.trace").stdout
+                text = self.fitting_whatif(**values)
                 out, back = map(int, re.search(r"bytes a step: (\d+) out, (\d+) back", text).groups())
                 step = self.run_figures["steps"][-1]
                 self.assertEqual((out, back), (step["activation_out_bytes"], step["activation_in_bytes"]))
                 self.assertRegex(text, "left out: boundary activations")
-        self.record()
-        self.assertNotIn("left out", self.run_sluice("trace", "whatif", "run.trace").stdout)
+        self.assertNotIn("left out", self.fitting_whatif())
+
+    def fitting_whatif(self, **values):
+        """Of a run that the model fits. A step of some milliseconds may not be such a run on a machine under load."""
+        for _ in range(8):
+            self.record(**values)
+            done = self.run_sluice("trace", "whatif", "run.trace", expect=(0, 2))
+            if done.returncode == 0:
+                return done.stdout
+        self.skipTest("this machine is too unsteady for a prediction: " + done.stderr)
 
     def test_what_is_no_trace_is_refused(self):
         self.assertIn("text.txt", self.run_sluice("trace", "summary", "text.txt", expect=2).stderr)

@@ -106,6 +106,9 @@ class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
     DeviceGpt gpt(GetParam().config, GetParam().shape, *machine.device, *machine.ops,
                   GetParam().attention_scratch_bytes);
     EXPECT_GT(gpt.activation_bytes(), 0u);
+    EXPECT_EQ(gpt.activation_bytes(),
+              DeviceGpt::activation_bytes_of(GetParam().config, GetParam().shape, type,
+                                             GetParam().attention_scratch_bytes));
     return run_device_pass(gpt, *machine.device, *machine.ops, spec_, parameters(type), tokens_,
                            targets_);
   }

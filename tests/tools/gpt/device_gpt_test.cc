@@ -3,14 +3,112 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "tests/tools/gpt/device_gpt_cases.h"
+#include "tools/gpt/slow_products.h"
 
 namespace sluice::gpt {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Host, DeviceGptTest, testing::ValuesIn(device_gpt_cases(host_machine())),
                          device_gpt_case_name);
+
+// The products that were asked for, each with all that a library's choice depends on.
+class RecordingOps final : public DeviceOpsOver<HostLauncher> {
+ public:
+  RecordingOps(HostDevice& device, DType type)
+      : DeviceOpsOver(HostLauncher(device), type, DType::kFp32) {}
+
+  void multiply(const Product& p, StreamId stream) override {
+    const auto place = [](const void* data) {
+      return reinterpret_cast<std::uintptr_t>(data) % 256;
+    };
+    products_.insert(fmt::format("{} {} {} {}, {} {} {}, {} {}, {} {} {} {}, {} {} {} {}",
+                                 static_cast<int>(p.form), p.m, p.n, p.k, p.a_stride, p.b_stride,
+                                 p.result_stride, name_of(p.result_type), p.batch, p.a_batch_stride,
+                                 p.b_batch_stride, p.result_batch_stride, p.bias != nullptr,
+                                 place(p.a), place(p.b), place(p.result), place(p.addend)));
+    if (p.m == kVocabulary || p.n == kVocabulary || p.k == kVocabulary) ++of_vocabulary_;
+    EXPECT_TRUE(p.n != kVocabulary || p.result_stride == 128);
+    EXPECT_TRUE((p.m != kVocabulary && p.k != kVocabulary) || p.a_stride == 128);
+    DeviceOpsOver::multiply(p, stream);
+  }
+  std::set<std::string> take_products() { return std::exchange(products_, {}); }
+  int of_vocabulary() const { return of_vocabulary_; }
+
+  static constexpr std::uint64_t kVocabulary = 17;
+
+ private:
+  std::set<std::string> products_;
+  int of_vocabulary_ = 0;
+};
+
+// Training needs no plan, and no kernel, that the warm-up has not had; rows of logits begin where
+// a library reads whole vectors, whatever the vocabulary; and no bit of a pass is another.
+TEST(DeviceGpt, WarmUpMakesEveryProductOfAPassAndChangesNoBit) {
+  for (const bool tied : {true, false}) {
+    for (const DType type : {DType::kFp32, DType::kBf16}) {
+      const GptConfig config{.layers = 2,
+                             .heads = 2,
+                             .embedding = 16,
+                             .context = 8,
+                             .vocabulary = RecordingOps::kVocabulary,
+                             .tied_head = tied};
+      const BatchShape shape{.batch = 2, .sequence = 8};
+      const ModelSpec spec = gpt_model_spec(config);
+      TensorMemory parameters(spec, type);
+      for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
+        for (std::uint64_t i = 0; i < t.element_count(); ++i) {
+          const float value = 0.05f * static_cast<float>((i * 7 + tensor + unit) % 11) - 0.2f;
+          if (type == DType::kFp32) {
+            parameters.floats(unit, tensor)[i] = value;
+          } else {
+            parameters.halves(unit, tensor)[i] = bf16_from_float(value);
+          }
+        }
+      });
+      const auto tokens = random_tokens("tokens", shape.rows(), config.vocabulary);
+      const auto targets = random_tokens("targets", shape.rows(), config.vocabulary);
+      PassResult results[2];
+      for (const bool warms_up : {false, true}) {
+        const auto device = make_host_device({.memory_bytes = 64_MiB, .has_own_memory = true});
+        RecordingOps ops(*device, type);
+        DeviceGpt gpt(config, shape, *device, ops);
+        const std::uint64_t taken = device->allocated_bytes();
+        if (warms_up) gpt.warm_up();
+        EXPECT_EQ(device->allocated_bytes(), taken);
+        const std::set<std::string> warm = ops.take_products();
+        results[warms_up ? 1 : 0] =
+            run_device_pass(gpt, *device, ops, spec, parameters, tokens, targets);
+        EXPECT_TRUE(!warms_up || ops.take_products() == warm);
+        EXPECT_EQ(ops.of_vocabulary(), warms_up ? 6 : 3);
+      }
+      EXPECT_EQ(results[0].loss, results[1].loss);
+      EXPECT_TRUE(results[0].gradients == results[1].gradients);
+    }
+  }
+}
+
+TEST(SlowProducts, AreNotedOnceForEachShape) {
+  SlowProducts slow;
+  const Product product{.form = Form::kAtB, .m = 50257, .n = 768, .k = 1024, .a_stride = 50257};
+  slow.note(product, DType::kBf16);
+  slow.note(product, DType::kBf16);
+  const std::vector<std::string> notes = slow.take();
+  ASSERT_EQ(notes.size(), 1u);
+  for (const char* part : {"A^T B", "[50257, 768]", "1024", "bf16", "no algorithm"})
+    EXPECT_NE(notes[0].find(part), std::string::npos) << part << " is missing in: " << notes[0];
+  slow.note(product, DType::kBf16);
+  EXPECT_TRUE(slow.take().empty());
+  slow.note(product, DType::kFp32);
+  EXPECT_EQ(slow.take().size(), 1u);
+}
 
 TEST(DeviceGpt, RefusesForeignTokensAndTypes) {
   const auto device = make_host_device({.memory_bytes = 64_MiB});

@@ -306,6 +306,23 @@ TEST(GptCompute, MemoryIsCountedAndNotGrown) {
   EXPECT_LT(compute.activation_bytes(), narrow_bytes * (18 * config.layers + 12));
 }
 
+// Before anything is made: budgets are dealt out by it.
+TEST(GptCompute, MemoryIsKnownBefore) {
+  const BatchShape shape{.batch = 3, .sequence = 33};
+  for (const bool tied : {true, false}) {
+    const GptConfig config{.layers = 3, .tied_head = tied};
+    for (const DType type : {DType::kFp32, DType::kBf16}) {
+      for (const Checkpoints checkpoints : {Checkpoints::kNone, Checkpoints::kUnits}) {
+        const GptComputeOptions options{.threads = 2,
+                                        .precision = {.parameters = type, .gradients = type},
+                                        .checkpoints = checkpoints};
+        EXPECT_EQ(GptCompute::activation_bytes_of(config, shape, options),
+                  GptCompute(config, shape, options).activation_bytes());
+      }
+    }
+  }
+}
+
 TEST(GptCompute, RejectsWhatItCannotCompute) {
   const GptConfig config;
   const auto code_of = [](const auto& call) {

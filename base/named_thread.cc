@@ -1,0 +1,34 @@
+#include "base/named_thread.h"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kNameBytesMax = 15;  // the kernel's
+
+}  // namespace
+
+std::thread start_thread(const std::string& name, std::function<void()> body) {
+  try {
+    return std::thread([shown = name.substr(0, kNameBytesMax), body = std::move(body)] {
+      (void)::pthread_setname_np(::pthread_self(), shown.c_str());
+      body();
+    });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("cannot start the thread \"{}\": {}; raise the number of processes "
+                            "(ulimit -u) or the container's (pids.max of its cgroup), or leave "
+                            "room in memory for the thread's stack (ulimit -v)",
+                            name, errno_text(error.code().value())));
+  }
+}
+
+}  // namespace sluice

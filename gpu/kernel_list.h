@@ -1,0 +1,32 @@
+// Every kernel that the program can launch, so that all of them can be loaded before the first is
+// needed: CUDA loads a kernel under its first launch, and waits for the GPU's work meanwhile. Where
+// that is a collective that waits for another rank, and the other rank for this one's next call,
+// none goes on.
+//
+// Thread rule: kernels are listed while the program starts; after that, every function from any
+// thread.
+#pragma once
+
+#include <span>
+
+#include "gpu/cuda_device.h"
+
+namespace sluice {
+
+// Launches one kernel with nothing to do, on a cudaStream_t of the current GPU.
+// Fails with: as SLUICE_CUDA.
+using EmptyLaunch = void (*)(void* stream);
+
+// Lists a kernel. Whoever launches it has one with static storage, and uses it.
+class ListedKernel {
+ public:
+  explicit ListedKernel(EmptyLaunch launch);
+};
+
+std::span<const EmptyLaunch> listed_kernels();
+
+// Launches every listed kernel once with nothing to do, and waits: its code is on the GPU then.
+// Fails with: as SLUICE_CUDA.
+void load_kernels(CudaDevice& device);
+
+}  // namespace sluice

@@ -1,0 +1,90 @@
+"""Runs of several ranks that somebody disturbs: who belongs to one, how it ends, and what it leaves behind.
+
+A run is marked by its folder in the environment, which every process of it inherits.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+PATIENCE_S = 120  # beyond every deadline of a run: more is a hang
+
+
+def read_bytes(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def shared_files():
+    """What lies in /dev/shm and nobody has mapped: what a run has left there, once it has ended."""
+    files = {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
+    for process in filter(str.isdigit, os.listdir("/proc")) if files else ():
+        maps = read_bytes(f"/proc/{process}/maps").decode("utf-8", "replace")
+        files = {path for path in files if path not in maps}
+    return files
+
+
+class MpiRun:
+    """`mpirun -n RANKS COMMAND` in a folder. `output` holds what all of it has said when wait() has returned True."""
+
+    def __init__(self, mpirun, ranks, command, folder, environment=None):
+        self.mark = f"SLUICE_RUN_MARK={folder}".encode()
+        self.before = shared_files()
+        self.log = open(os.path.join(folder, "output.txt"), "w+b")  # a pipe would be held open by who is stopped
+        self.process = subprocess.Popen([mpirun, "-n", str(ranks), *command], cwd=folder, stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=subprocess.STDOUT,
+                                        env={**os.environ, **MPI_ENVIRONMENT, "SLUICE_RUN_MARK": folder, **(environment or {})})
+        self.output = ""
+
+    def processes(self):
+        """{process: rank, or None for mpirun and its like} of those that live."""
+        found = {}
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            words = read_bytes(f"/proc/{process}/environ").split(b"\0")
+            if self.mark in words and int(process) != os.getpid():
+                rank = [word for word in words if word.startswith(b"OMPI_COMM_WORLD_RANK=")]
+                found[int(process)] = int(rank[0].split(b"=")[1]) if rank else None
+        return found
+
+    def process_of(self, rank):
+        """Of a rank, or None when it has not begun or has ended."""
+        return next((process for process, other in self.processes().items() if other == rank), None)
+
+    def wait(self, patience_s=PATIENCE_S):
+        """Whether it has ended by itself. Else all of it is ended here."""
+        try:
+            self.process.wait(patience_s)
+            ended = True
+        except subprocess.TimeoutExpired:
+            ended = False
+            self.kill()
+            self.process.wait()
+        self.log.seek(0)
+        self.output = self.log.read().decode("utf-8", "replace")
+        return ended
+
+    def kill(self):
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def left(self, folders=()):
+        """What is left of it, in words, after it has ended: processes, files in /dev/shm, files in the folders."""
+        for _ in range(50):  # what has been killed takes its time
+            processes = self.processes()
+            files = shared_files() - self.before
+            if not processes and not files:
+                break
+            time.sleep(0.1)
+        found = [f"processes {sorted(processes)}"] if processes else []
+        found += [f"files {sorted(files)}"] if files else []
+        self.kill()
+        found += [f"files {os.listdir(folder)} in {folder}" for folder in folders if os.listdir(folder)]
+        return found

@@ -1,0 +1,177 @@
+// Calls that an application gets wrong: each throws an Error that names the object, the numbers and
+// the remedy, and leaves the engine able to go on.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <optional>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+class EngineCall : public testing::Test {
+ protected:
+  EngineCall() { engine_.initialize(toy_values()); }
+
+  // Every one of `words` is in the message of the kInvalidArgument that `call` throws.
+  template <typename Call>
+  void expect_refused(std::initializer_list<std::string_view> words, const Call& call) {
+    const std::string message = expect_error(ErrorCode::kInvalidArgument, call);
+    for (const std::string_view word : words)
+      EXPECT_NE(message.find(word), std::string::npos)
+          << '"' << word << "\" is not in: " << message;
+  }
+
+  // The engine has not been harmed.
+  void train_a_step() {
+    Step step = engine_.begin_step({.learning_rate = 1});
+    walk_step(step, model_, engine_, *device_, stream_, config_, 1);
+    const std::uint64_t number = step.number();
+    EXPECT_EQ(step.finish().step, number);
+    engine_.drain();
+    EXPECT_EQ(engine_.applied_step(), number);
+  }
+
+  TempDirectory directory_;
+  Config config_ = toy_config(directory_.path());
+  ModelSpec model_ = toy_model({2});  // h.1 is frozen
+  std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine_{config_, model_, *device_};
+  Stream stream_{*device_, "compute"};
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(1_MiB);
+};
+
+TEST_F(EngineCall, ATensorThatDoesNotExist) {
+  for (const std::uint32_t id : {15u, 99u, ~0u}) {
+    expect_refused({"tensor " + std::to_string(id) + " does not exist", "the model has 15"}, [&] {
+      engine_.read_state(TensorId{id}, StateKind::kMaster, 0, std::span(bytes_).first(4));
+    });
+    EXPECT_THROW((void)engine_.layout().tensor(TensorId{id}), Error);
+  }
+  EXPECT_THROW((void)engine_.layout().unit(UnitId{6}), Error);
+  EXPECT_THROW((void)engine_.layout().tensors_of(UnitId{6}), Error);
+  EXPECT_THROW((void)engine_.layout().blocks_of(UnitId{6}), Error);
+  EXPECT_THROW((void)engine_.layout().block(BlockId{12345}), Error);
+  train_a_step();
+}
+
+TEST_F(EngineCall, AReadThatDoesNotFitItsTensor) {
+  const auto read = [this](std::uint64_t first, std::uint64_t size_bytes) {
+    engine_.read_state(TensorId{0}, StateKind::kMaster, first, std::span(bytes_).first(size_bytes));
+  };
+  read(12609, 4);
+  expect_refused({"\"wte\"", "12609", "2", "12610"}, [&] { read(12609, 8); });
+  expect_refused({"\"wte\"", "12611", "12610"}, [&] { read(12611, 0); });
+  expect_refused({"\"wte\"", "12610"}, [&] { read(std::numeric_limits<std::uint64_t>::max(), 8); });
+  expect_refused({"\"wte\"", "7 B", "4 B"}, [&] { read(0, 7); });
+  train_a_step();
+}
+
+TEST_F(EngineCall, AMomentOfAFrozenTensor) {
+  const TensorId frozen = engine_.layout().tensors_of(UnitId{2})[1].id;
+  for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq})
+    expect_refused({"\"h.1.fc\"", "frozen", "\"h.1\""},
+                   [&] { engine_.read_state(frozen, kind, 0, std::span(bytes_).first(4)); });
+  EXPECT_NO_THROW(engine_.read_state(frozen, StateKind::kMaster, 0, std::span(bytes_).first(4)));
+}
+
+TEST_F(EngineCall, AStateOfNoKind) {
+  expect_refused({"StateKind", "9"}, [&] {
+    engine_.read_state(TensorId{0}, StateKind{9}, 0, std::span(bytes_).first(4));
+  });
+}
+
+TEST_F(EngineCall, ATensorThatTheLeaseDoesNotHave) {
+  Step step = engine_.begin_step({.learning_rate = 1});
+  const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream_);
+  expect_refused({"unit \"embedding\"", "tensor 2", "has 2"}, [&] { (void)lease.parameter(2); });
+  expect_refused({"unit \"embedding\"", "Pass::kBackward"}, [&] { (void)lease.gradient(0); });
+}
+
+TEST_F(EngineCall, AGradientThatThereIsNot) {
+  Step step = engine_.begin_step({.learning_rate = 1});
+  for (const UnitId unit : validated(model_).forward_order)
+    (void)step.acquire(unit, Pass::kForward, stream_);
+  for (const UnitId unit : validated(model_).backward_order) {
+    const Lease lease = step.acquire(unit, Pass::kBackward, stream_);
+    if (unit == UnitId{2}) {
+      expect_refused({"unit \"h.1\"", "frozen"}, [&] { (void)lease.gradient(0); });
+    } else {
+      expect_refused({"tensor 3"}, [&] { (void)lease.gradient(3); });
+    }
+  }
+  EXPECT_EQ(step.finish().step, 1u);
+}
+
+TEST_F(EngineCall, ALeaseThatHasEnded) {
+  Step step = engine_.begin_step({.learning_rate = 1});
+  Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream_);
+  lease.release();
+  lease.release();
+  expect_refused({"unit \"embedding\"", "released"}, [&] { (void)lease.parameter(0); });
+  expect_refused({"unit \"embedding\"", "released"}, [&] { (void)lease.gradient(0); });
+}
+
+TEST_F(EngineCall, AStepThatIsOver) {
+  std::optional<Step> step(engine_.begin_step({.learning_rate = 1}));
+  walk_step(*step, model_, engine_, *device_, stream_, config_, 1);
+  (void)step->finish();
+  expect_refused({"finish", "begin_step()"}, [&] { (void)step->finish(); });
+  expect_refused({"acquire", "begin_step()"},
+                 [&] { (void)step->acquire(UnitId{0}, Pass::kForward, stream_); });
+  expect_refused({"save"}, [&] { (void)step->save({}, stream_); });
+  expect_refused({"load"}, [&] { (void)step->load({}, stream_); });
+  expect_refused({"loss_scale"}, [&] { (void)step->loss_scale(); });
+  expect_refused({"number"}, [&] { (void)step->number(); });
+  step.reset();
+  train_a_step();
+}
+
+TEST_F(EngineCall, AnInferenceThatIsOver) {
+  Inference inference = engine_.begin_inference();
+  const Inference moved = std::move(inference);
+  expect_refused({"acquire", "begin_inference()"},
+                 [&] { (void)inference.acquire(UnitId{0}, stream_); });
+  expect_refused({"save"}, [&] { (void)inference.save({}, stream_); });
+  expect_refused({"load"}, [&] { (void)inference.load({}, stream_); });
+}
+
+TEST_F(EngineCall, AStepWithoutMicroBatches) {
+  expect_refused({"predicted_traffic", "micro_batches is 0"},
+                 [&] { (void)engine_.predicted_traffic(0); });
+  expect_refused({"begin_step", "micro_batches is 0"},
+                 [&] { (void)engine_.begin_step({.learning_rate = 1, .micro_batches = 0}); });
+  train_a_step();
+}
+
+TEST_F(EngineCall, ValuesThatNobodyGives) {
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine(config_, model_, *device);
+  expect_refused({"initialize", "function"}, [&] { engine.initialize({}); });
+  EXPECT_NO_THROW(engine.initialize(toy_values()));
+}
+
+// Close() is the last call: it brings what the last update has come to.
+TEST_F(EngineCall, NothingAfterClose) {
+  {
+    const Step step = engine_.begin_step({.learning_rate = 1});
+    expect_refused({"close", "still active"}, [&] { engine_.close(); });
+  }
+  train_a_step();
+  engine_.close();
+  engine_.close();
+  expect_refused({"begin_step", "closed"}, [&] { (void)engine_.begin_step({.learning_rate = 1}); });
+  expect_refused({"begin_inference", "closed"}, [&] { (void)engine_.begin_inference(); });
+  expect_refused({"read_state", "closed"}, [&] {
+    engine_.read_state(TensorId{0}, StateKind::kMaster, 0, std::span(bytes_).first(4));
+  });
+  EXPECT_EQ(engine_.applied_step(), 1u);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,256 @@
+// Exactness beside the matrix (exactness_test.cc): clipping, reads between steps, orders of
+// micro-batches, every optimizer, groups, and random delays.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/units.h"
+#include "tests/engine/exactness_cases.h"
+#include "tests/support/campaign.h"
+#include "tests/support/delays.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/same_training.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+// Clipping that never bites, and none at all.
+TEST(ExactnessOfClipping, EveryBoundGivesTheOraclesBits) {
+  for (const double clip_norm : {0.0, 1e-3, 1e9}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.optimizer.clip_norm = clip_norm;
+    const ToyOptions options{.steps = 3};
+    EXPECT_TRUE(same_training(run_toy(config, options), toy_oracle(config, options))) << clip_norm;
+  }
+}
+
+// One small tensor read again and again: its block may still lie in a lane from the last time, but
+// the step has moved on.
+TEST(ExactnessOfReads, ReadingBetweenStepsSeesEachStep) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  const ModelSpec model = toy_model();
+  const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
+  Engine engine(config, model, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  const TensorPlace& scale = engine.layout().tensors().back();
+  ASSERT_EQ(scale.name, "scale");
+  const auto read = [&] {
+    float master = 0;
+    engine.read_state(scale.id, StateKind::kMaster, 0,
+                      std::as_writable_bytes(std::span(&master, 1)));
+    return master;
+  };
+  (void)read();
+  for (std::uint32_t steps = 1; steps <= 3; ++steps) {
+    Step step = engine.begin_step({.learning_rate = 1e-2});
+    walk_step(step, model, engine, *device, stream, config, 1);
+    (void)step.finish();
+    // The last tensor's state is at the end: bf16 parameter, master, exp_avg, exp_avg_sq.
+    const StateBytes expected = toy_oracle(config, {.steps = steps}).state;
+    float master = 0;
+    std::memcpy(&master, expected.data() + expected.size() - 12, sizeof master);
+    EXPECT_EQ(read(), master) << "step " << steps;
+  }
+}
+
+// Vertical order gives what it says in its own order of additions, with the parameter traffic of
+// one micro-batch.
+TEST(ExactnessOfOrders, VerticalMicroBatchesGiveTheOraclesBits) {
+  for (const PolicyCase& policy : kPolicies) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.optimizer.overlap = policy.policy;
+    config.optimizer.clip_norm = clip_norm_of(policy, 4);
+    kCases[4].change(config);
+    config.memory.device_bytes = 400_KiB;
+    const ToyOptions options{.steps = 3, .micro_batches = 4, .order = MicroBatchOrder::kVertical};
+    const ToyResult actual = run_toy(config, options);
+    EXPECT_TRUE(same_training(actual, toy_oracle(config, options))) << policy.name;
+    const ToyResult one = run_toy(config, {.steps = 1});
+    EXPECT_EQ(actual.predicted.nvme_read_bytes, one.predicted.nvme_read_bytes) << policy.name;
+  }
+}
+
+// Where backward uses every unit once, both orders add alike.
+TEST(ExactnessOfOrders, WithoutTiedWeightsBothOrdersGiveTheSameBits) {
+  ModelSpec model = toy_model();
+  model.forward_order.pop_back();  // the head
+  StateBytes states[2];
+  for (const MicroBatchOrder order : {MicroBatchOrder::kHorizontal, MicroBatchOrder::kVertical}) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
+    Engine engine(config, model, *device);
+    const ToyOptions options{.steps = 3, .micro_batches = 3, .order = order};
+    states[static_cast<int>(order)] = run_toy(engine, model, *device, config, options).state;
+  }
+  EXPECT_TRUE(states[0] == states[1]);
+}
+
+// The other optimizers keep other records; each has them in memory and on storage.
+TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
+      for (const std::size_t placement : {0u, 4u, 8u}) {
+        const TempDirectory directory;
+        Config config = toy_config(directory.path());
+        config.optimizer.kind = kind;
+        config.optimizer.overlap = OverlapPolicy::kSerial;
+        config.precision.parameters = parameters;
+        kCases[placement].change(config);
+        const ToyOptions options{.steps = 3, .micro_batches = 2};
+        const ToyResult actual = run_toy(config, options);
+        EXPECT_TRUE(same_training(actual, toy_oracle(config, options)))
+            << name_of(kind) << " " << name_of(parameters) << " " << kCases[placement].name;
+        EXPECT_EQ(actual.reports.back().nvme_read_bytes, actual.predicted.nvme_read_bytes);
+      }
+    }
+  }
+}
+
+// Under overlap the traffic depends on timing, within bounds; a step done again adds its update
+// once more.
+TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
+  for (const PolicyCase& policy : kPolicies) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    kCases[4].change(config);
+    config.memory.device_bytes = 400_KiB;
+    config.optimizer.overlap = policy.policy;
+    config.optimizer.clip_norm = clip_norm_of(policy, 1);
+    const IoQueue* queue_seen = nullptr;
+    const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
+    const ModelSpec model = toy_model();
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      queue_seen = queue.get();
+      return queue;
+    });
+    engine.initialize(toy_values());
+    const IoCounters before = queue_seen->counters();
+    const Stream stream(*device, "compute");
+    std::uint64_t redone = 0;
+    constexpr std::uint64_t kSteps = 4;
+    for (std::uint64_t i = 0; i < kSteps; ++i) {
+      Step step = engine.begin_step({.learning_rate = 1e-2});
+      walk_step(step, model, engine, *device, stream, config, 1);
+      redone += step.finish().redone ? 1 : 0;
+    }
+    engine.drain();
+    const IoCounters after = queue_seen->counters();
+    const Traffic one = engine.predicted_traffic(1);
+    const std::uint64_t write_bytes = after.write_bytes - before.write_bytes;
+    const std::uint64_t read_bytes = after.read_bytes - before.read_bytes;
+    // Of a step done again, what had not been started counts once.
+    EXPECT_GE(write_bytes, kSteps * one.nvme_write_bytes) << policy.name;
+    EXPECT_LE(write_bytes, (kSteps + redone) * one.nvme_write_bytes) << policy.name;
+    EXPECT_GE(read_bytes, kSteps * one.nvme_read_bytes_least) << policy.name;
+    EXPECT_LE(read_bytes, kSteps * one.nvme_read_bytes + redone * one.nvme_write_bytes)
+        << policy.name;
+    if (policy.policy == OverlapPolicy::kSerial) {
+      EXPECT_EQ(one.nvme_read_bytes_least, one.nvme_read_bytes);
+    }
+    if (policy.name == "speculative_redone") {
+      EXPECT_EQ(redone, kSteps);
+    }
+    if (policy.name == "speculative_sometimes") {
+      EXPECT_GT(redone, 0u);
+      EXPECT_LT(redone, kSteps);
+    }
+  }
+}
+
+// Hyperparameters by group change in the middle of units and of blocks.
+TEST(ExactnessOfGroups, EveryGroupGivesTheOraclesBitsInEveryPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kSgd}) {
+    StateBytes in_memory;
+    for (const Case& placement : {kCases[0], kCases[4], kCases[8], kCases[10]}) {
+      const TempDirectory directory;
+      Config config = toy_config(directory.path());
+      config.optimizer.overlap =
+          kind == OptimizerKind::kLion ? OverlapPolicy::kSpeculative : OverlapPolicy::kSerial;
+      config.optimizer.kind = kind;
+      config.optimizer.groups = {
+          {.tensors = {"wpe", "h.?.bias"}, .learning_rate_factor = 0.25, .weight_decay = 0.3},
+          {.tensors = {"h.2.*"}, .learning_rate_factor = 3},
+          {.tensors = {"*ln"}, .weight_decay = 0.2},
+          {.tensors = {"scale"}, .learning_rate_factor = 0}};
+      placement.change(config);
+      const ToyOptions options{.steps = 3, .micro_batches = 2};
+      const ToyResult trained = run_toy(config, options);
+      EXPECT_TRUE(same_training(trained, toy_oracle(config, options)))
+          << name_of(kind) << " " << placement.name;
+      const StateBytes& actual = trained.state;
+      if (in_memory.empty()) in_memory = actual;
+      EXPECT_TRUE(actual == in_memory) << name_of(kind) << " " << placement.name;
+      config.optimizer.groups.clear();
+      EXPECT_FALSE(actual == toy_oracle(config, options).state) << "the groups do nothing";
+    }
+  }
+}
+
+// Random delays of transfers and of the device's work reorder every completion, with one to three
+// leases held; the seed is in the message.
+class ExactnessUnderDelays : public testing::TestWithParam<PolicyCase> {};
+
+TEST_P(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
+  const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true};
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.optimizer.overlap = GetParam().policy;
+  config.optimizer.clip_norm = clip_norm_of(GetParam(), options.micro_batches);
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.host_bytes = 1_MiB;
+  const ToyResult expected = toy_oracle(config, options);
+  const std::vector<std::uint64_t> seeds = seeds_of(campaign(10));
+  for (const std::uint64_t seed : seeds) {
+    const ModelSpec model = toy_model({}, /*leases=*/static_cast<std::uint32_t>(1 + seed % 3));
+    config.memory.device_bytes = 350_KiB + seed % 3 * 100_KiB;
+    const auto device = make_delayed_device(
+        make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 200);
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 200});
+    });
+    EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options), expected))
+        << "seed " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, ExactnessUnderDelays, testing::ValuesIn(kPolicies),
+                         [](const auto& value) { return value.param.name; });
+
+// Uses of one unit on several streams, with nothing between these streams: what the unit and its
+// gradient wait for is all of them.
+TEST(ExactnessOfStreams, UsesOnSeveralStreamsGiveTheOraclesBits) {
+  for (const std::uint64_t seed : seeds_of(campaign(12))) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.optimizer.overlap = seed % 2 == 0 ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
+    config.optimizer.clip_norm = 0;
+    config.memory.device_bytes = 600_KiB;
+    const ToyOptions options{
+        .steps = 3,
+        .micro_batches = 2,
+        .order = seed % 4 < 2 ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal,
+        .evaluate = true,
+        .streams = 2};
+    const ModelSpec model = toy_model({}, /*leases=*/2);
+    const auto device = make_delayed_device(
+        make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 1000);
+    Engine engine(config, model, *device);
+    EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options),
+                              toy_oracle(config, options)))
+        << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

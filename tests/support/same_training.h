@@ -1,0 +1,51 @@
+// Compares a run of the toy training with its oracle: the state at the end, and what every use of
+// every step and evaluation found on the device. Pure.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+
+#include "base/error.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+
+inline testing::AssertionResult same_sights(const ToySights& actual, const ToySights& expected) {
+  if (actual.size() != expected.size())
+    return testing::AssertionFailure()
+           << actual.size() << " uses were seen, not " << expected.size();
+  const auto wrong = std::mismatch(actual.begin(), actual.end(), expected.begin());
+  if (wrong.first == actual.end()) return testing::AssertionSuccess();
+  const auto count = std::inner_product(
+      actual.begin(), actual.end(), expected.begin(), std::size_t{0}, std::plus<>(),
+      [](const ToySight& left, const ToySight& right) { return left == right ? 0u : 1u; });
+  const auto of = [](const ToySight& sight) {
+    return testing::Message() << "unit " << index_of(sight.unit) << " (" << name_of(sight.pass)
+                              << ", version " << sight.version << ")";
+  };
+  return testing::AssertionFailure()
+         << count << " of " << actual.size() << " uses found other parameters than the oracle's"
+         << "; the first is use " << wrong.first - actual.begin() << ", " << of(*wrong.first)
+         << ", expected of " << of(*wrong.second) << "; at the beginning of its lease they are "
+         << (wrong.first->digest == wrong.second->digest ? "right" : "wrong") << ", at its end "
+         << (wrong.first->digest_at_end == wrong.second->digest_at_end ? "right" : "wrong");
+}
+
+inline testing::AssertionResult same_training(const ToyResult& actual, const ToyResult& expected) {
+  if (actual.state != expected.state)
+    return testing::AssertionFailure() << "the state at the end is not the oracle's";
+  return same_sights(actual.sights, expected.sights);
+}
+
+// Several leases are held, and a use that nobody expected finds no place beside them: an error that
+// says so is all that can be asked for.
+inline bool leases_lie_in_the_way(const Error& error) {
+  return error.code() == ErrorCode::kOutOfMemory &&
+         std::string(error.what()).find("beside the units still leased") != std::string::npos;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,91 @@
+// What the toy training computes (tests/support/toy_training.h), for the engine's side of it and
+// for the oracle's. Pure.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "tests/support/elements.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+
+inline std::uint64_t mix(std::uint64_t value) {  // SplitMix64's finalizer
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+inline float uniform(std::uint64_t key) {
+  return static_cast<float>(static_cast<std::int64_t>(mix(key) >> 40) - (1 << 23)) * 0x1p-23f;
+}
+
+inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
+// What "computation" gives for one element.
+inline float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use,
+                          std::uint64_t tensor, std::uint64_t index) {
+  return 0.3f * parameter + uniform(step * 1000003 + use * 10007 + tensor * 101 + (index << 20));
+}
+
+inline void fill_gradient(const Config& config, const std::byte* parameters, std::byte* gradients,
+                          std::uint64_t count, std::uint64_t step, std::uint64_t use,
+                          std::uint64_t tensor) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float parameter = load(config.precision.parameters, parameters, i);
+    save(config.precision.gradients, gradients, i, toy_gradient(parameter, step, use, tensor, i));
+  }
+}
+
+inline float initial_value(const std::string& tensor, std::uint64_t index) {
+  std::uint64_t key = 7;
+  for (const char letter : tensor) key = mix(key + static_cast<unsigned char>(letter));
+  return uniform(key + index);
+}
+
+// The uses of a step in `order`. A use keeps its number, its place in horizontal order.
+inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
+                            MicroBatchOrder order) {
+  const std::size_t forward = model.forward_order.size();
+  const std::size_t backward = model.backward_order.size();
+  ToyUses uses;
+  const auto add_pass = [&](Pass pass, std::uint32_t first, std::uint32_t last) {
+    const auto& units = pass == Pass::kForward ? model.forward_order : model.backward_order;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      for (std::uint32_t micro_batch = first; micro_batch < last; ++micro_batch)
+        uses.push_back(
+            {units[i], pass,
+             micro_batch * (forward + backward) + (pass == Pass::kForward ? i : forward + i)});
+    }
+  };
+  const std::uint32_t at_once = order == MicroBatchOrder::kVertical ? micro_batches : 1;
+  for (std::uint32_t first = 0; first < micro_batches; first += at_once) {
+    add_pass(Pass::kForward, first, first + at_once);
+    add_pass(Pass::kBackward, first, first + at_once);
+  }
+  return uses;
+}
+
+inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& options) {
+  ToyUses uses = planned_uses(validated(model), options.micro_batches, options.order);
+  if (options.change) options.change(step, uses);
+  for (ToyUse& use : uses) use.number += options.rank * kUsesOfRank;
+  return uses;
+}
+
+// Of one tensor's parameters, as a use finds them; those of a unit's tensors are chained.
+inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
+                               std::uint64_t digest) {
+  digest = mix(digest + size_bytes);
+  for (std::uint64_t at = 0; at < size_bytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, parameters + at, std::min(sizeof word, size_bytes - at));
+    digest = (digest ^ word) * 0xbf58476d1ce4e5b9u;
+    digest ^= digest >> 29;
+  }
+  return digest;
+}
+
+}  // namespace sluice::test

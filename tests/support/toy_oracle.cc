@@ -1,0 +1,233 @@
+// The oracle of the toy training: the same in plain arrays.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "tests/support/toy_computation.h"
+
+namespace sluice::test {
+namespace {
+
+// The job in plain arrays: what the engine must equal bit for bit.
+class Oracle {
+ public:
+  Oracle(const Config& config, const ToyOptions& options)
+      : config_(config), model_(validated(toy_model(options.frozen_units))) {
+    for (const UnitSpec& spec : model_.units) {
+      std::vector<Tensor>& tensors = units_.emplace_back();
+      for (const TensorSpec& tensor : spec.tensors) {
+        tensors.push_back(make_tensor(tensor));
+        tensors.back().is_frozen = spec.is_frozen;
+      }
+    }
+  }
+
+  StepReport train_step(std::uint64_t step, const ToyOptions& options) {
+    for (const ToyUse& use : uses_of(model_, step, options)) see(step - 1, use.unit, use.pass);
+    compute_gradients(step, options);
+    // Tensors start at a leaf of the norm, so that leaf by tensor is leaf by unit.
+    NormAccumulator norm;
+    for_each_tensor([&](Tensor& tensor) {
+      add_squared_norm_reference(config_.precision.gradients, tensor.gradients.data(),
+                                 tensor.master.size(), norm);
+    });
+    StepReport report;
+    report.step = step;
+    const double count = static_cast<double>(options.micro_batches) * options.rank_count;
+    report.gradient_norm = std::sqrt(norm.sum_of_squares()) / count;
+    const double clip = config_.optimizer.clip_norm;
+    if (clip > 0 && report.gradient_norm > clip) report.clip_factor = clip / report.gradient_norm;
+    const auto scale = static_cast<float>(report.clip_factor / count);
+    for_each_tensor([&](Tensor& tensor) { update(tensor, step, options.learning_rate, scale); });
+    return report;
+  }
+
+  // An evaluation's uses, after `step`.
+  void evaluate(std::uint64_t step) {
+    for (const UnitId unit : model_.forward_order) see(step, unit, Pass::kInference);
+  }
+
+  const ToySights& sights() const { return sights_; }
+
+  StateBytes state() {
+    StateBytes state;
+    const auto append = [&](const void* data, std::size_t size_bytes) {
+      const auto* bytes = static_cast<const std::byte*>(data);
+      state.insert(state.end(), bytes, bytes + size_bytes);
+    };
+    for_each_tensor([&](Tensor& tensor) {
+      if (tensor.is_frozen) {  // what there is of a master are the parameters
+        for (std::size_t i = 0; i < tensor.master.size(); ++i)
+          tensor.master[i] = load(config_.precision.parameters, tensor.parameters.data(), i);
+      }
+      append(tensor.parameters.data(), tensor.parameters.size());
+      append(tensor.master.data(), tensor.master.size() * sizeof(float));
+      append(tensor.exp_avg.data(), tensor.exp_avg.size() * sizeof(float));
+      append(tensor.exp_avg_sq.data(), tensor.exp_avg_sq.size() * sizeof(float));
+    });
+    return state;
+  }
+
+ private:
+  struct Tensor {
+    std::vector<float> master, exp_avg, exp_avg_sq;
+    std::vector<std::byte> parameters, gradients, fresh;
+    WeightDecay decay{};
+    std::string name;
+    bool is_frozen = false;
+  };
+
+  using Parts = std::vector<std::vector<std::byte>>;
+
+  template <typename Body>
+  void for_each_tensor(const Body& body) {
+    for (auto& unit : units_) {
+      for (Tensor& tensor : unit) body(tensor);
+    }
+  }
+
+  Tensor make_tensor(const TensorSpec& spec) const {
+    const std::size_t count = spec.element_count();
+    Tensor tensor;
+    tensor.master.resize(count);
+    tensor.exp_avg.resize(count);
+    tensor.exp_avg_sq.resize(count);
+    tensor.parameters.resize(count * size_of(config_.precision.parameters));
+    tensor.gradients.resize(count * size_of(config_.precision.gradients));
+    tensor.fresh.resize(tensor.gradients.size());
+    tensor.decay = spec.weight_decay;
+    tensor.name = spec.name;
+    for (std::size_t i = 0; i < count; ++i) tensor.master[i] = initial_value(spec.name, i);
+    publish(tensor);
+    return tensor;
+  }
+
+  void see(std::uint64_t version, UnitId unit, Pass pass) {
+    std::uint64_t digest = 0;
+    for (const Tensor& tensor : units_[index_of(unit)])
+      digest = digest_of(tensor.parameters.data(), tensor.parameters.size(), digest);
+    sights_.push_back({version, unit, pass, digest, digest});
+  }
+
+  // The compute parameters of the masters.
+  void publish(Tensor& tensor) const {
+    const DType dtype = config_.precision.parameters;
+    for (std::size_t i = 0; i < tensor.master.size(); ++i) {
+      if (dtype == DType::kBf16) {  // half away from zero, not to even
+        reinterpret_cast<std::uint16_t*>(tensor.parameters.data())[i] =
+            split_master(tensor.master[i]).high;
+      } else {
+        save(dtype, tensor.parameters.data(), i, tensor.master[i]);
+      }
+    }
+  }
+
+  void compute_gradients(std::uint64_t step, const ToyOptions& options) {
+    // Ranks that are added at once, `passes` times before the results are added.
+    const std::uint32_t passes = options.reduces_each ? 1 : options.rank_count;
+    const std::uint32_t ranks = options.rank_count / passes;
+    std::map<const Tensor*, Parts> sums;  // by pass
+    for (std::uint32_t pass = 0; pass < passes; ++pass) {
+      std::vector<bool> seen(units_.size(), false);
+      for_each_tensor([](Tensor& tensor) { std::ranges::fill(tensor.gradients, std::byte{0}); });
+      for (const ToyUse& use : uses_of(model_, step, options)) {
+        const std::uint32_t unit = index_of(use.unit);
+        if (use.pass == Pass::kForward || model_.units[unit].is_frozen) continue;
+        add_gradients(units_[unit], seen[unit], step, use.number + pass * kUsesOfRank, ranks);
+        seen[unit] = true;
+      }
+      for_each_tensor([&](Tensor& tensor) { sums[&tensor].push_back(tensor.gradients); });
+    }
+    for_each_tensor([&](Tensor& t) { t.gradients = sum_over_ranks(sums[&t], t.master.size()); });
+  }
+
+  // Rank order in each group, then the groups in order, fp32, one rounding.
+  std::vector<std::byte> sum_over_ranks(const Parts& parts, std::size_t count) const {
+    const DType type = config_.precision.gradients;
+    const std::size_t given = config_.sharding.group_ranks;
+    const std::size_t group = given == 0 ? parts.size() : given;
+    std::vector<std::byte> result = parts.front();
+    for (std::size_t i = 0; i < count && parts.size() > 1; ++i) {
+      float sum = 0;
+      for (std::size_t first = 0; first < parts.size(); first += group) {
+        float of_group = load(type, parts[first].data(), i);
+        for (std::size_t rank = first + 1; rank < first + group; ++rank)
+          of_group += load(type, parts[rank].data(), i);
+        sum = first == 0 ? of_group : sum + of_group;
+      }
+      save(type, result.data(), i, sum);
+    }
+    return result;
+  }
+
+  void add_gradients(std::vector<Tensor>& unit, bool has_some, std::uint64_t step,
+                     std::uint64_t use, std::uint32_t ranks) const {
+    for (std::size_t i = 0; i < unit.size(); ++i) {
+      Tensor& tensor = unit[i];
+      const std::size_t count = tensor.master.size();
+      Parts parts;
+      for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+        fill_gradient(config_, tensor.parameters.data(), tensor.fresh.data(), count, step,
+                      use + rank * kUsesOfRank, i);
+        parts.push_back(tensor.fresh);
+      }
+      tensor.fresh = sum_over_ranks(parts, count);
+      if (has_some) {
+        accumulate_gradient_reference(config_.precision.gradients, tensor.gradients.data(),
+                                      tensor.fresh.data(), count);
+      } else {
+        tensor.gradients = tensor.fresh;
+      }
+    }
+  }
+
+  const Config::Optimizer::Group* group_of(const std::string& tensor) const {
+    for (const Config::Optimizer::Group& group : config_.optimizer.groups) {
+      for (const std::string& pattern : group.tensors) {
+        if (fnmatch(pattern.c_str(), tensor.c_str(), 0) == 0) return &group;
+      }
+    }
+    return nullptr;
+  }
+
+  void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
+    if (tensor.is_frozen) return;
+    OptimizerOptions options = config_.optimizer.options();
+    if (tensor.decay == WeightDecay::kNone) options.adam.weight_decay = 0;
+    if (const Config::Optimizer::Group* group = group_of(tensor.name)) {
+      learning_rate *= group->learning_rate_factor;
+      if (group->weight_decay) options.adam.weight_decay = *group->weight_decay;
+    }
+    const UpdateArrays arrays{.gradient_dtype = config_.precision.gradients,
+                              .parameter = tensor.master.data(),
+                              .exp_avg = tensor.exp_avg.data(),
+                              .exp_avg_sq = tensor.exp_avg_sq.data(),
+                              .gradient = tensor.gradients.data(),
+                              .element_count = tensor.master.size()};
+    update_reference(coefficients_of(options, learning_rate, step, scale), arrays);
+    publish(tensor);
+  }
+
+  const Config& config_;
+  ModelSpec model_;
+  std::vector<std::vector<Tensor>> units_;
+  ToySights sights_;
+};
+
+}  // namespace
+
+ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
+  Oracle oracle(config, options);
+  ToyResult result;
+  for (std::uint64_t step = 1; step <= options.steps; ++step) {
+    result.reports.push_back(oracle.train_step(step, options));
+    if (options.evaluate) oracle.evaluate(step);
+  }
+  result.state = oracle.state();
+  result.sights = oracle.sights();
+  return result;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Breaks one line of the source at a time and runs the tests that ought to notice.
+
+    tools/mutate.py                        every mutant of tests/mutation/mutants.json
+    tools/mutate.py --from 10 --count 5    those from the 11th on
+    tools/mutate.py --only fw_wait,op_next
+    tools/mutate.py --list                 the names, and what they change
+
+A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
+that line) and `new`. Its `runs` are test programs with their gtest filters. It is killed when one of them fails, or does
+not end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
+touches is compiled. A mutant with a `reason` changes nothing that can be seen, and the reason says why; it is
+skipped, except with --equivalent. A mutant with `survives` is known to survive, and is reported as such.
+Prints one line per mutant and a summary; exits with 1 when a mutant survives that ought not to, or cannot be applied or built.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests/mutation/mutants.json"
+FLAGS = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DSLUICE_CUDA=OFF", "-DSLUICE_NCCL=OFF"]
+
+
+class Failure(Exception):
+    """The mutant could not be tried."""
+
+
+def apply(text, mutant):
+    """The file's text with the mutant's line changed."""
+    begin = 0
+    if "after" in mutant:
+        begin = text.find(mutant["after"])
+        if begin < 0:
+            raise Failure(f"{mutant['file']} has no line \"{mutant['after']}\"")
+    found = text.count(mutant["old"], begin)
+    if found == 0 or (found > 1 and "after" not in mutant):
+        raise Failure(f"{mutant['file']} has \"{mutant['old']}\" {found} times, not once: mend the list")
+    at = text.index(mutant["old"], begin)
+    return text[:at] + mutant["new"] + text[at + len(mutant["old"]):]
+
+
+class Workshop:
+    """A copy of the checkout, and its build."""
+
+    def __init__(self, folder, jobs, limit_s):
+        self.source = folder
+        self.build = folder / "build/mutants"
+        self.jobs = jobs
+        self.limit_s = limit_s
+        self._copy_checkout()
+        if not (self.build / "build.ninja").exists():
+            launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+            self._run(["cmake", "-G", "Ninja", "-S", self.source, "-B", self.build, *FLAGS, *launcher])
+
+    def _copy_checkout(self):
+        """Copies what differs, so that what is the same need not be compiled again."""
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "-z"], check=True, capture_output=True)
+        names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+        for name in names:
+            target = self.source / name
+            content = (ROOT / name).read_bytes()
+            if target.exists() and target.read_bytes() == content:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            shutil.copymode(ROOT / name, target)
+        for path in self.source.rglob("*"):
+            name = path.relative_to(self.source).as_posix()
+            if path.is_file() and not name.startswith("build/") and name not in names:
+                path.unlink()
+
+    def _run(self, command):
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Failure("does not build:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-20:]))
+
+    def make(self, targets):
+        self._run(["ninja", "-C", self.build, "-j", self.jobs, *targets])
+
+    def test(self, target, tests):
+        """The first test that fails, "does not end" or "crashes"; None when all pass."""
+        program = next(path for path in self.build.glob(f"tests/**/{target}") if path.is_file() and os.access(path, os.X_OK))
+        command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=self.limit_s)
+        except subprocess.TimeoutExpired:
+            return f"no end after {self.limit_s} s"
+        if done.returncode == 0:
+            if "0 tests from 0 test suites" in done.stdout:
+                raise Failure(f"{target} has no test that matches {tests}")
+            return None
+        failed = [line for line in done.stdout.splitlines() if line.startswith("[  FAILED  ]")]
+        return failed[0].removeprefix("[  FAILED  ] ").split(" (")[0].split(",")[0] if failed else f"exit status {done.returncode}"
+
+    def try_out(self, mutant):
+        """What kills the mutant, or None."""
+        path = self.source / mutant["file"]
+        whole = path.read_text(encoding="utf-8")
+        path.write_text(apply(whole, mutant), encoding="utf-8")
+        try:
+            for target, tests in mutant["runs"].items():
+                self.make([target])
+                killer = self.test(target, tests)
+                if killer:
+                    return killer
+            return None
+        finally:
+            path.write_text(whole, encoding="utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="first", type=int, default=0, help="how many of the list to leave out at its beginning")
+    parser.add_argument("--count", type=int, help="how many to try")
+    parser.add_argument("--only", help="names, separated by commas")
+    parser.add_argument("--equivalent", action="store_true", help="also those that are said to change nothing")
+    parser.add_argument("--list", action="store_true", help="print the mutants and end")
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/mutation", help="where the copy is and its build")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one run of tests")
+    options = parser.parse_args()
+
+    mutants = json.loads(LIST.read_text(encoding="utf-8"))
+    if options.only:
+        names = options.only.split(",")
+        unknown = set(names) - {mutant["name"] for mutant in mutants}
+        if unknown:
+            parser.error(f"no such mutants: {', '.join(sorted(unknown))}")
+        mutants = [mutant for mutant in mutants if mutant["name"] in names]
+    mutants = mutants[options.first:][:options.count]
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant['name']}: {mutant['what']} ({mutant['file']})")
+        return 0
+    workshop = Workshop(options.work.resolve(), options.jobs, options.limit)
+    counts = {"killed": 0, "SURVIVES": 0, "survives, as known": 0, "equivalent": 0, "FAILS": 0}
+    for mutant in mutants:
+        begin = time.monotonic()
+        detail = ""
+        if "reason" in mutant and not options.equivalent:
+            verdict, detail = "equivalent", mutant["reason"]
+        else:
+            try:
+                killer = workshop.try_out(mutant)
+                verdict = "killed" if killer else "survives, as known" if "survives" in mutant else "SURVIVES"
+                detail = f"by {killer}" if killer else mutant.get("survives", mutant["what"])
+            except Failure as failure:
+                verdict, detail = "FAILS", str(failure)
+        counts[verdict] += 1
+        print(f"{mutant['name']}: {verdict}: {detail} ({time.monotonic() - begin:.0f} s)", flush=True)
+    print(f"{len(mutants)} mutants: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    return 1 if counts["SURVIVES"] or counts["FAILS"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+// What every number on the command line has to pass, so that none is taken for another one: the
+// parser alone would wrap -1 around to 2^64 - 1, read 010 as 8, and let NaN through every range.
+//
+// Thread rule: at start-up.
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+namespace sluice {
+
+// A number from `least` to `most`.
+CLI::Validator between(double least, double most);
+
+// A size in bytes, such as 10MiB, above 0.
+CLI::Validator is_size();
+
+// To be called once, when all options are there: adds to each option of a numeric type, of `app`
+// and all its subcommands, that its text is a decimal number, whole and not negative where the type
+// is, and finite.
+void check_numbers(CLI::App& app);
+
+// The message for a command line whose command there is not, which the parser reports as one that
+// is missing; empty when that is not the mistake.
+std::string unknown_command(const CLI::App& app);
+
+}  // namespace sluice

@@ -1,0 +1,23 @@
+// Options that name files. In --help they say what becomes of them: what is read is a FILE, what is
+// written an OUTPUT; a test goes through every OUTPUT.
+//
+// Thread rule: at start-up.
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+namespace sluice {
+
+inline CLI::Option* add_input(CLI::App* command, const char* name, std::string& path,
+                              const char* text) {
+  return command->add_option(name, path, text)->type_name("FILE");
+}
+
+inline CLI::Option* add_output(CLI::App* command, const char* name, std::string& path,
+                               const char* text) {
+  return command->add_option(name, path, text)->type_name("OUTPUT");
+}
+
+}  // namespace sluice
