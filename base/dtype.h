@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "base/host_device.h"
+#include "base/device_function.h"
 
 namespace sluice {
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/device_function.h"
 #include "base/dtype.h"
-#include "base/host_device.h"
 
 namespace sluice {
 

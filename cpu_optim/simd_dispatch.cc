@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "cpu_optim/ordered_sum.h"
+#include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {

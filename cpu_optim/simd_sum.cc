@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cpu_optim/ordered_sum.h"
+#include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
 
 // No function of another header may be defined or instantiated between these two macros: the linker

@@ -7,10 +7,10 @@
 
 #include "base/error.h"
 #include "base/topology.h"
-#include "base/trace_ranges.h"
-#include "engine/engine_trace.h"
-#include "engine/rank_clocks.h"
-#include "engine/storage_queue.h"
+#include "base/trace/trace_ranges.h"
+#include "engine/ranks/rank_clocks.h"
+#include "engine/run/engine_trace.h"
+#include "engine/store/storage_queue.h"
 #include "io/direct_file.h"
 
 namespace sluice {

@@ -32,10 +32,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.h"
-#include "engine/model_spec.h"
-#include "engine/state_access.h"
-#include "engine/step.h"
+#include "engine/config/config.h"
+#include "engine/config/model_spec.h"
+#include "engine/step/step.h"
+#include "engine/store/state_access.h"
 #include "io/direct_file.h"
 
 namespace sluice {

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "base/trace_clock.h"
+#include "base/trace/trace_clock.h"
 #include "io/transfer_progress.h"
 
 namespace sluice {

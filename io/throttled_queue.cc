@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "base/named_thread.h"
-#include "base/trace.h"
+#include "base/trace/trace.h"
 #include "io/pending_list.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"

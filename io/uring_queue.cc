@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/named_thread.h"
-#include "base/trace_clock.h"
+#include "base/trace/trace_clock.h"
 #include "io/handover.h"
 #include "io/io_queue.h"
 #include "io/request_ledger.h"

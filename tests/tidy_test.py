@@ -16,17 +16,8 @@ LINE_CHARACTERS_MAX = 100
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
-LIBRARY_LAYERS = {
-    "base": {"base"},
-    "io": {"base", "io"},
-    "cpu_optim": {"base", "cpu_optim"},
-    "gpu": {"base", "gpu"},
-    "engine": {"base", "io", "cpu_optim", "gpu", "engine"},
-}
-LAYERS = LIBRARY_LAYERS | {
-    "tools": set(LIBRARY_LAYERS) | {"tools"},
-    "tests": set(LIBRARY_LAYERS) | {"tools", "tests"},
-}
+LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "tools", "tests"}
+HOUSE = "docs/architecture.md"
 VENDOR_HEADER = re.compile(
     r"^(liburing|xxhash|xxh_x86dispatch|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
 FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -73,52 +64,54 @@ class Tree:
         self.violations.append((path, line, rule, message))
 
 
-def check_layers(tree):
+def house(page):
+    """folder -> the folders that it stands on: the rows "| `folder` | what it stands on | ..." of the table."""
+    rows = {}
+    for line in page.splitlines():
+        match = re.match(r"\|\s*`([\w/]+)`\s*\|([^|]*)\|[^|]*\|\s*$", line)
+        if match:
+            rows[match[1]] = re.findall(r"`([\w/]+)`", match[2])
+    return rows
+
+
+def reachable(rows, folder):
+    """`folder` and all that it stands on, directly or not."""
+    found, waiting = set(), [folder]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += rows.get(name, [])
+    return found
+
+
+def check_house(tree):
+    """Every include against the table of folders, and the vendors' headers."""
+    rows = house(tree.texts.get(HOUSE, ""))
+    order = list(rows)
+    for place, (folder, below) in enumerate(rows.items()):
+        for name in below:
+            if name not in order[:place]:
+                tree.report("house", HOUSE, 1, f"{folder} stands on {name}, which is not in an earlier row")
     for path, includes in tree.includes.items():
-        layer = path.split("/")[0]
+        folder = os.path.dirname(path)
+        is_source = path.split("/")[0] in LAYERS - {"tests"}
+        if is_source and folder not in rows:
+            tree.report("house", path, 1, f"{folder} is not in the table of {HOUSE}")
+        allowed = reachable(rows, folder)
         for line, name, is_project in includes:
-            target = name.split("/")[0]
-            if is_project and target in LAYERS and target not in LAYERS.get(layer, set()):
-                tree.report("layer", path, line, f"{layer} must not include {target} ({name})")
             if VENDOR_HEADER.search(name) and path.endswith(".h"):
                 tree.report("vendor-header", path, line, f"<{name}> belongs into a .cc or .cu file")
-            if is_project and target in LAYERS and name not in tree.texts:
+            if not is_project or name.split("/")[0] not in LAYERS:
+                continue
+            if name not in tree.texts:
                 tree.report("include-path", path, line, f'"{name}" is no file of this repository')
-
-
-def source_order(cmake_text):
-    """The stems of the sources in the order of engine/CMakeLists.txt."""
-    listing = re.search(r"sluice_add_library\(engine(.*?)\)", cmake_text, re.DOTALL)
-    return [pathlib.PurePosixPath(name).stem for name in re.findall(r"\S+\.cc", listing[1])] if listing else []
-
-
-def check_engine_order(tree):
-    cmake = "engine/CMakeLists.txt"
-    order = source_order(tree.texts.get(cmake, ""))
-    place = {stem: index for index, stem in enumerate(order)}
-    for path in sorted(tree.cpp):
-        own = pathlib.PurePosixPath(path)
-        if own.parts[0] != "engine":
-            continue
-        if own.stem not in place:
-            tree.report("engine-order", path, 1, f"{own.stem} is not in the list of {cmake}")
-            continue
-        for line, name, _ in tree.includes[path]:
-            target = pathlib.PurePosixPath(name)
-            if target.parts[0] == "engine" and place.get(target.stem, -1) > place[own.stem]:
-                tree.report("engine-order", path, line, f"{target.stem} stands below {own.stem} in the list of {cmake}")
-    # docs/architecture.md shows the same list: a line of a list or table that starts with a file in backticks.
-    page = "docs/architecture.md"
-    shown = []
-    for number, line in enumerate(tree.texts.get(page, "").splitlines(), 1):
-        match = re.match(r"\s*(?:[-*|]|\d+\.)\s*`(?:engine/)?([a-z_]+)(?:\.h|\.cc)?`", line)
-        if match and match[1] in place and match[1] not in shown:
-            if shown and place[match[1]] < place[shown[-1]]:
-                tree.report("engine-order", page, number, f"{match[1]} stands above {shown[-1]} in {cmake}")
-            shown.append(match[1])
-    for stem in order:
-        if page in tree.texts and stem not in shown and f"engine/{stem}.h" in tree.headers:
-            tree.report("engine-order", page, 1, f"{stem} is missing from the list")
+            elif is_source and os.path.dirname(name) not in allowed:
+                tree.report("house", path, line, f"{folder} does not stand on {os.path.dirname(name)} ({name})")
+    folders = {os.path.dirname(path) for path in tree.cpp}
+    for folder in order:
+        if folder not in folders:
+            tree.report("house", HOUSE, 1, f"{folder} has no source file")
 
 
 def check_cycles(tree):
@@ -288,7 +281,7 @@ def check_readme(tree):
         tree.report("readme-sample", "README.md", line, f"the sample differs from {README_SAMPLE}")
 
 
-CHECKS = [check_layers, check_engine_order, check_cycles, check_lengths, check_headers, check_references,
+CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references,
           check_configs, check_words, check_readme]
 
 
@@ -301,6 +294,8 @@ def violations_of(root):
 
 HEADER = "// A header.\n#pragma once\n"
 SAMPLE = "int main() {}\n"
+CLEAN_HOUSE = ("| `base` | | errors |\n| `io` | `base` | queues |\n| `engine/plan` | `base` | pure |\n"
+               "| `engine/flow` | `engine/plan`, `io` | moves |\n| `tools` | `engine/flow` | the command |\n")
 CLEAN_TREE = {
     "CMakeLists.txt": "project(sluice)\n",
     "README.md": f"{README_MARKER}\n```cpp\n{SAMPLE}```\n",
@@ -308,37 +303,38 @@ CLEAN_TREE = {
     "base/error.h": HEADER,
     "base/error.cc": '#include "base/error.h"\n\n#include <hwloc.h>\n',
     "io/queue.h": HEADER + '#include "base/error.h"\n',
-    "engine/CMakeLists.txt": "# b on top of a\nsluice_add_library(engine\n  a.cc\n  b.cc)\n",
-    "engine/a.h": HEADER + '#include "io/queue.h"\n',
-    "engine/a.cc": '#include "engine/a.h"\n',
-    "engine/b.h": HEADER + '#include "engine/a.h"\n',
-    "engine/b.cc": '#include "engine/b.h"\n' + "void f() {\n" + "  g();\n" * (FUNCTION_LINES_MAX - 2) + "}\n",
+    "engine/CMakeLists.txt": "sluice_add_library(engine\n  plan/a.cc\n  flow/b.cc)\n",
+    "engine/plan/a.h": HEADER + '#include "base/error.h"\n',
+    "engine/plan/a.cc": '#include "engine/plan/a.h"\n',
+    "engine/flow/b.h": HEADER + '#include "engine/plan/a.h"\n#include "io/queue.h"\n',
+    "engine/flow/b.cc": '#include "engine/flow/b.h"\n' + "void f() {\n" + "  g();\n" * (FUNCTION_LINES_MAX - 2) + "}\n",
     "tools/CMakeLists.txt": "add_executable(sluice main.cc)\n",
-    "tools/main.cc": '#include "engine/b.h"\n',
+    "tools/main.cc": '#include "base/error.h"\n#include "engine/flow/b.h"\n',
     "tests/consumer/CMakeLists.txt": "add_executable(consumer main.cc)\n",
     "tests/consumer/main.cc": SAMPLE,
     "configs/sluice.schema.json": '{"properties": {"run": {"properties": {"steps": {}}}}}',
     "configs/x.json": '// A comment.\n{"run": {"steps": 1}}\n',
-    "docs/architecture.md": "1. `a.h`: first\n2. `b.h`: second\n",
+    HOUSE: CLEAN_HOUSE,
 }
 # (rule, path that is reported, files that are added to or replaced in the clean tree)
 PLANTED = [
-    ("layer", "io/queue.h", {"io/queue.h": HEADER + '#include "base/error.h"\n#include "gpu/device.h"\n',
-                             "gpu/device.h": HEADER}),
-    ("layer", "base/error.h", {"base/error.h": HEADER + '#include "io/x.h"\n', "io/x.h": HEADER}),
-    ("layer", "engine/b.cc", {"engine/b.cc": '#include "tools/t.h"\n', "tools/t.h": HEADER}),
+    ("house", "io/queue.h", {"io/queue.h": HEADER + '#include "engine/plan/a.h"\n'}),
+    ("house", "base/error.h", {"base/error.h": HEADER + '#include "io/x.h"\n', "io/x.h": HEADER}),
+    ("house", "engine/plan/a.cc", {"engine/plan/a.cc": '#include "engine/plan/a.h"\n\n#include "engine/flow/c.h"\n',
+                                   "engine/flow/c.h": HEADER}),
+    ("house", "engine/flow/b.cc", {"engine/flow/b.cc": '#include "tools/t.h"\n', "tools/t.h": HEADER}),
+    ("house", "engine/new/c.cc", {"engine/new/c.cc": "", "engine/new/CMakeLists.txt": "add_library(c c.cc)\n"}),
+    ("house", HOUSE, {HOUSE: CLEAN_HOUSE + "| `gone` | `base` | nothing |\n"}),
+    ("house", HOUSE, {HOUSE: CLEAN_HOUSE.replace("| `base` | queues", "| `tools` | queues").replace(
+        "`engine/plan`, `io`", "`engine/plan`, `io`, `base`")}),
     ("vendor-header", "io/queue.h", {"io/queue.h": HEADER + '#include <liburing.h>\n#include "base/error.h"\n'}),
-    ("vendor-header", "engine/a.h", {"engine/a.h": HEADER + '#include <tbb/task_arena.h>\n#include "io/queue.h"\n'}),
-    ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n#include "base/none.h"\n'}),
-    ("engine-order", "engine/a.cc", {"engine/a.cc": '#include "engine/a.h"\n\n#include "engine/b.h"\n'}),
-    ("engine-order", "engine/c.h", {"engine/c.h": HEADER, "tools/main.cc": '#include "engine/b.h"\n#include "engine/c.h"\n'}),
-    ("engine-order", "docs/architecture.md", {"docs/architecture.md": "- `b.h`\n- `a.h`\n"}),
-    ("engine-order", "docs/architecture.md", {"docs/architecture.md": "| `a` | first |\n"}),
+    ("vendor-header", "engine/plan/a.h", {"engine/plan/a.h": HEADER + '#include <tbb/task_arena.h>\n#include "base/error.h"\n'}),
+    ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n#include "base/none.h"\n'}),
     ("include-cycle", "base/error.h", {"base/error.h": HEADER + '#include "base/x.h"\n',
                                        "base/x.h": HEADER + '#include "base/error.h"\n'}),
-    ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),
-    ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n' + "//\n" * FILE_LINES_MAX}),
-    ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
+    ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),
+    ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n' + "//\n" * FILE_LINES_MAX}),
+    ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
                                           + "  if (x) { g('}', \"{\"); }  // }\n" * (FUNCTION_LINES_MAX - 2) + "}\n}\n"}),
     ("header-comment", "base/error.h", {"base/error.h": "\n#pragma once\n"}),
     ("header-guard", "base/error.h", {"base/error.h": "// A header.\n"}),
@@ -351,7 +347,7 @@ PLANTED = [
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"step": 1}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": '}),
-    ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/b.h"\n// TODO: later\n'}),
+    ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n// TODO: later\n'}),
     ("readme-sample", "README.md", {"tests/consumer/main.cc": "int main() { }\n"}),
     ("readme-sample", "README.md", {"README.md": "# Sluice\n"}),
 ]
@@ -371,6 +367,31 @@ def self_test():
                 failures += 1
                 print(f"planted {sorted(files)}: expected {expected}, reported {found}")
     print(f"{len(PLANTED) + 1 - failures} of {len(PLANTED) + 1} trees were judged correctly")
+    return failures + rows_self_test()
+
+
+def rows_self_test():
+    """For each row of this repository's own table: an include of each folder that the row does not stand on."""
+    page = (pathlib.Path(__file__).resolve().parent.parent / HOUSE).read_text(encoding="utf-8")
+    rows = house(page)
+    failures = planted = 0
+    for folder in rows:
+        forbidden = [other for other in rows if other not in reachable(rows, folder)]
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in {HOUSE: page, f"{folder}/own.h": HEADER + "".join(
+                    f'#include "{other}/their.h"\n' for other in forbidden)}.items() | {
+                        (f"{other}/their.h", HEADER) for other in forbidden}:
+                target = pathlib.Path(root, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+            tree = Tree(root)
+            check_house(tree)
+            reported = [line for path, line, _, _ in tree.violations if path == f"{folder}/own.h"]
+            planted += len(forbidden)
+            if len(reported) != len(forbidden):
+                failures += 1
+                print(f"{folder}: {len(forbidden)} includes are forbidden, {len(reported)} were reported")
+    print(f"{planted} forbidden includes of {len(rows)} rows were planted")
     return failures
 
 

@@ -22,8 +22,8 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
-#include "cpu_optim/ordered_sum.h"
-#include "gpu/mpi_collectives.h"
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/mpi_collectives.h"
 
 namespace sluice {
 namespace {

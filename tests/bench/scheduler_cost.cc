@@ -16,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "base/trace.h"
+#include "base/trace/trace.h"
 #include "base/units.h"
 #include "engine/engine.h"
 #include "gpu/host_device.h"

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "base/trace.h"
+#include "base/trace/trace.h"
 
 namespace sluice {
 namespace {

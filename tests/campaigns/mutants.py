@@ -235,7 +235,7 @@ def config_case(bench, case):
 
 # --- Traces ---
 
-HEADER = struct.Struct("<8sIIQII16sQQ")  # base/trace_format.h
+HEADER = struct.Struct("<8sIIQII16sQQ")  # base/trace/trace_format.h
 RECORD = struct.Struct("<QQQQQQIIIBBBB")
 NUMBERS = (0, 1, 2, 3, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**40, 2**53, 2**60, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1)
 SETTINGS = ("nvme=2x", "compute=4x", "drives=2", "prefetch_window=3", "lanes=8", "policy=serial", "memory.host=1GiB", "adam=0.5x", "nvme.latency=9x")

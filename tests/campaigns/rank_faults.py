@@ -6,7 +6,7 @@
 
 The whole run ends by itself, says which rank it has missed or what it has waited for, and leaves no process, no file in /dev/shm and none
 in the storage folder. Case N aims at phase N modulo 6; which one was hit, the trace of another rank says, or the files of the run. (Phases
-and ways to fail that a rank chooses itself are those of tests/engine/rank_faults.py.)
+and ways to fail that a rank chooses itself are those of tests/engine/ranks/rank_faults.py.)
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 # Builds TARGET with clang's libFuzzer and AddressSanitizer and runs it:
 # cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DWORK=... -DSECONDS=... -P run.cmake
 set(sources
-  base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace.cc base/trace_clock.cc base/trace_format.cc base/trace_writer.cc
-  tools/interval_set.cc tools/trace_advice.cc tools/trace_analysis.cc tools/trace_causes.cc tools/trace_engine.cc tools/trace_open_spans.cc tools/trace_ranks.cc tools/trace_reader.cc tools/trace_summary.cc
+  base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace/trace.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
+  tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_summary.cc
   ${TARGET})
 list(TRANSFORM sources PREPEND ${SOURCE}/)
 file(MAKE_DIRECTORY ${WORK}/corpus)

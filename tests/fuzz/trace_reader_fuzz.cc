@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/trace_format.h"
-#include "tools/trace_summary.h"
+#include "base/trace/trace_format.h"
+#include "tools/trace/trace_summary.h"
 
 namespace sluice {
 namespace {

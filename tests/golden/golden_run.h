@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/optimizer_math.h"
-#include "tools/gpt/counter_random.h"
-#include "tools/gpt/gpt_config.h"
+#include "tools/gpt/model/counter_random.h"
+#include "tools/gpt/model/gpt_config.h"
 
 namespace sluice::gpt {
 

@@ -23,7 +23,7 @@ BATCH = 2
 OPTIMIZER = {"learning_rate": 3e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-4, "weight_decay": 0.1, "clip_norm": 1.0}
 
 
-# --- The counter hash of tools/gpt/counter_random.h ---
+# --- The counter hash of tools/gpt/model/counter_random.h ---
 
 
 def mixed(z):

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/trace.h"
+#include "base/trace/trace.h"
 #include "tests/contract/io_queue_contract.h"
 
 namespace sluice::test {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/task_thread.h"
+#include "engine/run/task_thread.h"
 
 namespace sluice::test {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "gpu/host_collectives.h"
-#include "gpu/integer_reduction.h"
+#include "gpu/ranks/host_collectives.h"
+#include "gpu/ranks/integer_reduction.h"
 
 namespace sluice::test {
 

@@ -1,6 +1,6 @@
 // Attention against plain loops in double: values, every gradient of a small case, and gradients
 // along random directions of cases that span several blocks of queries.
-#include "tools/gpt/attention.h"
+#include "tools/gpt/model/attention.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/tools/gpt/reference_gpt.h"
-#include "tools/gpt/counter_random.h"
+#include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/gpt/compute_threads.h"
+#include "tools/gpt/model/compute_threads.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tests/tools/gpt/device_gpt_cases.h"
-#include "tools/gpt/cublaslt.h"
+#include "tools/gpt/model/cublaslt.h"
 
 namespace sluice::gpt {
 namespace {

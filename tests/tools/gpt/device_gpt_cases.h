@@ -9,7 +9,7 @@
 
 #include "tests/tools/gpt/device_gpt_run.h"
 #include "tests/tools/gpt/device_machine.h"
-#include "tools/gpt/gpt_model.h"
+#include "tools/gpt/model/gpt_model.h"
 
 namespace sluice::gpt {
 

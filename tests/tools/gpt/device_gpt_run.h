@@ -7,7 +7,7 @@
 
 #include "gpu/device.h"
 #include "tests/tools/gpt/model_state.h"
-#include "tools/gpt/device_gpt.h"
+#include "tools/gpt/model/device_gpt.h"
 
 namespace sluice::gpt {
 

@@ -1,5 +1,5 @@
 // The GPT for GPUs, its kernel bodies run on the host device.
-#include "tools/gpt/device_gpt.h"
+#include "tools/gpt/model/device_gpt.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "tests/tools/gpt/device_gpt_cases.h"
-#include "tools/gpt/slow_products.h"
+#include "tools/gpt/model/slow_products.h"
 
 namespace sluice::gpt {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "base/units.h"
-#include "gpu/host_launch.h"
-#include "tools/gpt/cuda_ops.h"
-#include "tools/gpt/device_ops_over.h"
+#include "gpu/math/host_launcher.h"
+#include "tools/gpt/model/cuda_ops.h"
+#include "tools/gpt/model/device_ops_over.h"
 
 namespace sluice::gpt {
 

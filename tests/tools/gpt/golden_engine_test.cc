@@ -5,8 +5,8 @@
 #include "gpu/host_device.h"
 #include "tests/golden/golden_run.h"
 #include "tests/support/temp_directory.h"
-#include "tools/gpt/gpt_compute.h"
-#include "tools/gpt/gpt_model.h"
+#include "tools/gpt/model/gpt_compute.h"
+#include "tools/gpt/model/gpt_model.h"
 
 namespace sluice::gpt {
 namespace {

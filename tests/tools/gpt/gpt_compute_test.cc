@@ -1,6 +1,6 @@
 // The whole model: loss, logits and every gradient against the double reference, and the promises
 // about bits (threads, addresses, bf16 at rest).
-#include "tools/gpt/gpt_compute.h"
+#include "tools/gpt/model/gpt_compute.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The declaration of the model and its initial values.
-#include "tools/gpt/gpt_model.h"
+#include "tools/gpt/model/gpt_model.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "tools/gpt/counter_random.h"
+#include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {
 namespace {

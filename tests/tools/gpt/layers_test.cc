@@ -1,6 +1,6 @@
 // Every layer besides attention and products: values against formulas in double, gradients against
 // central differences of the same formulas.
-#include "tools/gpt/layers.h"
+#include "tools/gpt/model/layers.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/tools/gpt/reference_gpt.h"
-#include "tools/gpt/counter_random.h"
+#include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {
 namespace {

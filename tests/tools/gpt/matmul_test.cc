@@ -1,6 +1,6 @@
 // Products against plain loops in double, and the promises about bits: threads and addresses that
 // are multiples of 256 bytes change none.
-#include "tools/gpt/matmul.h"
+#include "tools/gpt/model/matmul.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "tools/gpt/counter_random.h"
+#include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/units.h"
-#include "tools/gpt/counter_random.h"
-#include "tools/gpt/gpt_compute.h"
+#include "tools/gpt/model/counter_random.h"
+#include "tools/gpt/model/gpt_compute.h"
 
 namespace sluice::gpt {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/gpt/gpt_config.h"
+#include "tools/gpt/model/gpt_config.h"
 
 namespace sluice::gpt::reference {
 

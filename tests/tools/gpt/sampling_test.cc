@@ -1,4 +1,4 @@
-#include "tools/gpt/sampling.h"
+#include "tools/gpt/model/sampling.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,268 @@
+#include "base/trace/trace.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/trace/trace_ring.h"
+#include "base/trace/trace_writer.h"
+
+namespace sluice {
+namespace {
+
+struct AtomicCount {
+  std::atomic<std::uint64_t> spans{0};
+  std::atomic<std::uint64_t> size_bytes{0};
+  std::atomic<std::uint64_t> busy_ns{0};
+  std::array<std::atomic<std::uint64_t>, kTraceBuckets> by_duration{};
+};
+
+struct Recorder {
+  std::array<AtomicCount, kTraceKinds> counts;
+  // Grows with every trace, so that threads leave old rings. 0 = there was none.
+  std::atomic<std::uint64_t> generation{0};
+
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::uint32_t ring_records = 0;
+  std::uint32_t threads = 0;
+  std::vector<std::shared_ptr<TraceRing>> rings;  // nobody drains them
+  std::unique_ptr<TraceWriter> writer;            // or this one does
+
+  std::mutex polls_mutex;
+  std::vector<const TracePoll*> polls;  // guarded by polls_mutex
+};
+
+// Never destroyed: threads may record until the process ends.
+Recorder& recorder() {
+  static Recorder* const instance = new Recorder;
+  return *instance;
+}
+
+// Of the calling thread; raw and trivial, since every record reads it. The holder keeps the ring
+// alive, also after its trace has ended: a late record goes nowhere, but to memory that is there.
+constinit thread_local TraceRing* ring_of_this_thread = nullptr;
+constinit thread_local std::uint64_t generation_of_this_thread = 0;
+
+struct RingHolder {
+  std::shared_ptr<TraceRing> ring;
+  void replace(std::shared_ptr<TraceRing> next) {
+    if (ring != nullptr) ring->close();
+    ring = std::move(next);
+  }
+  ~RingHolder() {
+    replace(nullptr);
+    ring_of_this_thread = nullptr;
+    generation_of_this_thread = UINT64_MAX;  // what is recorded by later destructors is dropped
+  }
+};
+thread_local RingHolder ring_holder;
+
+// Null when no trace runs any more.
+TraceRing* make_ring(std::uint64_t generation) {
+  Recorder& all = recorder();
+  char name[kTraceNameBytes + 1] = {};
+  (void)::pthread_getname_np(::pthread_self(), name, sizeof(name));
+  const std::scoped_lock lock(all.mutex);
+  if (all.ring_records == 0) return nullptr;
+  auto ring = std::make_shared<TraceRing>(all.ring_records, all.threads++, name);
+  if (all.writer != nullptr) {
+    all.writer->add_ring(ring);
+  } else {
+    all.rings.push_back(ring);
+  }
+  ring_of_this_thread = ring.get();
+  generation_of_this_thread = generation;
+  ring_holder.replace(std::move(ring));
+  return ring_of_this_thread;
+}
+
+void begin_generation(Recorder& all, std::uint32_t ring_records) {
+  all.rings.clear();
+  all.threads = 0;
+  all.ring_records = ring_records;
+  all.generation.fetch_add(1);
+  trace_is_on.store(ring_records != 0);
+}
+
+}  // namespace
+
+std::string_view name_of(TraceKind kind) {
+  switch (kind) {
+    case TraceKind::kRead: return "read";
+    case TraceKind::kWrite: return "write";
+    case TraceKind::kCopyToDevice: return "copy to device";
+    case TraceKind::kCopyToHost: return "copy to host";
+    case TraceKind::kAdam: return "adam";
+    case TraceKind::kAccumulate: return "accumulate";
+    case TraceKind::kNorm: return "norm";
+    case TraceKind::kAcquire: return "acquire";
+    case TraceKind::kFinish: return "finish";
+    case TraceKind::kStep: return "step";
+    case TraceKind::kCompute: return "compute";
+    case TraceKind::kWait: return "wait";
+    case TraceKind::kLane: return "lane";
+    case TraceKind::kResident: return "resident";
+    case TraceKind::kCollective: return "collective";
+    case TraceKind::kOnDevice: return "on device";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(TraceReason reason) {
+  switch (reason) {
+    case TraceReason::kNone: return "none";
+    case TraceReason::kRead: return "read";
+    case TraceReason::kSlot: return "parameter slot";
+    case TraceReason::kWindow: return "window";
+    case TraceReason::kCopy: return "copy to device";
+    case TraceReason::kGradientSlot: return "gradient slot";
+    case TraceReason::kUpdateRead: return "read of the update";
+    case TraceReason::kUpdateLane: return "lane of the update";
+    case TraceReason::kUpdate: return "update";
+    case TraceReason::kUpdateWrite: return "write of the update";
+    case TraceReason::kGradientCopy: return "copy of gradients";
+    case TraceReason::kNorm: return "norm";
+    case TraceReason::kCollective: return "collective";
+    case TraceReason::kSchedule: return "changed schedule";
+    case TraceReason::kActivation: return "activation";
+    case TraceReason::kGradientSpill: return "gradients to where they wait";
+  }
+  return "unknown";
+}
+
+std::string span_name(const TraceRecord& record, std::string_view unit) {
+  constexpr const char* kPasses[] = {"forward", "backward", "inference"};
+  constexpr const char* kPlanes[] = {"parameters", "optimizer state", "activations", "gradients"};
+  constexpr const char* kCollectives[] = {"gather", "reduction", "reduction and gather", "votes"};
+  const std::size_t plane = std::min<std::size_t>(record.detail, 3);
+  const std::size_t pass = std::min<std::size_t>(record.detail, 2);
+  std::string name(name_of(record.kind));
+  switch (record.kind) {
+    case TraceKind::kStep: return name + " " + std::to_string(record.step);
+    case TraceKind::kCompute: return std::string(unit) + " " + kPasses[pass];
+    case TraceKind::kAcquire: return name + " " + std::string(unit) + " " + kPasses[pass];
+    case TraceKind::kCopyToDevice:
+    case TraceKind::kCopyToHost:
+      if (record.detail != kTraceActivations) break;
+      [[fallthrough]];
+    case TraceKind::kOnDevice:
+    case TraceKind::kRead:
+    case TraceKind::kWrite: return name + " " + std::string(unit) + " " + kPlanes[plane];
+    case TraceKind::kCollective:
+      name = kCollectives[std::min<std::size_t>(record.detail, 3)];
+      break;
+    default: break;
+  }
+  return unit.empty() ? name : name + " " + std::string(unit);
+}
+
+TraceCounts trace_counts() {
+  TraceCounts counts;
+  for (std::size_t kind = 0; kind < kTraceKinds; ++kind) {
+    const AtomicCount& from = recorder().counts[kind];
+    counts[kind] = {.spans = from.spans.load(),
+                    .size_bytes = from.size_bytes.load(),
+                    .busy_ns = from.busy_ns.load()};
+    for (std::size_t i = 0; i < kTraceBuckets; ++i)
+      counts[kind].by_duration[i] = from.by_duration[i].load();
+  }
+  return counts;
+}
+
+void trace_span(const TraceRecord& record) {
+  AtomicCount& count = recorder().counts[static_cast<std::size_t>(record.kind)];
+  const std::uint64_t duration_ns = record.end_ns - record.begin_ns;
+  const std::size_t bucket =
+      std::min<std::size_t>(std::bit_width(duration_ns | 1) - 1, kTraceBuckets - 1);
+  // Relaxed: sums, each right for itself.
+  count.spans.fetch_add(1, std::memory_order_relaxed);
+  count.size_bytes.fetch_add(record.size_bytes, std::memory_order_relaxed);
+  count.busy_ns.fetch_add(duration_ns, std::memory_order_relaxed);
+  count.by_duration[bucket].fetch_add(1, std::memory_order_relaxed);
+  trace_record(record);
+}
+
+void trace_append(const TraceRecord& record) {
+  // Acquire: the thread that sees the new generation sees what belongs to it.
+  const std::uint64_t generation = recorder().generation.load(std::memory_order_acquire);
+  TraceRing* ring = ring_of_this_thread;
+  if (generation_of_this_thread != generation) {
+    if (generation_of_this_thread == UINT64_MAX) return;
+    ring = make_ring(generation);
+  }
+  if (ring != nullptr) ring->append(record);
+}
+
+TracePoll::TracePoll(std::function<void()> poll) : poll_(std::move(poll)) {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  recorder().polls.push_back(this);
+}
+
+TracePoll::~TracePoll() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  std::erase(recorder().polls, this);
+}
+
+void run_trace_polls() {
+  const std::scoped_lock lock(recorder().polls_mutex);
+  for (const TracePoll* poll : recorder().polls) poll->poll_();
+}
+
+void trace_start(const TraceOptions& options) {
+  Recorder& all = recorder();
+  calibrate_trace_clock();
+  const std::scoped_lock lock(all.mutex);
+  if (trace_enabled())
+    throw Error(ErrorCode::kInvalidArgument,
+                "trace_start: a trace is running already; end it with trace_stop() first");
+  all.writer = std::make_unique<TraceWriter>(options);
+  begin_generation(all, std::max(options.ring_records, 2u));
+}
+
+void trace_section(std::string_view name, std::string_view text) {
+  Recorder& all = recorder();
+  const std::scoped_lock lock(all.mutex);
+  if (all.writer != nullptr) all.writer->add_section(name, text);
+}
+
+TraceResult trace_stop() {
+  Recorder& all = recorder();
+  std::unique_ptr<TraceWriter> writer;
+  {
+    const std::scoped_lock lock(all.mutex);
+    if (all.writer == nullptr) return {};
+    begin_generation(all, 0);
+    writer = std::move(all.writer);
+  }
+  return writer->finish();
+}
+
+void trace_enable(std::uint32_t ring_records) {
+  (void)trace_stop();
+  Recorder& all = recorder();
+  if (ring_records != 0) calibrate_trace_clock();
+  const std::scoped_lock lock(all.mutex);
+  begin_generation(all, ring_records);
+}
+
+std::vector<TraceRecord> trace_take() {
+  Recorder& all = recorder();
+  const std::scoped_lock lock(all.mutex);
+  std::vector<TraceRecord> taken;
+  std::vector<TraceRecord> part(kTraceBlockRecordsMax);
+  for (const auto& ring : all.rings) {
+    while (const std::size_t count = ring->drain(part))
+      taken.insert(taken.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  std::erase_if(taken, [](const TraceRecord& record) { return record.end_ns == 0; });
+  std::sort(taken.begin(), taken.end(),
+            [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
+  return taken;
+}
+
+}  // namespace sluice

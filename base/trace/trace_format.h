@@ -1,0 +1,49 @@
+// The trace file's layout (docs/tracing.md): a sequence of blocks, each a header of 64 bytes and a
+// payload padded to a multiple of 64, so that records lie aligned in a mapped file. A block is
+// either records of one thread or a named text; the first is the text "sluice-trace", which
+// describes the records. Everything is little-endian.
+//
+// Thread rule: pure.
+// Invariant: a block is whole if its checksum fits; a reader that meets one that is not goes on at
+// the next magic.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/trace/trace.h"
+
+namespace sluice {
+
+inline constexpr std::uint64_t kTraceMagic = 0x0a31'4543'4152'5453;  // "STRACE1\n"
+inline constexpr std::uint32_t kTraceVersion = 1;
+inline constexpr std::size_t kTraceAlignBytes = 64;
+inline constexpr std::size_t kTraceNameBytes = 16;
+inline constexpr std::uint32_t kTraceBlockRecordsMax = 4096;
+inline constexpr std::uint32_t kTraceSectionBytesMax = 256u << 20;
+
+// Persisted: never renumber.
+enum class TraceBlockType : std::uint32_t { kRecords = 1, kSection = 2 };
+
+struct TraceBlockHeader {
+  std::uint64_t magic = kTraceMagic;
+  std::uint32_t type = 0;    // TraceBlockType
+  std::uint32_t count = 0;   // records, or bytes of text
+  std::uint64_t lost = 0;    // records: how many this thread's ring has dropped so far
+  std::uint32_t thread = 0;  // records: its number in this file
+  std::uint32_t reserved = 0;
+  char name[kTraceNameBytes] = {};  // of the thread, or the text; zero-padded
+  std::uint64_t payload_bytes = 0;  // with padding
+  std::uint64_t checksum = 0;       // XXH3 of header, with this field 0, and payload
+};
+static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
+
+std::uint64_t trace_checksum(const TraceBlockHeader& header, std::span<const std::byte> payload);
+
+// The text of the section "sluice-trace": JSON with the version, the layout of a record, the names
+// of kinds and reasons, and the clocks, host and rank of this process.
+std::string trace_description(const TraceOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,94 @@
+// One thread's records on their way to the drainer: a ring with a single writer and a single
+// reader.
+//
+// Thread rule: append() from the thread that the ring belongs to; drain() from one other thread at
+// a time.
+// Invariants: append() never waits; when the ring is full it drops the record and counts it. Where
+// records are few, the same few places are used again and again, and the rest is never touched.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/trace/trace.h"
+
+namespace sluice {
+
+class TraceRing {
+ public:
+  // `capacity`: rounded up to a power of two. Memory is touched as it is used.
+  TraceRing(std::uint32_t capacity, std::uint32_t thread, std::string name)
+      : thread_(thread),
+        name_(std::move(name)),
+        capacity_(std::bit_ceil(std::max(capacity, 2u))),
+        records_(std::make_unique_for_overwrite<Storage[]>(capacity_)) {}
+
+  void append(const TraceRecord& record) {
+    const std::uint64_t head = head_.load(std::memory_order_relaxed);  // this thread writes it
+    // Acquire: the reader is done with a place before it is written again. It moves the tail some
+    // ten times a second, so this one's copy of it is at hand.
+    const std::uint64_t tail = tail_.load(std::memory_order_acquire);
+    if (head - tail == capacity_) {
+      // Relaxed: a count, and this thread alone writes it.
+      lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      return;
+    }
+    // Empty: the reader looks for nothing, and finds the new base with the next record.
+    if (head == tail) base_ = head;
+    records_[(head - base_) & (capacity_ - 1)].record = record;
+    head_.store(head + 1, std::memory_order_release);  // the record is there before its number
+  }
+
+  // Copies up to target.size() of the oldest records and frees their places.
+  std::size_t drain(std::span<TraceRecord> target) {
+    const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // the reader writes it
+    const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
+    const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
+    if (taken == 0) return 0;  // and the writer may move the base
+    // The one that these records were written with: head was read before, and they keep it.
+    const std::uint64_t first = tail - base_;
+    for (std::size_t i = 0; i < taken; ++i)
+      target[i] = records_[(first + i) & (capacity_ - 1)].record;
+    tail_.store(tail + taken, std::memory_order_release);  // copied before it is overwritten
+    return taken;
+  }
+
+  std::uint64_t waiting() const {
+    return head_.load(std::memory_order_acquire) - tail_.load(std::memory_order_acquire);
+  }
+  std::uint64_t lost() const { return lost_.load(std::memory_order_relaxed); }  // a count
+  std::uint32_t thread() const { return thread_; }
+  const std::string& name() const { return name_; }
+  std::uint32_t capacity() const { return capacity_; }
+
+  // The thread has ended: nobody will append any more.
+  void close() { is_closed_.store(true, std::memory_order_release); }
+  bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
+
+ private:
+  // Not initialized: a ring of which little is used takes little memory.
+  union Storage {
+    Storage() {}
+    TraceRecord record;
+  };
+
+  // Constant after construction.
+  std::uint32_t thread_;
+  std::string name_;
+  std::uint32_t capacity_;
+  std::unique_ptr<Storage[]> records_;
+
+  // The writer's cache line, and the reader's.
+  alignas(64) std::atomic<std::uint64_t> head_{0};
+  std::uint64_t base_ = 0;  // number of the record in the first place; published by head_
+  std::atomic<std::uint64_t> lost_{0};
+  std::atomic<bool> is_closed_{false};
+  alignas(64) std::atomic<std::uint64_t> tail_{0};
+};
+
+}  // namespace sluice

@@ -1,0 +1,190 @@
+#include "base/trace/trace_writer.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/named_thread.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kBufferBytes = 1 << 20;
+constexpr int kRoundsMax = 8;
+constexpr std::uint64_t kCalibrationPeriodNs = 1'000'000'000;
+
+UniqueFd file_of(const TraceOptions& options) {
+  const std::string& path = options.file;
+  const bool is_open = options.descriptor >= 0;
+  const int descriptor = is_open
+                             ? ::fcntl(options.descriptor, F_DUPFD_CLOEXEC, 0)
+                             : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (descriptor < 0)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
+                            errno_text(errno)));
+  UniqueFd file(descriptor);
+  // Names of tensors and paths are nobody else's business, in a file that was there before too.
+  // What is no regular file (/dev/null) keeps its mode.
+  struct stat status {};
+  if (!is_open && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
+    (void)::fchmod(descriptor, 0600);
+  return file;
+}
+
+}  // namespace
+
+TraceWriter::TraceWriter(const TraceOptions& options)
+    : path_(options.file), file_(file_of(options)), records_(kTraceBlockRecordsMax) {
+  add_section("sluice-trace", trace_description(options));
+  thread_ = start_thread("sluice-trace", [this] { run(); });
+}
+
+TraceWriter::~TraceWriter() {
+  (void)finish();
+}
+
+void TraceWriter::add_ring(std::shared_ptr<TraceRing> ring) {
+  const std::scoped_lock lock(mutex_);
+  added_.push_back(std::move(ring));
+}
+
+void TraceWriter::add_section(std::string_view name, std::string_view text) {
+  SLUICE_CHECK(name.size() <= kTraceNameBytes, "a section of a trace has a short name");
+  if (text.size() > kTraceSectionBytesMax) return;
+  TraceBlockHeader header;
+  header.type = static_cast<std::uint32_t>(TraceBlockType::kSection);
+  header.count = static_cast<std::uint32_t>(text.size());
+  const std::scoped_lock lock(file_mutex_);
+  add_block(header, name, std::as_bytes(std::span(text)));
+  flush();
+}
+
+TraceResult TraceWriter::finish() {
+  if (!thread_.joinable()) return result_;
+  {
+    const std::scoped_lock lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  result_.lost = lost_by_ended_;
+  for (const auto& ring : rings_) result_.lost += ring->lost();
+  add_section("end", fmt::format(R"({{"records": {}, "lost": {}, "drainer_ns": {}}})",
+                                 result_.records, result_.lost, result_.drainer_ns));
+  file_ = UniqueFd();
+  return result_;
+}
+
+void TraceWriter::run() {
+  std::uint64_t calibrated_ns = steady_now_ns();
+  bool is_last = false;
+  while (!is_last) {
+    {
+      std::unique_lock lock(mutex_);
+      is_last = wake_.wait_for(lock, kDrainPeriod, [this] { return is_stopping_; });
+    }
+    run_trace_polls();
+    // A ring that fills quickly gets no pause.
+    while (drain_all()) {
+    }
+    if (steady_now_ns() - calibrated_ns < kCalibrationPeriodNs) continue;
+    calibrate_trace_clock();
+    calibrated_ns = steady_now_ns();
+  }
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  result_.drainer_ns = static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 +
+                       static_cast<std::uint64_t>(used.tv_nsec);
+}
+
+// True when a ring is filling faster than the pauses would let it.
+bool TraceWriter::drain_all() {
+  {
+    const std::scoped_lock lock(mutex_);
+    rings_.insert(rings_.end(), added_.begin(), added_.end());
+    added_.clear();
+  }
+  bool is_busy = false;
+  const std::scoped_lock lock(file_mutex_);
+  for (const auto& ring : rings_) {
+    is_busy = is_busy || ring->waiting() > ring->capacity() / 4;
+    drain(*ring);
+  }
+  std::erase_if(rings_, [this](const auto& ring) {
+    const bool is_over = ring->is_closed() && ring->waiting() == 0;
+    if (is_over) lost_by_ended_ += ring->lost();
+    return is_over;
+  });
+  flush();
+  return is_busy;
+}
+
+void TraceWriter::drain(TraceRing& ring) {
+  // Until it is empty, for then its first places are used again and no fresh memory; each round
+  // takes what came during the one before. Not for ever: one busy thread does not keep the others
+  // waiting.
+  for (int round = 0; round < kRoundsMax && ring.waiting() > 0; ++round) {
+    for (std::uint64_t left = ring.waiting(); left > 0;) {
+      const std::size_t taken = ring.drain(records_);
+      TraceBlockHeader header;
+      header.type = static_cast<std::uint32_t>(TraceBlockType::kRecords);
+      header.count = static_cast<std::uint32_t>(taken);
+      header.lost = ring.lost();
+      header.thread = ring.thread();
+      add_block(header, ring.name(), std::as_bytes(std::span(records_.data(), taken)));
+      left -= std::min<std::uint64_t>(left, taken);
+    }
+  }
+}
+
+// Requires: file_mutex_.
+void TraceWriter::add_block(TraceBlockHeader header, std::string_view name,
+                            std::span<const std::byte> payload) {
+  std::memcpy(header.name, name.data(), std::min(name.size(), kTraceNameBytes));
+  header.payload_bytes = align_up(payload.size(), kTraceAlignBytes);
+  const std::size_t begin = buffer_.size();
+  buffer_.resize(begin + sizeof(header) + header.payload_bytes);
+  const auto block = std::span(buffer_).subspan(begin);
+  if (!payload.empty()) std::memcpy(block.data() + sizeof(header), payload.data(), payload.size());
+  header.checksum = trace_checksum(header, block.subspan(sizeof(header)));
+  std::memcpy(block.data(), &header, sizeof(header));
+  if (header.type == static_cast<std::uint32_t>(TraceBlockType::kRecords))
+    records_buffered_ += header.count;
+  if (buffer_.size() >= kBufferBytes) flush();
+}
+
+// Requires: file_mutex_.
+void TraceWriter::flush() {
+  write_all(buffer_);
+  if (result_.failure.empty()) result_.records += records_buffered_;
+  buffer_.clear();
+  records_buffered_ = 0;
+}
+
+void TraceWriter::write_all(std::span<const std::byte> bytes) {
+  if (!result_.failure.empty()) return;
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      result_.error = errno;
+      result_.failure = fmt::format("the trace \"{}\" ends at {}: {}", path_,
+                                    format_bytes(result_.file_bytes), errno_text(errno));
+      return;
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    result_.file_bytes += static_cast<std::uint64_t>(written);
+  }
+}
+
+}  // namespace sluice

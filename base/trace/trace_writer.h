@@ -1,0 +1,71 @@
+// The drainer of a trace: a thread that empties the rings into the trace file, block by block.
+//
+// Thread rule: add_ring() and add_section() from any thread; finish() from one.
+// Invariants: what has been appended reaches the file within kDrainPeriod and what the disk takes.
+// A disk that fails ends the file, and nothing else: the first failure is kept for finish().
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/trace/trace_format.h"
+#include "base/trace/trace_ring.h"
+#include "base/unique_fd.h"
+
+namespace sluice {
+
+class TraceWriter {
+ public:
+  // Each round costs some ten microseconds, and what is recorded in one is what a kill loses.
+  static constexpr std::chrono::milliseconds kDrainPeriod{25};
+
+  // Fails with: kInput when the file cannot be created.
+  explicit TraceWriter(const TraceOptions& options);
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  void add_ring(std::shared_ptr<TraceRing> ring);
+  void add_section(std::string_view name, std::string_view text);
+  // Drains what is left and closes the file.
+  TraceResult finish();
+
+ private:
+  void run();
+  bool drain_all();
+  void drain(TraceRing& ring);
+  void add_block(TraceBlockHeader header, std::string_view name,
+                 std::span<const std::byte> payload);
+  void flush();
+  void write_all(std::span<const std::byte> bytes);
+
+  std::string path_;
+  UniqueFd file_;
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::shared_ptr<TraceRing>> added_;
+  bool is_stopping_ = false;
+
+  // Guarded by file_mutex_: blocks are written one after another.
+  std::mutex file_mutex_;
+  TraceResult result_;
+  std::vector<std::byte> buffer_;       // whole blocks that are not in the file yet
+  std::uint64_t records_buffered_ = 0;  // in them
+
+  // Drainer only.
+  std::vector<std::shared_ptr<TraceRing>> rings_;
+  std::uint64_t lost_by_ended_ = 0;
+  std::vector<TraceRecord> records_;
+
+  std::thread thread_;  // last: it starts when all else stands
+};
+
+}  // namespace sluice

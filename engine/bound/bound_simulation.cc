@@ -1,0 +1,300 @@
+#include "engine/bound/bound_simulation.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "base/error.h"
+#include "engine/bound/simulated_pass.h"
+#include "engine/bound/simulated_spill.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kWarmSteps = 3;
+constexpr std::uint64_t kCountedSteps = 4;
+constexpr std::uint64_t kSteps = kWarmSteps + kCountedSteps;
+
+class Simulation {
+ public:
+  Simulation(const StepShape& shape, OverlapPolicy policy)
+      : layout_(shape.layout),
+        placement_(shape.placement),
+        schedule_(shape.schedule),
+        window_(shape.window),
+        rates_(shape.rates),
+        policy_(policy),
+        machine_(shape.rates, [this](const SimulatedJob& job) { end(job); }),
+        slots_(placement_, layout_.blocks().size()),
+        pass_(shape, policy, machine_, slots_),
+        spill_(shape, machine_,
+               {.on_host = [this](std::uint32_t use) { drain(use); },
+                .on_left = [this](std::uint32_t) { ++gradient_slots_free_; },
+                .on_home = [this](std::uint32_t use) { gradient_home(use); }}),
+        spills_(std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0),
+        uses_(schedule_.size()),
+        gradient_slots_free_(placement_.gradient_slots.count) {
+    for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
+      if (schedule_[use].final_gradient) ++final_uses_;
+    }
+  }
+
+  StepCost run() {
+    pump();
+    while (step_ < kWarmSteps) advance();
+    const StepCost begin = machine_.account();
+    while (step_ < kSteps) advance();
+    return mean_since(begin);
+  }
+
+ private:
+  struct Use {
+    std::uint32_t blocks_copied = 0;
+    bool is_computed = false;
+  };
+  struct Fetch {
+    std::uint32_t use = 0;
+    std::uint32_t block = 0;
+  };
+
+  void advance() {
+    machine_.advance();
+    pump();
+  }
+  // Starts whatever may start.
+  void pump() {
+    while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
+           pump_compute() || spill_.pump() || pass_.pump() || pass_.pump_adam()) {
+    }
+  }
+  void end(const SimulatedJob& job);
+  bool pump_step();
+  bool pump_fetch();
+  bool pump_copy();
+  std::uint32_t ready_uses();
+  bool pump_compute();
+  void copied();
+  void computed(std::uint32_t use);
+  void drain(std::uint32_t use);
+  void drained(std::uint32_t use);
+  void gradient_added(std::uint32_t use);
+  void gradient_home(std::uint32_t use);
+  void normed();
+  StepCost mean_since(const StepCost& begin) const;
+  bool is_slotted(std::uint32_t block) const {
+    return placement_.parameter_tier[block] == Tier::kNvme;
+  }
+  bool has_arrived(std::uint32_t block) const {
+    return !is_slotted(block) || slots_.is_valid(block);
+  }
+  // That this rank updates, and so fetches from the device once they are added over the ranks.
+  std::uint64_t elements_of(std::uint32_t use) const {
+    return layout_.unit(schedule_[use].unit).shard_elements;
+  }
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Schedule& schedule_;
+  const WindowPlan& window_;
+  const Rates& rates_;
+  const OverlapPolicy policy_;
+  SimulatedMachine machine_;
+  SimulatedSlots slots_;
+  SimulatedPass pass_;
+  SimulatedSpill spill_;
+  const bool spills_;
+  std::uint32_t final_uses_ = 0;
+
+  // The step that computation is in.
+  std::uint64_t step_ = 0;
+  std::vector<Use> uses_;
+  std::uint32_t fetch_use_ = 0;    // what is fetched next
+  std::uint32_t fetch_block_ = 0;  // in its unit
+  std::uint32_t next_compute_ = 0;
+  bool is_computing_ = false;
+  std::uint32_t normed_uses_ = 0;
+
+  std::deque<Fetch> fetches_;      // begun and not on the device
+  std::size_t ready_fetches_ = 0;  // of these, from the front on, are in host memory
+  std::uint64_t fetched_ = 0;
+  bool is_copying_ = false;
+  std::uint32_t gradient_slots_free_;
+};
+
+void Simulation::end(const SimulatedJob& job) {
+  const auto use = static_cast<std::uint32_t>(job.subject);  // or block
+  switch (job.task) {
+    case SimulatedTask::kFetch: slots_.set_valid(use); return pass_.slot_filled(use);
+    case SimulatedTask::kCopyUp: return copied();
+    case SimulatedTask::kCompute: return computed(use);
+    case SimulatedTask::kDrain: return drained(use);
+    case SimulatedTask::kAccumulate: return gradient_added(use);
+    case SimulatedTask::kNorm: return normed();
+    case SimulatedTask::kSpillCopy:
+    case SimulatedTask::kSpillSum:
+    case SimulatedTask::kSpillAdd:
+    case SimulatedTask::kSpillStore: return spill_.end(job);
+    default: return pass_.end(job);
+  }
+}
+
+// The next step begins as soon as it may.
+bool Simulation::pump_step() {
+  const bool is_over = normed_uses_ == final_uses_ &&
+                       (policy_ != OverlapPolicy::kSerial || pass_.is_home(step_ + 1));
+  if (!is_over || step_ == kSteps) return false;
+  ++step_;
+  uses_.assign(uses_.size(), {});
+  fetch_use_ = 0;
+  fetch_block_ = 0;
+  next_compute_ = 0;
+  normed_uses_ = 0;
+  return true;
+}
+
+bool Simulation::pump_fetch() {
+  if (fetch_use_ == schedule_.size()) return false;
+  const auto blocks = layout_.blocks_of(schedule_[fetch_use_].unit);
+  if (!window_.uses[fetch_use_].fetch || fetch_block_ == blocks.size()) {
+    ++fetch_use_;
+    fetch_block_ = 0;
+    return true;
+  }
+  const std::uint32_t block = index_of(blocks[fetch_block_].id);
+  if (pass_.updates(block) < step_) return false;
+  const auto is_released = [ready = ready_uses()](std::uint32_t use) { return use < ready; };
+  if (!std::ranges::all_of(window_.uses[fetch_use_].evicted_uses, is_released)) return false;
+  if (is_slotted(block)) {
+    const bool is_bound = slots_.is_bound(block);
+    if (!slots_.take(block, SimulatedUser::kFetch)) return false;
+    if (!is_bound)
+      machine_.read({SimulatedTask::kFetch, block, ranked(0, fetched_++)},
+                    layout_.parameter_slot_bytes(BlockId{block}));
+  }
+  fetches_.push_back({.use = fetch_use_, .block = block});
+  ++fetch_block_;
+  return true;
+}
+
+// Leases end in order, each when its unit's copies are sure to come: so many uses have theirs in
+// host memory, from the first on.
+std::uint32_t Simulation::ready_uses() {
+  while (ready_fetches_ < fetches_.size() && has_arrived(fetches_[ready_fetches_].block))
+    ++ready_fetches_;
+  return ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
+}
+
+// In schedule order, and not before computation has left the place.
+bool Simulation::pump_copy() {
+  if (is_copying_ || fetches_.empty()) return false;
+  const Fetch& fetch = fetches_.front();
+  if (!has_arrived(fetch.block)) return false;
+  const auto& evicted_uses = window_.uses[fetch.use].evicted_uses;
+  const auto is_computed = [&](std::uint32_t use) { return uses_[use].is_computed; };
+  if (!std::ranges::all_of(evicted_uses, is_computed)) return false;
+  if (placement_.parameter_tier[fetch.block] == Tier::kDevice) {  // gathered from where it is
+    copied();
+    return true;
+  }
+  is_copying_ = true;
+  machine_.copy_up({SimulatedTask::kCopyUp, 0, ranked(0, 0)},
+                   layout_.parameter_bytes(BlockId{fetch.block}));
+  return true;
+}
+
+void Simulation::copied() {
+  const Fetch fetch = fetches_.front();
+  fetches_.pop_front();
+  if (ready_fetches_ > 0) --ready_fetches_;
+  is_copying_ = false;
+  ++uses_[fetch.use].blocks_copied;
+  // Before the update begins with what the gradient is for, its parameters wait where they are.
+  const bool updates_early =
+      policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  if (is_slotted(fetch.block))
+    slots_.leave(fetch.block, SimulatedUser::kFetch,
+                 updates_early && schedule_[fetch.use].final_gradient);
+}
+
+bool Simulation::pump_compute() {
+  if (is_computing_ || next_compute_ == schedule_.size()) return false;
+  const std::uint32_t use = next_compute_;
+  const UnitPlace& unit = layout_.unit(schedule_[use].unit);
+  const bool is_backward = schedule_[use].pass == Pass::kBackward;
+  const bool has_gradient = is_backward && !unit.is_frozen;
+  if (window_.uses[use].fetch && uses_[use].blocks_copied < unit.block_count) return false;
+  // For units at home on the device, which nobody fetches.
+  if (!pass_.has_updated(unit.id, step_)) return false;
+  if (has_gradient && gradient_slots_free_ == 0) return false;
+  if (has_gradient) --gradient_slots_free_;
+  ++next_compute_;
+  is_computing_ = true;
+  const UnitTime& time = rates_.units[index_of(unit.id)];
+  machine_.compute({SimulatedTask::kCompute, use, use},
+                   is_backward ? time.backward_s : time.forward_s);
+  return true;
+}
+
+void Simulation::computed(std::uint32_t use) {
+  is_computing_ = false;
+  uses_[use].is_computed = true;
+  if (schedule_[use].pass != Pass::kBackward || layout_.unit(schedule_[use].unit).is_frozen) return;
+  if (placement_.gradient_is_on_device(schedule_[use].unit)) {
+    ++gradient_slots_free_;
+    return gradient_home(use);
+  }
+  if (spills_) return spill_.add(use);
+  drain(use);
+}
+
+void Simulation::drain(std::uint32_t use) {
+  machine_.copy_down({SimulatedTask::kDrain, use, ranked(0, use)},
+                     elements_of(use) * layout_.format().gradient_bytes());
+}
+
+void Simulation::drained(std::uint32_t use) {
+  ++gradient_slots_free_;
+  if (schedule_[use].first_gradient) return gradient_added(use);
+  machine_.norm({SimulatedTask::kAccumulate, use, ranked(0, use)}, elements_of(use));
+}
+
+void Simulation::gradient_added(std::uint32_t use) {
+  spill_.host_ended();
+  if (!schedule_[use].final_gradient) return;
+  machine_.norm({SimulatedTask::kNorm, use, ranked(0, use)}, elements_of(use));
+  pass_.gradient_final(schedule_[use].unit, step_);
+}
+
+void Simulation::gradient_home(std::uint32_t use) {
+  if (!schedule_[use].final_gradient) return;
+  pass_.gradient_final(schedule_[use].unit, step_);
+  normed();
+}
+
+void Simulation::normed() {
+  if (++normed_uses_ == final_uses_) pass_.norm_known(step_);
+}
+
+StepCost Simulation::mean_since(const StepCost& begin) const {
+  constexpr auto kCounted = static_cast<double>(kCountedSteps);
+  StepCost mean = machine_.account();
+  mean.step_s = (mean.step_s - begin.step_s) / kCounted;
+  for (std::size_t i = 0; i < kResourceCount; ++i)
+    mean.busy_s[i] = (mean.busy_s[i] - begin.busy_s[i]) / kCounted;
+  Traffic& traffic = mean.traffic;
+  traffic.nvme_read_bytes =
+      (traffic.nvme_read_bytes - begin.traffic.nvme_read_bytes) / kCountedSteps;
+  traffic.nvme_write_bytes =
+      (traffic.nvme_write_bytes - begin.traffic.nvme_write_bytes) / kCountedSteps;
+  return mean;
+}
+
+}  // namespace
+
+StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy) {
+  SLUICE_CHECK(policy != OverlapPolicy::kAuto, "a bound is that of a policy");
+  SLUICE_CHECK(shape.rates.units.size() == shape.layout.units().size(),
+               "each unit's computation takes a stated time");
+  return Simulation(shape, policy).run();
+}
+
+}  // namespace sluice

@@ -1,0 +1,39 @@
+// The ideal schedule of a step under an overlap policy, played through block by block until it
+// repeats. It keeps to what the engine has: parameter slots, window places, gradient slots and
+// lanes, computation in schedule order, fetches and their copies in schedule order, state granted
+// lanes strictly in order. Within that it is ideal: nothing but the stated rates takes time, and
+// nobody waits who need not.
+//
+// The rules:
+// - A storage line serves parameter fetches first, then reads of state, then writes; the CPU norms
+//   and additions before Adam.
+// - The next step begins when the norm of the one before is known; under `serial`, when all of its
+//   blocks are home.
+// - A use waits until all of its unit's blocks have their update. Fetches and lanes share parameter
+//   slots: what one of them has in host memory, or has on its way, the other does not read. Slots
+//   keep what the step's last fetch brought until the update (`eager`, `speculative`), and what was
+//   updated after the turn until the next forward, as many as the placement lets them.
+// - A lane holds a block from the start of its reads to the end of its writes. A block whose
+//   parameters and record are at home in host memory needs none.
+// - What the device does with gradients that wait there takes no time: it goes through each byte
+//   once, at the rate of its own memory, beside computation that is bound by arithmetic. The
+//   updates that it makes go through about ten times as many: they are a resource of their own,
+//   beside computation, one block after the other from when the norm is known on, under `eager`
+//   from when the unit's gradient is there.
+// - Parameters at home on the device are there for a use, or gathered from there, without a copy.
+// - `serial`: lanes are granted when the norm is known, in unit order. `deferred`: in unit order as
+//   soon as lanes are free; Adam waits for the norm. `eager`: in order of arrival, from the last
+//   unit down, while gradients arrive, then in unit order, and so
+//   does Adam with what it has not begun; Adam waits for the unit's gradient.
+//   `speculative`: as `eager` for blocks whose home is storage, the others wait for the norm; no
+//   step is redone.
+#pragma once
+
+#include "engine/bound/step_cost.h"
+
+namespace sluice {
+
+// The mean over a number of steps, after those that fill the pipeline.
+StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
+
+}  // namespace sluice

@@ -1,0 +1,115 @@
+// The machine that the bound's simulation runs on: resources that each serve one job at a time,
+// lowest rank first, without interrupting one that has begun; the times that jobs take at given
+// rates; a calendar of what ends when; and the account of time and bytes. Ranks alone decide the
+// order, so that equal times give equal schedules.
+//
+// Thread rule: none; one simulation owns it.
+// Invariant: all that ends at one instant has ended before any resource takes up its next job.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <vector>
+
+#include "engine/bound/step_cost.h"
+
+namespace sluice {
+
+// What ends with a job, and what its subject is.
+enum class SimulatedTask : std::uint8_t {
+  kFetch,       // a block's parameters are in its slot
+  kCopyUp,      // the first fetch is on the device
+  kCompute,     // a use is computed
+  kDrain,       // a use's gradient has left the device
+  kAccumulate,  // and is added to those before it
+  kNorm,        // and has its norm
+  kLoad,        // a block: one part of its state is in the lane
+  kAdam,        // a block
+  kDeviceAdam,  // a block whose state is at home on the device
+  kPublish,     // a block's new parameters are on the device
+  kWriteBack,   // a block: one part is home
+  kSpillCopy,   // a block of a gradient that waits elsewhere has left the device
+  kSpillSum,    // the sum so far is in host memory
+  kSpillAdd,    // the gradient is added to it, and in the norm
+  kSpillStore,  // a block of the gradient is where it waits
+};
+
+struct SimulatedJob {
+  SimulatedTask task{};
+  std::uint64_t subject = 0;
+  std::uint64_t rank = 0;  // unique among those that wait for one resource
+};
+
+// Ranks: urgency, then the place in an order.
+constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
+  return urgency << 56 | place;
+}
+
+class SimulatedMachine {
+ public:
+  // `on_end` hears of every job's end; of one that takes no time, before the call that started it
+  // returns. `rates` must outlive the machine.
+  SimulatedMachine(const Rates& rates, std::function<void(const SimulatedJob&)> on_end)
+      : rates_(rates), on_end_(std::move(on_end)) {}
+
+  void read(const SimulatedJob& job, std::uint64_t size_bytes);
+  void write(const SimulatedJob& job, std::uint64_t size_bytes);
+  void copy_up(const SimulatedJob& job, std::uint64_t size_bytes);
+  void copy_down(const SimulatedJob& job, std::uint64_t size_bytes);
+  void compute(const SimulatedJob& job, double duration_s);
+  void norm(const SimulatedJob& job, std::uint64_t element_count);
+  void adam(const SimulatedJob& job, std::uint64_t element_count);
+  void device_adam(const SimulatedJob& job, std::uint64_t element_count);
+
+  // Nobody is on the CPU, or waits for it.
+  bool cpu_is_free() const;
+
+  // Lets every idle resource take up a job and goes on to the next instant at which jobs end.
+  // Requires: something is under way.
+  void advance();
+
+  // Since the start: step_s is the time now.
+  StepCost account() const;
+
+ private:
+  struct Timed {
+    SimulatedJob job;
+    std::int64_t duration_ns = 0;
+    std::int64_t latency_ns = 0;  // from the end of service to the end of the job
+    bool operator>(const Timed& other) const { return job.rank > other.job.rank; }
+  };
+  struct Line {
+    std::priority_queue<Timed, std::vector<Timed>, std::greater<>> waiting;
+    bool is_busy = false;
+    std::int64_t busy_ns = 0;
+  };
+  // The end of a job's service, which frees the line, or that of the job, after its latency.
+  struct Entry {
+    std::int64_t time_ns = 0;
+    std::uint64_t number = 0;
+    Line* freed = nullptr;
+    bool ends_job = false;
+    SimulatedJob job;
+    bool operator>(const Entry& other) const {
+      return time_ns != other.time_ns ? time_ns > other.time_ns : number > other.number;
+    }
+  };
+
+  void submit(Resource resource, const SimulatedJob& job, double amount, double rate,
+              double latency_s = 0);
+  void take_up(Line& line);
+  void enter(std::int64_t time_ns, Line* freed, bool ends_job, const SimulatedJob& job);
+
+  const Rates& rates_;
+  std::function<void(const SimulatedJob&)> on_end_;
+  std::array<Line, kResourceCount> lines_;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> calendar_;
+  std::vector<SimulatedJob> ended_;
+  std::int64_t now_ns_ = 0;
+  std::uint64_t entered_ = 0;
+  Traffic traffic_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,260 @@
+#include "engine/bound/simulated_pass.h"
+
+#include "base/error.h"
+
+namespace sluice {
+
+SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
+                             SimulatedMachine& machine, SimulatedSlots& slots)
+    : layout_(shape.layout),
+      placement_(shape.placement),
+      policy_(policy),
+      machine_(machine),
+      slots_(slots),
+      blocks_(shape.layout.blocks().size()),
+      units_(shape.layout.units().size()),
+      lanes_free_(shape.placement.lanes.count),
+      block_at_place_(shape.layout.blocks().size()) {
+  for (const ScheduledUse& use : shape.schedule) {
+    if (use.final_gradient) arrival_order_.push_back(use.unit);
+  }
+  for (const BlockPlace& block : layout_.blocks()) {
+    Block& own = blocks_[index_of(block.id)];
+    if (layout_.is_frozen(block.id)) {
+      own.updates = own.grants = UINT64_MAX;
+    } else if (record_tier(index_of(block.id)) == Tier::kDevice) {
+      own.grants = UINT64_MAX;
+      ++device_blocks_;
+    } else {
+      ++trained_blocks_;
+    }
+  }
+}
+
+bool SimulatedPass::has_updated(UnitId unit, std::uint64_t steps) const {
+  return layout_.unit(unit).is_frozen ||
+         units_[index_of(unit)].updates >= steps * layout_.unit(unit).block_count;
+}
+
+bool SimulatedPass::is_eager(std::uint32_t block) const {
+  if (policy_ == OverlapPolicy::kSpeculative)
+    return parameter_tier(block) == Tier::kNvme && record_tier(block) == Tier::kNvme &&
+           gradient_tier(block) == Tier::kHost;
+  return policy_ == OverlapPolicy::kEager;
+}
+
+bool SimulatedPass::settle() {
+  if (come_home_.empty()) return false;
+  for (const std::uint32_t index : come_home_) {
+    // Wanted by the next forward, which follows the update from the turn on.
+    const bool is_wanted = parameter_tier(index) == Tier::kNvme &&
+                           policy_ != OverlapPolicy::kSerial &&
+                           normed_steps_ >= blocks_[index].grants;
+    slots_.leave(index, SimulatedUser::kLane, is_wanted);
+  }
+  come_home_.clear();
+  return true;
+}
+
+bool SimulatedPass::pump() {
+  if (trained_blocks_ == 0) return false;
+  if (granted_ == (pass_ + 1) * trained_blocks_) {
+    ++pass_;
+    next_block_ = 0;
+    next_arrival_ = 0;
+    arrival_block_ = 0;
+  }
+  if (normed_steps_ > pass_ || policy_ == OverlapPolicy::kDeferred) return grant_by_unit();
+  return policy_ != OverlapPolicy::kSerial && grant_by_arrival();
+}
+
+bool SimulatedPass::grant_by_unit() {
+  while (blocks_[next_block_].grants > pass_) ++next_block_;
+  return try_grant(next_block_);
+}
+
+bool SimulatedPass::grant_by_arrival() {
+  for (; next_arrival_ < arrival_order_.size(); ++next_arrival_, arrival_block_ = 0) {
+    const UnitPlace& unit = layout_.unit(arrival_order_[next_arrival_]);
+    for (; arrival_block_ < unit.block_count; ++arrival_block_) {
+      const std::uint32_t block = unit.first_block + arrival_block_;
+      if (blocks_[block].grants == pass_ && is_eager(block)) return try_grant(block);
+    }
+  }
+  return false;  // the rest waits for the norm
+}
+
+bool SimulatedPass::try_grant(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (block.in_pass || (needs_lane(index) && lanes_free_ == 0)) return false;
+  const bool is_bound = slots_.is_bound(index);
+  if (needs_slot(index) && !slots_.take(index, SimulatedUser::kLane)) return false;
+  if (needs_lane(index)) --lanes_free_;
+  block.in_pass = true;
+  block.place = granted_++;
+  block_at_place_[block.place % blocks_.size()] = index;
+  ++block.grants;
+  block.pending = 1;  // held until every part has been asked for
+  if (record_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.read({SimulatedTask::kLoad, index, ranked(1, 3 * block.place)},
+                  layout_.record_slot_bytes(BlockId{index}));
+  }
+  if (needs_slot(index)) load_parameters(index, is_bound);
+  if (gradient_tier(index) != Tier::kHost) {
+    ++block.pending;
+    block.awaits_gradients = true;
+    load_gradients(index);
+  }
+  part_loaded(index);
+  return true;
+}
+
+// Into the lane's slot, unless they are there, or on their way to it.
+void SimulatedPass::load_parameters(std::uint32_t index, bool is_bound) {
+  if (slots_.is_valid(index)) return;
+  Block& block = blocks_[index];
+  ++block.pending;
+  block.awaits_slot = true;
+  if (is_bound) return;
+  const SimulatedJob job{SimulatedTask::kFetch, index, ranked(1, 3 * block.place + 1)};
+  const BlockId id{index};
+  if (parameter_tier(index) == Tier::kDevice) {
+    machine_.copy_down(job, layout_.parameter_bytes(id));
+  } else {
+    machine_.read(job, layout_.parameter_slot_bytes(id));
+  }
+}
+
+void SimulatedPass::slot_filled(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (!block.awaits_slot) return;
+  block.awaits_slot = false;
+  part_loaded(index);
+}
+
+void SimulatedPass::part_loaded(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (--block.pending != 0) return;
+  block.is_loaded = true;
+  note_if_ready(index);
+}
+
+void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
+  units_[index_of(unit)].drained_steps = step + 1;
+  if (policy_ == OverlapPolicy::kEager) update_on_device(unit);
+  for (const BlockPlace& block : layout_.blocks_of(unit)) note_if_ready(index_of(block.id));
+}
+
+void SimulatedPass::update_on_device(UnitId unit) {
+  if (!placement_.is_updated_on_device(layout_.unit(unit))) return;
+  for (const BlockPlace& block : layout_.blocks_of(unit))
+    machine_.device_adam(
+        {SimulatedTask::kDeviceAdam, index_of(block.id), ranked(0, sent_to_device_++)},
+        block.element_count);
+}
+
+void SimulatedPass::norm_known(std::uint64_t step) {
+  normed_steps_ = step + 1;
+  if (policy_ != OverlapPolicy::kEager)
+    for (const UnitPlace& unit : layout_.units()) update_on_device(unit.id);
+  for (std::uint32_t block = 0; block < blocks_.size(); ++block) note_if_ready(block);
+}
+
+bool SimulatedPass::may_update(std::uint32_t index) const {
+  const UnitId unit = layout_.block(BlockId{index}).unit;
+  const std::uint64_t steps_ready =
+      is_eager(index) ? units_[index_of(unit)].drained_steps : normed_steps_;
+  return steps_ready >= blocks_[index].grants;
+}
+
+// Into the lane, once they are final.
+void SimulatedPass::load_gradients(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (!block.awaits_gradients || !may_update(index)) return;
+  block.awaits_gradients = false;
+  const SimulatedJob job{SimulatedTask::kLoad, index, ranked(1, 3 * block.place + 2)};
+  const BlockId id{index};
+  if (gradient_tier(index) == Tier::kNvme) {
+    machine_.read(job, layout_.gradient_slot_bytes(id));
+  } else {
+    machine_.copy_down(job, layout_.block(id).element_count * layout_.format().gradient_bytes());
+  }
+}
+
+void SimulatedPass::note_if_ready(std::uint32_t index) {
+  Block& block = blocks_[index];
+  load_gradients(index);
+  if (!block.is_loaded || !may_update(index)) return;
+  block.is_loaded = false;
+  ready_places_.insert(block.place);
+  ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);
+}
+
+// In the order of their turns until the norm is known, then in unit order: what is left at the turn
+// from backward to forward is what forward is about to need.
+bool SimulatedPass::pump_adam() {
+  if (ready_places_.empty() || !machine_.cpu_is_free()) return false;
+  const std::uint64_t place = *ready_places_.begin();
+  const bool is_by_unit = place / trained_blocks_ < normed_steps_;
+  const auto index = is_by_unit
+                         ? static_cast<std::uint32_t>(*ready_blocks_.begin() % blocks_.size())
+                         : block_at_place_[place % blocks_.size()];
+  const Block& block = blocks_[index];
+  ready_places_.erase(block.place);
+  ready_blocks_.erase((block.grants - 1) * blocks_.size() + index);
+  machine_.adam({SimulatedTask::kAdam, index, ranked(1, 0)},
+                layout_.block(BlockId{index}).element_count);
+  return true;
+}
+
+void SimulatedPass::end(const SimulatedJob& job) {
+  const auto index = static_cast<std::uint32_t>(job.subject);
+  switch (job.task) {
+    case SimulatedTask::kLoad: return part_loaded(index);
+    case SimulatedTask::kAdam: return updated(index);
+    case SimulatedTask::kDeviceAdam: ++updated_on_device_; return publish(index);
+    case SimulatedTask::kPublish: publish(index); return part_home(index);
+    default: return part_home(index);
+  }
+}
+
+void SimulatedPass::updated(std::uint32_t index) {
+  Block& block = blocks_[index];
+  const BlockId id{index};
+  block.pending = 1;  // held until every part has been sent
+  if (parameter_tier(index) == Tier::kDevice) {
+    ++block.pending;
+    machine_.copy_up({SimulatedTask::kPublish, index, ranked(1, block.place)},
+                     layout_.parameter_bytes(id));
+  } else {
+    publish(index);
+  }
+  if (record_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.write({SimulatedTask::kWriteBack, index, ranked(2, 2 * block.place)},
+                   layout_.record_slot_bytes(id));
+  }
+  if (parameter_tier(index) == Tier::kNvme) {
+    ++block.pending;
+    machine_.write({SimulatedTask::kWriteBack, index, ranked(2, 2 * block.place + 1)},
+                   layout_.parameter_slot_bytes(id));
+  }
+  part_home(index);
+}
+
+void SimulatedPass::publish(std::uint32_t index) {
+  ++blocks_[index].updates;
+  ++units_[index_of(layout_.block(BlockId{index}).unit)].updates;
+}
+
+void SimulatedPass::part_home(std::uint32_t index) {
+  Block& block = blocks_[index];
+  if (--block.pending != 0) return;
+  block.in_pass = false;
+  if (needs_slot(index)) come_home_.push_back(index);
+  if (needs_lane(index)) ++lanes_free_;
+  ++home_;
+}
+
+}  // namespace sluice

@@ -1,0 +1,116 @@
+// The optimizer pass in the bound's simulation: which block has its turn when, its lane, its reads,
+// Adam and writes. The rules are in engine/bound/bound_simulation.h.
+//
+// Thread rule: none; one simulation owns it.
+// Progress: a block in the pass waits for its own jobs, for its parameters on their way to its
+// slot, and for its gradient or the norm; none of them waits for a lane of the same or a later
+// pass.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "engine/bound/simulated_machine.h"
+#include "engine/bound/simulated_slots.h"
+
+namespace sluice {
+
+class SimulatedPass {
+ public:
+  // All must outlive the pass.
+  SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
+                SimulatedSlots& slots);
+
+  // Lanes that have come home at this instant give their slots back. False when there are none.
+  bool settle();
+  // Gives one block its turn, if one may have it.
+  bool pump();
+  // Starts the next Adam, if one may start. To be called when nothing else may.
+  bool pump_adam();
+
+  // The block's parameters have come to its slot.
+  void slot_filled(std::uint32_t block);
+  void gradient_final(UnitId unit, std::uint64_t step);
+  void norm_known(std::uint64_t step);
+  // The end of a job whose subject is a block.
+  void end(const SimulatedJob& job);
+
+  // Updates that fetches of the block may see, and that computation on the device may.
+  std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
+  bool has_updated(UnitId unit, std::uint64_t steps) const;
+  // So many updates of every block are home.
+  bool is_home(std::uint64_t steps) const {
+    return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
+  }
+
+ private:
+  struct Block {
+    std::uint64_t updates = 0;  // of a frozen one, as many as anybody asks for
+    std::uint64_t grants = 0;   // passes in which the block has had its turn
+    std::uint64_t place = 0;    // of the present one in the order of all passes
+    std::uint32_t pending = 0;  // parts before Adam, or after it
+    bool in_pass = false;
+    bool awaits_slot = false;
+    bool awaits_gradients = false;  // that do not wait in host memory, and may still change
+    bool is_loaded = false;
+  };
+  struct Unit {
+    std::uint64_t drained_steps = 0;  // steps whose gradient is final
+    std::uint64_t updates = 0;        // of all blocks
+  };
+
+  Tier parameter_tier(std::uint32_t block) const { return placement_.parameter_tier[block]; }
+  Tier record_tier(std::uint32_t block) const { return placement_.record_tier[block]; }
+  Tier gradient_tier(std::uint32_t block) const {
+    return placement_.gradient_tier[index_of(layout_.block(BlockId{block}).unit)];
+  }
+  bool needs_lane(std::uint32_t block) const {
+    return parameter_tier(block) != Tier::kHost || record_tier(block) != Tier::kHost ||
+           gradient_tier(block) != Tier::kHost;
+  }
+  bool is_eager(std::uint32_t block) const;
+  bool grant_by_unit();
+  bool grant_by_arrival();
+  bool try_grant(std::uint32_t index);
+  bool needs_slot(std::uint32_t block) const { return parameter_tier(block) != Tier::kHost; }
+  void load_parameters(std::uint32_t index, bool is_bound);
+  void part_loaded(std::uint32_t index);
+  bool may_update(std::uint32_t index) const;
+  void load_gradients(std::uint32_t index);
+  void note_if_ready(std::uint32_t index);
+  void updated(std::uint32_t index);
+  void publish(std::uint32_t index);
+  void update_on_device(UnitId unit);
+  void part_home(std::uint32_t index);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const OverlapPolicy policy_;
+  SimulatedMachine& machine_;
+  SimulatedSlots& slots_;
+  std::vector<Block> blocks_;
+  std::vector<Unit> units_;
+  std::vector<UnitId> arrival_order_;
+  std::uint64_t trained_blocks_ = 0;  // that each pass updates: not those that the device does
+  std::uint64_t device_blocks_ = 0;
+
+  std::uint64_t pass_ = 0;  // the step whose blocks have their turn
+  std::uint64_t granted_ = 0;
+  std::uint32_t lanes_free_;
+  std::uint32_t next_block_ = 0;     // by unit
+  std::uint32_t next_arrival_ = 0;   // by arrival: unit
+  std::uint32_t arrival_block_ = 0;  // and its block
+  std::uint64_t normed_steps_ = 0;   // whose norm is known
+
+  // Blocks that wait for the CPU and nothing else: by their place in the pass, and by unit.
+  std::set<std::uint64_t> ready_places_;
+  std::set<std::uint64_t> ready_blocks_;
+  std::vector<std::uint32_t> block_at_place_;  // by place in the pass
+  std::uint64_t home_ = 0;               // updates, of all blocks in the pass
+  std::uint64_t sent_to_device_ = 0;     // updates, of all blocks that the device updates
+  std::uint64_t updated_on_device_ = 0;  // of these
+  std::vector<std::uint32_t> come_home_;  // and still have their slots
+};
+
+}  // namespace sluice

@@ -1,0 +1,55 @@
+// The parameter slots of the bound's simulation, by the rules of engine/flow/parameter_slots.h: a
+// block has at most one, fetches and lanes share it, each lane is entitled to one, and a number of
+// them may keep bytes for a later user. Those who leave at one instant do so in a fixed order, once
+// all else that ends there has ended.
+//
+// Thread rule: none; one simulation owns it.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+enum class SimulatedUser : std::uint8_t { kFetch, kLane };
+
+class SimulatedSlots {
+ public:
+  SimulatedSlots(const Placement& placement, std::size_t block_count);
+
+  // Whether the block has a slot, and whether its bytes are there.
+  bool is_bound(std::uint32_t block) const { return slots_[block].is_bound; }
+  bool is_valid(std::uint32_t block) const { return slots_[block].is_valid; }
+  void set_valid(std::uint32_t block) { slots_[block].is_valid = true; }
+
+  // Joins the block's slot, or binds a free one. False when none may be had now.
+  bool take(std::uint32_t block, SimulatedUser user);
+
+  // Takes effect with settle(). `keep`: the bytes will be wanted again.
+  void leave(std::uint32_t block, SimulatedUser user, bool keep) {
+    leaving_.emplace_back(user, block, keep);
+  }
+  // False when nobody is leaving.
+  bool settle();
+
+ private:
+  struct Slot {
+    std::uint32_t users = 0;
+    bool is_bound = false;
+    bool is_valid = false;
+    bool is_kept = false;
+  };
+
+  std::vector<Slot> slots_;  // by block
+  std::uint32_t reserve_;
+  std::uint32_t kept_max_;
+  std::uint32_t free_;
+  std::uint32_t kept_ = 0;
+  std::uint32_t lane_users_ = 0;
+  std::vector<std::tuple<SimulatedUser, std::uint32_t, bool>> leaving_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// The drain of a step some of whose gradients wait on storage, in the bound's simulation: one use's
+// gradient at a time, those that leave block by block through the staging slots, as
+// engine/flow/gradient_spill.h has it.
+//
+// Thread rule: none; one simulation owns it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "engine/bound/simulated_machine.h"
+
+namespace sluice {
+
+class SimulatedSpill {
+ public:
+  // All must outlive it. `on_host` hears that it is the turn of a gradient that waits in host
+  // memory, `on_left` that one that leaves has left its slot, `on_home` that it is where it waits,
+  // and in the norm.
+  struct Callbacks {
+    std::function<void(std::uint32_t use)> on_host;
+    std::function<void(std::uint32_t use)> on_left;
+    std::function<void(std::uint32_t use)> on_home;
+  };
+  SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
+
+  void add(std::uint32_t use) { uses_.push_back(use); }
+  // The gradient that on_host was told of is in host memory.
+  void host_ended();
+  // Starts one block, if one may start.
+  bool pump();
+  // The end of a job whose subject is a block.
+  void end(const SimulatedJob& job);
+
+ private:
+  bool adds() const { return !schedule_[uses_.front()].first_gradient; }
+  void part_arrived(std::uint32_t block);
+  std::uint64_t place_of(std::uint32_t block) const;
+  void next_use();
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Schedule& schedule_;
+  SimulatedMachine& machine_;
+  Callbacks callbacks_;
+
+  std::deque<std::uint32_t> uses_;  // with gradients to be drained, in order
+  std::uint32_t started_ = 0;       // blocks of the front one
+  std::uint32_t left_ = 0;
+  std::uint32_t home_ = 0;
+  std::uint32_t staging_free_;
+  std::vector<std::uint32_t> pending_;  // by block: parts that have yet to arrive
+};
+
+}  // namespace sluice

@@ -1,0 +1,25 @@
+#include "engine/bound/step_cost.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+std::string_view name_of(Resource resource) {
+  switch (resource) {
+    case Resource::kCompute: return "compute";
+    case Resource::kStorageRead: return "storage reads";
+    case Resource::kStorageWrite: return "storage writes";
+    case Resource::kStorage: return "storage";
+    case Resource::kCopyUp: return "copies to the device";
+    case Resource::kCopyDown: return "copies from the device";
+    case Resource::kCpu: return "optimizer";
+    case Resource::kDeviceUpdate: return "optimizer on the device";
+  }
+  return "unknown";
+}
+
+Resource StepCost::scarcest() const {
+  return static_cast<Resource>(std::ranges::max_element(busy_s) - busy_s.begin());
+}
+
+}  // namespace sluice

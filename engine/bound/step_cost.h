@@ -1,0 +1,73 @@
+// The rates of a machine and what a step costs under them: the words of the bounds
+// (engine/bound/bound.h). Plain data; pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+#include "engine/plan/traffic.h"
+#include "engine/plan/window_plan.h"
+#include "io/duplex.h"
+
+namespace sluice {
+
+// Seconds of computation for each use of a unit.
+struct UnitTime {
+  double forward_s = 0;
+  double backward_s = 0;
+};
+
+// What the machine gives one rank. A rate of 0 means that the resource costs no time.
+struct Rates {
+  double read_bytes_per_second = 0;  // of all drives together
+  double write_bytes_per_second = 0;
+  Duplex duplex = Duplex::kFull;
+  double latency_s = 0;              // of a storage request, beside its transfer
+  double up_bytes_per_second = 0;    // host to device
+  double down_bytes_per_second = 0;  // device to host
+  double adam_parameters_per_second = 0;
+  double norm_parameters_per_second = 0;  // gradient norms, and additions of micro-batches
+  double device_adam_parameters_per_second = 0;  // where the state is at home on the device
+  std::vector<UnitTime> units;            // by unit
+};
+
+enum class Resource : std::uint8_t {
+  kCompute,
+  kStorageRead,   // full duplex
+  kStorageWrite,  // full duplex
+  kStorage,       // half duplex: reads and writes
+  kCopyUp,
+  kCopyDown,
+  kCpu,           // Adam, norms and additions
+  kDeviceUpdate,  // beside computation, as far as memory's rate lets both
+};
+inline constexpr std::size_t kResourceCount = 8;
+
+std::string_view name_of(Resource resource);
+
+// One step in the steady state: from one begin_step to the next.
+struct StepCost {
+  double step_s = 0;
+  std::array<double, kResourceCount> busy_s{};  // by Resource
+  Traffic traffic;
+
+  double busy(Resource resource) const { return busy_s[static_cast<std::size_t>(resource)]; }
+  Resource scarcest() const;
+};
+
+// What the bounds are functions of. All must outlive the call.
+struct StepShape {
+  const Layout& layout;
+  const Placement& placement;
+  const Schedule& schedule;  // a training schedule
+  const WindowPlan& window;
+  const Rates& rates;
+  const ActivationPlan* activations = nullptr;  // null: the application keeps them
+};
+
+}  // namespace sluice

@@ -1,0 +1,277 @@
+#include "engine/config/config.h"
+
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+// The smallest normal number of fp32, rounded up.
+constexpr double kEpsilonMin = 1.2e-38;
+// So that neither the scaled gradients of an ordinary model nor the inverse become denormal.
+constexpr double kStaticScaleMin = 0x1p-64;
+constexpr double kStaticScaleMax = 0x1p64;
+bool is_static_scale(double scale) {
+  return scale == 0 || (scale >= kStaticScaleMin && scale <= kStaticScaleMax);
+}
+
+DType dtype_from(const std::string& name) {
+  if (name == "bf16") return DType::kBf16;
+  return name == "fp16" ? DType::kFp16 : DType::kFp32;
+}
+
+TierChoice tier_from(const std::string& name) {
+  if (name == "device") return TierChoice::kDevice;
+  if (name == "host") return TierChoice::kHost;
+  return name == "nvme" ? TierChoice::kNvme : TierChoice::kAuto;
+}
+
+IoBackend backend_from(const std::string& name) {
+  if (name == "uring") return IoBackend::kUring;
+  if (name == "threads") return IoBackend::kThreads;
+  return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
+}
+
+ActivationHome activations_from(const std::string& name) {
+  for (const ActivationHome home :
+       {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}) {
+    if (name == name_of(home)) return home;
+  }
+  return ActivationHome::kKeep;
+}
+
+OptimizerKind optimizer_from(const std::string& name) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+    if (name == name_of(kind)) return kind;
+  }
+  return OptimizerKind::kAdamW;
+}
+
+Verify verify_from(const std::string& name) {
+  if (name == "sample") return Verify::kSample;
+  return name == "off" ? Verify::kOff : Verify::kFull;
+}
+
+Config::Storage storage_config(const ConfigDocument& document) {
+  Config::Storage storage;
+  storage.paths = document.strings("storage.paths");
+  storage.weights = document.numbers("storage.weights");
+  storage.calibration = document.string("storage.calibration");
+  if (!storage.weights.empty() && storage.weights.size() != storage.paths.size())
+    document.fail(
+        "storage.weights",
+        fmt::format("\"storage.weights\" has {} entries and \"storage.paths\" has {}, but "
+                    "each path needs one weight",
+                    storage.weights.size(), storage.paths.size()));
+  if (!storage.weights.empty() && !storage.calibration.empty())
+    document.fail("storage.calibration",
+                  "\"storage.calibration\" and \"storage.weights\" are both given, but one of them "
+                  "decides; remove the other");
+  storage.block_elements = document.find_integer("storage.block_elements");
+  if (storage.block_elements && *storage.block_elements % 4096 != 0)
+    document.fail("storage.block_elements",
+                  fmt::format("\"storage.block_elements\" is {}, but must be a multiple of 4096",
+                              *storage.block_elements));
+  storage.backend = backend_from(document.string("storage.backend"));
+  storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
+  storage.verify = verify_from(document.string("storage.verify"));
+  storage.timeout_s = document.number("storage.timeout");
+  return storage;
+}
+
+OverlapPolicy overlap_from(const std::string& name) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
+    if (name == name_of(policy)) return policy;
+  }
+  return OverlapPolicy::kAuto;
+}
+
+std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document) {
+  std::vector<Config::Optimizer::Group> groups;
+  for (std::size_t i = 0; i < document.entry_count("optimizer.groups"); ++i) {
+    const std::string key = fmt::format("optimizer.groups.{}", i);
+    groups.push_back({.tensors = document.strings(key + ".tensors"),
+                      .learning_rate_factor = document.number(key + ".learning_rate_factor"),
+                      .weight_decay = document.find_number(key + ".weight_decay")});
+    if (groups.back().tensors.empty())
+      document.fail("optimizer.groups",
+                    fmt::format("group {} lacks \"tensors\", the list of names that it is for", i));
+  }
+  return groups;
+}
+
+void require(bool condition, const char* member, const std::string& rule) {
+  if (!condition) throw Error(ErrorCode::kConfig, fmt::format("Config::{}: {}", member, rule));
+}
+
+void validate_storage(const Config::Storage& storage) {
+  require(!storage.paths.empty(), "storage.paths", "must name at least one folder");
+  require(storage.weights.empty() || storage.weights.size() == storage.paths.size(),
+          "storage.weights",
+          fmt::format("{} weights for {} paths; each needs one", storage.weights.size(),
+                      storage.paths.size()));
+  for (const double weight : storage.weights)
+    require(weight > 0 && std::isfinite(weight), "storage.weights",
+            fmt::format("{} is not positive and finite", weight));
+  require(storage.weights.empty() || storage.calibration.empty(), "storage.calibration",
+          "cannot be given beside storage.weights");
+  require(storage.queue_depth >= 1 && storage.queue_depth <= 4096, "storage.queue_depth",
+          fmt::format("{} is not in 1..4096", storage.queue_depth));
+  require(storage.timeout_s >= 0 && storage.timeout_s <= 86400, "storage.timeout_s",
+          fmt::format("{} is not in 0..86400", storage.timeout_s));
+  if (storage.block_elements) {
+    const std::uint64_t count = *storage.block_elements;
+    require(count >= 4096 && count % 4096 == 0, "storage.block_elements",
+            fmt::format("{} is not a multiple of 4096", count));
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(OverlapPolicy policy) {
+  switch (policy) {
+    case OverlapPolicy::kAuto: return "auto";
+    case OverlapPolicy::kEager: return "eager";
+    case OverlapPolicy::kDeferred: return "deferred";
+    case OverlapPolicy::kSpeculative: return "speculative";
+    case OverlapPolicy::kSerial: return "serial";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(MicroBatchOrder order) {
+  return order == MicroBatchOrder::kVertical ? "vertical" : "horizontal";
+}
+
+std::string_view name_of(ActivationHome home) {
+  switch (home) {
+    case ActivationHome::kKeep: return "keep";
+    case ActivationHome::kRecompute: return "recompute";
+    case ActivationHome::kHost: return "host";
+    case ActivationHome::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+Config engine_config(const ConfigDocument& document) {
+  Config config;
+  config.precision.parameters = dtype_from(document.string("precision.parameters"));
+  const std::string gradients = document.string("precision.gradients");
+  config.precision.gradients =
+      gradients == "auto" ? config.precision.parameters : dtype_from(gradients);
+  config.precision.loss_scale = {
+      .static_scale = document.number("precision.loss_scale.static"),
+      .initial_scale_power =
+          static_cast<std::uint32_t>(document.integer("precision.loss_scale.initial_power")),
+      .window = static_cast<std::uint32_t>(document.integer("precision.loss_scale.window")),
+      .hysteresis = static_cast<std::uint32_t>(document.integer("precision.loss_scale.hysteresis")),
+      .consecutive_hysteresis = document.boolean("precision.loss_scale.consecutive_hysteresis"),
+      .minimum = document.number("precision.loss_scale.minimum")};
+  if (!is_static_scale(config.precision.loss_scale.static_scale))
+    document.fail("precision.loss_scale.static",
+                  fmt::format("\"precision.loss_scale.static\" is {}, but must be 0, or at least "
+                              "{} (2^-64)",
+                              config.precision.loss_scale.static_scale, kStaticScaleMin));
+  config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
+  config.optimizer.momentum = document.number("optimizer.momentum");
+  config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
+                           .beta2 = document.number("optimizer.beta2"),
+                           .epsilon = document.number("optimizer.epsilon"),
+                           .weight_decay = document.number("optimizer.weight_decay")};
+  config.optimizer.groups = groups_from(document);
+  config.optimizer.clip_norm = document.number("optimizer.clip_norm");
+  config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
+                                    ? NonFinitePolicy::kSkip
+                                    : NonFinitePolicy::kStop;
+  config.optimizer.overlap = overlap_from(document.string("optimizer.overlap"));
+  if (const auto lanes = document.find_integer("optimizer.lanes"))
+    config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
+  config.memory.device_bytes = document.size_bytes("memory.device");
+  config.memory.host_bytes = document.size_bytes("memory.host");
+  config.placement.parameters = tier_from(document.string("placement.parameters"));
+  config.placement.optimizer = tier_from(document.string("placement.optimizer"));
+  config.placement.gradients = tier_from(document.string("placement.gradients"));
+  config.activations.home = activations_from(document.string("activations"));
+  config.storage = storage_config(document);
+  config.sharding.stage = static_cast<std::uint32_t>(document.integer("sharding.stage"));
+  const std::optional<std::string> group = document.find_string("sharding.group");
+  config.sharding.group_is_node = group == "node";
+  if (!group)
+    config.sharding.group_ranks = static_cast<std::uint32_t>(document.integer("sharding.group"));
+  config.sharding.keep_gathered_bytes =
+      document.size_bytes("sharding.keep_gathered").value_or(config.sharding.keep_gathered_bytes);
+  config.sharding.reduction = document.string("sharding.reduction") == "nccl"
+                                  ? RankReduction::kNccl
+                                  : RankReduction::kExact;
+  config.sharding.timeout_s = document.number("sharding.timeout");
+  config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
+  return config;
+}
+
+void validate(const Config& config) {
+  const AdamOptions& adam = config.optimizer.adam;
+  require(adam.beta1 >= 0 && adam.beta1 < 1, "optimizer.adam.beta1",
+          fmt::format("{} is not in [0, 1)", adam.beta1));
+  require(adam.beta2 >= 0 && adam.beta2 < 1, "optimizer.adam.beta2",
+          fmt::format("{} is not in [0, 1)", adam.beta2));
+  require(adam.epsilon >= kEpsilonMin, "optimizer.adam.epsilon",
+          fmt::format("{} is less than {}, below which fp32 has no exact numbers and then none",
+                      adam.epsilon, kEpsilonMin));
+  require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
+          fmt::format("{} is negative", adam.weight_decay));
+  require(config.optimizer.momentum >= 0 && config.optimizer.momentum < 1, "optimizer.momentum",
+          fmt::format("{} is not in [0, 1)", config.optimizer.momentum));
+  for (const Config::Optimizer::Group& group : config.optimizer.groups) {
+    require(!group.tensors.empty(), "optimizer.groups", "a group names no tensors");
+    require(group.learning_rate_factor >= 0 && std::isfinite(group.learning_rate_factor),
+            "optimizer.groups",
+            fmt::format("learning_rate_factor {} is not finite and at least 0",
+                        group.learning_rate_factor));
+    const double decay = group.weight_decay.value_or(0);
+    require(decay >= 0 && std::isfinite(decay), "optimizer.groups",
+            fmt::format("weight_decay {} is not finite and at least 0", decay));
+  }
+  require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
+          fmt::format("{} is negative", config.optimizer.clip_norm));
+  require(config.optimizer.overlap != OverlapPolicy::kEager ||
+              (config.optimizer.clip_norm == 0 &&
+               config.optimizer.non_finite == NonFinitePolicy::kStop),
+          "optimizer.overlap",
+          "eager updates before the last gradient is known, so it needs clip_norm 0 and non_finite "
+          "stop; choose speculative, deferred or auto");
+  require(!config.optimizer.lanes || *config.optimizer.lanes >= 1, "optimizer.lanes",
+          "must be at least 1");
+  const Config::Placement& placement = config.placement;
+  const auto may_be_on_device = [](TierChoice choice) {
+    return choice == TierChoice::kAuto || choice == TierChoice::kDevice;
+  };
+  require(placement.optimizer != TierChoice::kDevice ||
+              (may_be_on_device(placement.parameters) && may_be_on_device(placement.gradients)),
+          "placement.optimizer",
+          "device updates parameters and reads gradients where they are, so placement.parameters "
+          "and placement.gradients must be auto or device, too");
+  const LossScaleOptions& scale = config.precision.loss_scale;
+  require(is_static_scale(scale.static_scale), "precision.loss_scale.static_scale",
+          fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
+                      "factor that takes the scale out again lose bits",
+                      scale.static_scale, kStaticScaleMin, kStaticScaleMax));
+  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 31 &&
+              scale.minimum >= 0,
+          "precision.loss_scale",
+          "window and hysteresis must be at least 1, initial_scale_power at most 31, minimum at "
+          "least 0");
+  require(!config.precision.scale_moves() || config.optimizer.overlap != OverlapPolicy::kEager,
+          "optimizer.overlap",
+          "eager updates before an overflow is known, so it needs a static loss scale");
+  require(config.sharding.stage <= 3, "sharding.stage",
+          fmt::format("{} is not in 0..3", config.sharding.stage));
+  require(config.activations.micro_batches >= 1, "activations.micro_batches", "must be at least 1");
+  validate_storage(config.storage);
+}
+
+}  // namespace sluice

@@ -1,0 +1,192 @@
+#include "engine/config/config_schema_check.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+// Levenshtein distance, for hints.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+std::string join_key(const std::string& parent, const std::string& name) {
+  return parent.empty() ? name : parent + "." + name;
+}
+
+bool has_type(const json& value, const std::string& type) {
+  if (type == "object") return value.is_object();
+  if (type == "array") return value.is_array();
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "integer") return value.is_number_integer();
+  return value.is_number();
+}
+
+void check_range(const json& value, const json& schema, const std::string& key,
+                 const SchemaComplaint& complain) {
+  const double number = value.get<double>();
+  const auto bound = [&](const char* name, auto&& inside, const char* word) {
+    const auto limit = schema.find(name);
+    if (limit != schema.end() && !inside(number, limit->get<double>()))
+      complain(key, fmt::format("\"{}\" is {}, but must be {} {}", key, value.dump(), word,
+                                limit->dump()));
+  };
+  bound("minimum", std::greater_equal<double>{}, "at least");
+  bound("exclusiveMinimum", std::greater<double>{}, "more than");
+  bound("maximum", std::less_equal<double>{}, "at most");
+  bound("exclusiveMaximum", std::less<double>{}, "less than");
+}
+
+void check_string(const json& value, const json& schema, const std::string& key,
+                  const SchemaComplaint& complain) {
+  // What takes it for the end of the string (every path) would use another one than was written.
+  if (value.get_ref<const std::string&>().find('\0') != std::string::npos)
+    complain(key, fmt::format("\"{}\" is {}, with a NUL character in it", key, value.dump()));
+  const auto allowed = schema.find("enum");
+  if (allowed != schema.end() &&
+      std::find(allowed->begin(), allowed->end(), value) == allowed->end()) {
+    std::vector<std::string> names;
+    for (const json& name : *allowed) names.push_back(name.dump());
+    complain(key, fmt::format("\"{}\" is {}, but must be one of {}", key, value.dump(),
+                              fmt::join(names, ", ")));
+  }
+  if (schema.value("format", "") == "size" && value != "auto") {
+    try {
+      (void)parse_size(value.get_ref<const std::string&>());
+    } catch (const Error& error) {
+      complain(key, fmt::format("\"{}\": {}; \"auto\" is allowed too", key, error.what()));
+    }
+  }
+}
+
+void check_object(const json& value, const json& schema, const std::string& key,
+                  const SchemaComplaint& complain) {
+  const json& properties = schema.at("properties");
+  for (const auto& [name, member] : value.items()) {
+    const std::string member_key = join_key(key, name);
+    const auto known = properties.find(name);
+    if (known == properties.end())
+      complain(member_key,
+               fmt::format("unknown key \"{}\"{}", member_key, nearest_key_hint(name, key)));
+    check_against_schema(member, *known, member_key, complain);
+  }
+}
+
+// Alternatives of different types.
+void check_choices(const json& value, const json& choices, const std::string& key,
+                   const SchemaComplaint& complain) {
+  std::vector<std::string> types;
+  for (const json& choice : choices) {
+    types.push_back(choice.at("type").get<std::string>());
+    if (has_type(value, types.back())) return check_against_schema(value, choice, key, complain);
+  }
+  complain(key, fmt::format("\"{}\" is {}, but must be of type {}", key,
+                            value.is_structured() ? value.type_name() : value.dump(),
+                            fmt::join(types, " or ")));
+}
+
+// Every key of the schema in dotted form.
+void collect_keys(const json& schema, const std::string& parent, std::vector<std::string>& keys) {
+  const auto properties = schema.find("properties");
+  if (properties == schema.end()) {
+    if (schema.contains("items")) collect_keys(schema["items"], parent, keys);
+    return;
+  }
+  for (const auto& [name, member] : properties->items()) {
+    const std::string key = join_key(parent, name);
+    keys.push_back(key);
+    collect_keys(member, key, keys);
+  }
+}
+
+}  // namespace
+
+const json& config_schema() {
+  static const json schema = json::parse(kConfigSchemaText);
+  return schema;
+}
+
+const json* find_key_schema(const std::string& key) {
+  const json* schema = &config_schema();
+  std::size_t begin = 0;
+  while (begin <= key.size()) {
+    const std::size_t end = std::min(key.find('.', begin), key.size());
+    if (schema->value("type", "") == "array") {  // the entry's number
+      schema = &schema->at("items");
+      begin = end + 1;
+      continue;
+    }
+    const auto properties = schema->find("properties");
+    if (properties == schema->end()) return nullptr;
+    const auto member = properties->find(key.substr(begin, end - begin));
+    if (member == properties->end()) return nullptr;
+    schema = &*member;
+    begin = end + 1;
+  }
+  return schema;
+}
+
+void check_against_schema(const json& value, const json& schema, const std::string& key,
+                          const SchemaComplaint& complain) {
+  if (const auto choices = schema.find("anyOf"); choices != schema.end())
+    return check_choices(value, *choices, key, complain);
+  const std::string type = schema.at("type").get<std::string>();
+  if (!has_type(value, type)) {
+    const std::string what = key.empty() ? "the document" : "\"" + key + "\"";
+    complain(key, fmt::format("{} is {}, but must be of type {}", what,
+                              value.is_structured() ? value.type_name() : value.dump(), type));
+  }
+  if (type == "object") check_object(value, schema, key, complain);
+  if (type == "string") check_string(value, schema, key, complain);
+  if (type == "integer" || type == "number") check_range(value, schema, key, complain);
+  if (type == "array") {
+    if (value.size() < schema.value("minItems", std::size_t{0}))
+      complain(key, fmt::format("\"{}\" is empty, but must have at least {} entry", key,
+                                schema["minItems"].dump()));
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const std::string entry = value[i].is_object() ? join_key(key, std::to_string(i)) : key;
+      check_against_schema(value[i], schema.at("items"), entry, complain);
+    }
+  }
+}
+
+std::string nearest_key_hint(const std::string& unknown, const std::string& parent) {
+  std::vector<std::string> keys;
+  collect_keys(config_schema(), "", keys);
+  const std::string full = join_key(parent, unknown);
+  const std::string* nearest = nullptr;
+  std::size_t nearest_distance = 0;
+  for (const std::string& key : keys) {
+    // Near as written, or near by its last word in another section.
+    const std::size_t distance = std::min(
+        edit_distance(full, key), edit_distance(unknown, key.substr(key.rfind('.') + 1)) + 1);
+    if (nearest == nullptr || distance < nearest_distance) {
+      nearest = &key;
+      nearest_distance = distance;
+    }
+  }
+  return fmt::format("; did you mean \"{}\"?", *nearest);
+}
+
+}  // namespace sluice

@@ -1,0 +1,100 @@
+#include "engine/config/model_spec.h"
+
+#include <algorithm>
+#include <ranges>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, "model: " + message);
+}
+
+void check_tensors(const ModelSpec& spec) {
+  std::unordered_set<std::string_view> names;
+  for (const UnitSpec& unit : spec.units) {
+    if (!names.insert(unit.name).second)
+      fail(fmt::format("the name \"{}\" is used twice", unit.name));
+    if (unit.tensors.empty()) fail(fmt::format("unit \"{}\" has no tensors", unit.name));
+  }
+  names.clear();
+  for (const UnitSpec& unit : spec.units) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (!names.insert(tensor.name).second)
+        fail(fmt::format("tensor \"{}\" of unit \"{}\" has a name that is used twice", tensor.name,
+                         unit.name));
+      if (tensor.shape.empty() || std::ranges::count(tensor.shape, 0u) != 0)
+        fail(fmt::format("tensor \"{}\" has shape [{}]; every extent must be at least 1",
+                         tensor.name, fmt::join(tensor.shape, ", ")));
+    }
+  }
+}
+
+void check_order(const ModelSpec& spec, const std::vector<UnitId>& order, std::string_view what) {
+  for (const UnitId unit : order) {
+    if (index_of(unit) >= spec.units.size())
+      fail(fmt::format("{} names unit {}, but there are only {}", what, index_of(unit),
+                       spec.units.size()));
+  }
+}
+
+void check_boundaries(const ModelSpec& spec) {
+  if (spec.boundary_bytes.empty()) return;
+  if (spec.boundary_bytes.size() + 1 != spec.forward_order.size())
+    fail(fmt::format("boundary_bytes has {} entries, but there are {} between {} forward uses",
+                     spec.boundary_bytes.size(), spec.forward_order.size() - 1,
+                     spec.forward_order.size()));
+  if (std::ranges::count(spec.boundary_bytes, 0u) != 0)
+    fail("boundary_bytes has a 0; every forward use hands something to the next");
+  if (!std::ranges::equal(spec.forward_order, std::views::reverse(spec.backward_order)))
+    fail("boundary_bytes needs a backward_order that is the reverse of forward_order");
+}
+
+}  // namespace
+
+std::uint64_t TensorSpec::element_count() const {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : shape) count *= extent;
+  return count;
+}
+
+std::uint64_t ModelSpec::element_count() const {
+  std::uint64_t count = 0;
+  for (const UnitSpec& unit : units) {
+    for (const TensorSpec& tensor : unit.tensors) count += tensor.element_count();
+  }
+  return count;
+}
+
+ModelSpec validated(ModelSpec spec) {
+  if (spec.units.empty()) fail("it has no units");
+  if (spec.concurrent_leases == 0)
+    fail("concurrent_leases is 0; computation needs at least one lease");
+  check_tensors(spec);
+  if (spec.forward_order.empty()) {
+    for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit)
+      spec.forward_order.push_back(UnitId{unit});
+  }
+  if (spec.backward_order.empty())
+    spec.backward_order.assign(spec.forward_order.rbegin(), spec.forward_order.rend());
+  check_order(spec, spec.forward_order, "forward_order");
+  check_order(spec, spec.backward_order, "backward_order");
+  std::vector<bool> is_in_backward(spec.units.size(), false);
+  for (const UnitId unit : spec.backward_order) is_in_backward[index_of(unit)] = true;
+  for (std::uint32_t unit = 0; unit < spec.units.size(); ++unit) {
+    if (!spec.units[unit].is_frozen && !is_in_backward[unit])
+      fail(fmt::format("unit \"{}\" is not in backward_order, so its gradient would never come",
+                       spec.units[unit].name));
+  }
+  check_boundaries(spec);
+  if (std::ranges::all_of(spec.units, &UnitSpec::is_frozen))
+    fail("every unit is frozen; there is nothing to train");
+  return spec;
+}
+
+}  // namespace sluice

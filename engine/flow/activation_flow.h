@@ -1,0 +1,172 @@
+// Moves boundary activations between the device's window and their homes in host memory or on
+// storage, as an ActivationPlan says: what has been saved leaves as soon as computation is through
+// with it, and what will be loaded comes back ahead of its use, in order, as far as places in the
+// window and staging slots are free. Activations on storage are transfers of the block store like
+// any other: verified, watched, and after the parameters that computation waits for.
+//
+// Thread rule: the application's thread; what is private, on the scheduler's unless it says so.
+// Progress: a fetch starts only when what it overwrites has been released and is on its way home,
+// or there; so a staging slot that it holds waits for the drive, and for copies that have been
+// queued, and for nothing else. A store's slot waits for computation that has been enqueued, and
+// for the drive.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "engine/plan/placement.h"
+#include "engine/run/scheduler.h"
+#include "engine/run/step_timeline.h"
+#include "engine/store/block_store.h"
+#include "engine/store/tiers.h"
+#include "gpu/device.h"
+
+namespace sluice {
+
+struct LeasedActivation {
+  std::uint32_t access = 0;
+  StreamId stream{};
+  std::byte* data = nullptr;  // device memory
+};
+
+class ActivationFlow {
+ public:
+  // All must outlive the flow. `timeline` hears of what computation waits for.
+  ActivationFlow(const ModelSpec& model, const Placement& placement, const Tiers& tiers,
+                 BlockStore& store, Device& device, Scheduler& scheduler, StepTimeline& timeline);
+
+  // Starts on `plan`, which must outlive it, for `step`. Requires: the plan before has been
+  // finished or abandoned.
+  void begin(const ActivationPlan& plan, std::uint64_t step);
+  // The next access of the plan: work enqueued on `stream` after this call may read it, or write
+  // it. Blocks until its transfers are on their way to the device.
+  // Fails with: kInvalidArgument when it is not next, or too many are held; the engine's first
+  // failure.
+  LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
+  // Work enqueued on its stream after this call does not touch it.
+  void release(const LeasedActivation& lease) noexcept;
+  // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
+  void require_complete() const;
+  // What has happened since the last call. Requires: complete. Returns when nothing computes on the
+  // window any more.
+  // Fails with: the engine's first failure, or the device's.
+  struct Report {
+    std::uint64_t out_bytes = 0;  // left the device, in whole storage units
+    std::uint64_t in_bytes = 0;   // came back
+  };
+  Report finish();
+  // Ends a plan before its end. Returns when nothing is in flight, and nothing computes on the
+  // window, any more, unless the store is stuck. Requires: nothing is held.
+  void abandon() noexcept;
+  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  void settle() noexcept;
+
+ private:
+  enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
+  // Between the device and storage. Its piece is being copied, read or written.
+  struct Slot {
+    Transfer transfer;
+    std::uint32_t access = 0;
+    std::uint32_t piece = 0;  // of its home
+    bool is_free = true;
+    bool is_read = false;
+  };
+  // An access that has been issued, or one piece of it; ready in order.
+  struct Arrival {
+    std::uint32_t access = 0;
+    std::uint32_t slot = kNoSlot;
+    bool is_last = true;
+  };
+  struct Store {
+    std::uint32_t access = 0;
+    std::uint32_t next_piece = 0;
+  };
+  static constexpr std::uint32_t kNoSlot = 0xffffffffu;
+
+  // Application thread.
+  void check_next(const ActivationRef& ref, ActivationAction action) const;
+  std::uint32_t unit_of(std::uint32_t access) const;
+
+  bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
+  void pump();
+  bool may_wait(std::uint32_t access) const {
+    return access_at(access).moves || access_at(access).evicted.has_value();
+  }
+  bool is_over() const { return is_stopped_ || scheduler_.failed(); }
+  void drop_pending();
+  void start_stores();
+  bool store_piece(Store& store);
+  void store_to_host(std::uint32_t access);
+  bool issue_next();
+  bool may_start(const ActivationAccess& access) const;
+  bool fetch_piece();
+  void fetch_from_host();
+  void process_arrivals();
+  void copy_piece_up(std::uint32_t slot);
+  void copied_out(std::uint32_t slot);
+  void transferred(std::uint32_t slot);
+  void drop_from_storage(std::uint64_t size_bytes);
+  void wait_for_place(StreamId stream, std::uint32_t place);
+  std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
+  void free_slot(std::uint32_t slot);
+  // `finished` runs on the scheduler's thread when the copy for `access` that is last on `stream`
+  // now has been done.
+  void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
+                 std::function<void()> finished);
+  void trace_copy(TraceRecord record);
+  std::uint32_t home_of(std::uint32_t access) const;
+  std::uint32_t piece_count(std::uint32_t access) const;
+  std::uint64_t piece_bytes(std::uint32_t access, std::uint32_t piece) const;
+  std::byte* place_of(std::uint32_t access) const;
+  const ActivationAccess& access_at(std::uint32_t access) const { return plan_->accesses[access]; }
+
+  // Constant after construction.
+  const ModelSpec& model_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Device& device_;
+  Scheduler& scheduler_;
+  StepTimeline& timeline_;
+  const std::uint32_t held_max_;  // accesses held at once, as the plans assume
+  const bool is_on_storage_;
+  std::vector<Event> used_events_;     // by place: behind the computation that had it last
+  std::vector<Event> arrived_events_;  // by place: behind the last copy to it
+  std::vector<Event> left_events_;     // by place: behind the last copy from it
+  std::vector<Event> home_events_;     // by home in host memory: behind the last copy to or from it
+
+  // Application thread only, but for begin().
+  const ActivationPlan* plan_ = nullptr;
+  std::uint32_t next_access_ = 0;
+  std::uint32_t held_ = 0;
+  std::vector<bool> is_released_;  // by access, as the application sees it
+  // By access, of those that something may have to move for: around the wait.
+  std::vector<Event> asked_events_;
+  std::vector<Event> granted_events_;
+
+  // Scheduler thread only, but for begin().
+  std::uint32_t issued_ = 0;      // accesses
+  std::uint32_t next_piece_ = 0;  // of the next one to be issued
+  std::uint32_t ready_ = 0;       // accesses become ready in order
+  bool is_stopped_ = true;
+  std::vector<bool> released_;             // by access
+  std::vector<StoreState> store_states_;   // by access that saves
+  std::vector<std::uint32_t> pieces_out_;  // by access that saves: not home yet
+  std::deque<Store> stores_;               // released, not all of them copied out
+  std::deque<Arrival> arrivals_;
+  std::vector<Slot> slots_;
+  Report moved_;
+  std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
+  std::uint64_t step_ = 0;
+  std::array<std::uint64_t, 2> copied_ns_{};  // when the last copy up, or down, had ended
+  std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
+
+  Stream up_stream_;  // last: their callbacks use all of the above
+  Stream down_stream_;
+};
+
+}  // namespace sluice

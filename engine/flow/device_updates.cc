@@ -1,0 +1,98 @@
+#include "engine/flow/device_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/trace/trace.h"
+
+namespace sluice {
+namespace {
+
+DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
+  return {.parameter_type = format.parameter,
+          .gradient_type = format.gradient,
+          .parameter = arrays.parameter,
+          .low = arrays.low,
+          .master = arrays.master,
+          .exp_avg = arrays.exp_avg,
+          .exp_avg_sq = arrays.exp_avg_sq,
+          .gradient = arrays.gradient,
+          .element_count = arrays.element_count};
+}
+
+}  // namespace
+
+DeviceUpdates::DeviceUpdates(const Layout& layout, const Tiers& tiers,
+                             const ResidentUnits& residents, DeviceMath* math, Device& device,
+                             Scheduler& scheduler, Worker& worker, std::function<void()> on_change)
+    : layout_(layout),
+      tiers_(tiers),
+      residents_(residents),
+      math_(math),
+      device_(device),
+      scheduler_(scheduler),
+      worker_(worker),
+      on_change_(std::move(on_change)),
+      begun_ns_(layout.units().size()),
+      stream_(device, "optimizer on the device", StreamPriority::kHigh) {}
+
+void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coefficients) {
+  const UnitPlace& unit = layout_.unit(block.unit);
+  if (index_of(block.id) == unit.first_block) begun_ns_[index_of(block.unit)] = trace_now_ns();
+  device_.wait(stream_.id(), residents_.event(block.unit));
+  const StateFormat& format = layout_.format();
+  const BlockPlanes planes{.parameters = tiers_.device_parameters(block),
+                           .record = tiers_.device_record(block.id),
+                           .gradients = tiers_.device_gradient(block)};
+  for_each_run(layout_, block, [&](const UpdateRun& run) {
+    DeviceUpdate arrays = on_device(format, arrays_of(format, block, planes, run));
+    arrays.non_finite = tiers_.device_tally(block.unit).overflow;
+    math_->update(coefficients.of_set[run.hyperparameter_set], arrays, stream_.id());
+  });
+}
+
+void DeviceUpdates::end_unit(UnitId unit, std::uint64_t step) {
+  ++units_left_;
+  device_.copy(reinterpret_cast<std::byte*>(tiers_.host_tally(unit).overflow),
+               reinterpret_cast<const std::byte*>(tiers_.device_tally(unit).overflow),
+               sizeof(std::uint32_t), stream_.id());
+  device_.call_host(stream_.id(), [this, unit, step] {
+    scheduler_.post([this, unit, step] { ended(unit, step); });
+  });
+}
+
+void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
+  trace_span({.begin_ns = begun_ns_[index_of(unit)],
+              .end_ns = trace_now_ns(),
+              .size_bytes = layout_.unit(unit).shard_elements *
+                            (layout_.format().parameter_bytes() + layout_.format().record_bytes()),
+              .step = step,
+              .unit = index_of(unit),
+              .kind = TraceKind::kOnDevice,
+              .detail = kTraceOptimizerState});
+  const auto end = [this] {
+    --units_left_;
+    on_change_();
+  };
+  if (*tiers_.host_tally(unit).overflow == 0) return end();
+  is_damaged_ = true;
+  worker_.post([this, unit, step] { name_overflow(unit, step); }, end);
+}
+
+// On the worker's thread. Weights and moments are as the update has left them.
+void DeviceUpdates::name_overflow(UnitId id, std::uint64_t step) const {
+  for (const BlockPlace& block : layout_.blocks_of(id)) {
+    AlignedBuffer parameters =
+        read_back(device_, tiers_.device_parameters(block), layout_.parameter_bytes(block.id));
+    AlignedBuffer record =
+        read_back(device_, tiers_.device_record(block.id), layout_.record_bytes(block.id));
+    throw_if_overflowed(layout_, block, {.parameters = parameters.data(), .record = record.data()},
+                        step);
+  }
+  throw Error(ErrorCode::kInternal, "an update on the device says that unit \"" +
+                                        layout_.unit(id).name +
+                                        "\" has overflowed, but all of it is finite");
+}
+
+}  // namespace sluice

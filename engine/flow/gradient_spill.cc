@@ -1,0 +1,176 @@
+#include "engine/flow/gradient_spill.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/trace/trace.h"
+
+namespace sluice {
+
+GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                             Device& device, Scheduler& scheduler, Worker& worker,
+                             BlockStore& store, WaitingGradients& waiting, Callbacks callbacks)
+    : layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      device_(device),
+      scheduler_(scheduler),
+      worker_(worker),
+      store_(store),
+      waiting_(waiting),
+      callbacks_(std::move(callbacks)),
+      slots_(placement.nvme_gradient_bytes == 0 ? 0 : placement.gradient_staging.count),
+      sums_(placement.nvme_gradient_bytes == 0 ? 0 : layout.units().size()) {
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    slots_[slot].transfer.done = [this, slot] {
+      if (slots_[slot].transfer.request.kind == IoKind::kWrite) return home(slot);
+      arrived(slots_[slot].partner);
+    };
+  }
+}
+
+void GradientSpill::start(const Gradient& gradient, StreamId stream) {
+  SLUICE_CHECK(is_idle() && placement_.gradient_spills(gradient.unit),
+               "one gradient at a time leaves, and only for storage");
+  gradient_ = gradient;
+  stream_ = stream;
+  sums_[index_of(gradient.unit)] = {};
+  next_block_ = 0;
+  blocks_in_slot_ = gradient.data == nullptr ? 0 : layout_.unit(gradient.unit).block_count;
+  blocks_left_ = layout_.unit(gradient.unit).block_count;
+  pump();
+}
+
+void GradientSpill::pump() {
+  while (next_block_ < layout_.unit(gradient_.unit).block_count && start_block()) {
+  }
+}
+
+std::uint32_t GradientSpill::free_slot() const {
+  const auto slot = std::ranges::find(slots_, true, &Slot::is_free);
+  return slot == slots_.end() ? kNone : static_cast<std::uint32_t>(slot - slots_.begin());
+}
+
+std::uint32_t GradientSpill::take_slot(BlockId block) {
+  const std::uint32_t index = free_slot();
+  Slot& slot = slots_[index];
+  slot.is_free = false;
+  scheduler_.pools().lend(MemoryPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
+  slot.block = block;
+  slot.partner = kNone;
+  slot.pending = 0;
+  return index;
+}
+
+void GradientSpill::free(std::uint32_t slot) {
+  slots_[slot].is_free = true;
+  scheduler_.pools().take_back(MemoryPool::kGradientStaging,
+                               placement_.gradient_staging.slot_bytes);
+}
+
+// Both slots that a block needs, or none: of two blocks with one slot each, neither would move.
+bool GradientSpill::start_block() {
+  const bool adds = !gradient_.is_first;
+  if (std::ranges::count(slots_, true, &Slot::is_free) < (adds ? 2 : 1)) return false;
+  const BlockId block = layout_.blocks_of(gradient_.unit)[next_block_++].id;
+  const std::uint32_t slot = take_slot(block);
+  slots_[slot].pending = 1;  // held until all has been asked for
+  if (gradient_.data != nullptr) copy_in(slot);
+  if (adds) fetch_sum(slot);
+  arrived(slot);
+  return true;
+}
+
+void GradientSpill::copy_in(std::uint32_t slot) {
+  const BlockPlace& block = layout_.block(slots_[slot].block);
+  ++slots_[slot].pending;
+  device_.copy(tiers_.gradient_staging(slot),
+               gradient_.data + block.offset_elements * layout_.format().gradient_bytes(),
+               size_bytes(block.id), stream_);
+  call_back([this, slot] {
+    arrived(slot);
+    if (--blocks_in_slot_ == 0) callbacks_.on_left();
+  });
+}
+
+// Brings the sum so far into a slot of its own.
+void GradientSpill::fetch_sum(std::uint32_t slot) {
+  const BlockId block = slots_[slot].block;
+  const std::uint32_t sum = take_slot(block);
+  slots_[slot].partner = sum;
+  slots_[sum].partner = slot;
+  if (scheduler_.failed()) return;  // storage may be what has failed
+  ++slots_[slot].pending;
+  slots_[sum].transfer.step = gradient_.step;
+  store_.fetch(slots_[sum].transfer, block, Plane::kGradient, tiers_.gradient_staging(sum),
+               store_.version(block, Plane::kGradient));
+}
+
+// Once the stream has come so far.
+void GradientSpill::call_back(std::function<void()> function) {
+  device_.call_host(stream_, [this, function = std::move(function)]() mutable {
+    scheduler_.post(std::move(function));
+  });
+}
+
+void GradientSpill::arrived(std::uint32_t slot) {
+  if (--slots_[slot].pending != 0) return;
+  worker_.post([this, slot] { add(slot); }, [this, slot] { added(slot); });
+}
+
+// On the worker's thread.
+void GradientSpill::add(std::uint32_t index) {
+  const std::uint64_t begin_ns = trace_now_ns();
+  const Slot& slot = slots_[index];
+  const BlockPlace& block = layout_.block(slot.block);
+  const DType type = layout_.format().gradient;
+  std::byte* sum = tiers_.gradient_staging(index);
+  if (gradient_.data == nullptr) std::memset(sum, 0, size_bytes(slot.block));
+  if (slot.partner != kNone) {
+    sum = tiers_.gradient_staging(slot.partner);
+    worker_.optimizer().accumulate(type, sum, tiers_.gradient_staging(index), block.element_count);
+  }
+  Sum& unit = sums_[index_of(block.unit)];
+  NormAccumulator norm;
+  worker_.optimizer().add_squared_norm(type, sum, block.element_count, norm);
+  unit.norm.merge(norm);
+  if (!norm.finite()) {
+    const std::optional<std::uint64_t> at = find_non_finite(type, sum, block.element_count);
+    const std::uint64_t before = unit.first_non_finite.value_or(UINT64_MAX);
+    if (at) unit.first_non_finite = std::min(before, block.offset_elements + *at);
+  }
+  trace_span({.begin_ns = begin_ns,
+              .end_ns = trace_now_ns(),
+              .size_bytes = size_bytes(slot.block),
+              .step = gradient_.step,
+              .unit = index_of(block.unit),
+              .block = index_of(block.id),
+              .kind = slot.partner == kNone ? TraceKind::kNorm : TraceKind::kAccumulate});
+}
+
+void GradientSpill::added(std::uint32_t index) {
+  const std::uint32_t partner = slots_[index].partner;
+  if (partner == kNone) return send_home(index);
+  free(index);
+  send_home(partner);
+  pump();
+}
+
+void GradientSpill::send_home(std::uint32_t index) {
+  Slot& slot = slots_[index];
+  if (scheduler_.failed()) return home(index);
+  slot.transfer.step = gradient_.step;
+  waiting_.written(slot.block);
+  store_.store(slot.transfer, slot.block, Plane::kGradient, tiers_.gradient_staging(index),
+               store_.version(slot.block, Plane::kGradient) + 1);
+}
+
+void GradientSpill::home(std::uint32_t index) {
+  free(index);
+  pump();
+  if (--blocks_left_ == 0) callbacks_.on_home();
+}
+
+}  // namespace sluice

@@ -1,0 +1,107 @@
+// Gradients that wait for their update on storage. Each of a unit's gradients passes through host
+// memory block by block, where it is added to the sum so far (one fp32 addition and one rounding an
+// element, as in the gradient set) and counted in the unit's norm, and goes on to where it waits.
+// One gradient at a time.
+//
+// Thread rule: scheduler's thread only, but where said.
+// Progress: a block waits for one staging slot, or for two if there is a sum to add to, which
+// earlier blocks free when they are home; for copies, the worker, and storage. Nobody reads a
+// unit's gradients while they may still come (engine/flow/optimizer_pass.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "base/norm_accumulator.h"
+#include "engine/flow/waiting_gradients.h"
+#include "engine/run/worker.h"
+#include "engine/store/block_store.h"
+
+namespace sluice {
+
+class GradientSpill {
+ public:
+  // All must outlive it. `on_left` runs when the gradient has left its slot, `on_home`, later, when
+  // it is where it waits and in the norm.
+  struct Callbacks {
+    std::function<void()> on_left;
+    std::function<void()> on_home;
+  };
+  GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
+                WaitingGradients& waiting, Callbacks callbacks);
+
+  struct Gradient {
+    UnitId unit{};
+    const std::byte* data = nullptr;  // on the device, of the whole unit; null: it is zero
+    bool is_first = false;            // of its unit in the step
+    std::uint64_t step = 0;           // for traces
+  };
+  // Takes up a gradient; its copies go through `stream`, behind what is there.
+  // Requires: is_idle(), and the unit's gradients wait on storage.
+  void start(const Gradient& gradient, StreamId stream);
+  bool is_idle() const { return blocks_left_ == 0; }
+
+  // Of the unit's sum, once on_home has run for its last gradient.
+  const NormAccumulator& norm(UnitId unit) const { return sums_[index_of(unit)].norm; }
+  // The first element of the unit's sum that is not finite. Any thread, while is_idle().
+  std::optional<std::uint64_t> first_non_finite(UnitId unit) const {
+    return sums_[index_of(unit)].first_non_finite;
+  }
+
+ private:
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  // A staging slot: with a block of the gradient, or, as its partner, with the sum so far.
+  struct Slot {
+    Transfer transfer;
+    BlockId block{};
+    std::uint32_t partner = kNone;  // each of two has the other
+    std::uint32_t pending = 0;      // of what has to arrive before the addition
+    bool is_free = true;
+  };
+  // Written by the worker between post and completion.
+  struct Sum {
+    NormAccumulator norm;
+    std::optional<std::uint64_t> first_non_finite;
+  };
+
+  void pump();
+  bool start_block();
+  std::uint32_t free_slot() const;
+  std::uint32_t take_slot(BlockId block);
+  void free(std::uint32_t slot);
+  void copy_in(std::uint32_t slot);
+  void fetch_sum(std::uint32_t slot);
+  void call_back(std::function<void()> function);
+  void arrived(std::uint32_t slot);
+  void add(std::uint32_t slot);
+  void added(std::uint32_t slot);
+  void send_home(std::uint32_t slot);
+  void home(std::uint32_t slot);
+  std::uint64_t size_bytes(BlockId block) const {
+    return layout_.block(block).element_count * layout_.format().gradient_bytes();
+  }
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Worker& worker_;
+  BlockStore& store_;
+  WaitingGradients& waiting_;
+  Callbacks callbacks_;
+
+  Gradient gradient_;
+  StreamId stream_{};
+  std::uint32_t next_block_ = 0;      // of the unit
+  std::uint32_t blocks_in_slot_ = 0;  // not copied yet
+  std::uint32_t blocks_left_ = 0;     // not home yet
+  std::vector<Slot> slots_;
+  std::vector<Sum> sums_;  // by unit
+};
+
+}  // namespace sluice

@@ -1,0 +1,291 @@
+#include "engine/flow/optimizer_pass.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/trace/trace_ranges.h"
+
+namespace sluice {
+namespace {
+
+// Blocks updated in place need no buffers: so many keep the worker supplied.
+constexpr std::uint32_t kInPlaceLanes = 4;
+// One update runs, the next waits behind it: more would hold up gradients on the same worker.
+constexpr std::uint32_t kUpdatesPostedMax = 2;
+// Small blocks go to the worker together, up to about so many elements: one at a time, threads
+// would wake each other for less than that costs.
+constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
+
+}  // namespace
+
+OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                             ParameterSlots& slots, BlockStore& store, Device& device,
+                             Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
+                             WaitingGradients& waiting, DeviceMath* math,
+                             std::span<const UnitId> forward_order, std::function<void()> on_change)
+    : layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      slots_(slots),
+      store_(store),
+      device_(device),
+      scheduler_(scheduler),
+      worker_(worker),
+      residents_(residents),
+      waiting_(waiting),
+      on_change_(std::move(on_change)),
+      order_(layout, placement, forward_order),
+      device_updates_(layout, tiers, residents, math, device, scheduler, worker,
+                      [this] { on_change_(); }),
+      lanes_(placement.lanes.count + kInPlaceLanes),
+      buffered_lanes_(placement.lanes.count),
+      in_lane_(layout.blocks().size(), false),
+      down_stream_(device, "optimizer down", StreamPriority::kHigh),
+      up_stream_(device, "optimizer up", StreamPriority::kHigh) {
+  for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    lanes_[lane].record_transfer.done = [this, lane] {
+      --lanes_[lane].pending;
+      on_change_();
+    };
+    lanes_[lane].gradient_transfer.done = [this, lane] { gradients_loaded(lane); };
+  }
+}
+
+void OptimizerPass::announce(const Update& update) {
+  order_.announce(update);
+  on_change_();
+}
+
+void OptimizerPass::fetched(UnitId unit) {
+  order_.fetched(unit);
+  on_change_();
+}
+
+void OptimizerPass::gradient_is_final(UnitId unit) {
+  order_.gradient_is_final(unit);
+  on_change_();
+}
+
+void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed) {
+  const OverlapPolicy policy = order_.current().policy;
+  SLUICE_CHECK(as_assumed || policy != OverlapPolicy::kEager, "eager updates cannot be made again");
+  if (policy == OverlapPolicy::kSpeculative) settle_tentative(as_assumed);
+  order_.apply(coefficients);
+  on_change_();
+}
+
+// Blocks in shadows become home, or wait to be updated again.
+void OptimizerPass::settle_tentative(bool adopt) {
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (!order_.is_tentative(block.id)) continue;
+    order_.set_waiting(block.id);
+    if (!adopt) {
+      drop_shadows(block.id);
+      continue;
+    }
+    store_.adopt(block.id, Plane::kParameter);
+    store_.adopt(block.id, Plane::kRecord);
+    count_updated(block, up_stream_.id());
+  }
+  for (Lane& lane : lanes_) {
+    if (lane.phase == LanePhase::kWriting && lane.is_tentative && !lane.is_void) {
+      if (adopt) {
+        lane.is_tentative = false;
+        lane.must_adopt = true;
+        // Its slot has the new parameters.
+        count_updated(layout_.block(lane.block), up_stream_.id());
+      } else {
+        lane.must_redo = true;
+        slots_.invalidate(lane.slot);
+      }
+    } else if (lane.phase == LanePhase::kUpdating && !lane.is_void) {
+      lane.must_redo = !adopt;
+    }
+  }
+}
+
+void OptimizerPass::drop_shadows(BlockId block) {
+  store_.drop_shadow(block, Plane::kParameter);
+  store_.drop_shadow(block, Plane::kRecord);
+}
+
+void OptimizerPass::cancel() {
+  if (!order_.cancel()) return;
+  for (const BlockPlace& block : layout_.blocks())
+    if (order_.is_tentative(block.id)) drop_shadows(block.id);
+  for (Lane& lane : lanes_) {
+    if (lane.phase == LanePhase::kReading || lane.phase == LanePhase::kLoaded) lane.is_void = true;
+    if (order_.current().policy != OverlapPolicy::kSpeculative) continue;
+    if (lane.phase == LanePhase::kUpdating || lane.is_tentative) {
+      lane.is_void = true;
+      slots_.invalidate(lane.slot);
+    }
+  }
+  on_change_();
+}
+
+void OptimizerPass::stop() {
+  is_stopped_ = true;
+  on_change_();
+}
+
+bool OptimizerPass::is_home() const {
+  return is_applied() && device_updates_.is_idle() &&
+         std::ranges::none_of(lanes_, [](const Lane& lane) {
+           return lane.phase == LanePhase::kUpdating || lane.phase == LanePhase::kWriting;
+         });
+}
+
+bool OptimizerPass::is_reading_gradients() const {
+  return std::ranges::any_of(lanes_, &Lane::is_reading_gradients);
+}
+
+bool OptimizerPass::is_partial() const {
+  if (is_damaged_ || device_updates_.is_damaged() || !is_applied()) return true;
+  if (!is_begun() || order_.current().policy != OverlapPolicy::kEager) return false;
+  return order_.updated_count() != 0 || std::ranges::any_of(lanes_, [](const Lane& lane) {
+           return lane.phase == LanePhase::kUpdating;
+         });
+}
+
+void OptimizerPass::pump() {
+  advance_lanes();
+  if (is_stopped_ || scheduler_.failed()) return;
+  if (order_.may_begin()) order_.begin_announced();
+  start_on_device();
+  start_lanes(UpdatePlace::kLane);
+  start_lanes(UpdatePlace::kInPlace);
+  post_updates();
+}
+
+// What is enqueued there, the device does in order: the next step may count on it.
+void OptimizerPass::start_on_device() {
+  while (const auto id = order_.next(UpdatePlace::kDevice)) {
+    order_.take_next(UpdatePlace::kDevice);
+    const BlockPlace& block = layout_.block(*id);
+    const std::uint64_t to = version() + 1;
+    device_updates_.update(block, order_.current().coefficients);
+    store_.advance(*id, Plane::kRecord, to);
+    store_.advance(*id, Plane::kParameter, to);
+    if (count_updated(block, device_updates_.stream())) device_updates_.end_unit(block.unit, to);
+  }
+}
+
+void OptimizerPass::start_lanes(UpdatePlace place) {
+  const bool is_buffered = place == UpdatePlace::kLane;
+  const std::uint32_t first = is_buffered ? 0 : buffered_lanes_;
+  const std::size_t end = is_buffered ? buffered_lanes_ : lanes_.size();
+  for (std::uint32_t lane = first; lane < end; ++lane) {
+    if (lanes_[lane].phase != LanePhase::kFree) continue;
+    const auto block = order_.next(place);
+    if (!block || !start(lane, *block)) return;
+    order_.take_next(place);
+  }
+}
+
+// Whether `lane` goes to the worker before `than`.
+bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
+  if (!is_applied()) return order_.rank(lane.block) < order_.rank(than.block);
+  return lane.sequence < than.sequence;
+}
+
+void OptimizerPass::post_updates() {
+  while (updates_posted_ < kUpdatesPostedMax) {
+    std::vector<std::uint32_t> together;
+    for (std::uint64_t elements = 0; elements < kUpdateElementsWanted;) {
+      const std::uint32_t next = next_to_update();
+      if (next == kNone) break;
+      Lane& lane = lanes_[next];
+      lane.phase = LanePhase::kUpdating;
+      lane.coefficients = order_.current().coefficients;
+      lane.is_assuming = order_.updates_are_tentative();
+      if (lane.slot != kNone) slots_.invalidate(lane.slot);
+      together.push_back(next);
+      elements += layout_.block(lane.block).element_count;
+    }
+    if (together.empty()) return;
+    ++updates_posted_;
+    worker_.post(
+        [this, together] {
+          for (const std::uint32_t lane : together) update(lane);
+        },
+        [this, together] {
+          --updates_posted_;
+          for (const std::uint32_t lane : together) updated(lane);
+        });
+  }
+}
+
+// The lane to go to the worker, or kNone.
+std::uint32_t OptimizerPass::next_to_update() const {
+  std::uint32_t best = kNone;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    const Lane& lane = lanes_[i];
+    if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
+      continue;
+    // Where the schedule has changed, the unit may be used once more after its gradient was final.
+    if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
+    if (best == kNone || is_next(lane, lanes_[best])) best = i;
+  }
+  return best;
+}
+
+// On the worker's thread. What it throws becomes the scheduler's failure before the block is
+// written: on storage it keeps its old version. Blocks before it are updated, so policy "skip"
+// cannot hold here.
+void OptimizerPass::update(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  const BlockPlace& block = layout_.block(lane.block);
+  const TraceScope scope(
+      {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
+       .step = lane.version + 1,
+       .unit = index_of(block.unit),
+       .block = index_of(lane.block),
+       .kind = TraceKind::kAdam});
+  const BlockPlanes planes{
+      .parameters = lane.parameters, .record = lane.record, .gradients = lane.gradients};
+  lane.overflow.reset();
+  try {
+    update_block(layout_, block, planes, lane.coefficients, lane.version + 1, worker_.optimizer());
+  } catch (const Error& error) {
+    if (!lane.is_assuming || error.code() != ErrorCode::kNonFinite) throw;
+    lane.overflow = error;
+  }
+}
+
+void OptimizerPass::updated(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  const bool counts = !lane.is_void && !lane.must_redo;
+  if (lane.overflow && counts && !order_.updates_are_tentative()) scheduler_.fail(*lane.overflow);
+  if (scheduler_.failed()) {
+    is_damaged_ = is_damaged_ || !order_.updates_are_tentative();
+    release(index, /*keep_parameters=*/false);
+  } else if (lane.is_void) {
+    release(index, /*keep_parameters=*/false);
+  } else if (lane.must_redo) {
+    load(index);
+  } else if (lane.overflow) {
+    order_.set_waiting(lane.block);
+    release(index, /*keep_parameters=*/false);
+  } else {
+    write(index);
+  }
+  on_change_();
+}
+
+WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
+  WaitCause cause{.reason = TraceReason::kUpdateLane};
+  if (block) cause = {cause.reason, index_of(layout_.block(*block).unit), index_of(*block)};
+  LanePhase last = LanePhase::kFree;  // of those looked at, the one that says most
+  for (const Lane& lane : lanes_) {
+    if (lane.phase == LanePhase::kFree || (block && lane.block != *block)) continue;
+    if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;
+    if (lane.phase == LanePhase::kLoaded) return cause.with(TraceReason::kUpdate);
+  }
+  if (last == LanePhase::kReading) return cause.with(TraceReason::kUpdateRead);
+  if (last == LanePhase::kUpdating) return cause.with(TraceReason::kUpdate);
+  return last == LanePhase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;
+}
+
+}  // namespace sluice

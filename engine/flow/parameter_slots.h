@@ -1,0 +1,102 @@
+// Host buffers for the parameters of blocks whose home is storage or the device: where the
+// prefetcher and the optimizer pass meet. A block has at most one slot, and the slot's bytes are
+// the block's newest in host memory, so what one of the two has read, or made, the other need not
+// read again: parameters fetched for backward wait here for their update, updated ones for the next
+// forward.
+//
+// Thread rule: scheduler's thread only.
+// Invariants: a slot is free, or bound to one block and held by its users or kept. The pass can
+// always get one slot for each of its lanes, as soon as copies under way have ended; the prefetcher
+// can get all but those and the kept ones.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "engine/store/block_store.h"
+
+namespace sluice {
+
+enum class SlotUser : std::uint8_t { kPrefetch, kPass };
+
+class ParameterSlots {
+ public:
+  // All must outlive the slots. `on_change` runs on the scheduler's thread after every transfer and
+  // whenever a slot becomes free.
+  ParameterSlots(const Placement& placement, const Tiers& tiers, BlockStore& store,
+                 Scheduler& scheduler, std::size_t block_count, std::function<void()> on_change);
+
+  // The slot bound to `block`, if there is one.
+  std::optional<std::uint32_t> find(BlockId block) const;
+  // Binds a free slot to `block`, which has none, and adds `user`. Nothing when none may be had
+  // now.
+  std::optional<std::uint32_t> take(BlockId block, SlotUser user);
+  // Adds a user to a bound slot.
+  void join(std::uint32_t slot, SlotUser user);
+  // The last user's leaving frees the slot, or keeps it bound for a later user: when `keep` says
+  // so, its bytes are valid, and fewer than the permitted number are kept.
+  void leave(std::uint32_t slot, SlotUser user, bool keep);
+  // Frees what is kept without users.
+  void drop_kept();
+
+  // Starts reading `version` of the slot's block from storage.
+  void fetch(std::uint32_t slot, std::uint64_t version);
+  // Starts writing the slot's bytes, as StoreTarget says. The bytes stay valid.
+  // Requires: holds(slot, version).
+  void store(std::uint32_t slot, std::uint64_t version, StoreTarget target);
+  bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
+  bool is_transferring(std::uint32_t slot) const { return slots_[slot].is_transferring; }
+  // The prefetcher is about to copy the slot's bytes to the device.
+  bool is_being_copied(std::uint32_t slot) const { return slots_[slot].prefetch_users != 0; }
+
+  // Whether the slot's bytes are the block's parameters at `version`.
+  bool holds(std::uint32_t slot, std::uint64_t version) const {
+    return slots_[slot].version == version;
+  }
+  // Likewise, or they are being read.
+  bool will_hold(std::uint32_t slot, std::uint64_t version) const {
+    return holds(slot, version) || slots_[slot].version_being_read == version;
+  }
+  // The bytes are about to change, or mean nothing any more.
+  void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
+  // The bytes have become those of `version`.
+  void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }
+
+  std::byte* data(std::uint32_t slot) const { return tiers_.parameter_slot(slot); }
+  BlockId block(std::uint32_t slot) const { return slots_[slot].block; }
+
+ private:
+  static constexpr std::uint32_t kNoSlot = 0xffffffffu;
+
+  struct Slot {
+    Transfer transfer;
+    BlockId block{};
+    std::optional<std::uint64_t> version;  // nothing: being filled, updated, or discarded
+    std::optional<std::uint64_t> version_being_read;
+    std::uint32_t prefetch_users = 0;
+    bool has_pass = false;
+    bool is_kept = false;
+    bool is_bound = false;
+    bool is_transferring = false;
+  };
+
+  void transferred(std::uint32_t slot);
+  void free_if_unused(std::uint32_t slot);
+
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Scheduler& scheduler_;
+  const std::uint64_t slot_bytes_;
+  std::function<void()> on_change_;
+  std::uint32_t pass_reserve_;  // slots that the pass's lanes are entitled to
+  std::uint32_t kept_max_;
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> slot_of_block_;
+  std::uint32_t kept_ = 0;
+  std::uint32_t pass_users_ = 0;
+};
+
+}  // namespace sluice

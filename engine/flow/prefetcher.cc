@@ -1,0 +1,376 @@
+#include "engine/flow/prefetcher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/trace/trace.h"
+
+namespace sluice {
+namespace {
+
+// Bounds the blocks in the pipeline that need no staging slot.
+constexpr std::size_t kPipelineItemsMax = 256;
+// Copies of so many bytes together are heard of at once: less is over sooner than a notice is
+// handled, and much more would keep its slots for too long.
+constexpr std::uint64_t kNoticeBytes = 512 << 10;
+
+}  // namespace
+
+Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
+                       ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
+                       Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks)
+    : layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      slots_(slots),
+      store_(store),
+      residents_(residents),
+      device_(device),
+      scheduler_(scheduler),
+      ranks_(ranks),
+      hooks_(std::move(hooks)),
+      shard_event_(device),
+      resident_since_ns_(layout.units().size()),
+      gather_stream_(device, "gathers", StreamPriority::kHigh),
+      copy_stream_(device, "copy up", StreamPriority::kHigh) {
+  for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
+    ready_events_.emplace_back(device);
+    release_events_.emplace_back(device);
+  }
+}
+
+void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
+                       bool keeps_for_update) {
+  SLUICE_CHECK(idle(), "a schedule begins when the one before it has ended");
+  for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit)
+    trace_eviction(unit, trace_now_ns());
+  vacate(0, UINT64_MAX);
+  schedule_ = &schedule;
+  plan_ = &plan;
+  version_ = version;
+  keeps_for_update_ = keeps_for_update;
+  next_use_ = 0;
+  next_block_ = 0;
+  ready_uses_ = 0;
+  is_stopped_ = false;
+  released_.assign(schedule.size(), false);
+  for (BeginTime& begun_ns : gathers_begun_ns_) begun_ns = 0;
+  hooks_.on_change();
+}
+
+void Prefetcher::stop() {
+  is_stopped_ = true;
+}
+
+void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired) {
+  SLUICE_CHECK(is_stopped_ && idle(), "a schedule changes when nothing is under way");
+  schedule_ = &schedule;
+  plan_ = &plan;
+  next_use_ = ready_uses_ = acquired;
+  next_block_ = 0;
+  is_stopped_ = false;
+  released_.resize(schedule.size());
+  hooks_.on_change();
+}
+
+void Prefetcher::release(std::uint32_t use) {
+  released_[use] = true;
+  hooks_.on_change();
+}
+
+void Prefetcher::pump() {
+  process_head();
+  while (!is_stopped_ && !scheduler_.failed() && issue_next()) process_head();
+  request_notice();
+}
+
+// Issues the next block, or the next use that needs none. False when something has to happen first.
+bool Prefetcher::issue_next() {
+  blocked_ = {};
+  if (next_use_ == schedule_->size() || pipeline_.size() == kPipelineItemsMax) return false;
+  const std::uint32_t use = next_use_;
+  if (next_block_ == 0 && !may_start(use)) return false;
+  const UnitId unit = (*schedule_)[use].unit;
+  if (!plan_->uses[use].fetch || placement_.is_homed_on_device(layout_.unit(unit))) {
+    pipeline_.push_back({.use = use, .is_first = true, .is_last = true});
+    if (plan_->uses[use].fetch) occupy(use);
+    finish_issue(use);
+    return true;
+  }
+  const auto blocks = layout_.blocks_of(unit);
+  const BlockPlace& block = blocks[next_block_];
+  if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, block.unit, index_of(block.id));
+  const bool is_last = next_block_ + 1 == blocks.size();
+  if (!issue_block(use, block, next_block_ == 0, is_last)) return false;
+  if (next_block_ == 0) occupy(use);
+  ++next_block_;
+  if (is_last) finish_issue(use);
+  return true;
+}
+
+// What the unit overwrites is lost.
+void Prefetcher::occupy(std::uint32_t use) {
+  const std::uint64_t begin = plan_->uses[use].offset_bytes;
+  const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
+  vacate(begin, end);
+  occupied_.push_back({begin, end});
+  scheduler_.pools().lend(MemoryPool::kWindow, end - begin);
+}
+
+void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
+  std::erase_if(occupied_, [&](const Occupied& place) {
+    if (place.end <= begin || end <= place.begin) return false;
+    scheduler_.pools().take_back(MemoryPool::kWindow, place.end - place.begin);
+    return true;
+  });
+}
+
+void Prefetcher::finish_issue(std::uint32_t use) {
+  ++next_use_;
+  next_block_ = 0;
+  if ((*schedule_)[use].final_gradient) hooks_.on_final_fetch((*schedule_)[use].unit);
+}
+
+// Whether what the use overwrites is free, and, for a unit homed on the device, whether it has been
+// updated.
+bool Prefetcher::may_start(std::uint32_t use) {
+  for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
+    if (!released_[evicted]) return blocked_by(TraceReason::kWindow, (*schedule_)[use].unit);
+  }
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  if (!placement_.is_homed_on_device(unit)) return true;
+  for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
+    if (!is_updated(block)) return blocked_by(TraceReason::kUpdate, unit.id, index_of(block.id));
+  }
+  return true;
+}
+
+bool Prefetcher::is_updated(const BlockPlace& block) const {
+  const auto slot = slots_.find(block.id);
+  if (slot && slots_.holds(*slot, version_of(block.id))) return true;
+  return store_.version(block.id, Plane::kParameter) == version_of(block.id) &&
+         !store_.is_storing(block.id, Plane::kParameter);
+}
+
+bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is_first,
+                             bool is_last) {
+  Item item{.use = use, .block = index_of(block.id), .is_first = is_first, .is_last = is_last};
+  const auto lacks_slot = [&] {
+    return blocked_by(TraceReason::kSlot, block.unit, index_of(block.id));
+  };
+  if (placement_.parameter_tier[index_of(block.id)] == Tier::kNvme) {
+    if (const auto bound = slots_.find(block.id)) {
+      // Without keeping, as under the serial policy, traffic is what was predicted, to the byte:
+      // the block's earlier fetch ends first.
+      if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return lacks_slot();
+      // What a cancelled update has made of the bytes is of no use: the pass lets go of them soon.
+      if (!slots_.will_hold(*bound, version_of(block.id))) return lacks_slot();
+      item.slot = *bound;
+      slots_.join(*bound, SlotUser::kPrefetch);
+    } else {
+      const auto taken = slots_.take(block.id, SlotUser::kPrefetch);
+      if (!taken) return lacks_slot();
+      item.slot = *taken;
+      slots_.fetch(*taken, version_of(block.id));
+    }
+  }
+  pipeline_.push_back(item);
+  return true;
+}
+
+bool Prefetcher::blocked_by(TraceReason reason, UnitId unit, std::uint32_t block) {
+  blocked_ = {.reason = reason, .unit = index_of(unit), .block = block};
+  return false;
+}
+
+WaitCause Prefetcher::waits_for() const {
+  if (pipeline_.empty()) return blocked_;
+  const std::uint32_t block = pipeline_.front().block;
+  return {.reason = TraceReason::kRead,
+          .unit = index_of((*schedule_)[pipeline_.front().use].unit),
+          .block = block};
+}
+
+// Queues the copies of whatever has arrived at the front, in schedule order.
+void Prefetcher::process_head() {
+  while (!pipeline_.empty()) {
+    const Item item = pipeline_.front();
+    const bool has_arrived =
+        item.slot == kNoSlot || slots_.holds(item.slot, version_of(BlockId{item.block}));
+    const bool is_void = scheduler_.failed();  // its bytes may mean nothing
+    if (!has_arrived && (!is_void || slots_.is_transferring(item.slot))) return;
+    pipeline_.pop_front();
+    if (is_void) {
+      if (item.slot != kNoSlot) slots_.leave(item.slot, SlotUser::kPrefetch, /*keep=*/false);
+      continue;
+    }
+    if (item.block != kNoBlock) copy_block(item, layout_.block(BlockId{item.block}));
+    if (!item.is_last) continue;
+    if (item.block != kNoBlock) {
+      complete_unit(item.use);
+    } else if (plan_->uses[item.use].fetch) {
+      gather_from_home(item.use);
+    }
+    ready_uses_ = item.use + 1;
+  }
+}
+
+// The copies of the use's blocks have been queued: brings the other ranks' shards, if there are
+// any, on a stream of its own, so that copies for later uses go on meanwhile.
+void Prefetcher::complete_unit(std::uint32_t use) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  if (!ranks_.shard_parameters()) {
+    device_.record(ready_event(unit.id), copy_stream_.id());
+    return;
+  }
+  device_.record(shard_event_.id(), copy_stream_.id());
+  device_.wait(gather_stream_.id(), shard_event_.id());
+  gather(use, tiers_.window() + plan_->uses[use].offset_bytes +
+                  unit.shard_begin * layout_.format().parameter_bytes());
+}
+
+// The rank's shard has been updated where it is at home. The update after that overwrites it once
+// the gradients are there that computation makes of what is gathered now.
+void Prefetcher::gather_from_home(std::uint32_t use) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  std::vector<std::uint32_t> evicted_units;
+  for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
+    const UnitId evicted_unit = (*schedule_)[evicted].unit;
+    device_.wait(gather_stream_.id(), release_event(evicted_unit));
+    // What is copied next may take the rest of that unit's place, or the place that this one
+    // leaves, and knows of neither.
+    device_.wait(copy_stream_.id(), release_event(evicted_unit));
+    evicted_units.push_back(index_of(evicted_unit));
+  }
+  device_.wait(gather_stream_.id(), residents_.event(unit.id));
+  gather(use, tiers_.device_parameters(layout_.blocks_of(unit.id).front()));
+  ++home_gathers_;
+  device_.call_host(gather_stream_.id(), [this, use, evicted_units, unit = index_of(unit.id)] {
+    scheduler_.post([this, use, evicted_units, unit] {
+      for (const std::uint32_t evicted : evicted_units)
+        trace_eviction(evicted, gathers_begun_ns_[use]);
+      resident_since_ns_[unit] = trace_now_ns();
+      trace_begin(resident(unit, resident_since_ns_[unit]));
+      --home_gathers_;
+      hooks_.on_change();
+    });
+  });
+}
+
+// Brings all ranks' shards of the use's unit into its place. `source` is this rank's.
+void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
+  const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
+  while (gathers_begun_ns_.size() <= use) gathers_begun_ns_.emplace_back(0);
+  ranks_.gathers().all_gather({.target = tiers_.window() + plan_->uses[use].offset_bytes,
+                               .source = source,
+                               .shard_bytes = layout_.shard_parameter_bytes(unit.id),
+                               .subject = unit.name},
+                              {.unit = unit.id,
+                               .size_bytes = payload_bytes,
+                               .step = version_ + 1,
+                               .begun_ns = &gathers_begun_ns_[use]},
+                              gather_stream_.id());
+  device_.record(ready_event(unit.id), gather_stream_.id());
+  gathered_bytes_ += payload_bytes;
+}
+
+void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
+  const WindowUse& place = plan_->uses[item.use];
+  const bool is_gated = item.is_first && !place.evicted_uses.empty();
+  if (is_gated) {
+    for (const std::uint32_t evicted : place.evicted_uses)
+      device_.wait(copy_stream_.id(), release_event((*schedule_)[evicted].unit));
+    // Gates open in the order of the copies behind them.
+    device_.call_host(copy_stream_.id(), [this, use = item.use] {
+      scheduler_.post([this, use] {
+        for (const std::uint32_t evicted : plan_->uses[use].evicted_uses)
+          trace_eviction(index_of((*schedule_)[evicted].unit), trace_now_ns());
+        std::ranges::find_if(copies_, &Copy::is_gated)->is_gated = false;
+        meter_copies();
+      });
+    });
+  }
+  const std::uint64_t offset = block.offset_elements * layout_.format().parameter_bytes();
+  const std::byte* source =
+      item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
+  device_.copy(tiers_.window() + place.offset_bytes + offset, source,
+               layout_.parameter_bytes(block.id), copy_stream_.id());
+  copies_.push_back(
+      {.block = item.block,
+       .slot = item.slot,
+       .begin_ns = trace_now_ns(),
+       .range = begin_trace_range({.unit = index_of(block.unit), .kind = TraceKind::kCopyToDevice}),
+       .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
+       .is_gated = is_gated,
+       .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
+  meter_copies();
+  ++unnoticed_copies_;
+  unnoticed_bytes_ += layout_.parameter_bytes(block.id);
+  if (unnoticed_bytes_ >= kNoticeBytes) request_notice();
+}
+
+void Prefetcher::request_notice() {
+  if (unnoticed_copies_ == 0) return;
+  unnoticed_bytes_ = 0;
+  device_.call_host(copy_stream_.id(), [this, count = std::exchange(unnoticed_copies_, 0u)] {
+    scheduler_.post([this, count] {
+      for (std::uint32_t i = 0; i < count; ++i) copied();
+    });
+  });
+}
+
+void Prefetcher::copied() {
+  Copy copy = copies_.front();
+  copies_.pop_front();
+  if (copy.slot != kNoSlot) slots_.leave(copy.slot, SlotUser::kPrefetch, copy.keep);
+  const std::uint64_t now_ns = trace_now_ns();
+  trace_span({.begin_ns = copy.begin_ns,
+              .end_ns = now_ns,
+              .started_ns = std::max(copy.begin_ns, copying_since_ns_),
+              .moved_ns = now_ns,
+              .size_bytes = layout_.parameter_bytes(BlockId{copy.block}),
+              .step = version_ + 1,
+              .unit = index_of(layout_.block(BlockId{copy.block}).unit),
+              .block = copy.block,
+              .kind = TraceKind::kCopyToDevice});
+  end_trace_range(copy.range);
+  if (copy.unit_copied != kNoUnit) {
+    resident_since_ns_[copy.unit_copied] = now_ns;
+    trace_begin(resident(copy.unit_copied, now_ns));
+  }
+  copying_since_ns_ = now_ns;
+  meter_copies();
+  hooks_.on_change();
+}
+
+// The device copies while the first copy's gate is open.
+void Prefetcher::meter_copies() {
+  const bool is_copying = !copies_.empty() && !copies_.front().is_gated;
+  if (is_copying == is_copying_) return;
+  is_copying_ = is_copying;
+  if (is_copying) {
+    copying_since_ns_ = trace_now_ns();
+    scheduler_.work().begin(Work::kCopyUp);
+  } else {
+    scheduler_.work().end(Work::kCopyUp);
+  }
+}
+
+TraceRecord Prefetcher::resident(std::uint32_t unit, std::uint64_t end_ns) const {
+  return {.begin_ns = resident_since_ns_[unit],
+          .end_ns = end_ns,
+          .size_bytes = layout_.unit_parameter_bytes(UnitId{unit}),
+          .step = version_ + 1,
+          .unit = unit,
+          .kind = TraceKind::kResident};
+}
+
+void Prefetcher::trace_eviction(std::uint32_t unit, std::uint64_t end_ns) {
+  if (resident_since_ns_[unit] == 0) return;
+  trace_span(resident(unit, end_ns));
+  resident_since_ns_[unit] = 0;
+}
+
+}  // namespace sluice

@@ -1,0 +1,180 @@
+// Brings units into the device window ahead of their use, as the window plan says: storage ->
+// parameter slot -> copy to the device, block by block and strictly in schedule order. A fetch
+// starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
+// on the device for the computation that still reads them. A block whose update is still to come
+// holds up what is behind it; one that the pass has in a slot is copied from there. Where ranks
+// share the parameters, the blocks are the rank's own shard, and a gather, one for each fetch and
+// in their order, completes the unit; a shard at home on the device is gathered from there.
+//
+// Thread rule: scheduler's thread only.
+// Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
+// computation under released leases, which waits only for copies earlier in the schedule. A block
+// waits for its update, which waits for nothing of this step. The order is the same everywhere, so
+// there is no cycle.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "engine/flow/parameter_slots.h"
+#include "engine/flow/resident_units.h"
+#include "engine/plan/window_plan.h"
+#include "engine/ranks/ranks.h"
+#include "engine/run/step_timeline.h"
+
+namespace sluice {
+
+class Prefetcher {
+ public:
+  struct Hooks {
+    std::function<void()> on_change;             // something here has moved: others may too
+    std::function<void(UnitId)> on_final_fetch;  // the unit's last use of the step needs no more
+  };
+
+  // All must outlive the prefetcher.
+  Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
+             ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
+             Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks);
+
+  // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
+  // fetched for the last time in the step wait in their slots for the update. Both references must
+  // outlive the schedule; the prefetcher is idle() before.
+  void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
+             bool keeps_for_update);
+  // Starts no more fetches. What is under way ends; wait for idle().
+  void stop();
+  // Where the schedule changes: stop(), and when idle() has come, resume() with what follows from
+  // use `acquired` on. The uses before are those of the schedule so far.
+  WindowProgress progress(std::uint32_t acquired) const {
+    return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
+  }
+  void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
+
+  // The lease of `use` is released and release_event() of its unit recorded on the stream that
+  // computed with it.
+  void release(std::uint32_t use);
+
+  // Moves on whatever can move.
+  void pump();
+
+  // Every copy that `use` needs has been queued: a stream that waits for ready_event() may then
+  // read the unit.
+  bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
+
+  // No read, copy, gather from a home or unprocessed block is left.
+  bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
+
+  // What the next use that is not ready waits for. kUpdate: for an update, of which the pass knows
+  // more.
+  WaitCause waits_for() const;
+
+  // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device.
+  EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
+  // Whose work comes before every gather.
+  StreamId stream() const { return copy_stream_.id(); }
+  // When the gather for a use that is_ready() began; null where none was needed.
+  const BeginTime* gather_begun_ns(std::uint32_t use) const {
+    return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
+  }
+  // What the gathers since the last call have brought together.
+  std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
+  // For the step loop to record when a lease is released.
+  EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
+
+ private:
+  static constexpr std::uint32_t kNoSlot = 0xffffffffu;
+  static constexpr std::uint32_t kNoBlock = 0xffffffffu;
+  static constexpr std::uint32_t kNoUnit = 0xffffffffu;
+
+  // One block of one use on its way, or, without a block, a use that needs none.
+  struct Item {
+    std::uint32_t use = 0;
+    std::uint32_t block = kNoBlock;
+    std::uint32_t slot = kNoSlot;
+    bool is_first = false;  // of its use
+    bool is_last = false;   // of its use
+  };
+  struct Copy {
+    std::uint32_t block = 0;
+    std::uint32_t slot = kNoSlot;
+    std::uint64_t begin_ns = 0;
+    TraceRangeId range{};
+    std::uint32_t unit_copied = kNoUnit;  // its last copy
+    bool is_gated = false;                // until computation has left the place
+    bool keep = false;                    // the slot's bytes are wanted again
+  };
+
+  bool issue_next();
+  bool may_start(std::uint32_t use);
+  // The version that a use of the block wants.
+  std::uint64_t version_of(BlockId block) const { return layout_.is_frozen(block) ? 0 : version_; }
+  bool is_updated(const BlockPlace& block) const;
+  bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
+  void finish_issue(std::uint32_t use);
+  void occupy(std::uint32_t use);
+  void vacate(std::uint64_t begin, std::uint64_t end);
+  void process_head();
+  void copy_block(const Item& item, const BlockPlace& block);
+  void request_notice();
+  void copied();
+  void complete_unit(std::uint32_t use);
+  void gather_from_home(std::uint32_t use);
+  void gather(std::uint32_t use, const std::byte* source);
+  void meter_copies();
+  bool blocked_by(TraceReason reason, UnitId unit, std::uint32_t block = kTraceNone);
+  TraceRecord resident(std::uint32_t unit, std::uint64_t end_ns) const;
+  void trace_eviction(std::uint32_t unit, std::uint64_t end_ns);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  ParameterSlots& slots_;
+  BlockStore& store_;
+  const ResidentUnits& residents_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Ranks& ranks_;
+  Hooks hooks_;
+  std::vector<Event> ready_events_;    // by unit
+  std::vector<Event> release_events_;  // by unit
+  Event shard_event_;                  // behind the last copy that a gather waits for
+  std::uint64_t gathered_bytes_ = 0;
+  std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
+
+  // The schedule being worked on.
+  const Schedule* schedule_ = nullptr;
+  const WindowPlan* plan_ = nullptr;
+  std::uint64_t version_ = 0;
+  std::uint32_t next_use_ = 0;    // to be issued
+  std::uint32_t next_block_ = 0;  // of next_use_, counted in its unit
+  bool keeps_for_update_ = false;
+  WaitCause blocked_;  // what keeps the next block from being issued
+  bool is_stopped_ = true;
+  std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
+  std::vector<bool> released_;
+
+  // Bytes of the window that hold units, or are being filled.
+  struct Occupied {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  std::vector<Occupied> occupied_;
+
+  // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
+  std::deque<Item> pipeline_;
+  std::uint32_t home_gathers_ = 0;      // queued on the device, and not heard of
+  std::deque<Copy> copies_;             // queued on the device, in order
+  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has yet to be asked for
+  std::uint64_t unnoticed_bytes_ = 0;
+  bool is_copying_ = false;  // the first of them, as far as is known here
+  std::uint64_t copying_since_ns_ = 0;
+  std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
+
+  Stream gather_stream_;
+  Stream copy_stream_;  // last: its callbacks use all of the above
+};
+
+}  // namespace sluice

@@ -1,0 +1,122 @@
+// Which block of an update comes next, and whether it may be updated yet: what the policies of
+// optimizer.overlap differ in (docs/architecture.md, "When the optimizer runs"). Knows gradients,
+// coefficients and orders; lanes, transfers and arithmetic are the optimizer pass's.
+//
+//   serial       nothing starts before apply()
+//   deferred     blocks start, to be read ahead, in forward order; updates wait for apply()
+//   eager        blocks start when their parameters have been fetched for backward, and are updated
+//                when their gradient is final; from apply() on in forward order
+//   speculative  as eager, where the update can be tentative; the rest as deferred from apply() on
+//
+// Thread rule: scheduler's thread only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/flow/block_update.h"
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+struct Update {
+  OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
+  std::uint64_t version = 0;                      // that it starts from
+  StepCoefficients coefficients;                  // assumed, until they are known
+};
+
+// Where a block is updated: each place takes its blocks in an order of its own.
+enum class UpdatePlace : std::uint8_t {
+  kLane,     // in a lane's buffers, to and from which something has to move
+  kInPlace,  // in host memory, where all of it is at home
+  kDevice,   // likewise on the device
+};
+inline constexpr std::size_t kUpdatePlaces = 3;
+
+class UpdateOrder {
+ public:
+  enum class Phase : std::uint8_t {
+    kIdle,
+    kAhead,     // gradients or coefficients are still to come
+    kApplying,  // coefficients known, blocks left
+  };
+
+  // All must outlive it. `forward_order`: the order in which the next step will need units; units
+  // that it does not name come last.
+  UpdateOrder(const Layout& layout, const Placement& placement,
+              std::span<const UnitId> forward_order);
+
+  // `update` comes after the one under way: begin_announced() makes it the current one.
+  // Requires: the one before is being applied, or has ended.
+  void announce(const Update& update);
+  bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
+  void begin_announced();
+  void fetched(UnitId unit);
+  void gradient_is_final(UnitId unit);
+  // The coefficients are known: every block may be updated.
+  void apply(const StepCoefficients& coefficients);
+  // Forgets what was announced, or has begun and is not being applied. True if it had begun.
+  bool cancel();
+
+  Phase phase() const { return phase_; }
+  // The announced update has begun.
+  bool is_begun() const { return phase_ == Phase::kAhead && !next_; }
+  const Update& current() const { return current_; }
+  bool updates_are_tentative() const {
+    return phase_ == Phase::kAhead && current_.policy == OverlapPolicy::kSpeculative;
+  }
+
+  // The next block to start at `place`; take_next() starts it.
+  std::optional<BlockId> next(UpdatePlace place) const;
+  void take_next(UpdatePlace place);
+  bool may_update(BlockId block) const;
+  // The block's place in forward order.
+  std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
+
+  // The block is at rest with a tentative update, or has to wait for another start.
+  void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
+  bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
+  void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
+  // The block has been updated for good; true when it is its unit's last. The last of all ends an
+  // update that is being applied.
+  bool count_updated(const BlockPlace& block);
+  std::uint64_t updated_count() const { return updated_count_; }
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kStarted, kTentative, kUpdated };
+  struct Queue {
+    std::vector<BlockId> blocks;
+    std::size_t next = 0;
+  };
+
+  Queue& queue(UpdatePlace place) { return queues_[static_cast<std::size_t>(place)]; }
+  const Queue& queue(UpdatePlace place) const { return queues_[static_cast<std::size_t>(place)]; }
+  UpdatePlace place_of(BlockId block) const;
+  bool updates_early() const;
+  void append(UnitId unit);
+  void queue_rest();
+  void end_if_complete();
+
+  const Layout& layout_;
+  const Placement& placement_;
+  std::vector<BlockId> forward_blocks_;  // every block that is trained, in forward order
+  std::vector<std::uint32_t> rank_;      // by block, its place in there
+
+  Phase phase_ = Phase::kIdle;
+  Update current_;
+  std::optional<Update> next_;
+  std::vector<State> states_;  // by block; frozen ones are always updated
+  std::uint64_t updated_count_ = 0;
+  std::vector<std::uint32_t> unit_blocks_left_;  // by unit, to be updated
+  std::array<Queue, kUpdatePlaces> queues_;
+  // Of the step whose gradients are arriving.
+  std::vector<UnitId> fetched_units_;
+  std::vector<bool> gradient_final_;  // by unit
+};
+
+}  // namespace sluice

@@ -1,0 +1,224 @@
+#include "engine/plan/activation_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/plan/layout.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+// Backward loads a value and a gradient and saves a gradient.
+constexpr std::uint32_t kAccessesOfUse = 3;
+
+std::vector<ActivationAccess> sequence_of(const ActivationShape& shape) {
+  std::vector<ActivationAccess> sequence;
+  const auto boundaries = static_cast<std::uint32_t>(shape.model.boundary_bytes.size());
+  const auto add = [&](ActivationAction action, ActivationKind kind, std::uint32_t boundary,
+                       std::uint32_t micro_batch) {
+    sequence.push_back({.ref = {.boundary = boundary, .micro_batch = micro_batch, .kind = kind},
+                        .action = action});
+  };
+  const auto forward = [&](std::uint32_t use, std::uint32_t micro_batch) {
+    if (use > 0) add(ActivationAction::kLoad, ActivationKind::kValue, use - 1, micro_batch);
+    if (use < boundaries) add(ActivationAction::kSave, ActivationKind::kValue, use, micro_batch);
+  };
+  const auto backward = [&](std::uint32_t use, std::uint32_t micro_batch) {
+    if (use > 0) add(ActivationAction::kLoad, ActivationKind::kValue, use - 1, micro_batch);
+    if (use < boundaries) add(ActivationAction::kLoad, ActivationKind::kGradient, use, micro_batch);
+    if (use > 0) add(ActivationAction::kSave, ActivationKind::kGradient, use - 1, micro_batch);
+  };
+  const std::uint32_t at_once = shape.order == MicroBatchOrder::kVertical ? shape.micro_batches : 1;
+  for (std::uint32_t first = 0; first < shape.micro_batches; first += at_once) {
+    for (std::uint32_t use = 0; use <= boundaries; ++use) {
+      for (std::uint32_t i = 0; i < at_once; ++i) forward(use, first + i);
+    }
+    if (!shape.has_backward) continue;
+    for (std::uint32_t use = boundaries + 1; use-- > 0;) {
+      for (std::uint32_t i = 0; i < at_once; ++i) backward(use, first + i);
+    }
+  }
+  return sequence;
+}
+
+// Places of one size, given by Belady's rule: what is wanted last gives way.
+class Planner {
+ public:
+  Planner(const ActivationShape& shape, std::uint32_t places_max)
+      : model_(shape.model), places_max_(places_max), held_(activations_held_max(shape.model)) {
+    plan_.accesses = sequence_of(shape);
+    chain();
+  }
+
+  ActivationPlan plan() {
+    for (std::uint32_t access = 0; access < plan_.accesses.size(); ++access) place(access);
+    plan_.places = static_cast<std::uint32_t>(places_.size());
+    find_last_loads();
+    add_bytes();
+    return std::move(plan_);
+  }
+
+ private:
+  struct Place {
+    std::uint32_t last_access = 0;
+  };
+
+  void find_last_loads() {
+    std::vector<bool> is_found(plan_.accesses.size(), false);  // by source
+    for (std::size_t i = plan_.accesses.size(); i-- > 0;) {
+      ActivationAccess& access = plan_.accesses[i];
+      if (!access.moves || access.action == ActivationAction::kSave) continue;
+      access.empties_home = !is_found[access.source];
+      is_found[access.source] = true;
+    }
+  }
+
+  void add_bytes() {
+    std::uint64_t at_home_bytes = 0;
+    for (const ActivationAccess& access : plan_.accesses) {
+      if (!access.moves) continue;
+      const std::uint64_t bytes =
+          align_up(model_.boundary_bytes[access.ref.boundary], kStorageAlignBytes);
+      if (access.action == ActivationAction::kSave) {
+        plan_.stored_bytes += bytes;
+        at_home_bytes += bytes;
+      } else {
+        plan_.fetched_bytes += bytes;
+        if (access.empties_home) at_home_bytes -= bytes;
+      }
+      plan_.at_home_most_bytes = std::max(plan_.at_home_most_bytes, at_home_bytes);
+    }
+  }
+
+  // Each access's source, and the one after it that is about the same.
+  void chain() {
+    const std::size_t count = plan_.accesses.size();
+    next_.assign(count, kNever);
+    const std::size_t boundaries = model_.boundary_bytes.size();
+    std::vector<std::uint32_t> latest;  // by what they are about
+    for (std::uint32_t access = 0; access < count; ++access) {
+      const ActivationRef& ref = plan_.accesses[access].ref;
+      const std::size_t about = (ref.micro_batch * boundaries + ref.boundary) * 2 +
+                                (ref.kind == ActivationKind::kGradient ? 1 : 0);
+      if (about >= latest.size()) latest.resize(about + 1, kNever);
+      if (plan_.accesses[access].action == ActivationAction::kSave) {
+        plan_.accesses[access].source = access;
+      } else {
+        plan_.accesses[access].source = plan_.accesses[latest[about]].source;
+        next_[latest[about]] = access;
+      }
+      latest[about] = access;
+    }
+    place_of_.assign(count, kNever);
+  }
+
+  void place(std::uint32_t index) {
+    ActivationAccess& access = plan_.accesses[index];
+    std::uint32_t place = place_of_[access.source];  // of what it is about, while that has one
+    if (place == kNever) {
+      place = choose(index);
+      if (place == places_.size()) {
+        places_.emplace_back();
+      } else {
+        access.evicted = places_[place].last_access;
+        place_of_[plan_.accesses[*access.evicted].source] = kNever;
+      }
+      place_of_[access.source] = place;
+      if (access.action == ActivationAction::kLoad)
+        access.moves = plan_.accesses[access.source].moves = true;
+    }
+    access.place = place;
+    places_[place].last_access = index;
+  }
+
+  // A place that holds nothing of use, else a new one, else that of what is wanted last. A load
+  // avoids what is in use until just before: it could not come while something else is computed.
+  std::uint32_t choose(std::uint32_t access) const {
+    const bool is_load = plan_.accesses[access].action == ActivationAction::kLoad;
+    std::optional<std::uint32_t> best;
+    const auto is_late = [&](std::uint32_t place) {
+      return is_load && places_[place].last_access + held_ == access;
+    };
+    const auto wanted = [&](std::uint32_t place) { return next_[places_[place].last_access]; };
+    for (std::uint32_t place = 0; place < places_.size(); ++place) {
+      if (places_[place].last_access + held_ > access) continue;
+      const auto is_better = [&](std::uint32_t other) {
+        if (is_late(place) != is_late(other)) return is_late(other);
+        if (wanted(place) != wanted(other)) return wanted(place) > wanted(other);
+        return places_[place].last_access < places_[other].last_access;
+      };
+      if (!best || is_better(*best)) best = place;
+    }
+    const bool may_add = places_max_ == 0 || places_.size() < places_max_;
+    if (may_add && (!best || wanted(*best) != kNever || is_late(*best)))
+      return static_cast<std::uint32_t>(places_.size());
+    SLUICE_CHECK(best.has_value(), "as many places as accesses are held");
+    return *best;
+  }
+
+  const ModelSpec& model_;
+  const std::uint32_t places_max_;
+  const std::uint32_t held_;
+  ActivationPlan plan_;
+  std::vector<Place> places_;
+  std::vector<std::uint32_t> next_;      // by access
+  std::vector<std::uint32_t> place_of_;  // by saving access
+};
+
+}  // namespace
+
+std::string describe(const ActivationRef& ref) {
+  return fmt::format("{} {} of micro-batch {}",
+                     ref.kind == ActivationKind::kValue ? "activation" : "activation gradient",
+                     ref.boundary, ref.micro_batch);
+}
+
+std::uint32_t activations_held_max(const ModelSpec& model) {
+  return kAccessesOfUse * model.concurrent_leases;
+}
+
+ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max) {
+  return Planner(shape, places_max).plan();
+}
+
+ActivationHomes::ActivationHomes(const ModelSpec& model, const Config::Activations& activations)
+    : alive_(activations.order == MicroBatchOrder::kVertical ? activations.micro_batches : 1),
+      bytes_(model.boundary_bytes),
+      units_(model.forward_order) {
+  for (const std::uint64_t bytes : bytes_) {
+    for (std::uint32_t i = 0; i < alive_; ++i) {
+      offsets_.push_back(size_bytes_);
+      size_bytes_ += align_up(bytes, kStorageAlignBytes);
+    }
+  }
+}
+
+std::uint64_t ActivationHomes::largest_bytes() const {
+  return bytes_.empty() ? 0 : align_up(std::ranges::max(bytes_), kStorageAlignBytes);
+}
+
+ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
+                                 std::uint32_t uses_ahead) {
+  if (model.boundary_bytes.empty() && model.forward_order.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("activations is \"{}\", but the model does not say what crosses from "
+                            "unit to unit (ModelSpec::boundary_bytes); it has to be \"keep\"",
+                            name_of(activations.home)));
+  const ActivationShape shape{model, activations.micro_batches, activations.order};
+  const std::uint32_t all = plan_activations(shape, 0).places;
+  ActivationNeeds needs{
+      .homes = ActivationHomes(model, activations), .places_least = all, .places_wanted = all};
+  if (activations.home == ActivationHome::kRecompute) return needs;
+  const std::uint32_t held = activations_held_max(model);
+  needs.places_least = std::min(all, held);
+  needs.places_wanted = std::min(all, held + uses_ahead * held);
+  return needs;
+}
+
+}  // namespace sluice

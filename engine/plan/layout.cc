@@ -1,0 +1,161 @@
+#include "engine/plan/layout.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kBlockElementsMax = 1u << 20;
+constexpr std::uint64_t kBlockElementsMin = 16u << 10;
+constexpr std::uint64_t kBlocksWanted =
+    32;  // fewer would leave the optimizer's pipeline nothing to overlap
+
+std::uint64_t default_block_elements(std::uint64_t element_count) {
+  std::uint64_t block = kBlockElementsMax;
+  while (block > kBlockElementsMin && element_count / block < kBlocksWanted) block /= 2;
+  return block;
+}
+
+MasterLayout master_layout_of(DType parameter) {
+  switch (parameter) {
+    case DType::kFp32: return MasterLayout::kFp32;
+    case DType::kBf16: return MasterLayout::kSplitBf16;
+    case DType::kFp16: break;
+  }
+  return MasterLayout::kFp16;
+}
+
+}  // namespace
+
+StateFormat state_format(const Config& config) {
+  return {.parameter = config.precision.parameters,
+          .gradient = config.precision.gradients,
+          .master = master_layout_of(config.precision.parameters),
+          .keeps_exp_avg = keeps_exp_avg(config.optimizer.kind),
+          .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind)};
+}
+
+Layout::Layout(const ModelSpec& model, StateFormat format,
+               std::optional<std::uint64_t> block_elements,
+               std::span<const std::uint32_t> hyperparameter_sets, Shard shard)
+    : format_(format),
+      shard_(shard),
+      block_elements_(block_elements.value_or(
+          default_block_elements(div_ceil(model.element_count(), shard.count)))) {
+  for (const UnitSpec& unit : model.units) add_unit(unit);
+  for (std::size_t i = 0; i < hyperparameter_sets.size(); ++i)
+    tensors_.at(i).hyperparameter_set = hyperparameter_sets[i];
+}
+
+void Layout::add_unit(const UnitSpec& spec) {
+  UnitPlace unit{.id = UnitId{static_cast<std::uint32_t>(units_.size())},
+                 .name = spec.name,
+                 .element_count = 0,
+                 .payload_elements = 0,
+                 .shard_begin = 0,
+                 .shard_elements = 0,
+                 .first_tensor = static_cast<std::uint32_t>(tensors_.size()),
+                 .tensor_count = static_cast<std::uint32_t>(spec.tensors.size()),
+                 .first_block = static_cast<std::uint32_t>(blocks_.size()),
+                 .block_count = 0,
+                 .is_frozen = spec.is_frozen};
+  for (const TensorSpec& tensor : spec.tensors) {
+    tensors_.push_back({.id = TensorId{static_cast<std::uint32_t>(tensors_.size())},
+                        .unit = unit.id,
+                        .name = tensor.name,
+                        .offset_elements = unit.element_count,
+                        .element_count = tensor.element_count()});
+    unit.element_count += align_up(tensor.element_count(), kAlignElements);
+    unit.payload_elements += tensor.element_count();
+  }
+  parameter_count_ += unit.payload_elements;
+  unit.shard_elements =
+      align_up(div_ceil(unit.element_count, shard_.count), kAlignElements * shard_.pieces);
+  unit.element_count = unit.shard_elements * shard_.count;
+  unit.shard_begin = unit.shard_elements * shard_.index;
+  const std::uint64_t shard_end = unit.shard_begin + unit.shard_elements;
+  for (std::uint64_t offset = unit.shard_begin; offset < shard_end; offset += block_elements_) {
+    blocks_.push_back({.id = BlockId{static_cast<std::uint32_t>(blocks_.size())},
+                       .unit = unit.id,
+                       .offset_elements = offset,
+                       .element_count = std::min(block_elements_, shard_end - offset)});
+  }
+  unit.block_count = static_cast<std::uint32_t>(blocks_.size()) - unit.first_block;
+  units_.push_back(std::move(unit));
+  const bool is_shared = shard_.count > 1 && !shard_.keeps_all_parameters;
+  units_.back().is_sharded = is_shared && !keeps_gathered(units_.back().id);
+}
+
+void Layout::fail_id(std::uint32_t index, std::size_t count, const char* kind) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} {} does not exist; the model has {}, and ids count from 0", kind,
+                          index, count));
+}
+
+std::span<const TensorPlace> Layout::tensors_of(UnitId id) const {
+  return tensors().subspan(unit(id).first_tensor, unit(id).tensor_count);
+}
+
+std::span<const BlockPlace> Layout::blocks_of(UnitId id) const {
+  return blocks().subspan(unit(id).first_block, unit(id).block_count);
+}
+
+std::uint64_t Layout::state_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const UnitPlace& unit : units_)
+    bytes += unit.shard_elements *
+             (format_.parameter_bytes() + (unit.is_frozen ? 0 : format_.record_bytes()));
+  return bytes;
+}
+
+std::uint64_t Layout::parameter_bytes(BlockId id) const {
+  return block(id).element_count * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::record_bytes(BlockId id) const {
+  return is_frozen(id) ? 0 : block(id).element_count * format_.record_bytes();
+}
+
+std::uint64_t Layout::parameter_slot_bytes(BlockId id) const {
+  return align_up(parameter_bytes(id), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::record_slot_bytes(BlockId id) const {
+  return align_up(record_bytes(id), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::gradient_slot_bytes(BlockId id) const {
+  return align_up(block(id).element_count * format_.gradient_bytes(), kStorageAlignBytes);
+}
+
+std::uint64_t Layout::unit_parameter_bytes(UnitId id) const {
+  return unit(id).element_count * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::unit_gradient_bytes(UnitId id) const {
+  return unit(id).is_frozen ? 0 : unit(id).element_count * format_.gradient_bytes();
+}
+
+std::uint64_t Layout::shard_parameter_bytes(UnitId id) const {
+  return unit(id).shard_elements * format_.parameter_bytes();
+}
+
+std::uint64_t Layout::home_parameter_bytes(UnitId id) const {
+  return unit(id).is_sharded ? shard_parameter_bytes(id) : unit_parameter_bytes(id);
+}
+
+bool Layout::keeps_gathered(UnitId id) const {
+  return shard_.count > 1 && !shard_.keeps_all_parameters &&
+         unit(id).payload_elements * format_.parameter_bytes() <= shard_.keep_gathered_bytes;
+}
+
+std::uint64_t Layout::set_gradient_bytes(UnitId id) const {
+  return set_elements(id) * format_.gradient_bytes();
+}
+
+}  // namespace sluice

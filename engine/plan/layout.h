@@ -1,0 +1,179 @@
+// Where every element stands: tensors inside units, units cut into blocks, and how many bytes each
+// state of a block takes. A pure function of (model, precision, block size); no budget, tier or
+// file appears here. Constant after construction, callable from any thread.
+//
+// With several ranks that share the state, every unit is padded to as many equal shards, and the
+// blocks are those of the rank's own ones: whatever works block by block works on its shard.
+//
+// Invariants: a tensor starts at a multiple of 256 elements of its unit, so that it has the same
+// address modulo 256 B in every placement; a unit's, a shard's and every block's length are
+// multiples of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero
+// gradients, and so stay zero.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "cpu_optim/update.h"
+#include "engine/config/config.h"
+#include "engine/config/model_spec.h"
+
+namespace sluice {
+
+// Elements that tensors, units and blocks are aligned to.
+inline constexpr std::uint64_t kAlignElements = 256;
+// Alignment of everything that travels to storage, in bytes: fits every drive's O_DIRECT rule met
+// so far.
+inline constexpr std::uint64_t kStorageAlignBytes = 4096;
+
+// The formats of the states of one element.
+struct StateFormat {
+  DType parameter = DType::kBf16;
+  DType gradient = DType::kBf16;
+  MasterLayout master = MasterLayout::kSplitBf16;
+  bool keeps_exp_avg = true;
+  bool keeps_exp_avg_sq = true;
+
+  std::uint64_t parameter_bytes() const { return size_of(parameter); }
+  std::uint64_t gradient_bytes() const { return size_of(gradient); }
+  // The optimizer record: [what the parameters lack of the master | exp_avg | exp_avg_sq], without
+  // the moment that the optimizer does not keep. The first is the low half of a split master, the
+  // whole fp32 master beside fp16 parameters, nothing with fp32. Each begins so many bytes an
+  // element into the record:
+  std::uint64_t exp_avg_begin_bytes() const {
+    if (master == MasterLayout::kFp32) return 0;
+    return master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float);
+  }
+  std::uint64_t exp_avg_sq_begin_bytes() const {
+    return exp_avg_begin_bytes() + (keeps_exp_avg ? sizeof(float) : 0);
+  }
+  std::uint64_t record_bytes() const {
+    return exp_avg_sq_begin_bytes() + (keeps_exp_avg_sq ? sizeof(float) : 0);
+  }
+};
+
+// Which part of every unit this rank owns: the `index`-th of `count` equal parts.
+struct Shard {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+  // Whether the rank has those of all parts none the less.
+  bool keeps_all_gradients = false;
+  bool keeps_all_parameters = false;
+  std::uint64_t keep_gathered_bytes = 0;  // parameters of units that take no more, without padding
+  // A part is cut further, among so many, for the time of a reduction.
+  std::uint32_t pieces = 1;
+};
+
+struct TensorPlace {
+  TensorId id{};
+  UnitId unit{};
+  std::string name;
+  std::uint64_t offset_elements = 0;     // in the unit
+  std::uint64_t element_count = 0;       // without padding
+  std::uint32_t hyperparameter_set = 0;  // of engine/plan/parameter_groups.h
+};
+
+struct BlockPlace {
+  BlockId id{};
+  UnitId unit{};
+  std::uint64_t offset_elements = 0;  // in the unit
+  std::uint64_t element_count = 0;
+};
+
+struct UnitPlace {
+  UnitId id{};
+  std::string name;
+  std::uint64_t element_count = 0;     // with padding; `count` shards of equal length
+  std::uint64_t payload_elements = 0;  // without
+  std::uint64_t shard_begin = 0;       // what this rank owns of it
+  std::uint64_t shard_elements = 0;
+  std::uint32_t first_tensor = 0;
+  std::uint32_t tensor_count = 0;
+  std::uint32_t first_block = 0;
+  std::uint32_t block_count = 0;
+  bool is_frozen = false;   // no gradient, no record
+  bool is_sharded = false;  // ranks share its parameters, and a gather completes it for its uses
+};
+
+class Layout {
+ public:
+  // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
+  // model's size. `hyperparameter_sets`: one for each tensor of the model, or none.
+  Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
+         std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
+
+  Shard shard() const { return shard_; }
+
+  const StateFormat& format() const { return format_; }
+  std::span<const UnitPlace> units() const { return units_; }
+  std::span<const TensorPlace> tensors() const { return tensors_; }
+  std::span<const BlockPlace> blocks() const { return blocks_; }
+  // Fails with: kInvalidArgument for an id that the model does not have, as whatever takes one.
+  std::span<const TensorPlace> tensors_of(UnitId unit) const;
+  std::span<const BlockPlace> blocks_of(UnitId unit) const;
+  const UnitPlace& unit(UnitId id) const {
+    return units_[checked(index_of(id), units_.size(), "unit")];
+  }
+  const TensorPlace& tensor(TensorId id) const {
+    return tensors_[checked(index_of(id), tensors_.size(), "tensor")];
+  }
+  const BlockPlace& block(BlockId id) const {
+    return blocks_[checked(index_of(id), blocks_.size(), "block")];
+  }
+  bool is_frozen(BlockId id) const { return unit(block(id).unit).is_frozen; }
+
+  std::uint64_t block_elements() const { return block_elements_; }
+  std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
+  // This rank's parameters, master and moments at rest, with padding.
+  std::uint64_t state_bytes() const;
+
+  // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
+  std::uint64_t parameter_bytes(BlockId block) const;
+  std::uint64_t record_bytes(BlockId block) const;
+  // The same as slots and file extents hold them, padded to kStorageAlignBytes.
+  std::uint64_t parameter_slot_bytes(BlockId block) const;
+  std::uint64_t record_slot_bytes(BlockId block) const;
+  std::uint64_t gradient_slot_bytes(BlockId block) const;
+  std::uint64_t unit_parameter_bytes(UnitId unit) const;
+  std::uint64_t unit_gradient_bytes(UnitId unit) const;
+  std::uint64_t shard_parameter_bytes(UnitId unit) const;
+  // Of what a rank has at home: all, or of a unit that is sharded, the rank's part.
+  std::uint64_t home_parameter_bytes(UnitId unit) const;
+  // Ranks share the parameters, and are to have all of this unit's on the device none the less.
+  bool keeps_gathered(UnitId unit) const;
+  // What of a unit the gradient set holds: from which element on, and how much.
+  std::uint64_t set_begin(UnitId id) const {
+    return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
+  }
+  std::uint64_t set_elements(UnitId id) const {
+    if (unit(id).is_frozen) return 0;
+    return shard_.keeps_all_gradients ? unit(id).element_count : unit(id).shard_elements;
+  }
+  std::uint64_t set_gradient_bytes(UnitId unit) const;
+
+ private:
+  void add_unit(const UnitSpec& spec);
+  static std::uint32_t checked(std::uint32_t index, std::size_t count, const char* kind) {
+    if (index >= count) [[unlikely]]
+      fail_id(index, count, kind);
+    return index;
+  }
+  [[noreturn]] static void fail_id(std::uint32_t index, std::size_t count, const char* kind);
+
+  // Constant after construction.
+  StateFormat format_;
+  Shard shard_;
+  std::uint64_t block_elements_ = 0;
+  std::uint64_t parameter_count_ = 0;
+  std::vector<UnitPlace> units_;
+  std::vector<TensorPlace> tensors_;
+  std::vector<BlockPlace> blocks_;
+};
+
+// The formats that precision and optimizer ask for.
+StateFormat state_format(const Config& config);
+
+}  // namespace sluice

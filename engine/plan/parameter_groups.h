@@ -1,0 +1,55 @@
+// Which hyperparameters each tensor is updated with: the optimizer's own, without decay where the
+// tensor says so, changed by the first of the config's groups that names the tensor. Tensors with
+// equal hyperparameters share a set, and a set's coefficients are computed once a step.
+//
+// Thread rule: constant after construction, callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cpu_optim/optimizer_options.h"
+#include "engine/config/config.h"
+#include "engine/config/model_spec.h"
+
+namespace sluice {
+
+// What the update of one step multiplies and adds, by set.
+struct StepCoefficients {
+  std::vector<UpdateCoefficients> of_set;
+};
+
+class ParameterGroups {
+ public:
+  // Requires: `model` is validated().
+  // Fails with: kConfig naming a pattern that matches no tensor, or a group all of whose tensors
+  // belong to groups before it.
+  ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);
+
+  // The set of each tensor, in the order of the model.
+  std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
+  // Of `step`, counted from 1. Requires: what coefficients_of() does.
+  StepCoefficients coefficients(double learning_rate, std::uint64_t step,
+                                float gradient_scale) const;
+
+ private:
+  struct Set {
+    double learning_rate_factor = 1;
+    double weight_decay = 0;
+    bool operator==(const Set&) const = default;
+  };
+
+  std::uint32_t index_of(const Set& set);
+
+  OptimizerOptions options_;
+  std::vector<Set> sets_;
+  std::vector<std::uint32_t> set_of_tensors_;
+};
+
+// Whether `pattern` describes all of `name`: '*' stands for any characters, also none, and '?' for
+// one.
+bool matches_pattern(std::string_view pattern, std::string_view name);
+
+}  // namespace sluice

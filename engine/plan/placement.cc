@@ -1,0 +1,110 @@
+#include "engine/plan/placement.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "engine/plan/sharding.h"
+
+namespace sluice {
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::kDevice: return "device";
+    case Tier::kHost: return "host";
+    case Tier::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+std::vector<Pool> Placement::pools() const {
+  const auto slots = [](const SlotPool& pool) {
+    return fmt::format("{} x {}", pool.count, format_bytes(pool.slot_bytes));
+  };
+  return {
+      {Tier::kDevice, "resident parameters", resident_parameter_bytes,
+       "units, or this rank's shards of them, whose home is device memory"},
+      {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
+      {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
+       slots(gradient_slots) + ", one a unit in backward"},
+      {Tier::kDevice, "gradient set", device_gradient_bytes,
+       "gradients that wait here for their update"},
+      {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
+      {Tier::kDevice, "tallies", tally_bytes, "sums of squares of gradients that wait here"},
+      {Tier::kDevice, "ranks' buffers", rank_buffer_bytes,
+       "votes, and gradients while a group adds them"},
+      {Tier::kDevice, "activation window", activation_window.size_bytes(),
+       slots(activation_window) + ", between units: in use, read ahead, to come"},
+      {Tier::kHost, "gradient set", gradient_set_bytes,
+       "one reduced gradient for every parameter that waits here for its update"},
+      {Tier::kHost, "gradient staging", gradient_staging.size_bytes(),
+       slots(gradient_staging) + (gradients_leave() ? ", pieces on their way to where they wait"
+                                                    : ", pieces to be added to the set")},
+      {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
+      {Tier::kHost, "tallies", tally_bytes, "those of the device, on arrival"},
+      {Tier::kHost, "parameter slots", parameter_slots.size_bytes(),
+       slots(parameter_slots) + ", between storage, device and update"},
+      {Tier::kHost, "optimizer lanes", lanes.size_bytes(),
+       slots(lanes) + ", records being read, updated, written"},
+      {Tier::kHost, "lane gradients", lane_gradients.size_bytes(),
+       slots(lane_gradients) + ", gradients that come for their update"},
+      {Tier::kHost, "activations", host_activation_bytes,
+       "between units, while they are not on the device"},
+      {Tier::kHost, "activation staging", activation_staging.size_bytes(),
+       slots(activation_staging) + ", activations between device and storage"},
+      {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
+      {Tier::kNvme, "gradient set", nvme_gradient_bytes,
+       "spilled: each use in backward writes them, and the update reads them"},
+      {Tier::kNvme, "activations", nvme_activation_bytes,
+       "between units, while they are not on the device"},
+      {Tier::kNvme, "shadow copies", shadow_bytes,
+       "the same again, for updates before the norm is known"},
+  };
+}
+
+PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
+                     bool fills_device) {
+  return {.overlaps = config.optimizer.overlap != OverlapPolicy::kSerial,
+          .lanes = config.optimizer.lanes,
+          .fills_device = fills_device,
+          .activations = config.activations,
+          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout)};
+}
+
+std::uint64_t tally_bytes_of(const UnitPlace& unit) {
+  const std::uint64_t leaves = unit.shard_elements / kAlignElements;
+  return align_up(leaves * sizeof(double) + sizeof(std::uint32_t), kStorageAlignBytes);
+}
+
+void add_shadows(const Layout& layout, Placement& placement) {
+  placement.storage_copies = 2;
+  placement.shadow_bytes = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    if (placement.has_shadow(block.id))
+      placement.shadow_bytes +=
+          layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id);
+  }
+}
+
+bool shadows_serve_all(const Layout& layout, Placement placement) {
+  if (placement.gradients_leave()) return false;  // such blocks wait for the norm all the same
+  add_shadows(layout, placement);
+  return placement.shadow_bytes != 0 &&
+         std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
+           // What ranks keep gathered is small.
+           return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
+                  placement.has_shadow(block.id);
+         });
+}
+
+std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {
+  std::vector<std::uint64_t> bytes;
+  for (const UnitPlace& unit : layout.units())
+    bytes.push_back(placement.unit_is_on_device(unit) ? 0 : layout.unit_parameter_bytes(unit.id));
+  return bytes;
+}
+
+}  // namespace sluice

@@ -1,0 +1,279 @@
+// The host's pools: gradients, buffers for what comes and goes, then state by the traffic that it
+// saves.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/plan/placement_planner.h"
+
+namespace sluice {
+namespace {
+
+// Read, Adam and write of three blocks overlap; the fourth absorbs jitter.
+constexpr std::uint32_t kLanesMinimumWanted = 4;
+// A pass under computation gets work in bursts of a unit: one being updated while the next is read.
+// More lanes than this hide nothing more, for any size of unit.
+constexpr std::uint32_t kUnitsInLanes = 2;
+constexpr std::uint32_t kLanesMaximumWanted = 64;
+// Keeps a drive's queue filled while earlier blocks are copied to the device.
+constexpr std::uint32_t kStagingSlotsWanted = 8;
+// One piece is added while the next is copied; with somewhere else to go, a few are under way.
+constexpr std::uint32_t kGradientStagingWanted = 2;
+constexpr std::uint32_t kLeavingStagingWanted = 8;
+
+}  // namespace
+
+std::optional<PlacementShortage> PlacementPlanner::plan_host() {
+  const bool may_leave = !layout_.shard().keeps_all_gradients &&
+                         (choices_.gradients == TierChoice::kAuto) &&
+                         placement_.gradient_set_bytes != 0;
+  if (choices_.gradients == TierChoice::kNvme) {
+    for (const UnitPlace& unit : layout_.units()) set_gradient_tier(unit, Tier::kNvme);
+  }
+  const SlotPool activation_staging = placement_.activation_staging;
+  const std::optional<PlacementShortage> shortage = try_host();
+  if (!shortage || !may_leave) return shortage;
+  send_gradients_away();
+  placement_.activation_staging = activation_staging;
+  const std::optional<PlacementShortage> rest = try_host();
+  return !rest || rest->needed_bytes < shortage->needed_bytes ? rest : shortage;
+}
+
+// Pools for the gradients' present places. A shortage leaves them at sizes that mean nothing.
+std::optional<PlacementShortage> PlacementPlanner::try_host() {
+  placement_.gradient_staging = {
+      .count = staging_least() == 0 ? 0
+               : spills_gradients() ? kLeavingStagingWanted
+                                    : kGradientStagingWanted,
+      .slot_bytes =
+          align_up(largest_piece() * layout_.format().gradient_bytes(), kStorageAlignBytes)};
+  const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
+  const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
+  fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
+  const std::uint32_t lanes_wanted = pass_.lanes.value_or(lanes_for_bursts());
+  const std::uint32_t lanes_least = pass_.lanes.value_or(1);
+  const std::uint32_t staging_wanted =
+      kStagingSlotsWanted + (pass_.overlaps ? lanes_for_bursts() : 0);
+  size_buffers(staging_wanted, lanes_wanted);
+  if (placement_.host_bytes() <= placement_.host_budget_bytes) {
+    take_gradients_back();
+    return std::nullopt;
+  }
+  // Not all fits. Start again with what must be there, at the sizes that its buffers would like
+  // to have, and then less.
+  const std::uint64_t everything_bytes = minimum_host_bytes(lanes_least);
+  fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
+            UINT64_MAX);
+  const std::uint64_t needed_bytes = std::min(everything_bytes, minimum_host_bytes(lanes_least));
+  if (shrink_buffers(staging_wanted, lanes_wanted, lanes_least)) {
+    take_gradients_back();
+    fill_host(parameters_may_be_host, records_may_be_host,
+              placement_.host_budget_bytes - placement_.host_bytes());
+    return std::nullopt;
+  }
+  // State in host memory needs no buffers: all of it may fit where part of it does not.
+  fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
+  if (!shrink_buffers(staging_wanted, lanes_wanted, lanes_least))
+    return PlacementShortage{.tier = Tier::kHost, .needed_bytes = needed_bytes};
+  take_gradients_back();
+  return std::nullopt;
+}
+
+std::uint64_t PlacementPlanner::gradient_bytes(const UnitPlace& unit) const {
+  return align_up(layout_.set_gradient_bytes(unit.id), kStorageAlignBytes);
+}
+
+// Moves the place where the unit's gradients wait.
+void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
+  Tier& present = placement_.gradient_tier[index_of(unit.id)];
+  const std::uint64_t bytes = gradient_bytes(unit);
+  if (bytes == 0 || present == tier) return;
+  if (present == Tier::kHost) placement_.gradient_set_bytes -= bytes;
+  if (present == Tier::kDevice) {
+    placement_.device_gradient_bytes -= bytes;
+    placement_.tally_bytes -= tally_bytes_of(unit);
+  }
+  if (tier == Tier::kHost) placement_.gradient_set_bytes += bytes;
+  if (tier == Tier::kDevice) {
+    placement_.device_gradient_bytes += bytes;
+    placement_.tally_bytes += tally_bytes_of(unit);
+  }
+  present = tier;
+}
+
+bool PlacementPlanner::spills_gradients() const {
+  return std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0;
+}
+
+bool PlacementPlanner::device_updates_all() const {
+  return std::ranges::all_of(layout_.units(), [&](const UnitPlace& unit) {
+    return unit.is_frozen || placement_.is_updated_on_device(unit);
+  });
+}
+
+bool PlacementPlanner::lanes_fetch_gradients() const {
+  return std::ranges::any_of(layout_.units(), [&](const UnitPlace& unit) {
+    return placement_.gradient_leaves(unit.id) && !placement_.is_updated_on_device(unit);
+  });
+}
+
+// A block's gradient, and the sum that it is added to where that comes from storage; nothing where
+// all stay on the device for good.
+std::uint32_t PlacementPlanner::staging_least() const {
+  if (choices_.gradients == TierChoice::kDevice || device_updates_all()) return 0;
+  return spills_gradients() ? 2 : 1;
+}
+
+// All of them, to what the device has left, and to storage.
+void PlacementPlanner::send_gradients_away() {
+  for (const UnitPlace& unit : layout_.units()) {
+    if (placement_.gradient_is_on_device(unit.id)) continue;
+    const bool fits = !thrift_.gradients &&
+                      placement_.device_bytes() + gradient_bytes(unit) + tally_bytes_of(unit) <=
+                          placement_.device_budget_bytes;
+    set_gradient_tier(unit, fits ? Tier::kDevice : Tier::kNvme);
+  }
+}
+
+// As many as fit after all, from the first unit on: its gradient is the last to come in backward
+// and the first to be wanted. Where the choice is not the planner's, none.
+void PlacementPlanner::take_gradients_back() {
+  if (choices_.gradients != TierChoice::kAuto) return;
+  for (const UnitPlace& unit : layout_.units()) {
+    if (!placement_.gradient_leaves(unit.id) || placement_.is_updated_on_device(unit)) continue;
+    const std::uint64_t tally =
+        placement_.gradient_is_on_device(unit.id) ? tally_bytes_of(unit) : 0;
+    if (placement_.host_bytes() - tally + gradient_bytes(unit) > placement_.host_budget_bytes)
+      return;
+    set_gradient_tier(unit, Tier::kHost);
+  }
+}
+
+// Sizes buffers for the present homes, as close to what is wanted as the budget allows. False
+// when it does not hold the least of each kind.
+bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes,
+                                      std::uint32_t lanes_least) {
+  while (true) {
+    size_buffers(staging, lanes);
+    if (placement_.host_bytes() <= placement_.host_budget_bytes) return true;
+    if (staging > std::max(lanes, lanes_least)) {
+      --staging;
+    } else if (lanes > lanes_least) {
+      --lanes;
+    } else if (staging > 1) {
+      --staging;
+    } else if (placement_.activation_staging.count > 1) {
+      --placement_.activation_staging.count;
+    } else if (placement_.gradient_staging.count > staging_least()) {
+      --placement_.gradient_staging.count;
+    } else {
+      return false;
+    }
+  }
+}
+
+void PlacementPlanner::clear_records() {
+  for (const BlockPlace& block : layout_.blocks()) {
+    Tier& tier = placement_.record_tier[index_of(block.id)];
+    if (tier != Tier::kDevice) tier = layout_.is_frozen(block.id) ? Tier::kHost : Tier::kNvme;
+  }
+}
+
+// Gives blocks a home in host memory from the first unit on, up to `room_bytes` beyond what is
+// already there. Parameters come first: a byte of them in RAM saves three or four bytes of
+// traffic a step (two or three reads and a write of every two), a byte of record two, one of
+// frozen parameters two reads.
+void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t room_bytes) {
+  if (room_bytes == UINT64_MAX) {  // from scratch
+    placement_.host_parameter_bytes = 0;
+    placement_.host_record_bytes = 0;
+    std::ranges::replace(placement_.parameter_tier, Tier::kHost, Tier::kNvme);
+    clear_records();
+  }
+  const auto take = [&](Tier& tier, std::uint64_t bytes, std::uint64_t& pool_bytes) {
+    if (tier != Tier::kNvme || bytes > room_bytes) return;
+    tier = Tier::kHost;
+    pool_bytes += bytes;
+    room_bytes -= bytes;
+  };
+  const auto take_parameters = [&](bool frozen) {
+    for (const BlockPlace& block : layout_.blocks()) {
+      if (parameters && layout_.is_frozen(block.id) == frozen)
+        take(placement_.parameter_tier[index_of(block.id)], layout_.parameter_slot_bytes(block.id),
+             placement_.host_parameter_bytes);
+    }
+  };
+  take_parameters(/*frozen=*/false);
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (records)
+      take(placement_.record_tier[index_of(block.id)], layout_.record_slot_bytes(block.id),
+           placement_.host_record_bytes);
+  }
+  take_parameters(/*frozen=*/true);
+}
+
+std::uint32_t PlacementPlanner::lanes_for_bursts() const {
+  std::uint32_t blocks = 0;
+  for (const UnitPlace& unit : layout_.units()) blocks = std::max(blocks, unit.block_count);
+  return pass_.overlaps
+             ? std::clamp(kUnitsInLanes * blocks, kLanesMinimumWanted, kLanesMaximumWanted)
+             : kLanesMinimumWanted;
+}
+
+// Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where
+// records are not, gradients of lanes where those are not. All but one of the prefetcher's slots
+// may keep what they hold.
+void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t lanes) {
+  const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
+    return std::ranges::count(tiers, tier) != 0;
+  };
+  const std::uint64_t block = largest_block();
+  const StateFormat& format = layout_.format();
+  const std::uint64_t parameter_slot =
+      align_up(block * format.parameter_bytes(), kStorageAlignBytes);
+  const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
+  const bool updates_in_slots = reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
+  if (!reads_parameters) staging_slots = 0;
+  // Where the device updates all, one lane serves who reads and writes the state outside of steps.
+  if (device_updates_all()) lanes = std::min(lanes, 1u);
+  placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
+                                .slot_bytes = parameter_slot};
+  placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
+  const bool lanes_hold_records =
+      has(placement_.record_tier, Tier::kNvme) || has(placement_.record_tier, Tier::kDevice);
+  placement_.lanes = {
+      .count = lanes,
+      .slot_bytes =
+          lanes_hold_records ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0};
+  placement_.lane_gradients = {};
+  if (lanes_fetch_gradients())
+    placement_.lane_gradients = {
+        .count = lanes,
+        .slot_bytes = align_up(block * format.gradient_bytes(), kStorageAlignBytes)};
+}
+
+// What the present homes need with the least buffers of each kind.
+std::uint64_t PlacementPlanner::minimum_host_bytes(std::uint32_t lanes) {
+  size_buffers(1, lanes);
+  const auto surplus = [](const SlotPool& pool, std::uint32_t least) {
+    return (pool.count - std::min(pool.count, least)) * pool.slot_bytes;
+  };
+  return placement_.host_bytes() - surplus(placement_.gradient_staging, staging_least()) -
+         surplus(placement_.activation_staging, 1);
+}
+
+std::uint64_t PlacementPlanner::largest_block() const {
+  std::uint64_t largest = 0;
+  for (const BlockPlace& block : layout_.blocks()) largest = std::max(largest, block.element_count);
+  return largest;
+}
+
+// Of a unit's gradient in the set; a block, but where the set holds other ranks' parts, too.
+std::uint64_t PlacementPlanner::largest_piece() const {
+  std::uint64_t largest = 0;
+  for (const UnitPlace& unit : layout_.units())
+    largest = std::max(largest, std::min(layout_.block_elements(), layout_.set_elements(unit.id)));
+  return largest;
+}
+
+}  // namespace sluice

@@ -1,0 +1,245 @@
+#include "engine/plan/placement_planner.h"
+
+#include <algorithm>
+
+#include "base/units.h"
+#include "engine/plan/window_plan.h"
+
+namespace sluice {
+namespace {
+
+// Units read ahead of the one in use, beyond the leases held. Two hide one transfer behind one
+// computation and absorb jitter.
+constexpr std::uint32_t kPrefetchUnits = 2;
+// Activations travel between device and storage in pieces that saturate a drive with a few of them.
+constexpr std::uint64_t kActivationPieceBytesMax = 4_MiB;
+constexpr std::uint32_t kActivationStagingWanted = 4;
+
+std::vector<std::uint64_t> unit_sizes(const Layout& layout) {
+  std::vector<std::uint64_t> sizes;
+  for (const UnitPlace& unit : layout.units())
+    sizes.push_back(layout.unit_parameter_bytes(unit.id));
+  return sizes;
+}
+
+// Steps of one micro-batch, of two, behind which a third brings nothing new, and the largest one
+// that the config names. A window for one lease serves them all.
+std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activations& largest) {
+  std::vector<Schedule> schedules{training_schedule(model, 1)};
+  if (model.concurrent_leases == 1) return schedules;
+  schedules.push_back(inference_schedule(model));
+  schedules.push_back(training_schedule(model, 2));
+  if (largest.micro_batches > 1)
+    schedules.push_back(training_schedule(model, largest.micro_batches, largest.order));
+  return schedules;
+}
+
+}  // namespace
+
+PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
+                                   const Config::Placement& choices, const PassNeeds& pass)
+    : layout_(layout),
+      model_(model),
+      choices_(choices),
+      pass_(pass),
+      schedule_(training_schedule(model, 1)),
+      all_schedules_(schedules_of(model, pass.activations)),
+      sizes_(unit_sizes(layout)) {
+  placement_.fills_device = pass.fills_device;
+  placement_.rank_buffer_bytes = pass.rank_buffer_bytes;
+  placement_.parameter_tier.assign(layout.blocks().size(), Tier::kNvme);
+  placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
+  placement_.gradient_tier.assign(layout.units().size(), Tier::kHost);
+  clear_records();
+  for (const UnitPlace& unit : layout.units())
+    placement_.gradient_set_bytes += gradient_bytes(unit);
+  if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();
+}
+
+std::optional<PlacementShortage> PlacementPlanner::attempt(const Budgets& budgets,
+                                                           const PlacementThrift& thrift) {
+  thrift_ = thrift;
+  placement_.device_budget_bytes = budgets.device_bytes;
+  placement_.host_budget_bytes = budgets.host_bytes;
+  if (const auto shortage = plan_device()) return shortage;
+  if (const auto shortage = plan_host()) return shortage;
+  add_nvme_bytes();
+  return std::nullopt;
+}
+
+void PlacementPlanner::add_nvme_bytes() {
+  for (const BlockPlace& block : layout_.blocks()) {
+    const std::uint32_t i = index_of(block.id);
+    if (placement_.parameter_tier[i] == Tier::kNvme)
+      placement_.nvme_parameter_bytes += layout_.parameter_slot_bytes(block.id);
+    if (placement_.record_tier[i] == Tier::kNvme)
+      placement_.nvme_record_bytes += layout_.record_slot_bytes(block.id);
+    if (placement_.gradient_tier[index_of(block.unit)] == Tier::kNvme)
+      placement_.nvme_gradient_bytes += layout_.gradient_slot_bytes(block.id);
+  }
+}
+
+// Homes for the activations of the largest step; a window that holds them all, or what is in use
+// and read ahead.
+void PlacementPlanner::plan_activation_pools() {
+  const Config::Activations& activations = pass_.activations;
+  const ActivationNeeds needs = activation_needs(model_, activations, kPrefetchUnits);
+  const ActivationHomes& homes = needs.homes;
+  activation_places_least_ = needs.places_least;
+  placement_.activation_window = {.count = needs.places_wanted,
+                                  .slot_bytes = homes.largest_bytes()};
+  if (activations.home == ActivationHome::kHost)
+    placement_.host_activation_bytes = homes.size_bytes();
+  if (activations.home == ActivationHome::kNvme) {
+    placement_.nvme_activation_bytes = homes.size_bytes();
+    placement_.activation_staging = {
+        .count = kActivationStagingWanted,
+        .slot_bytes = std::min(homes.largest_bytes(), kActivationPieceBytesMax)};
+  }
+  placement_.activation_homes = homes;
+}
+
+// Device: gradient slots, state and gradients that are to be there, then either every parameter, or
+// a window and as many whole units (of ranks that share the parameters: shards of units) as fit
+// beside it; and the state of some of those.
+std::optional<PlacementShortage> PlacementPlanner::plan_device() {
+  const std::uint32_t leases = model_.concurrent_leases;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t all_bytes = 0;
+  for (const UnitPlace& unit : layout_.units()) {
+    slot_bytes =
+        std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kStorageAlignBytes));
+    all_bytes += unit_slot_bytes(unit);
+    if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
+    if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
+  }
+  const bool is_sharded = layout_.shard().count > 1 && !layout_.shard().keeps_all_parameters;
+  const bool must_be_resident = choices_.parameters == TierChoice::kDevice ||
+                                choices_.optimizer == TierChoice::kDevice ||
+                                layout_.shard().keeps_all_parameters;
+  if (must_be_resident && is_sharded) {
+    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+  }
+  // One slot more than the leases lets a gradient drain while the next unit's backward runs.
+  placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
+  // All parameters, or a window that units come to.
+  const bool needs_all = must_be_resident && !is_sharded;
+  const std::uint64_t window_minimum = needs_all ? 0 : least_window();
+  const auto needed_bytes = [&] {
+    return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
+  };
+  // Beside activations: many places if they and the least of the rest fit, else few.
+  const std::uint64_t whole_budget = placement_.device_budget_bytes;
+  if (thrift_.buffers || needed_bytes() > whole_budget)
+    placement_.activation_window.count = activation_places_least_;
+  if (needed_bytes() > whole_budget)
+    return PlacementShortage{.tier = Tier::kDevice, .needed_bytes = needed_bytes()};
+  const std::uint64_t rest_bytes = whole_budget - placement_.device_bytes();
+  const bool may_all_be_resident = !is_sharded && may_be_resident() && all_bytes <= rest_bytes;
+  if (needs_all || may_all_be_resident) {
+    for (const UnitPlace& unit : layout_.units()) make_resident(unit);
+  } else {
+    plan_window_pool(rest_bytes, window_minimum);
+  }
+  if (!thrift_.buffers && placement_.device_bytes() + slot_bytes <= whole_budget)
+    ++placement_.gradient_slots.count;
+  if (pass_.fills_device && choices_.optimizer == TierChoice::kAuto) fill_device();
+  return std::nullopt;
+}
+
+std::uint64_t PlacementPlanner::least_window() const {
+  std::uint64_t window_bytes = 0;
+  for (const Schedule& schedule : all_schedules_)
+    window_bytes =
+        std::max(window_bytes, least_window_bytes(schedule, sizes_, model_.concurrent_leases));
+  return window_bytes;
+}
+
+// State of units whose parameters are at home there, from the first one on: their gradients are the
+// last to come and their parameters the first to be wanted, so that it is their update which
+// computation would wait for.
+void PlacementPlanner::fill_device() {
+  if (thrift_.records || thrift_.parameters) return;
+  if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
+  for (const UnitPlace& unit : layout_.units()) {
+    const bool fits =
+        placement_.device_bytes() + update_bytes(unit) <= placement_.device_budget_bytes;
+    if (fits && placement_.is_homed_on_device(unit)) update_on_device(unit);
+  }
+}
+
+// Beside its parameters.
+std::uint64_t PlacementPlanner::update_bytes(const UnitPlace& unit) const {
+  std::uint64_t bytes =
+      placement_.gradient_is_on_device(unit.id) ? 0 : gradient_bytes(unit) + tally_bytes_of(unit);
+  for (const BlockPlace& block : layout_.blocks_of(unit.id))
+    bytes += layout_.record_slot_bytes(block.id);
+  return bytes;
+}
+
+void PlacementPlanner::update_on_device(const UnitPlace& unit) {
+  if (unit.is_frozen) return;
+  for (const BlockPlace& block : layout_.blocks_of(unit.id)) {
+    placement_.record_tier[index_of(block.id)] = Tier::kDevice;
+    placement_.device_record_bytes += layout_.record_slot_bytes(block.id);
+  }
+  set_gradient_tier(unit, Tier::kDevice);
+}
+
+// The planner's choice. Of ranks that share the state but not the parameters, all is resident.
+bool PlacementPlanner::may_be_resident() const {
+  return choices_.parameters == TierChoice::kAuto && !layout_.shard().keeps_all_parameters &&
+         !thrift_.parameters;
+}
+
+// `budget` is what is left beside all else that has to be there, the least gradient slots included.
+void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
+  const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
+  const std::uint64_t another_slot_bytes = placement_.gradient_slots.slot_bytes;
+  const bool has_another = !thrift_.buffers && window_minimum + another_slot_bytes <= budget;
+  const std::uint64_t reserved_bytes = has_another ? another_slot_bytes : 0;
+  const auto window_wanted = [&](std::uint64_t least_bytes) {
+    return thrift_.buffers ? least_bytes
+                           : std::max(least_bytes, leased_bytes_max(schedule_, sizes_, ahead));
+  };
+  // In whole places, as what lies behind it in the slab.
+  const std::uint64_t window =
+      std::min(window_wanted(window_minimum),
+               (budget - reserved_bytes) / kStorageAlignBytes * kStorageAlignBytes);
+  const std::vector<std::uint64_t> all_sizes = sizes_;
+  const Placement without_homes = placement_;
+  if (!thrift_.parameters) add_homes(budget - reserved_bytes - window);
+  if (least_window() > window) {  // of three leases and more: fewer units may take more room
+    sizes_ = all_sizes;
+    placement_ = without_homes;
+  }
+  placement_.window_bytes = std::min(window, window_wanted(least_window()));
+}
+
+// As far as they fit.
+void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
+  const auto add = [&](bool are_kept) {
+    for (const UnitPlace& unit : layout_.units()) {
+      if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept)
+        continue;
+      if (unit_slot_bytes(unit) > rest_bytes) return;
+      rest_bytes -= unit_slot_bytes(unit);
+      make_resident(unit);
+    }
+  };
+  add(/*are_kept=*/true);
+  if (may_be_resident()) add(/*are_kept=*/false);
+}
+
+void PlacementPlanner::make_resident(const UnitPlace& unit) {
+  placement_.resident_parameter_bytes += unit_slot_bytes(unit);
+  if (!unit.is_sharded) sizes_[index_of(unit.id)] = 0;
+  for (const BlockPlace& block : layout_.blocks_of(unit.id))
+    placement_.parameter_tier[index_of(block.id)] = Tier::kDevice;
+}
+
+std::uint64_t PlacementPlanner::unit_slot_bytes(const UnitPlace& unit) const {
+  return align_up(layout_.home_parameter_bytes(unit.id), kStorageAlignBytes);
+}
+
+}  // namespace sluice

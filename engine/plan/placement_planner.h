@@ -1,0 +1,94 @@
+// One attempt to place the state under given budgets: the device's pools first
+// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). For
+// engine/plan/placement_budget.cc, which decides what is attempted, and for those two files.
+//
+// What fits may depend on what is put where there is a choice: a first unit on the device spares
+// host memory its parameters, and costs it buffers for their update. So an attempt can be told to
+// leave such things off the device.
+//
+// Thread rule: none; one call of plan_placement() owns it. An attempt is made once; a copy made
+// before makes another.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "engine/plan/placement.h"
+#include "engine/plan/schedule.h"
+
+namespace sluice {
+
+// What stays off the device though it may have room.
+struct PlacementThrift {
+  bool buffers = false;     // beyond the least of each kind, whose room others may have
+  bool records = false;     // of units whose parameters are there
+  bool parameters = false;  // beyond those that have to be there; and so records
+  bool gradients = false;   // of those that host memory cannot hold: all go to storage
+};
+
+// A budget that does not hold its pools, and by the planner's reckoning the least that would.
+struct PlacementShortage {
+  Tier tier = Tier::kHost;
+  std::uint64_t needed_bytes = 0;
+};
+
+class PlacementPlanner {
+ public:
+  // All must outlive the planner.
+  PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
+                   const PassNeeds& pass);
+
+  // Nothing where all fits; then the placement can be taken.
+  std::optional<PlacementShortage> attempt(const Budgets& budgets, const PlacementThrift& thrift);
+  Placement take() { return std::move(placement_); }
+
+ private:
+  void plan_activation_pools();
+
+  // Device.
+  std::optional<PlacementShortage> plan_device();
+  std::uint64_t least_window() const;
+  bool may_be_resident() const;
+  void plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum);
+  void add_homes(std::uint64_t rest_bytes);
+  void make_resident(const UnitPlace& unit);
+  std::uint64_t update_bytes(const UnitPlace& unit) const;
+  void update_on_device(const UnitPlace& unit);
+  void fill_device();
+
+  // Host.
+  std::optional<PlacementShortage> plan_host();
+  std::optional<PlacementShortage> try_host();
+  void set_gradient_tier(const UnitPlace& unit, Tier tier);
+  void send_gradients_away();
+  void take_gradients_back();
+  bool shrink_buffers(std::uint32_t staging, std::uint32_t lanes, std::uint32_t lanes_least);
+  void clear_records();
+  void fill_host(bool parameters, bool records, std::uint64_t room_bytes);
+  std::uint32_t lanes_for_bursts() const;
+  void size_buffers(std::uint32_t staging_slots, std::uint32_t lanes);
+  std::uint64_t minimum_host_bytes(std::uint32_t lanes);
+
+  void add_nvme_bytes();
+  std::uint64_t unit_slot_bytes(const UnitPlace& unit) const;
+  std::uint64_t gradient_bytes(const UnitPlace& unit) const;
+  std::uint64_t largest_block() const;
+  std::uint64_t largest_piece() const;
+  bool device_updates_all() const;
+  bool spills_gradients() const;
+  bool lanes_fetch_gradients() const;
+  std::uint32_t staging_least() const;
+
+  const Layout& layout_;
+  const ModelSpec& model_;
+  const Config::Placement& choices_;
+  const PassNeeds& pass_;
+  PlacementThrift thrift_;
+  Schedule schedule_;
+  std::vector<Schedule> all_schedules_;  // that the window has to serve
+  std::vector<std::uint64_t> sizes_;     // in the window, by unit; 0 once homed on the device
+  Placement placement_;
+  std::uint32_t activation_places_least_ = 0;
+};
+
+}  // namespace sluice

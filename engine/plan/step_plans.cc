@@ -1,0 +1,98 @@
+#include "engine/plan/step_plans.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+
+StepPlans::StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement)
+    : model_(model),
+      layout_(layout),
+      placement_(placement),
+      window_unit_bytes_(sluice::window_unit_bytes(layout, placement)),
+      inference_(plan(inference_schedule(model))),
+      inference_activations_(plan_activations_of({.model = model, .has_backward = false})) {
+  training(1, MicroBatchOrder::kHorizontal);
+}
+
+StepPlan StepPlans::plan(Schedule schedule) const {
+  WindowPlan window =
+      plan_window(schedule, window_unit_bytes_, placement_.window_bytes, model_.concurrent_leases);
+  return {.schedule = std::move(schedule), .window = std::move(window)};
+}
+
+std::pair<std::uint32_t, MicroBatchOrder> StepPlans::key(std::uint32_t micro_batches,
+                                                         MicroBatchOrder order) {
+  // With one micro-batch they are the same.
+  return {micro_batches, micro_batches == 1 ? MicroBatchOrder::kHorizontal : order};
+}
+
+const StepPlan& StepPlans::training(std::uint32_t micro_batches, MicroBatchOrder order) {
+  const auto known = training_.find(key(micro_batches, order));
+  if (known != training_.end()) return known->second;
+  return training_
+      .emplace(key(micro_batches, order), plan(training_schedule(model_, micro_batches, order)))
+      .first->second;
+}
+
+const ActivationPlan& StepPlans::activations(std::uint32_t micro_batches, MicroBatchOrder order) {
+  const auto known = activations_.find(key(micro_batches, order));
+  if (known != activations_.end()) return known->second;
+  return activations_
+      .emplace(
+          key(micro_batches, order),
+          plan_activations_of({.model = model_, .micro_batches = micro_batches, .order = order}))
+      .first->second;
+}
+
+ActivationPlan StepPlans::plan_activations_of(const ActivationShape& shape) const {
+  if (placement_.activation_window.count == 0) return {};
+  ActivationPlan plan = plan_activations(shape, placement_.activation_window.count);
+  const bool has_homes =
+      placement_.host_activation_bytes != 0 || placement_.nvme_activation_bytes != 0;
+  const bool fits = has_homes ? placement_.activation_homes.hold(shape.micro_batches, shape.order)
+                              : plan.stored_bytes == 0;
+  if (!fits)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a {} step of {} micro-batches has more activations than the pools "
+                            "hold; Config::activations has to name the largest step",
+                            name_of(shape.order), shape.micro_batches));
+  return plan;
+}
+
+StepPlan StepPlans::changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
+                            Pass pass) const {
+  StepPlan changed{.schedule = changed_schedule(plan.schedule, progress.acquired, unit, pass),
+                   .window = {}};
+  changed.window =
+      replan_window(plan.schedule, plan.window, progress, changed.schedule, window_unit_bytes_,
+                    placement_.window_bytes, model_.concurrent_leases);
+  return changed;
+}
+
+void StepPlans::expect_inference(Schedule schedule) {
+  try {
+    inference_ = plan(std::move(schedule));
+  } catch (const Error&) {
+    // It went well with places found on the way; planned from the start, there are none.
+  }
+}
+
+void StepPlans::expect_training(std::uint32_t micro_batches, MicroBatchOrder order,
+                                Schedule schedule) {
+  mark_gradients(model_, schedule);
+  try {
+    training_.at(key(micro_batches, order)) = plan(std::move(schedule));
+  } catch (const Error&) {
+    // As above.
+  }
+}
+
+Traffic StepPlans::predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+  const StepPlan& plan = training(micro_batches, order);
+  return predict_step_traffic(layout_, placement_, plan.schedule, plan.window,
+                              activations(micro_batches, order));
+}
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+// What is known of a step before it runs: its schedule, who is where in the device window, and the
+// way of its boundary activations, which keeps its sequence whatever becomes of the schedule. Made
+// once for each number and order of micro-batches, and kept.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/plan/traffic.h"
+
+namespace sluice {
+
+struct StepPlan {
+  Schedule schedule;
+  WindowPlan window;
+};
+
+class StepPlans {
+ public:
+  // All must outlive the plans. `model` is validated(). Plans an inference and a step of one
+  // micro-batch at once.
+  // Fails with: kOutOfMemory when the window cannot hold the leases.
+  StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement);
+
+  const StepPlan& inference() const { return inference_; }
+  // The reference stays valid.
+  const StepPlan& training(std::uint32_t micro_batches, MicroBatchOrder order);
+
+  // Empty where the application keeps activations. References stay valid.
+  const ActivationPlan& inference_activations() const { return inference_activations_; }
+  // Fails with: kInvalidArgument for a step larger than the one that the pools for activations are
+  // made for.
+  const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
+
+  // The plan of a step that leaves the schedule of `plan` where `progress` says, to use `unit`.
+  // Fails with: kOutOfMemory when the window cannot hold it beside what is leased.
+  StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
+                   Pass pass) const;
+  // From now on inferences, or such steps, are expected to go as this one went, where a window plan
+  // allows it.
+  void expect_inference(Schedule schedule);
+  void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
+  Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
+
+  // What each unit needs in the device window: 0 for units homed on the device.
+  std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
+
+ private:
+  static std::pair<std::uint32_t, MicroBatchOrder> key(std::uint32_t micro_batches,
+                                                       MicroBatchOrder order);
+  StepPlan plan(Schedule schedule) const;
+  ActivationPlan plan_activations_of(const ActivationShape& shape) const;
+
+  const ModelSpec& model_;
+  const Layout& layout_;
+  const Placement& placement_;
+  std::vector<std::uint64_t> window_unit_bytes_;
+  StepPlan inference_;
+  ActivationPlan inference_activations_;
+  std::map<std::pair<std::uint32_t, MicroBatchOrder>, StepPlan> training_;
+  std::map<std::pair<std::uint32_t, MicroBatchOrder>, ActivationPlan> activations_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+// How the blocks are spread over the storage paths: whole blocks, in proportion to the paths'
+// weights, so that drives of unequal speed end a pass together. Any run of consecutive blocks is
+// spread in that proportion too, since it is such runs that are in flight at once. Pure, but for
+// reading the calibration file; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+// One weight for each of storage.paths: those of the config; or the rates of the optimizer's
+// pattern in the calibration that `sluice bench io --json` wrote; or all equal.
+// Fails with: kInput for a calibration that cannot be read, or knows nothing of a path.
+std::vector<double> storage_weights(const Config::Storage& storage);
+
+// Deals pieces of storage out: each to the drive that is furthest behind its share of the bytes so
+// far.
+//   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
+class DriveDealer {
+ public:
+  // Requires: positive weights.
+  explicit DriveDealer(std::span<const double> weights);
+
+  std::uint32_t deal(std::uint64_t size_bytes);
+  const std::vector<std::uint64_t>& drive_bytes() const { return drive_bytes_; }
+
+ private:
+  std::vector<double> shares_;
+  std::vector<std::uint64_t> drive_bytes_;  // so far
+  std::uint64_t dealt_bytes_ = 0;
+};
+
+struct Striping {
+  std::vector<std::uint32_t> drive;        // by block
+  std::vector<std::uint64_t> drive_bytes;  // by drive: what its blocks take on storage
+};
+
+// Deals the blocks out.
+Striping plan_striping(const Layout& layout, const Placement& placement,
+                       std::span<const double> weights);
+
+}  // namespace sluice

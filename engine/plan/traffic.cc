@@ -1,0 +1,75 @@
+#include "engine/plan/traffic.h"
+
+#include <utility>
+
+namespace sluice {
+
+void TrafficMeter::pause() {
+  const IoCounters now = queue_.counters();
+  counted_.nvme_read_bytes += now.read_bytes - at_resume_.read_bytes;
+  counted_.nvme_write_bytes += now.write_bytes - at_resume_.write_bytes;
+}
+
+void TrafficMeter::resume() {
+  at_resume_ = queue_.counters();
+}
+
+Traffic TrafficMeter::take() {
+  pause();
+  resume();
+  return std::exchange(counted_, {});
+}
+
+std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit) {
+  std::uint64_t bytes = 0;
+  for (const BlockPlace& block : layout.blocks_of(unit)) {
+    if (placement.parameter_tier[index_of(block.id)] == Tier::kNvme)
+      bytes += layout.parameter_slot_bytes(block.id);
+  }
+  return bytes;
+}
+
+std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
+                                   const Schedule& schedule) {
+  std::uint64_t bytes = 0;
+  for (const ScheduledUse& use : schedule) {
+    if (use.pass != Pass::kBackward || placement.gradient_tier[index_of(use.unit)] != Tier::kNvme)
+      continue;
+    for (const BlockPlace& block : layout.blocks_of(use.unit))
+      bytes += layout.gradient_slot_bytes(block.id);
+  }
+  return bytes;
+}
+
+Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
+                             const Schedule& schedule, const WindowPlan& plan,
+                             const ActivationPlan& activations) {
+  Traffic traffic;
+  for (std::size_t use = 0; use < schedule.size(); ++use) {
+    if (plan.uses[use].fetch)
+      traffic.nvme_read_bytes += nvme_parameter_bytes(layout, placement, schedule[use].unit);
+  }
+  std::uint64_t pass_bytes = placement.nvme_record_bytes;
+  for (const UnitPlace& unit : layout.units()) {
+    if (!unit.is_frozen) pass_bytes += nvme_parameter_bytes(layout, placement, unit.id);
+  }
+  traffic.nvme_read_bytes += pass_bytes;
+  traffic.nvme_write_bytes += pass_bytes;
+  traffic.nvme_read_bytes_least =
+      placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
+  // Every gradient but a unit's first is added to what is there, and the update wants the sum.
+  traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule);
+  traffic.nvme_write_bytes += traffic.gradient_spill_bytes;
+  traffic.nvme_read_bytes += traffic.gradient_spill_bytes;
+  traffic.nvme_read_bytes_least += traffic.gradient_spill_bytes;
+  traffic.activation_out_bytes = activations.stored_bytes;
+  traffic.activation_in_bytes = activations.fetched_bytes;
+  if (placement.nvme_activation_bytes != 0) {
+    traffic.nvme_read_bytes += activations.fetched_bytes;
+    traffic.nvme_read_bytes_least += activations.fetched_bytes;
+    traffic.nvme_write_bytes += activations.stored_bytes;
+  }
+  return traffic;
+}
+
+}  // namespace sluice

@@ -1,0 +1,25 @@
+#include "engine/plan/update_policy.h"
+
+#include <bit>
+
+namespace sluice {
+
+// A step made again costs the whole update once more, and speculation saves less than that: it pays
+// while clipping is rare. Early in training it seldom is.
+OverlapPolicy UpdatePolicy::choose() const {
+  constexpr int kClipsMax = 1;  // among the last 32 steps
+  const bool may_be_eager = config_.clip_norm == 0 && config_.non_finite == NonFinitePolicy::kStop;
+  if (config_.overlap == OverlapPolicy::kEager ||
+      (config_.overlap == OverlapPolicy::kAuto && may_be_eager))
+    return keeps_schedule_ ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
+  if (config_.overlap != OverlapPolicy::kAuto) return config_.overlap;
+  return may_be_tentative_ && std::popcount(recent_clips_) <= kClipsMax
+             ? OverlapPolicy::kSpeculative
+             : OverlapPolicy::kDeferred;
+}
+
+double UpdatePolicy::clip_factor(double norm) const {
+  return config_.clip_norm > 0 && norm > config_.clip_norm ? config_.clip_norm / norm : 1;
+}
+
+}  // namespace sluice

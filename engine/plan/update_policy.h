@@ -1,0 +1,39 @@
+// Which policy a step's update follows: what optimizer.overlap "auto" means, and clipping. A
+// function of the config and of the norms so far, so all ranks decide alike.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/config/config.h"
+
+namespace sluice {
+
+class UpdatePolicy {
+ public:
+  // `may_be_tentative`: storage has shadows for speculation.
+  UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
+      : config_(config), may_be_tentative_(may_be_tentative) {}
+
+  // For the step that begins: never kAuto.
+  OverlapPolicy choose() const;
+  // What the gradient is multiplied with so that its norm respects clip_norm.
+  double clip_factor(double norm) const;
+  // A step has ended; whether its update was other than what speculation assumes.
+  void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
+  // Computation has left its schedule: which gradient is a unit's last is a guess from now on, and
+  // an eager update cannot be taken back.
+  void note_schedule_change() { keeps_schedule_ = false; }
+
+ private:
+  // Constant after construction.
+  Config::Optimizer config_;
+  bool may_be_tentative_;
+
+  // A bit for each of the last 32 steps; those before the first count as clipped.
+  std::uint32_t recent_clips_ = ~0u;
+  bool keeps_schedule_ = true;
+};
+
+}  // namespace sluice

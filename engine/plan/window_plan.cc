@@ -1,0 +1,298 @@
+#include "engine/plan/window_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/plan/window_retreat.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kNever = WindowResident::kNever;
+
+// What it costs to place a unit at `begin_bytes`: the soonest that any unit evicted for it is
+// needed again (later is better), and how long one has to wait until the last of them has been used
+// (earlier is better: prefetch can start sooner).
+struct Candidate {
+  std::uint64_t begin_bytes = 0;
+  std::uint32_t soonest_reuse = kNever;
+  std::uint32_t latest_use = 0;
+  bool evicts = false;
+  // A unit evicted for it is in use until just before: the fetch could not overlap with any
+  // computation.
+  bool is_late = false;
+
+  bool better_than(const Candidate& other) const {
+    if (evicts != other.evicts) return !evicts;
+    if (is_late != other.is_late) return !is_late;
+    if (soonest_reuse != other.soonest_reuse) return soonest_reuse > other.soonest_reuse;
+    if (latest_use != other.latest_use) return latest_use < other.latest_use;
+    return begin_bytes < other.begin_bytes;
+  }
+};
+
+// Whether a resident overlaps [begin, begin + length).
+auto overlaps(std::uint64_t begin_bytes, std::uint64_t length_bytes) {
+  return [=](const WindowResident& other) {
+    return other.begin_bytes < begin_bytes + length_bytes && begin_bytes < other.end_bytes;
+  };
+}
+
+class Planner {
+ public:
+  Planner(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+          std::uint64_t window_bytes, std::uint32_t concurrent_leases,
+          const WindowRetreat* retreat = nullptr)
+      : schedule_(schedule),
+        unit_bytes_(unit_bytes),
+        window_bytes_(window_bytes),
+        concurrent_leases_(concurrent_leases),
+        retreat_(retreat),
+        positions_(unit_bytes.size()) {
+    for (std::uint32_t use = 0; use < schedule.size(); ++use)
+      positions_[index_of(schedule[use].unit)].push_back(use);
+  }
+
+  // Plans the uses from plan.uses.size() on; false when some use finds no place.
+  bool try_complete(WindowPlan& plan) {
+    plan.uses.reserve(schedule_.size());
+    for (auto use = static_cast<std::uint32_t>(plan.uses.size()); use < schedule_.size(); ++use) {
+      std::optional<WindowUse> planned = plan_use(use);
+      if (!planned) return false;
+      plan.uses.push_back(*std::move(planned));
+    }
+    return true;
+  }
+
+  void complete(WindowPlan& plan) {
+    if (!try_complete(plan)) fail(static_cast<std::uint32_t>(plan.uses.size()));
+  }
+
+  [[noreturn]] void fail(std::uint32_t use) const {
+    const std::uint32_t unit = index_of(schedule_[use].unit);
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("the device window of {} cannot hold unit {} ({}) beside the units "
+                            "still leased at use {} of the "
+                            "schedule; raise memory.device",
+                            format_bytes(window_bytes_), unit, format_bytes(bytes_of(unit)), use));
+  }
+
+  // Takes in who is where after the fetches of another schedule.
+  void replay(const Schedule& schedule, const WindowPlan& plan, const WindowProgress& progress) {
+    residents_ = plan.residents;
+    for (std::uint32_t use = plan.first_use; use < progress.fetched; ++use) {
+      const std::uint32_t unit = index_of(schedule[use].unit);
+      if (unit_bytes_[unit] == 0) continue;
+      if (plan.uses[use].fetch) occupy(unit, plan.uses[use].offset_bytes);
+      if (use < progress.acquired) find(unit)->last_use = use;
+    }
+    if (!progress.is_partly_fetched) return;
+    const std::uint32_t unit = index_of(schedule[progress.fetched].unit);
+    std::erase_if(residents_, [&](const WindowResident& other) {
+      return other.unit == unit ||
+             overlaps(plan.uses[progress.fetched].offset_bytes, bytes_of(unit))(other);
+    });
+  }
+
+  const std::vector<WindowResident>& residents() const { return residents_; }
+
+ private:
+  std::uint64_t bytes_of(std::uint32_t unit) const {
+    return align_up(unit_bytes_[unit], kWindowAlignBytes);
+  }
+
+  std::vector<WindowResident>::iterator find(std::uint32_t unit) {
+    return std::ranges::find(residents_, unit, &WindowResident::unit);
+  }
+
+  // Puts the unit there, in place of whoever is there, and of itself elsewhere.
+  void occupy(std::uint32_t unit, std::uint64_t begin_bytes) {
+    const auto is_over = overlaps(begin_bytes, bytes_of(unit));
+    std::erase_if(residents_, [&](const WindowResident& other) {
+      return other.unit == unit || is_over(other);
+    });
+    const auto place = std::ranges::upper_bound(residents_, begin_bytes, std::less<>(),
+                                                &WindowResident::begin_bytes);
+    residents_.insert(place, {unit, begin_bytes, begin_bytes + bytes_of(unit), kNever});
+  }
+
+  bool is_leased(const WindowResident& resident, std::uint32_t use) const {
+    return resident.last_use != kNever && resident.last_use + concurrent_leases_ > use;
+  }
+
+  std::optional<WindowUse> plan_use(std::uint32_t use) {
+    const std::uint32_t unit = index_of(schedule_[use].unit);
+    if (unit_bytes_[unit] == 0) return WindowUse{};
+    const auto resident = find(unit);
+    if (resident != residents_.end() &&
+        (is_leased(*resident, use) || leaves_room(use, resident->begin_bytes))) {
+      resident->last_use = use;
+      return WindowUse{.offset_bytes = resident->begin_bytes, .fetch = false, .evicted_uses = {}};
+    }
+    const std::optional<Candidate> best = choose(use, bytes_of(unit));
+    if (!best) return std::nullopt;
+    WindowUse result{.offset_bytes = best->begin_bytes, .fetch = true, .evicted_uses = {}};
+    const auto is_evicted = overlaps(best->begin_bytes, bytes_of(unit));
+    for (const WindowResident& other : residents_) {
+      if ((is_evicted(other) || other.unit == unit) && other.last_use != kNever)
+        result.evicted_uses.push_back(other.last_use);
+    }
+    occupy(unit, best->begin_bytes);
+    find(unit)->last_use = use;
+    return result;
+  }
+
+  // Whether the use's unit, there, keeps clear of the retreat of those that come while it is held.
+  bool leaves_room(std::uint32_t use, std::uint64_t begin_bytes) const {
+    if (retreat_ == nullptr) return true;
+    const UnitId unit = schedule_[use].unit;
+    const std::uint64_t end_bytes = begin_bytes + bytes_of(index_of(unit));
+    std::size_t held_until = use + concurrent_leases_;
+    for (std::size_t next = use + 1; next < std::min(held_until, schedule_.size()); ++next) {
+      const std::uint32_t other = index_of(schedule_[next].unit);
+      if (schedule_[next].unit == unit) {
+        held_until = next + concurrent_leases_;
+      } else if (const std::uint64_t begin = retreat_->begin_bytes[next];
+                 begin < end_bytes && begin_bytes < begin + bytes_of(other)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // The best place among those that start where a resident starts or ends, end where one starts,
+  // start at 0, or are the retreat. Nothing where all of them are taken.
+  std::optional<Candidate> choose(std::uint32_t use, std::uint64_t bytes) const {
+    std::optional<Candidate> best;
+    const auto consider = [&](std::uint64_t begin) {
+      const std::optional<Candidate> candidate = judge(use, begin, bytes);
+      if (candidate && (!best || candidate->better_than(*best))) best = candidate;
+    };
+    consider(0);
+    for (const WindowResident& resident : residents_) {
+      consider(resident.begin_bytes);
+      consider(resident.end_bytes);
+      if (resident.begin_bytes >= bytes) consider(resident.begin_bytes - bytes);
+    }
+    if (retreat_ != nullptr) consider(retreat_->begin_bytes[use]);
+    return best;
+  }
+
+  // Nothing when the place lies outside the window, on a unit that is still leased, or in the way.
+  std::optional<Candidate> judge(std::uint32_t use, std::uint64_t begin,
+                                 std::uint64_t bytes) const {
+    if (begin + bytes > window_bytes_) return std::nullopt;
+    Candidate candidate{.begin_bytes = begin};
+    auto resident =
+        std::ranges::upper_bound(residents_, begin, std::less<>(), &WindowResident::end_bytes);
+    for (; resident != residents_.end() && resident->begin_bytes < begin + bytes; ++resident) {
+      if (is_leased(*resident, use)) return std::nullopt;
+      candidate.evicts = true;
+      candidate.soonest_reuse = std::min(candidate.soonest_reuse, next_use(resident->unit, use));
+      if (resident->last_use == kNever) continue;
+      candidate.latest_use = std::max(candidate.latest_use, resident->last_use);
+      candidate.is_late = candidate.latest_use + concurrent_leases_ == use;
+    }
+    if (!leaves_room(use, begin)) return std::nullopt;
+    return candidate;
+  }
+
+  std::uint32_t next_use(std::uint32_t unit, std::uint32_t after) const {
+    const auto& positions = positions_[unit];
+    const auto next = std::upper_bound(positions.begin(), positions.end(), after);
+    return next == positions.end() ? kNever : *next;
+  }
+
+  const Schedule& schedule_;
+  std::span<const std::uint64_t> unit_bytes_;
+  std::uint64_t window_bytes_;
+  std::uint32_t concurrent_leases_;
+  const WindowRetreat* retreat_;                       // may be null
+  std::vector<std::vector<std::uint32_t>> positions_;  // of each unit in the schedule
+  std::vector<WindowResident> residents_;  // by place; none overlap, no unit is there twice
+};
+
+// The places of a step that is planned without a retreat, where that works out.
+std::optional<WindowRetreat> retreat_by_the_rule(const Schedule& schedule,
+                                                 std::span<const std::uint64_t> unit_bytes,
+                                                 std::uint64_t window_bytes,
+                                                 std::uint32_t concurrent_leases) {
+  WindowPlan plan;
+  if (!Planner(schedule, unit_bytes, window_bytes, concurrent_leases).try_complete(plan))
+    return std::nullopt;
+  WindowRetreat retreat{.begin_bytes = {}, .window_bytes = window_bytes};
+  for (const WindowUse& use : plan.uses) retreat.begin_bytes.push_back(use.offset_bytes);
+  return retreat;
+}
+
+// What any window of at least so many bytes has a place for; of several leases.
+WindowRetreat retreat_of(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                         std::uint32_t concurrent_leases) {
+  const std::uint64_t least_bytes = leased_bytes_max(schedule, unit_bytes, concurrent_leases);
+  std::optional<WindowRetreat> retreat =
+      retreat_by_the_rule(schedule, unit_bytes, least_bytes, concurrent_leases);
+  return retreat ? *std::move(retreat) : packed_retreat(schedule, unit_bytes, concurrent_leases);
+}
+
+}  // namespace
+
+WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                       std::uint64_t window_bytes, std::uint32_t concurrent_leases) {
+  WindowPlan plan;
+  Planner planner(schedule, unit_bytes, window_bytes, concurrent_leases);
+  if (planner.try_complete(plan)) return plan;
+  if (window_bytes < least_window_bytes(schedule, unit_bytes, concurrent_leases))
+    planner.fail(static_cast<std::uint32_t>(plan.uses.size()));
+  const WindowRetreat retreat = concurrent_leases == 2
+                                    ? retreat_to_both_ends(schedule, unit_bytes, window_bytes)
+                                    : retreat_of(schedule, unit_bytes, concurrent_leases);
+  plan.uses.clear();
+  Planner(schedule, unit_bytes, window_bytes, concurrent_leases, &retreat).complete(plan);
+  return plan;
+}
+
+WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
+                         const WindowProgress& progress, const Schedule& changed,
+                         std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
+                         std::uint32_t concurrent_leases) {
+  Planner planner(changed, unit_bytes, window_bytes, concurrent_leases);
+  planner.replay(schedule, plan, progress);
+  WindowPlan result;
+  result.uses.assign(plan.uses.begin(), plan.uses.begin() + progress.acquired);
+  result.first_use = progress.acquired;
+  result.residents = planner.residents();
+  planner.complete(result);
+  return result;
+}
+
+std::uint64_t least_window_bytes(const Schedule& schedule,
+                                 std::span<const std::uint64_t> unit_bytes,
+                                 std::uint32_t concurrent_leases) {
+  return concurrent_leases <= 2 ? leased_bytes_max(schedule, unit_bytes, concurrent_leases)
+                                : retreat_of(schedule, unit_bytes, concurrent_leases).window_bytes;
+}
+
+std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
+                               std::uint32_t leases) {
+  std::uint64_t largest = 0;
+  for (std::size_t first = 0; first < schedule.size(); ++first) {
+    std::uint64_t sum = 0;
+    const std::size_t last = std::min(schedule.size(), first + leases);
+    for (std::size_t use = first; use < last; ++use) {
+      const auto same = [&](const ScheduledUse& other) { return other.unit == schedule[use].unit; };
+      const auto begin = schedule.begin() + static_cast<std::ptrdiff_t>(first);
+      const auto here = schedule.begin() + static_cast<std::ptrdiff_t>(use);
+      if (std::none_of(begin, here, same))
+        sum += align_up(unit_bytes[index_of(schedule[use].unit)], kWindowAlignBytes);
+    }
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+}  // namespace sluice

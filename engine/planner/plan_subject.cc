@@ -1,0 +1,75 @@
+#include "engine/planner/plan_subject.h"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <utility>
+#include <vector>
+
+#include "base/topology.h"
+#include "engine/plan/sharding.h"
+
+namespace sluice {
+
+Planning::Planning(const PlanRequest& request)
+    : request_(request),
+      model_(validated(request.model)),
+      layout_(model_, state_format(request.config), request.config.storage.block_elements, {},
+              shard_of(request.config.sharding, 0, request.ranks)),
+      schedule_(training_schedule(model_, request.micro_batches, request.order)) {}
+
+Rates Planning::rates(double compute_factor) const {
+  Rates rates = request_.rates;
+  const double backward = request_.config.activations.home == ActivationHome::kKeep ? 2 : 3;
+  for (const double flops : request_.forward_flops)
+    rates.units.push_back({.forward_s = compute_factor * flops / request_.flops,
+                           .backward_s = compute_factor * backward * flops / request_.flops});
+  return rates;
+}
+
+double Planning::compute_s(const Rates& rates) const {
+  double sum_s = 0;
+  for (const ScheduledUse& use : schedule_) {
+    const UnitTime& time = rates.units[index_of(use.unit)];
+    sum_s += use.pass == Pass::kForward ? time.forward_s : time.backward_s;
+  }
+  return sum_s;
+}
+
+PlannedPlacement Planning::place(const std::string& name, const Config::Placement& choices) const {
+  PlannedPlacement planned;
+  planned.name = name;
+  PlannedMemory memory = plan_memory(request_, model_, layout_, choices);
+  planned.obstacle = std::move(memory.obstacle);
+  if (!planned.obstacle.empty()) return planned;
+  planned.placement = std::move(memory.placement);
+  planned.policy = memory.policy;
+  planned.compute_s = compute_s(rates());
+  return planned;
+}
+
+StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
+                           const Rates& rates) const {
+  const WindowPlan window = plan_window(schedule_, window_unit_bytes(layout_, placement),
+                                        placement.window_bytes, model_.concurrent_leases);
+  const std::uint32_t places = placement.activation_window.count;
+  const ActivationPlan activations =
+      places == 0
+          ? ActivationPlan{}
+          : plan_activations(
+                {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order},
+                places);
+  return bound_step({layout_, placement, schedule_, window, rates, &activations}, policy);
+}
+
+void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run) {
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::future<void>> workers;
+  for (std::size_t i = 0; i < std::min<std::size_t>(count, granted_threads(0)); ++i)
+    workers.push_back(std::async(std::launch::async, [&] {
+      for (std::size_t at = next++; at < count; at = next++) run(at);
+    }));
+  for (std::future<void>& worker : workers) worker.get();
+}
+
+}  // namespace sluice

@@ -1,0 +1,39 @@
+// A request as the planner sees it: its layout and schedule, where the state goes, and what a step
+// costs there. Constant after construction; callable from any thread.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "engine/planner/planner.h"
+
+namespace sluice {
+
+class Planning {
+ public:
+  // `request` must outlive it.
+  explicit Planning(const PlanRequest& request);
+
+  const Layout& layout() const { return layout_; }
+
+  // With so many times the request's computation.
+  Rates rates(double compute_factor = 1) const;
+  double compute_s(const Rates& rates) const;  // in a step
+
+  // Without the step, or why not.
+  PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
+  StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
+
+ private:
+  const PlanRequest& request_;
+  ModelSpec model_;
+  Layout layout_;
+  Schedule schedule_;
+};
+
+// Calls `run` with 0 .. count - 1, on as many threads as there are cores: simulated schedules know
+// nothing of each other.
+void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run);
+
+}  // namespace sluice

@@ -1,0 +1,119 @@
+#include "engine/planner/planner.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "engine/plan/sharding.h"
+#include "engine/planner/plan_subject.h"
+
+namespace sluice {
+namespace {
+
+// What "auto" comes to while clipping is rare, and the drives have room for shadow copies.
+OverlapPolicy policy_of(const Config::Optimizer& optimizer, const Layout& layout,
+                        const Placement& placement) {
+  if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
+  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  return shadows_serve_all(layout, placement) ? OverlapPolicy::kSpeculative
+                                              : OverlapPolicy::kDeferred;
+}
+
+// The steps of placements under policies, each simulated once, however often it is asked for.
+class StepCosts {
+ public:
+  explicit StepCosts(const Planning& planning) : planning_(planning), rates_(planning.rates()) {}
+
+  // `placement` must stay where it is.
+  void want(const Placement& placement, OverlapPolicy policy) {
+    if (find(placement, policy) == wanted_.end()) wanted_.push_back({&placement, policy, {}});
+  }
+  void simulate() {
+    for_each_at_once(wanted_.size(), [this](std::size_t i) {
+      wanted_[i].cost = planning_.step_of(*wanted_[i].placement, wanted_[i].policy, rates_);
+    });
+  }
+  const StepCost& of(const Placement& placement, OverlapPolicy policy) {
+    return find(placement, policy)->cost;
+  }
+
+ private:
+  struct Wanted {
+    const Placement* placement = nullptr;
+    OverlapPolicy policy{};
+    StepCost cost;
+  };
+  std::vector<Wanted>::iterator find(const Placement& placement, OverlapPolicy policy) {
+    return std::ranges::find_if(wanted_, [&](const Wanted& wanted) {
+      return wanted.policy == policy && *wanted.placement == placement;
+    });
+  }
+
+  const Planning& planning_;
+  const Rates rates_;
+  std::vector<Wanted> wanted_;
+};
+
+constexpr std::array kPolicies = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                  OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+}  // namespace
+
+std::string in_short(const std::string& obstacle) {
+  std::string line = obstacle.substr(0, obstacle.find('\n'));
+  if (line.ends_with(':')) line.pop_back();  // the list of pools followed
+  return line;
+}
+
+PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
+                          const Config::Placement& choices) {
+  PlannedMemory planned;
+  const Config& config = request.config;
+  const Budgets budgets{.device_bytes = *config.memory.device_bytes,
+                        .host_bytes = *config.memory.host_bytes};
+  try {
+    check_homes(config.sharding, request.ranks, choices);
+    planned.placement =
+        plan_placement(layout, model, choices, budgets,
+                       pass_needs(config, layout, request.ranks, request.fills_device));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
+    planned.obstacle = error.what();
+    return planned;
+  }
+  planned.policy = policy_of(config.optimizer, layout, planned.placement);
+  if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout, planned.placement);
+  return planned;
+}
+
+std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
+  check_homes(request.config.sharding, request.ranks, request.config.placement);
+  const Planning planning(request);
+  std::vector<PlannedPlacement> all = {
+      planning.place("config", request.config.placement),
+      planning.place("gpu", {.optimizer = TierChoice::kDevice}),
+      planning.place("device", {.parameters = TierChoice::kDevice, .optimizer = TierChoice::kHost}),
+      planning.place("host", {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost}),
+      planning.place("nvme", {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme}),
+      planning.place("mixed", {})};
+  StepCosts costs(planning);
+  PlannedPlacement& own = all.front();
+  for (const PlannedPlacement& planned : all)
+    if (planned.obstacle.empty()) costs.want(planned.placement, planned.policy);
+  if (own.obstacle.empty())
+    for (const OverlapPolicy policy : kPolicies) costs.want(own.placement, policy);
+  costs.simulate();
+  for (PlannedPlacement& planned : all)
+    if (planned.obstacle.empty()) planned.step = costs.of(planned.placement, planned.policy);
+  if (!own.obstacle.empty()) return all;
+  std::vector<StepCost> bounds;
+  for (const OverlapPolicy policy : kPolicies) {
+    bounds.push_back(costs.of(own.placement, policy));
+    own.policies.emplace_back(policy, bounds.back());
+  }
+  own.least = minimum_of(bounds);
+  return all;
+}
+
+}  // namespace sluice

@@ -1,0 +1,37 @@
+// How far the clocks of ranks on different hosts are apart, so that their traces can be laid beside
+// each other. From exchanges: one ends on no rank before it has begun on every one, so each gives a
+// least and a largest offset, whatever the messages took and whichever way was the slower. What
+// the clocks drift apart afterwards is not followed.
+//
+// Thread rule: the application's thread, on every rank in the same place.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "engine/ranks/ranks.h"
+
+namespace sluice {
+
+// Of one rank, around one exchange.
+struct ExchangeTimes {
+  std::uint64_t before_ns = 0;
+  std::uint64_t after_ns = 0;
+};
+
+// A rank's steady clock is ahead of rank 0's by offset_ns, give or take error_ns.
+struct ClockOffset {
+  std::int64_t offset_ns = 0;
+  std::uint64_t error_ns = 0;
+};
+
+// Pure. Requires: as many of the rank's as of rank 0's, in the same order, and not none.
+ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
+
+// Whether any rank writes a trace. Fails with: kRanks.
+bool any_rank_traces(Ranks& ranks);
+// The section "clock" of this rank's trace. Fails with: kRanks.
+std::string describe_clock(Ranks& ranks);
+
+}  // namespace sluice

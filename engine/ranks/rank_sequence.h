@@ -1,0 +1,60 @@
+// One sequence of collectives, with a record in the trace for each operation: the time that it took
+// on its stream, waiting for other ranks included, and the bytes that it is counted with.
+//
+// Thread rule: as Collectives.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/ids.h"
+#include "base/trace/trace_ranges.h"
+#include "engine/run/step_timeline.h"
+#include "gpu/collectives.h"
+#include "gpu/device.h"
+
+namespace sluice {
+
+// What the trace says of an operation.
+struct CollectiveSpan {
+  UnitId unit{};
+  std::uint64_t size_bytes = 0;
+  std::uint64_t step = 0;
+  std::uint8_t detail = kTraceGather;
+  BeginTime* begun_ns = nullptr;  // outlives the operation
+};
+
+class RankSequence {
+ public:
+  // `device` must outlive it.
+  RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
+      : collectives_(std::move(collectives)), device_(device) {}
+
+  // `issue` enqueues operations of collectives() on `stream`; together they are one span.
+  template <class Issue>
+  void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
+    device_.call_host(stream, [this, span] { begin(span); });
+    issue();
+    device_.call_host(stream, [this] { end(); });
+  }
+  void all_gather(const AllGather& gather, const CollectiveSpan& span, StreamId stream) {
+    run(span, stream, [&] { collectives_->all_gather(gather, stream); });
+  }
+
+  Collectives& collectives() const { return *collectives_; }
+
+ private:
+  void begin(const CollectiveSpan& span);
+  void end();
+
+  // Constant after construction.
+  std::unique_ptr<Collectives> collectives_;
+  Device& device_;
+
+  // Threads of the device, in the order of the stream.
+  TraceRecord record_;
+  TraceRangeId range_{};
+};
+
+}  // namespace sluice

@@ -1,0 +1,223 @@
+#include "engine/ranks/ranks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "io/checksum.h"
+
+namespace sluice {
+namespace {
+
+CollectiveSpan vote_span(std::uint64_t size_bytes) {
+  return {.unit = UnitId{kTraceNone}, .size_bytes = size_bytes, .detail = kTraceVote};
+}
+
+}  // namespace
+
+Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
+    : collectives_(collectives), device_(device) {
+  if (collectives == nullptr) return;
+  rank_ = collectives->rank();
+  count_ = collectives->rank_count();
+  if (!are_several()) return;
+  group_ = group_size(sharding, count_);
+  shard_ = shard_of(sharding, rank_, count_);
+  std::vector<std::uint32_t> all(count_);
+  std::iota(all.begin(), all.end(), 0u);
+  const auto group = std::span(all).subspan(is_hybrid() ? rank_ / group_ * group_ : 0,
+                                            is_hybrid() ? group_ : count_);
+  for (auto* const sequence : {&gathers_, &resident_gathers_, &reductions_})
+    *sequence = std::make_unique<RankSequence>(collectives->open(group), device);
+  votes_ = std::make_unique<RankSequence>(collectives->open(all), device);
+  if (is_hybrid()) {
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t rank = rank_ % group_; rank < count_; rank += group_) peers.push_back(rank);
+    across_ = collectives->open(peers);
+  }
+  buffer_ = DeviceBuffer(device, vote_buffer_bytes(count_), "votes of the ranks");
+  stream_ = Stream(device, "votes");
+}
+
+void Ranks::reserve(const Config::Sharding& sharding, const Layout& layout) {
+  const std::uint64_t elements = partial_sum_elements(sharding, count_, layout);
+  if (elements == 0) return;
+  partial_ = DeviceBuffer(device_, elements * sizeof(float), "gradients summed in a group");
+}
+
+std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::string_view subject) {
+  std::vector<std::byte> all(own.size() * count_);
+  if (!are_several()) {
+    std::ranges::copy(own, all.begin());
+    return all;
+  }
+  const std::uint64_t piece_max = buffer_.size_bytes() / count_;
+  std::vector<std::byte> gathered;
+  for (std::uint64_t begin = 0; begin < own.size(); begin += piece_max) {
+    const auto piece = own.subspan(begin, std::min(piece_max, own.size() - begin));
+    gathered.resize(piece.size() * count_);
+    std::byte* const place = buffer_.data() + rank_ * piece.size();
+    device_.copy(place, piece.data(), piece.size(), stream_.id());
+    votes_->all_gather({.target = buffer_.data(),
+                        .source = place,
+                        .shard_bytes = piece.size(),
+                        .subject = subject},
+                       vote_span(gathered.size()), stream_.id());
+    device_.copy(gathered.data(), buffer_.data(), gathered.size(), stream_.id());
+    device_.synchronize(stream_.id());
+    for (std::uint64_t rank = 0; rank < count_; ++rank)
+      std::copy_n(gathered.begin() + static_cast<std::ptrdiff_t>(rank * piece.size()), piece.size(),
+                  all.begin() + static_cast<std::ptrdiff_t>(rank * own.size() + begin));
+  }
+  return all;
+}
+
+// The most is the least of the complements.
+void Ranks::all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
+                       std::string_view subject) {
+  if (!are_several()) return;
+  std::vector<std::uint64_t> words(sums.begin(), sums.end());
+  for (const RankRange& range : ranges) words.insert(words.end(), {range.least, ~range.most});
+  const auto bytes = std::as_writable_bytes(std::span(words));
+  SLUICE_CHECK(bytes.size() <= buffer_.size_bytes(), "ranks say little at a time");
+  device_.copy(buffer_.data(), bytes.data(), bytes.size(), stream_.id());
+  votes_->run(vote_span(bytes.size()), stream_.id(), [&] {
+    votes_->collectives().all_reduce_integers({.data = buffer_.data(),
+                                               .sum_count = sums.size(),
+                                               .minimum_count = 2 * ranges.size(),
+                                               .subject = subject},
+                                              stream_.id());
+  });
+  device_.copy(bytes.data(), buffer_.data(), bytes.size(), stream_.id());
+  device_.synchronize(stream_.id());
+  std::copy_n(words.begin(), sums.size(), sums.begin());
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    ranges[i].least = words[sums.size() + 2 * i];
+    ranges[i].most = ~words[sums.size() + 2 * i + 1];
+  }
+}
+
+void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject) {
+  if (!are_several()) return;
+  for (std::uint64_t begin = 0; begin < data.size(); begin += buffer_.size_bytes()) {
+    const auto piece = data.subspan(begin, std::min(buffer_.size_bytes(), data.size() - begin));
+    if (root == rank_) device_.copy(buffer_.data(), piece.data(), piece.size(), stream_.id());
+    votes_->run(vote_span(piece.size()), stream_.id(), [&] {
+      votes_->collectives().broadcast(
+          {.data = buffer_.data(), .size_bytes = piece.size(), .root = root, .subject = subject},
+          stream_.id());
+    });
+    if (root != rank_) device_.copy(piece.data(), buffer_.data(), piece.size(), stream_.id());
+    device_.synchronize(stream_.id());
+  }
+}
+
+void Ranks::require_agreement(std::string_view description, std::string_view subject) {
+  const std::uint64_t own = checksum(std::as_bytes(std::span(description)));
+  RankRange range(own);
+  all_reduce({}, std::span(&range, 1), subject);
+  if (range.is_equal()) return;
+  const std::vector<std::byte> all = exchange(std::as_bytes(std::span(&own, 1)), subject);
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t rank = 1; rank < count_; ++rank) {
+    if (std::memcmp(all.data(), all.data() + rank * sizeof own, sizeof own) != 0)
+      others.push_back(rank);
+  }
+  throw Error(ErrorCode::kRanks,
+              fmt::format("rank {} of {}: {} differs between rank 0 and rank {}; start every rank "
+                          "with the same config and model",
+                          rank_, count_, subject, fmt::join(others, ", ")));
+}
+
+void Ranks::reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
+                   StreamId stream) {
+  const std::uint64_t payload_bytes = unit.payload_elements * size_of(type);
+  traffic_.reduced_bytes += payload_bytes;
+  if (!shard_optimizer()) traffic_.gathered_bytes += payload_bytes;
+  const CollectiveSpan span{.unit = unit.id,
+                            .size_bytes = payload_bytes,
+                            .step = step,
+                            .detail = shard_optimizer() ? kTraceReduce : kTraceReduceAndGather};
+  reductions_->run(span, stream, [&] {
+    if (is_hybrid()) return reduce_in_group(unit, slot, type, stream);
+    Collectives& all = reductions_->collectives();
+    if (!shard_optimizer())
+      return all.all_reduce(
+          {.data = slot, .type = type, .element_count = unit.element_count, .subject = unit.name},
+          stream);
+    all.reduce_scatter({.target = slot + unit.shard_begin * size_of(type),
+                        .target_type = type,
+                        .source = slot,
+                        .source_type = type,
+                        .shard_elements = unit.shard_elements,
+                        .subject = unit.name},
+                       stream);
+  });
+}
+
+// Every rank of the group adds its part over the group, and adds that to what the other groups have
+// of it. Without sharing, the parts come together again.
+void Ranks::reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream) {
+  Collectives& group = reductions_->collectives();
+  const std::uint64_t elements = unit.element_count / group_;
+  const Part part{.data = slot + rank_ % group_ * elements * size_of(type),
+                  .element_count = elements};
+  group.reduce_scatter({.target = partial_.data(),
+                        .target_type = DType::kFp32,
+                        .source = slot,
+                        .source_type = type,
+                        .shard_elements = elements,
+                        .subject = unit.name},
+                       stream);
+  reduce_across(part, type, unit.name, stream);
+  traffic_.crossed_bytes += unit.payload_elements * (sizeof(float) + size_of(type)) / group_;
+  if (shard_optimizer()) return;
+  group.all_gather({.target = slot,
+                    .source = part.data,
+                    .shard_bytes = elements * size_of(type),
+                    .subject = unit.name},
+                   stream);
+}
+
+void Ranks::reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream) {
+  const std::uint64_t elements = part.element_count / across_->rank_count();
+  std::byte* const own = part.data + across_->rank() * elements * size_of(type);
+  across_->reduce_scatter({.target = own,
+                           .target_type = type,
+                           .source = partial_.data(),
+                           .source_type = DType::kFp32,
+                           .shard_elements = elements,
+                           .subject = subject},
+                          stream);
+  across_->all_gather({.target = part.data,
+                       .source = own,
+                       .shard_bytes = elements * size_of(type),
+                       .subject = subject},
+                      stream);
+}
+
+void Ranks::use_memory(std::span<std::byte> memory) {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->collectives().use_memory(memory);
+  if (across_ != nullptr) across_->use_memory(memory);
+}
+
+void Ranks::forget_memory() noexcept {
+  for (const auto& sequence : {gathers_.get(), resident_gathers_.get(), reductions_.get()})
+    if (sequence != nullptr) sequence->collectives().forget_memory();
+  if (across_ != nullptr) across_->forget_memory();
+}
+
+void Ranks::on_failure(std::function<void(const Error&)> handler) {
+  if (collectives_ != nullptr) collectives_->on_failure(std::move(handler));
+}
+
+void Ranks::abort(std::string_view reason) noexcept {
+  if (are_several()) collectives_->abort(reason);
+}
+
+}  // namespace sluice

@@ -1,0 +1,30 @@
+// The texts by which a trace file describes the engine that it is of: enough to name every unit and
+// block, and to plan the same engine again. JSON; docs/tracing.md has the keys. Pure.
+#pragma once
+
+#include <string>
+
+#include "engine/config/config.h"
+#include "engine/config/model_spec.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// The section "engine". `model` is validated(), `config` that which the placement is of.
+std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
+                            const Placement& placement);
+
+// The section "store": what the storage queue has moved.
+std::string describe_counters(const IoCounters& counters);
+
+// The parts of the section "engine" that planning depends on. Fails with: kInput when the text is
+// no such section.
+Config config_of_trace(const std::string& engine_section);
+// As far as the config does not say it.
+PassNeeds pass_of_trace(const std::string& engine_section);
+ModelSpec model_of_trace(const std::string& engine_section);
+Shard shard_of_trace(const std::string& engine_section);
+
+}  // namespace sluice

@@ -1,0 +1,37 @@
+// The scale that a loss is multiplied with so that small gradients survive in fp16, and how it
+// moves: halved when a gradient overflows, doubled after a window of steps without. The rule is
+// that of DeepSpeed's DynamicLossScaler (its hysteresis lets some overflows pass before the scale
+// is halved) and, with a hysteresis of 1 and a minimum of 0, that of PyTorch's GradScaler. The
+// state follows from the overflows alone, so ranks that agree about those agree about the scale.
+//
+// Thread rule: one thread at a time.
+// Invariants: the scale is finite and positive in fp32.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/config/config.h"
+
+namespace sluice {
+
+class LossScaler {
+ public:
+  explicit LossScaler(const LossScaleOptions& options);
+
+  double scale() const { return scale_; }
+
+  // The step's gradients were or were not all finite: the scale for the next step. A static scale
+  // stays as it is, whatever the minimum.
+  // Fails with: kNonFinite for an overflow at the minimum.
+  void update(bool has_overflowed);
+
+ private:
+  void lower();
+
+  const LossScaleOptions options_;
+  double scale_;
+  std::uint32_t hysteresis_left_;
+  std::uint32_t good_steps_ = 0;  // since the last overflow or doubling
+};
+
+}  // namespace sluice

@@ -1,0 +1,156 @@
+// The values an application holds during a step: Lease pins a unit on the device while computation
+// uses it, Step and Inference are one walk through the schedule. All are move-only, and all must be
+// gone before their engine.
+//
+// Thread rule: used by the application's thread that made them.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "engine/flow/activation_flow.h"
+#include "engine/step/step_loop.h"
+
+namespace sluice {
+
+// One unit, on the device, until the lease ends. Its end records an event behind the work enqueued
+// so far on the stream that acquired it: work enqueued later must not touch the unit, and where the
+// unit's lease before was on another stream, it starts when that one's work has ended, too.
+class Lease {
+ public:
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  ~Lease();
+
+  UnitId unit() const { return use_.unit; }
+
+  // Device memory of the unit's `tensor`-th tensor (in the order of UnitSpec::tensors), in the
+  // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
+  // Fails with: kInvalidArgument when the unit has no such tensor, or the lease has ended.
+  const std::byte* parameter(std::size_t tensor) const;
+  // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
+  // stream.
+  // Fails with: the same, and kInvalidArgument where there is no gradient: the lease is not a
+  // backward one, or the unit is frozen.
+  std::byte* gradient(std::size_t tensor) const;
+
+  // Ends the lease early.
+  void release();
+
+ private:
+  friend class Step;
+  friend class Inference;
+  Lease(StepLoop& loop, const Layout& layout, const LeasedUse& use)
+      : loop_(&loop), layout_(&layout), use_(use) {}
+
+  std::uint64_t offset_elements(const char* call, std::size_t tensor) const;
+
+  StepLoop* loop_ = nullptr;  // null once released
+  const Layout* layout_ = nullptr;
+  LeasedUse use_;
+};
+
+// One boundary activation on the device (Config::Activations says whether the engine keeps them),
+// until the lease ends. Its end is that of a Lease.
+class ActivationLease {
+ public:
+  ActivationLease(ActivationLease&& other) noexcept;
+  ActivationLease& operator=(ActivationLease&& other) noexcept;
+  ~ActivationLease();
+
+  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes of it. To be written, if saved, or
+  // read, if loaded, by work on the lease's stream only.
+  // Fails with: kInvalidArgument when the lease has ended.
+  std::byte* data() const;
+
+  // Ends the lease early.
+  void release();
+
+ private:
+  friend class Step;
+  friend class Inference;
+  ActivationLease(ActivationFlow& flow, const LeasedActivation& lease)
+      : flow_(&flow), lease_(lease) {}
+
+  ActivationFlow* flow_ = nullptr;  // null once released
+  LeasedActivation lease_;
+};
+
+// One training step: units are acquired and released in the order of the schedule, then finish()
+// updates the state. A unit that is left out, used once more, or out of order costs a wait, and the
+// next step is expected to go as this one went. Once it is over, every call is kInvalidArgument.
+class Step {
+ public:
+  Step(Step&& other) noexcept;
+  Step& operator=(Step&&) = delete;
+  // Without finish(), the step is abandoned: nothing is updated.
+  ~Step();
+
+  // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
+  // transfers are on their way to the device; the stream itself waits for the rest.
+  // Fails with: kInvalidArgument when too many leases are held, or the unit has been updated by the
+  // eager policy; kOutOfMemory where the schedule has changed and the device window cannot hold the
+  // unit beside what is leased; kIo and others when a transfer has failed.
+  Lease acquire(UnitId unit, Pass pass, const Stream& stream);
+
+  // Where the engine keeps the activations: room for `ref`, to be written by work enqueued on
+  // `stream` after this call; and `ref` as it was saved, to be read by such work. In the sequence
+  // of engine/plan/activation_plan.h, which skips no use and repeats none. Both block until what is
+  // to be moved for it is on its way. Fails with: kInvalidArgument when that is not next, too many
+  // are held, or the application keeps activations itself; kIo and others when a transfer has
+  // failed.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
+
+  // What the loss has to be multiplied with before its gradients are computed; 1 unless
+  // Config::Precision::loss_scale says otherwise.
+  double loss_scale() const { return loop("loss_scale").loss_scale(); }
+  // The update that this step will make, counted from 1.
+  std::uint64_t number() const { return loop("number").scheduled_step() + 1; }
+
+  // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
+  // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
+  // the next step computes, and its failure is reported by a later call.
+  // Units without a gradient have one of zeros.
+  // Fails with: kInvalidArgument while a lease is held, and before any backward use; kNonFinite
+  // (the state is unchanged); kIo (the engine is poisoned).
+  StepReport finish();
+
+ private:
+  friend class Engine;
+  Step(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
+      : loop_(&loop), activations_(&activations), layout_(&layout) {}
+
+  StepLoop& loop(const char* call) const;  // throws once the step is over
+
+  StepLoop* loop_ = nullptr;  // null once finished
+  ActivationFlow* activations_ = nullptr;
+  const Layout* layout_ = nullptr;
+};
+
+// One forward pass without gradients. Ends with its destructor, also halfway.
+class Inference {
+ public:
+  Inference(Inference&& other) noexcept;
+  Inference& operator=(Inference&&) = delete;
+  ~Inference();
+
+  // As Step::acquire(), with Pass::kInference.
+  Lease acquire(UnitId unit, const Stream& stream);
+  // As Step's.
+  ActivationLease save(const ActivationRef& ref, const Stream& stream);
+  ActivationLease load(const ActivationRef& ref, const Stream& stream);
+
+ private:
+  friend class Engine;
+  Inference(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
+      : loop_(&loop), activations_(&activations), layout_(&layout) {}
+
+  StepLoop& loop(const char* call) const;  // throws once the inference has been moved from
+
+  StepLoop* loop_ = nullptr;
+  ActivationFlow* activations_ = nullptr;
+  const Layout* layout_ = nullptr;
+};
+
+}  // namespace sluice

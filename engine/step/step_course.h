@@ -1,0 +1,69 @@
+// The way of the step under way through its schedule: which use comes next, and what becomes of the
+// schedule when computation leaves it. Then the rest of the step is planned anew, and the next such
+// step is expected to go as this one went.
+//
+// Thread rule: the application's thread; the schedule is also read by the scheduler's, on which
+// follow() therefore runs.
+// Invariant: uses before next() are those that were acquired; the rest is expected.
+#pragma once
+
+#include <string>
+
+#include "engine/plan/step_plans.h"
+
+namespace sluice {
+
+class StepCourse {
+ public:
+  // All must outlive it. `model` is validated().
+  // Fails with: kOutOfMemory when the window cannot hold the leases.
+  StepCourse(const ModelSpec& model, const Layout& layout, const Placement& placement)
+      : layout_(layout), plans_(model, layout, placement) {}
+
+  void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
+  void begin_inference();
+  // `is_example`: the next such step is expected to go as this one went.
+  void end(bool is_example);
+
+  bool is_active() const { return plan_ != nullptr; }
+  bool is_inference() const { return is_inference_; }
+  const Schedule& schedule() const { return plan_->schedule; }
+  const WindowPlan& window() const { return plan_->window; }
+
+  std::uint32_t next() const { return next_use_; }
+  void advance() { ++next_use_; }
+  bool is_over() const { return next_use_ == plan_->schedule.size(); }
+  bool expects(UnitId unit, Pass pass) const;
+  bool has_been_backward() const;
+  // A use in words; the number of uses stands for the end of the step.
+  std::string describe(std::size_t use) const;
+
+  // The plan with `unit` next instead of what is expected.
+  // Fails with: kOutOfMemory when the window cannot hold it beside what is leased.
+  StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
+    return plans_.changed(*plan_, progress, unit, pass);
+  }
+  // The plan without what is still expected.
+  StepPlan ended() const;
+  // From here on, the course is that of `plan`.
+  void follow(StepPlan plan);
+  // Times that it was changed.
+  std::uint32_t changes() const { return changes_; }
+
+  StepPlans& plans() { return plans_; }
+  const StepPlans& plans() const { return plans_; }
+
+ private:
+  const Layout& layout_;
+  StepPlans plans_;
+
+  const StepPlan* plan_ = nullptr;  // null between steps
+  StepPlan changed_plan_;           // *plan_ once computation has left the schedule
+  std::uint32_t next_use_ = 0;
+  std::uint32_t changes_ = 0;
+  bool is_inference_ = false;
+  std::uint32_t micro_batches_ = 1;
+  MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
+};
+
+}  // namespace sluice

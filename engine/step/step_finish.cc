@@ -1,0 +1,184 @@
+// The end of a step: the last gradients, what all ranks agree on, and the update.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "engine/step/step_loop.h"
+
+namespace sluice {
+namespace {
+
+// What every rank has to say at the end of a step, beside the norm of what it owns: the least and
+// the most of each travel with the norm's words, and all have to be equal. A value of which the
+// least decides, such as the last step that every rank has on storage, is one more of them.
+struct StepVote {
+  std::uint64_t learning_rate = 0;  // its bits
+  std::uint64_t micro_batches = 0;
+  std::uint64_t order = 0;
+  std::uint64_t step = 0;
+
+  std::string text() const {
+    return fmt::format("in step {} with learning rate {} and {} {} micro-batches", step + 1,
+                       std::bit_cast<double>(learning_rate), micro_batches,
+                       name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
+  }
+  friend bool operator==(const StepVote&, const StepVote&) = default;
+};
+
+// All ranks have seen that one differs, and say which.
+[[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
+  const std::vector<std::byte> all =
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "who takes another step");
+  StepVote vote = own;
+  std::uint32_t rank = 0;
+  for (; rank < ranks.count() && vote == own; ++rank)
+    std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
+  throw Error(ErrorCode::kRanks, fmt::format("rank {} is {}, rank {} {}; all take the same steps",
+                                             rank - 1, vote.text(), ranks.rank(), own.text()));
+}
+
+}  // namespace
+
+StepReport StepLoop::finish_step() {
+  failure_.throw_if_unusable();
+  if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
+  if (leases_held_ != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: the step is not over: {} leases are held", leases_held_));
+  if (!course_.has_been_backward())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("finish: no unit has been through backward in this step; the schedule "
+                            "expects {} next",
+                            course_.describe(course_.next())));
+  const TraceRange range({.kind = TraceKind::kFinish});
+  const std::uint64_t begin_ns = steady_now_ns();
+  if (!course_.is_over()) end_schedule();
+  timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
+  failure_.await([this] { return is_over(); });
+  // What came after the last gradient, nobody has waited for yet.
+  std::uint32_t rest = course_.next();
+  while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
+  await_computation(rest);
+  failure_.throw_if_device_failed();
+  if (ranks_.are_several())
+    scheduler_.run(
+        [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
+  const NormAccumulator norm = agree();
+  scheduler_.run([this] { timeline_.ready(); });
+  StepReport report;
+  report.policy = policy_;
+  report.loss_scale = scaler_.scale();
+  const std::uint64_t pass_begin_ns = steady_now_ns();
+  if (norm.finite()) {
+    apply(norm, report);
+  } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
+    report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+    report.skipped = true;
+    scheduler_.run([this] {
+      pass_.cancel();
+      waiting_.drop_step();
+    });
+  } else {
+    fail_non_finite();
+  }
+  scaler_.update(/*has_overflowed=*/report.skipped);
+  update_policy_.note(report.skipped || report.clip_factor < 1);
+  report.step = step_;
+  report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
+  const Traffic moved = traffic_.take();
+  report.nvme_read_bytes = moved.nvme_read_bytes;
+  report.nvme_write_bytes = moved.nvme_write_bytes;
+  WorkTimes work;
+  scheduler_.run([&] {
+    report.notes = store_.take_notes();
+    work = scheduler_.work().take();
+    report.buffers = scheduler_.pools().take();
+    report.rank_traffic = ranks_.take_traffic();
+    report.rank_traffic.gathered_bytes +=
+        prefetcher_.take_gathered_bytes() + residents_.take_gathered_bytes();
+  });
+  report.times = timeline_.finish(begin_ns, work);
+  report.stall_ns = report.times.stall_ns;
+  report.stall_for_update_ns = report.times.stall_for_update_ns;
+  describe_changes(report);
+  course_.end(/*is_example=*/true);
+  return report;
+}
+
+void StepLoop::describe_changes(StepReport& report) const {
+  report.schedule_changes = course_.changes();
+  if (course_.changes() != 0)
+    report.notes.push_back(
+        fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
+                    "such step is expected to go like this one",
+                    step_, course_.changes()));
+  if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
+    report.notes.push_back(fmt::format(
+        "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
+        step_, units, layout_.units().size()));
+}
+
+// The norm over all ranks. What follows from it, they decide alike.
+NormAccumulator StepLoop::agree() {
+  if (!ranks_.are_several()) return drain_.norm();
+  const StepVote own{.learning_rate = std::bit_cast<std::uint64_t>(options_.learning_rate),
+                     .micro_batches = options_.micro_batches,
+                     .order = static_cast<std::uint64_t>(options_.order),
+                     .step = step_};
+  NormAccumulator::Words words{};
+  if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
+  std::array ranges{RankRange(own.learning_rate), RankRange(own.micro_batches),
+                    RankRange(own.order), RankRange(own.step)};
+  ranks_.all_reduce(words, ranges, "the gradient norm");
+  if (!std::ranges::all_of(ranges, &RankRange::is_equal)) fail_unequal(ranks_, own);
+  return NormAccumulator::of_words(words);
+}
+
+// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how
+// many times the mean gradient that is.
+double StepLoop::gradient_count() const {
+  return static_cast<double>(options_.micro_batches) * ranks_.count() * scaler_.scale();
+}
+
+StepCoefficients StepLoop::coefficients(double clip_factor) const {
+  const auto scale = static_cast<float>(clip_factor / gradient_count());
+  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
+}
+
+// The norm is known: lets the update run, or what is left of it.
+void StepLoop::apply(const NormAccumulator& norm, StepReport& report) {
+  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
+  report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
+  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
+  report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
+  const StepCoefficients known = coefficients(report.clip_factor);
+  has_undrained_update_ = true;
+  scheduler_.run([&] { pass_.apply(known, as_assumed); });
+  ++step_;
+  if (policy_ == OverlapPolicy::kSerial) drain();
+}
+
+// Nothing has been updated, but under the eager policy.
+void StepLoop::fail_non_finite() {
+  bool is_partial = false;
+  scheduler_.run([&] { is_partial = pass_.is_partial(); });
+  const std::string outcome =
+      is_partial ? "blocks have been updated with other gradients by then (optimizer.overlap eager)"
+                 : "nothing was updated";
+  throw Error(
+      ErrorCode::kNonFinite,
+      fmt::format("{} in step {}; {}. Lower the learning rate, or set optimizer.non_finite "
+                  "to \"skip\"",
+                  drain_.norm().finite() ? "a gradient of another rank's shard is not finite"
+                                         : drain_.describe_non_finite(),
+                  step_ + 1, outcome));
+}
+
+}  // namespace sluice

@@ -1,0 +1,360 @@
+#include "engine/step/step_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "engine/plan/sharding.h"
+
+namespace sluice {
+
+StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
+                   const Placement& placement, const Tiers& tiers, BlockStore& store,
+                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker,
+                   Ranks& ranks)
+    : config_(config),
+      model_(model),
+      groups_(config.optimizer, model),
+      layout_(layout),
+      placement_(placement),
+      tiers_(tiers),
+      store_(store),
+      queue_(queue),
+      device_(device),
+      scheduler_(scheduler),
+      ranks_(ranks),
+      update_policy_(config.optimizer, placement.shadow_bytes != 0),
+      scaler_(config.precision.loss_scale),
+      traffic_(queue),
+      course_(model, layout, placement),
+      math_(placement.tally_bytes == 0 ? nullptr : make_device_math(device)),
+      slots_(placement, tiers, store, scheduler, layout.blocks().size(), [this] { note_change(); }),
+      residents_(layout, placement, tiers, ranks, device, model.forward_order),
+      prefetcher_(layout, placement, tiers, slots_, store, residents_, device, scheduler, ranks,
+                  {.on_change = [this] { note_change(); },
+                   .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
+      waiting_(layout, placement, scheduler),
+      drain_(layout, placement, tiers, device, scheduler, worker, store, ranks, residents_,
+             waiting_, math_.get(), [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
+            waiting_, math_.get(), model.forward_order, [this] { note_change(); }),
+      failure_(pass_, device, scheduler),
+      timeline_(layout, device) {
+  scheduler_.settle_with([this] { return pump(); });
+  scheduler_.run([&] { scheduler_.pools().open(placement); });
+}
+
+StepLoop::~StepLoop() {
+  scheduler_.settle_with({});
+}
+
+// Lets every flow move on whose turn it is. A change that they make on the way makes them look
+// again. One look for all that a batch of tasks has brought: with many small blocks, most of the
+// scheduler's time would be spent looking.
+bool StepLoop::pump() {
+  if (!has_changed_) return false;
+  while (std::exchange(has_changed_, false)) {
+    pass_.pump();
+    prefetcher_.pump();
+  }
+  return true;
+}
+
+void StepLoop::begin_step(const StepOptions& options) {
+  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("begin_step: learning_rate is {}; it must be finite and not negative",
+                            options.learning_rate));
+  if (options.micro_batches == 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                "begin_step: micro_batches is 0; a step has at least one");
+  failure_.throw_if_unusable();
+  options_ = options;
+  policy_ = update_policy_.choose();
+  const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
+  throw_if_active();
+  course_.begin_training(options.micro_batches, options.order);
+  begin();
+  scheduler_.run(
+      [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
+}
+
+void StepLoop::begin_inference() {
+  drain();
+  throw_if_active();
+  traffic_.pause();
+  course_.begin_inference();
+  begin();
+}
+
+void StepLoop::drain() {
+  failure_.throw_if_unusable();
+  failure_.await([this] {
+    const bool is_home = pass_.is_home();
+    timeline_.waits_for(kTraceNone, is_home ? WaitCause() : pass_.waits_for());
+    return is_home;
+  });
+  if (has_undrained_update_) failure_.throw_if_device_failed();
+  has_undrained_update_ = false;
+}
+
+std::uint64_t StepLoop::applied_step() const {
+  bool is_applied = false;
+  scheduler_.run([&] { is_applied = pass_.is_applied(); });
+  return is_applied ? step_ : step_ - 1;
+}
+
+void StepLoop::share_residents() {
+  scheduler_.run([this] {
+    for (const UnitPlace& unit : layout_.units())
+      if (placement_.is_homed_on_device(unit)) residents_.updated(unit.id, prefetcher_.stream());
+  });
+  for (const UnitPlace& unit : layout_.units()) device_.synchronize(residents_.event(unit.id));
+  scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
+}
+
+void StepLoop::lend_buffers() {
+  drain();
+  traffic_.pause();
+  scheduler_.run([this] { slots_.drop_kept(); });
+}
+
+void StepLoop::return_buffers() {
+  traffic_.resume();
+}
+
+void StepLoop::throw_if_active() const {
+  if (is_active())
+    throw Error(ErrorCode::kInvalidArgument,
+                "a step or an inference is still active; finish or destroy it first");
+}
+
+// Along the course.
+void StepLoop::begin() {
+  leases_held_ = 0;
+  uses_.assign(course_.schedule().size(), {});
+  timeline_.begin(course_.schedule(), step_ + 1);
+  const bool keeps_for_update =
+      policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
+  const bool reduces_each =
+      reduces_each_use(ranks_.shard(), options_.micro_batches, options_.order);
+  scheduler_.run([&] {
+    (void)scheduler_.work().take();
+    scheduler_.pools().enter(StepPhase::kForward);
+    drain_.begin(step_ + 1, reduces_each);
+    prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
+  });
+}
+
+void StepLoop::check_acquire(UnitId unit, Pass pass) const {
+  const auto fail = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, "acquire: " + message);
+  };
+  if (!is_active()) fail("no step is active");
+  if (index_of(unit) >= layout_.units().size())
+    fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
+                     layout_.units().size()));
+  if ((pass == Pass::kInference) != course_.is_inference())
+    fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
+                     name_of(pass), course_.is_inference() ? "an inference" : "a training step"));
+  if (course_.next() >= model_.concurrent_leases &&
+      !uses_[course_.next() - model_.concurrent_leases].is_released)
+    fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
+                     course_.describe(course_.next() - model_.concurrent_leases),
+                     model_.concurrent_leases));
+}
+
+// How far a rank has fetched ahead when computation leaves the schedule depends on its timing; of
+// several ranks, each would issue other gathers.
+void StepLoop::require_fixed_schedule() const {
+  if (!ranks_.are_several()) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("the schedule expects {} next: with several ranks every step follows "
+                          "ModelSpec::forward_order and backward_order; declare the order in use",
+                          course_.describe(course_.next())));
+}
+
+// Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
+// and the rest of the step is planned anew around it.
+void StepLoop::change_schedule(UnitId unit, Pass pass) {
+  require_fixed_schedule();
+  bool is_closed = false;
+  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
+  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
+                    "backward use of the step, and optimizer.overlap \"eager\" may have updated it "
+                    "by then; declare the use in ModelSpec::backward_order, or set "
+                    "optimizer.overlap to \"deferred\"",
+                    layout_.unit(unit).name, name_of(pass)));
+  WindowProgress progress;
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([&] {
+    progress = prefetcher_.progress(course_.next());
+    return prefetcher_.idle();
+  });
+  try {
+    follow(course_.changed(progress, unit, pass));
+  } catch (const Error&) {
+    scheduler_.run(
+        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
+    throw;
+  }
+}
+
+// What the schedule still expects will not come.
+void StepLoop::end_schedule() {
+  require_fixed_schedule();
+  scheduler_.run([this] { prefetcher_.stop(); });
+  failure_.await([this] { return prefetcher_.idle(); });
+  follow(course_.ended());
+}
+
+void StepLoop::follow(StepPlan plan) {
+  update_policy_.note_schedule_change();
+  scheduler_.run([&] {
+    course_.follow(std::move(plan));
+    uses_.resize(course_.schedule().size());
+    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
+  });
+  timeline_.follow(course_.schedule());
+}
+
+LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
+  failure_.throw_if_unusable();
+  check_acquire(unit, pass);
+  const std::uint32_t use = course_.next();
+  const TraceRecord record{.unit = index_of(unit),
+                           .kind = TraceKind::kAcquire,
+                           .detail = static_cast<std::uint8_t>(pass)};
+  const TraceRange range(record);
+  timeline_.arrive(use, stream);
+  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
+  UseState& state = uses_[use];
+  failure_.await([&] { return is_ready(use); });
+  const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
+  device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
+  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch,
+                   state.gather_begun_ns);
+  LeasedUse lease{.use = use, .unit = unit};
+  lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
+                         ? tiers_.resident_parameters(unit)
+                         : tiers_.window() + course_.window().uses[use].offset_bytes;
+  if (state.gradient_slot) {
+    lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
+    device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
+  }
+  state.stream = stream;
+  state.range = begin_trace_range(
+      {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
+  course_.advance();
+  ++leases_held_;
+  return lease;
+}
+
+// On the scheduler's thread: whether everything that `use` needs is on its way to the device.
+bool StepLoop::is_ready(std::uint32_t use) {
+  const ScheduledUse& scheduled = course_.schedule()[use];
+  const bool is_backward = scheduled.pass == Pass::kBackward;
+  const bool has_gradient = is_backward && !layout_.unit(scheduled.unit).is_frozen;
+  scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
+  WaitCause cause{.reason = TraceReason::kGradientSlot, .unit = index_of(scheduled.unit)};
+  if (prefetcher_.is_ready(use)) {
+    if (has_gradient) uses_[use].gradient_slot = drain_.try_take_slot();
+    if (!has_gradient || uses_[use].gradient_slot) {
+      cause = {};
+    } else if (drain_.waits_for().reason == TraceReason::kCollective) {
+      cause = drain_.waits_for();  // it holds the slot
+    }
+  } else {
+    cause = prefetcher_.waits_for();
+    if (cause.reason == TraceReason::kUpdate) cause = pass_.waits_for(BlockId{cause.block});
+  }
+  timeline_.waits_for(use, cause);
+  uses_[use].gather_begun_ns = placement_.unit_is_on_device(layout_.unit(scheduled.unit))
+                                   ? residents_.gather_begun_ns(scheduled.unit)
+                                   : prefetcher_.gather_begun_ns(use);
+  return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
+}
+
+// Likewise: whether every gradient of the step is final, and its update may be applied.
+bool StepLoop::is_over() {
+  if (pass_.is_begun()) drain_.close();  // the update before has ended, which reads the set
+  scheduler_.pools().enter(StepPhase::kOptimizer);
+  const bool is_drained = drain_.is_complete() && drain_.idle();
+  timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
+                                  : !pass_.is_begun() ? pass_.waits_for()
+                                                      : WaitCause());
+  return is_drained && prefetcher_.idle() && pass_.is_begun();
+}
+
+void StepLoop::release(const LeasedUse& lease) noexcept {
+  UseState& state = uses_[lease.use];
+  // A unit has one event: behind this use, and behind those before it, on whatever stream they are.
+  const EventId released = prefetcher_.release_event(lease.unit);
+  device_.wait(state.stream, released);
+  device_.record(released, state.stream);
+  state.is_released = true;
+  end_trace_range(state.range);
+  --leases_held_;
+  scheduler_.post([this, use = lease.use] {
+    const ScheduledUse& scheduled = course_.schedule()[use];
+    if (uses_[use].gradient_slot)
+      drain_.release(scheduled, *uses_[use].gradient_slot,
+                     prefetcher_.release_event(scheduled.unit));
+    prefetcher_.release(use);
+  });
+}
+
+bool StepLoop::is_idle() const {
+  return prefetcher_.idle() && drain_.idle() && pass_.idle();
+}
+
+void StepLoop::settle() noexcept {
+  scheduler_.run([this] {
+    prefetcher_.stop();
+    pass_.stop();
+  });
+  queue_.wait_idle();
+  scheduler_.await_settled([this] { return is_idle(); });
+}
+
+// The window's bytes may be overwritten next: nothing may compute on them any more.
+void StepLoop::await_computation(std::uint32_t first_use) noexcept {
+  for (std::uint32_t use = first_use; use < course_.next(); ++use) {
+    try {
+      device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
+    } catch (...) {
+      // The device keeps its failure and reports it at the application's own synchronize().
+    }
+  }
+}
+
+void StepLoop::abandon() noexcept {
+  if (!is_active()) return;
+  SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
+  timeline_.abandon();
+  bool is_partial = false;
+  scheduler_.run([&] {
+    prefetcher_.stop();
+    is_partial = pass_.is_begun() && pass_.is_partial();
+    pass_.cancel();
+  });
+  if (is_partial) failure_.abandoned_midway(step_);
+  scheduler_.await_settled([this] {
+    return store_.is_stuck() ||
+           (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
+  });
+  scheduler_.run([this] { waiting_.drop_step(); });
+  if (ranks_.are_several() && !course_.is_inference())
+    failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
+  await_computation(0);
+  if (course_.is_inference()) traffic_.resume();
+  course_.end(/*is_example=*/course_.is_inference());
+}
+
+}  // namespace sluice

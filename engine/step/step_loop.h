@@ -1,0 +1,190 @@
+// The sequence of a step: acquire and release unit by unit as the schedule says, then drain, norm,
+// clip factor and pass. Composes prefetcher, gradient drain and optimizer pass, which meet at
+// blocks and parameter slots; leases and steps (engine/step/step.h) are its handles. Under every
+// policy but serial the pass goes on while the next step computes.
+//
+// Thread rule: one application thread at a time calls it; the parts run on the scheduler's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/flow/gradient_drain.h"
+#include "engine/flow/prefetcher.h"
+#include "engine/plan/update_policy.h"
+#include "engine/run/step_timeline.h"
+#include "engine/step/loss_scaler.h"
+#include "engine/step/step_course.h"
+#include "engine/step/step_failure.h"
+
+namespace sluice {
+
+struct StepOptions {
+  double learning_rate = 0;
+  std::uint32_t micro_batches = 1;
+  // In which the application goes through units and micro-batches.
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+};
+
+struct StepReport {
+  double loss_scale = 1;     // that the gradients came with
+  std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
+  double gradient_norm = 0;  // of the mean gradient over micro-batches and ranks, before clipping
+  double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
+  bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
+  // When blocks were updated: not kAuto, which has decided by now.
+  OverlapPolicy policy = OverlapPolicy::kSerial;
+  bool redone = false;        // speculative: clipping bit, so the update was made again
+  StepTimes times;            // where the step's time went
+  std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
+  std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
+  // Times that computation left the schedule: each costs a wait for what is now needed.
+  std::uint32_t schedule_changes = 0;
+  std::int64_t optimizer_ns = 0;  // finish() waited from the norm on; serial: to the last write
+  // Since the report before: under overlap, with the update that the step before left running.
+  std::uint64_t nvme_read_bytes = 0;
+  std::uint64_t nvme_write_bytes = 0;
+  RankTraffic rank_traffic;  // likewise
+  PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
+  // Likewise of boundary activations, from the device to their homes and back; on storage, part of
+  // the above.
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
+  std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
+};
+
+// What a lease refers to.
+struct LeasedUse {
+  std::uint32_t use = 0;
+  UnitId unit{};
+  const std::byte* parameters = nullptr;  // device memory
+  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
+};
+
+class StepLoop {
+ public:
+  // All must outlive the loop. `model` is validated().
+  StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
+           const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
+           Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks);
+  ~StepLoop();
+  StepLoop(const StepLoop&) = delete;
+  StepLoop& operator=(const StepLoop&) = delete;
+
+  void begin_step(const StepOptions& options);
+  void begin_inference();
+  // Returns when every update that was scheduled has been applied and is home.
+  void drain();
+
+  LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
+  void release(const LeasedUse& lease) noexcept;
+
+  StepReport finish_step();
+  // Ends a step or an inference without an update; the state is as before. Returns when nothing is
+  // in flight any more, unless the store is stuck.
+  void abandon() noexcept;
+  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  void settle() noexcept;
+
+  bool is_active() const { return course_.is_active(); }
+  // Updates applied to every block, and those plus the one that may be under way.
+  std::uint64_t applied_step() const;
+  std::uint64_t scheduled_step() const { return step_; }
+  const StepTimeline& timeline() const { return timeline_; }
+  StepTimeline& timeline() { return timeline_; }
+  // The reference stays valid.
+  const ActivationPlan& activations(const StepOptions& options) {
+    return course_.plans().activations(options.micro_batches, options.order);
+  }
+  const ActivationPlan& inference_activations() const {
+    return course_.plans().inference_activations();
+  }
+  double loss_scale() const { return scaler_.scale(); }
+  Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+    return course_.plans().predict_traffic(micro_batches, order);
+  }
+  // Throws what keeps the engine from going on, if anything does.
+  void throw_if_unusable() { failure_.throw_if_unusable(); }
+  // What failed behind the last call, if anything did. Requires: settle().
+  std::optional<std::string> unheard_failure() {
+    return failure_.unheard(std::exchange(has_undrained_update_, false));
+  }
+  // Units homed on the device have been given values: brings the other ranks' shards.
+  void share_residents();
+  // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
+  // Requires: no step is active.
+  void lend_buffers();
+  void return_buffers();
+
+ private:
+  struct UseState {
+    StreamId stream{};
+    std::optional<std::uint32_t> gradient_slot;
+    const BeginTime* gather_begun_ns = nullptr;
+    TraceRangeId range{};  // of computation under it
+    bool is_released = false;
+  };
+
+  void throw_if_active() const;
+  void begin();
+  // Something has moved: others may too, once all that has happened is known.
+  void note_change() { has_changed_ = true; }
+  bool pump();
+  StepCoefficients coefficients(double clip_factor) const;
+  void check_acquire(UnitId unit, Pass pass) const;
+  void require_fixed_schedule() const;
+  void change_schedule(UnitId unit, Pass pass);
+  void end_schedule();
+  void follow(StepPlan plan);
+  void describe_changes(StepReport& report) const;
+  void await_computation(std::uint32_t first_use) noexcept;
+  NormAccumulator agree();
+  double gradient_count() const;
+  bool is_idle() const;
+  [[noreturn]] void fail_non_finite();
+  void apply(const NormAccumulator& norm, StepReport& report);
+  bool is_ready(std::uint32_t use);
+  bool is_over();
+
+  const Config& config_;
+  const ModelSpec& model_;
+  const ParameterGroups groups_;
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  IoQueue& queue_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Ranks& ranks_;
+  UpdatePolicy update_policy_;
+  LossScaler scaler_;
+  TrafficMeter traffic_;
+  StepCourse course_;
+  bool has_changed_ = false;          // scheduler's thread only
+  std::unique_ptr<DeviceMath> math_;  // null where no gradient waits on the device
+  ParameterSlots slots_;
+  ResidentUnits residents_;
+  Prefetcher prefetcher_;
+  WaitingGradients waiting_;
+  GradientDrain drain_;
+  OptimizerPass pass_;
+  StepFailure failure_;
+
+  // The step under way.
+  StepOptions options_;
+  std::uint32_t leases_held_ = 0;
+  std::vector<UseState> uses_;
+  StepTimeline timeline_;
+  OverlapPolicy policy_ = OverlapPolicy::kSerial;
+
+  std::uint64_t step_ = 0;             // updates scheduled
+  bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
+};
+
+}  // namespace sluice

@@ -1,0 +1,360 @@
+#include "engine/store/block_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "io/checksum.h"
+#include "io/errno_action.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
+
+std::uint8_t trace_detail_of(Plane plane) {
+  switch (plane) {
+    case Plane::kParameter: return kTraceParameters;
+    case Plane::kRecord: return kTraceOptimizerState;
+    case Plane::kGradient: return kTraceGradients;
+    case Plane::kActivation: break;
+  }
+  return kTraceActivations;
+}
+
+}  // namespace
+
+// A transfer that the application's thread waits for. On the heap: where the drive never answers,
+// the waiter leaves, and the completion, should it ever come, frees it.
+struct BlockStore::Blocking {
+  Transfer transfer;
+  std::mutex mutex;
+  std::condition_variable arrived;
+  bool is_done = false;
+  bool is_abandoned = false;
+};
+
+BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
+                       IoQueue& queue, Scheduler& scheduler)
+    : layout_(layout),
+      tiers_(tiers),
+      queue_(queue),
+      scheduler_(scheduler),
+      first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
+      first_gradient_(first_activation_ + tiers.activation_piece_count()),
+      entries_(first_gradient_ + tiers.gradient_extent_count()),
+      integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
+      watch_(storage.timeout_s,
+             {.describe = [this](const Transfer& transfer) { return describe(transfer); },
+              .on_stuck =
+                  [this](const std::string& list) {
+                    scheduler_.fail(Error(
+                        ErrorCode::kTimeout,
+                        fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
+                                    "check the drive (smartctl, dmesg); {}",
+                                    watch_.timeout_s(), list)));
+                    scheduler_.post([] {});  // waiters look again, also where an earlier failure
+                                             // was latched
+                  }}) {}
+
+void BlockStore::fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
+                       std::uint64_t version) {
+  Entry& home = entry(block, plane);
+  SLUICE_CHECK(!home.storing && home.version == version,
+               "a fetch must ask for the version that the home holds");
+  ++home.fetches;
+  transfer.version = version;
+  transfer.target = StoreTarget::kHome;
+  start(transfer, block, plane, IoKind::kRead, target);
+}
+
+void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
+                       std::uint64_t version, StoreTarget target) {
+  Entry& home = entry(block, plane);
+  SLUICE_CHECK(!home.storing && home.version + 1 == version &&
+                   (target == StoreTarget::kShadow || home.fetches == 0),
+               "a store must bring the next version of a block that nobody reads");
+  home.storing = true;
+  if (target == StoreTarget::kShadow && !std::exchange(home.has_shadow, true))
+    scheduler_.pools().lend(MemoryPool::kShadows, stored_bytes(block, plane));
+  transfer.version = version;
+  transfer.target = target;
+  start(transfer, block, plane, IoKind::kWrite, source);
+}
+
+void BlockStore::start(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
+                       std::byte* data) {
+  prepare(transfer, block, plane, kind, data);
+  scheduler_.work().begin(Work::kStorage);
+  transfer.request.context = &transfer;
+  transfer.request.on_complete = [](IoRequest& request) {
+    auto* ended = static_cast<Transfer*>(request.context);
+    BlockStore* store = ended->store;
+    store->take_sum(*ended);
+    store->watch_.remove(*ended);
+    store->scheduler_.post([ended] { ended->store->complete(*ended); });
+  };
+  submit(transfer);
+}
+
+void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind,
+                         std::byte* data) {
+  transfer.store = this;
+  transfer.block = block;
+  transfer.plane = plane;
+  const Extent& extent = extent_of(transfer);
+  transfer.begin_ns = trace_now_ns();
+  transfer.is_reread = false;
+  transfer.request = {.kind = kind,
+                      .priority = kind == IoKind::kRead ? transfer.read_priority : IoPriority::kLow,
+                      .drive = extent.file,
+                      .descriptor = tiers_.file(extent.file).descriptor(),
+                      .offset_bytes = extent.offset_bytes,
+                      .data = data,
+                      .length_bytes = extent.length_bytes};
+}
+
+void BlockStore::submit(Transfer& transfer) {
+  watch_.add(transfer, transfer.request);
+  transfer.range = begin_trace_range(record_of(transfer));
+  IoRequest* const request = &transfer.request;
+  queue_.submit({&request, 1});
+}
+
+// On the thread that completes the transfer: that one has the time while the kernel moves other
+// requests, and the bytes still belong to the transfer.
+void BlockStore::take_sum(Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  transfer.sum.reset();
+  if (request.error == 0 &&
+      integrity_.wants(plane_index(transfer.block, transfer.plane), transfer.version))
+    transfer.sum = checksum({request.data, request.length_bytes});
+}
+
+void BlockStore::complete(Transfer& transfer) {
+  Entry& home = entry(transfer.block, transfer.plane);
+  const bool is_read = transfer.request.kind == IoKind::kRead;
+  if (const std::optional<Error> fault = fault_of(transfer)) {
+    if (repeat_read(transfer, *fault)) {
+      trace(transfer);
+      return submit(transfer);
+    }
+    scheduler_.fail(*fault);
+  } else if (!is_read) {
+    if (transfer.target == StoreTarget::kHome) home.version = transfer.version;
+    accept_write(transfer);
+  }
+  if (is_read) {
+    --home.fetches;
+  } else {
+    home.storing = false;
+  }
+  scheduler_.work().end(Work::kStorage);
+  trace(transfer);
+  transfer.done();
+}
+
+TraceRecord BlockStore::record_of(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  const bool is_read = request.kind == IoKind::kRead;
+  const bool is_block = transfer.plane != Plane::kActivation;
+  return {
+      .begin_ns = transfer.begin_ns,
+      .size_bytes = request.length_bytes,
+      .step = transfer.step.value_or(is_read ? transfer.version + 1 : transfer.version),
+      .unit = is_block ? index_of(layout_.block(transfer.block).unit) : transfer.activation_unit,
+      .block = is_block ? index_of(transfer.block) : kTraceNone,
+      .kind = is_read ? TraceKind::kRead : TraceKind::kWrite,
+      .lane = static_cast<std::uint8_t>(request.drive),
+      .detail = trace_detail_of(transfer.plane)};
+}
+
+// What the queue counts: transfers that moved their bytes.
+void BlockStore::trace(Transfer& transfer) const {
+  end_trace_range(transfer.range);
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) return;
+  TraceRecord record = record_of(transfer);
+  record.started_ns = std::max(request.started_ns, transfer.begin_ns);
+  record.moved_ns = std::max(request.moved_ns, record.started_ns);
+  record.end_ns = std::max(trace_now_ns(), record.started_ns);
+  trace_span(record);
+}
+
+void BlockStore::accept_write(const Transfer& transfer) {
+  integrity_.stored(sum_index(transfer), transfer.version, transfer.sum);
+}
+
+// What is wrong with a transfer that has ended, if anything is.
+std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
+  const IoRequest& request = transfer.request;
+  if (request.error != 0) {
+    return Error(ErrorCode::kIo, fmt::format("{} failed{} after {} bytes: {}; {}",
+                                             describe(transfer), transfer.is_reread ? " twice" : "",
+                                             request.transferred_bytes, errno_text(request.error),
+                                             errno_rule(request.kind, request.error).advice));
+  }
+  if (request.kind == IoKind::kWrite || !transfer.sum) return std::nullopt;
+  const std::optional<Damage> damage = integrity_.find_damage(
+      sum_index(transfer), {request.data, request.length_bytes}, *transfer.sum);
+  if (!damage) return std::nullopt;
+  return describe_damage(transfer, *damage);
+}
+
+// Whether to read once more. What was only damaged on its way here comes whole the second time.
+bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
+  const IoRequest& request = transfer.request;
+  if (request.kind != IoKind::kRead || transfer.is_reread) return false;
+  if (request.error != 0 && errno_rule(request.kind, request.error).action != ErrnoAction::kReread)
+    return false;
+  transfer.is_reread = true;
+  if (notes_.size() < kNotesMax)
+    notes_.push_back(fmt::format("storage: a block is read again, since {}", fault.what()));
+  return true;
+}
+
+void BlockStore::advance(BlockId block, Plane plane, std::uint64_t version) {
+  Entry& home = entry(block, plane);
+  SLUICE_CHECK(home.version + 1 == version, "an update makes the next version");
+  home.version = version;
+}
+
+void BlockStore::adopt(BlockId block, Plane plane) {
+  Entry& home = entry(block, plane);
+  SLUICE_CHECK(!home.storing && home.fetches == 0,
+               "a shadow becomes home when nothing is in flight");
+  home.copy ^= 1;
+  ++home.version;
+  drop_shadow(block, plane);  // the copy that was home
+}
+
+void BlockStore::drop_shadow(BlockId block, Plane plane) {
+  Entry& home = entry(block, plane);
+  if (std::exchange(home.has_shadow, false))
+    scheduler_.pools().take_back(MemoryPool::kShadows, stored_bytes(block, plane));
+}
+
+std::uint64_t BlockStore::stored_bytes(BlockId block, Plane plane) const {
+  return plane == Plane::kRecord ? layout_.record_slot_bytes(block)
+                                 : layout_.parameter_slot_bytes(block);
+}
+
+void BlockStore::read_now(BlockId block, Plane plane, std::byte* target) {
+  transfer_now(block, plane, IoKind::kRead, target);
+}
+
+void BlockStore::write_now(BlockId block, Plane plane, std::byte* source) {
+  transfer_now(block, plane, IoKind::kWrite, source);
+}
+
+void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data) {
+  auto blocking = std::make_unique<Blocking>();
+  Transfer& transfer = blocking->transfer;
+  prepare(transfer, block, plane, kind, data);
+  transfer.version = entry(block, plane).version;
+  while (true) {
+    move_blocking(blocking);
+    take_sum(transfer);
+    const std::optional<Error> fault = fault_of(transfer);
+    if (!fault) break;
+    trace(transfer);
+    if (!repeat_read(transfer, *fault)) throw *fault;
+  }
+  trace(transfer);
+  if (kind == IoKind::kWrite) accept_write(transfer);
+}
+
+// Submits and waits, but not for ever.
+void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
+  blocking->is_done = false;
+  blocking->transfer.request.context = blocking.get();
+  blocking->transfer.request.on_complete = [](IoRequest& request) {
+    auto* ended = static_cast<Blocking*>(request.context);
+    ended->transfer.store->watch_.remove(ended->transfer);
+    std::unique_lock lock(ended->mutex);
+    ended->is_done = true;
+    if (ended->is_abandoned) {
+      lock.unlock();
+      delete ended;
+      return;
+    }
+    ended->arrived.notify_one();  // under the lock: the waiter frees it as soon as it sees is_done
+  };
+  submit(blocking->transfer);
+  std::unique_lock lock(blocking->mutex);
+  while (!blocking->arrived.wait_for(lock, std::chrono::milliseconds(50),
+                                     [&] { return blocking->is_done; })) {
+    if (!watch_.is_stuck() || !scheduler_.failed()) continue;
+    blocking->is_abandoned = true;
+    lock.unlock();
+    (void)blocking.release();
+    scheduler_.throw_if_failed();
+  }
+}
+
+std::vector<std::string> BlockStore::take_notes() {
+  std::vector<std::string> notes = std::exchange(notes_, {});
+  std::ranges::move(watch_.take_notes(), std::back_inserter(notes));
+  return notes;
+}
+
+const Extent& BlockStore::extent_of(const Transfer& transfer) const {
+  const std::uint32_t copy = copy_of(transfer);
+  switch (transfer.plane) {
+    case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
+    case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
+    case Plane::kGradient: return tiers_.gradient_extent(transfer.block);
+    case Plane::kActivation: break;
+  }
+  return tiers_.activation_extent(index_of(transfer.block));
+}
+
+std::string BlockStore::describe_plane(std::uint32_t plane) const {
+  const auto describe_block = [this](BlockId id, std::string_view part) {
+    const BlockPlace& block = layout_.block(id);
+    const UnitPlace& unit = layout_.unit(block.unit);
+    return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(id) - unit.first_block,
+                       part);
+  };
+  if (plane >= first_gradient_)
+    return describe_block(BlockId{plane - first_gradient_}, "gradients");
+  if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
+  return describe_block(BlockId{plane / 2}, plane % 2 == 0 ? "parameters" : "optimizer state");
+}
+
+std::string BlockStore::describe(const Transfer& transfer) const {
+  const Extent& extent = extent_of(transfer);
+  return fmt::format("{} of {} in {} [{}, +{})",
+                     transfer.request.kind == IoKind::kRead ? "read" : "write",
+                     describe_plane(plane_index(transfer.block, transfer.plane)),
+                     tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
+}
+
+Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage) const {
+  std::string what;
+  switch (damage.kind) {
+    case DamageKind::kFlipped: what = "damaged: its bytes are nobody's (flipped bits)"; break;
+    case DamageKind::kNeverWritten: what = "stale: it reads as zeros (a lost write)"; break;
+    case DamageKind::kStale:
+      what = fmt::format("stale: its bytes are those of update {} (a lost write)", damage.version);
+      break;
+    case DamageKind::kMisdirected:
+      what = fmt::format(
+          "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
+          "place)",
+          describe_plane(damage.owner % static_cast<std::uint32_t>(entries_.size())),
+          damage.version);
+      break;
+  }
+  return {ErrorCode::kDamaged,
+          fmt::format("{}: the block is {}; expected update {} with checksum {:016x}, found "
+                      "{:016x}{}; check the drive (smartctl, dmesg)",
+                      describe(transfer), what, transfer.version, damage.expected, damage.found,
+                      transfer.is_reread ? ", twice" : "")};
+}
+
+}  // namespace sluice

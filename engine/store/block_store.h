@@ -1,0 +1,170 @@
+// Blocks on storage: turns (block, plane, version) into transfers of an IoQueue and keeps the
+// version table. A block's version is the number of updates that it has seen; every fetch names the
+// version that it expects, so that last step's weights can never pass for this step's. The bytes
+// are proved too: their checksum is taken when they are written and again whenever they are read,
+// on the thread of the queue that completes the transfer. A read that fails, or brings other bytes,
+// is repeated once.
+//
+// Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
+// application's thread calls while no step is active.
+// Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
+// fetch and a store to the home never overlap. With two copies on storage, a store may go to the
+// shadow, the copy that is not home: home stays v until adopt() makes the shadow home, or another
+// store overwrites it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/trace/trace_ranges.h"
+#include "engine/config/config.h"
+#include "engine/plan/layout.h"
+#include "engine/run/scheduler.h"
+#include "engine/store/integrity.h"
+#include "engine/store/tiers.h"
+#include "engine/store/transfer_watch.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// The two parts of a block that live apart: the compute parameters, and the optimizer's record. And
+// what is stored beside them, where each new contents is a version more: the gradients of a block,
+// and pieces of activations (Tiers numbers them), which are of no block.
+enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
+
+// Where a store goes. kShadow: to the other of two copies, tentatively.
+enum class StoreTarget : std::uint8_t { kHome, kShadow };
+
+class BlockStore;
+
+// One transfer of one block's plane. Its owner keeps it in place until `done` runs.
+struct Transfer {
+  // Set once by the owner: runs on the scheduler's thread when the transfer has ended, well or not.
+  // After a failure the scheduler has failed() and the bytes mean nothing.
+  std::function<void()> done;
+  // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
+  IoPriority read_priority = IoPriority::kNormal;
+  // Likewise, of activations: whose they are. For the trace.
+  std::uint32_t activation_unit = kTraceNone;
+  // Likewise, for traces: the step, where the version does not tell it.
+  std::optional<std::uint64_t> step = {};
+
+  // The store's own.
+  IoRequest request;
+  BlockStore* store = nullptr;
+  BlockId block{};
+  Plane plane = Plane::kParameter;
+  std::uint64_t version = 0;
+  StoreTarget target = StoreTarget::kHome;
+  std::uint64_t begin_ns = 0;
+  TraceRangeId range{};
+  std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
+  bool is_reread = false;
+};
+
+class BlockStore {
+ public:
+  // All must outlive the store.
+  BlockStore(const Config::Storage& storage, const Layout& layout, const Tiers& tiers,
+             IoQueue& queue, Scheduler& scheduler);
+
+  // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
+  // Requires: the plane's home is storage and holds `version`. On return the read is under way;
+  // wait for transfer.done; `target` belongs to the transfer until then.
+  void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
+             std::uint64_t version);
+  // Starts writing `source` as `version`, one more than the home holds. As fetch().
+  void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
+             std::uint64_t version, StoreTarget target = StoreTarget::kHome);
+  // The shadow, written as one version more than the home holds, becomes home.
+  // Requires: nothing is in flight for the plane.
+  void adopt(BlockId block, Plane plane);
+  // What has been stored in the shadow, if anything has, is of no use.
+  void drop_shadow(BlockId block, Plane plane);
+  // A store to the plane is in flight: it cannot be fetched.
+  bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
+
+  // For planes homed in memory: an update in place has made `version`.
+  void advance(BlockId block, Plane plane, std::uint64_t version);
+  std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
+
+  // Blocking transfers of the application's thread, outside of steps.
+  // Fails with: kIo naming unit, block, file, range and errno; kDamaged; kTimeout.
+  void read_now(BlockId block, Plane plane, std::byte* target);
+  void write_now(BlockId block, Plane plane, std::byte* source);
+
+  // A transfer has been in flight for longer than storage.timeout; the scheduler has failed with
+  // the list. It may stay in flight for ever, so nothing must wait for it that can do without.
+  bool is_stuck() const { return watch_.is_stuck(); }
+  // Lines for the user since the last call: transfers that were slow, reads that were repeated.
+  // Requires: nothing is in flight. Any thread.
+  std::vector<std::string> take_notes();
+
+ private:
+  struct Blocking;
+
+  struct Entry {
+    std::uint64_t version = 0;
+    std::uint32_t fetches = 0;
+    std::uint32_t copy = 0;  // which of the copies on storage is home
+    bool storing = false;
+    bool has_shadow = false;  // holds something
+  };
+
+  void start(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
+  void prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
+  void submit(Transfer& transfer);
+  void take_sum(Transfer& transfer) const;
+  void complete(Transfer& transfer);
+  TraceRecord record_of(const Transfer& transfer) const;
+  void trace(Transfer& transfer) const;
+  void accept_write(const Transfer& transfer);
+  std::optional<Error> fault_of(const Transfer& transfer) const;
+  bool repeat_read(Transfer& transfer, const Error& fault);
+  void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
+  void move_blocking(std::unique_ptr<Blocking>& blocking);
+  const Extent& extent_of(const Transfer& transfer) const;
+  std::uint64_t stored_bytes(BlockId block, Plane plane) const;  // of a block's state
+  // The copy on storage that `transfer` is about.
+  std::uint32_t copy_of(const Transfer& transfer) const {
+    const Entry& home = entry(transfer.block, transfer.plane);
+    return transfer.target == StoreTarget::kHome ? home.copy : home.copy ^ 1;
+  }
+  // Its place in the table of checksums.
+  std::uint32_t sum_index(const Transfer& transfer) const {
+    return copy_of(transfer) * static_cast<std::uint32_t>(entries_.size()) +
+           plane_index(transfer.block, transfer.plane);
+  }
+  std::string describe_plane(std::uint32_t plane) const;
+  std::string describe(const Transfer& transfer) const;
+  Error describe_damage(const Transfer& transfer, const Damage& damage) const;
+  std::uint32_t plane_index(BlockId block, Plane plane) const {
+    if (plane == Plane::kActivation) return first_activation_ + index_of(block);
+    if (plane == Plane::kGradient) return first_gradient_ + index_of(block);
+    return 2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0);
+  }
+  Entry& entry(BlockId block, Plane plane) { return entries_[plane_index(block, plane)]; }
+  const Entry& entry(BlockId block, Plane plane) const {
+    return entries_[plane_index(block, plane)];
+  }
+
+  const Layout& layout_;
+  const Tiers& tiers_;
+  IoQueue& queue_;
+  Scheduler& scheduler_;
+  const std::uint32_t first_activation_;  // in entries_
+  const std::uint32_t first_gradient_;
+  // Two for each block, then one for each piece of activations, then one for each block's
+  // gradients.
+  std::vector<Entry> entries_;
+  Integrity integrity_;  // likewise, for each copy
+  std::vector<std::string> notes_;
+  TransferWatch watch_;  // last: its thread describes transfers
+};
+
+}  // namespace sluice

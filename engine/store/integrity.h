@@ -1,0 +1,65 @@
+// What every block on storage ought to hold: a checksum for each stored plane of each block, with
+// its version, in memory where no drive can touch it; and the one before, so that damage can be
+// named. The files hold data alone: a place in this table is the block's identity.
+//
+// A read that does not match is one of:
+//   stale        its bytes are those of the version before (or were never written): a lost write
+//   misdirected  its bytes are those of another block: a write that went to the wrong place
+//   damaged      neither: flipped bits, a torn write
+// Blocks with equal bytes have equal checksums, so mixing them up is no alarm, and no harm.
+//
+// Thread rule: wants() from any thread; the rest from the block store's writer.
+// Invariant: `previous` is the checksum of what `current` was written over, if that was wanted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/config/config.h"
+
+namespace sluice {
+
+enum class DamageKind : std::uint8_t { kFlipped, kStale, kNeverWritten, kMisdirected };
+
+struct Damage {
+  DamageKind kind = DamageKind::kFlipped;
+  std::uint64_t expected = 0;  // checksums
+  std::uint64_t found = 0;
+  std::uint32_t owner = 0;    // kMisdirected: the plane whose bytes were found
+  std::uint64_t version = 0;  // kStale, kMisdirected: of the bytes that were found
+};
+
+class Integrity {
+ public:
+  // `plane_count`: two for each block, numbered by the block store.
+  Integrity(Verify verify, std::size_t plane_count);
+
+  // Whether `version` of `plane` carries a checksum: all, none, or one in eight of its versions, a
+  // different eighth of the planes at each version.
+  bool wants(std::uint32_t plane, std::uint64_t version) const;
+
+  // Notes what has been written as `version`. Without a checksum: wants() said no.
+  void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
+
+  // Compares bytes that were read as `version`, and their checksum, with what was stored.
+  // Requires: wants(plane, version), and stored() has been called for that version.
+  std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,
+                                    std::uint64_t found) const;
+
+ private:
+  struct Sums {
+    std::optional<std::uint64_t> current;
+    std::optional<std::uint64_t> previous;
+    std::uint64_t version = 0;
+    std::uint64_t previous_version = 0;
+    bool is_written = false;
+  };
+
+  Verify verify_;  // constant after construction
+  std::vector<Sums> planes_;
+};
+
+}  // namespace sluice

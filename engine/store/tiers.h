@@ -1,0 +1,145 @@
+// The memory and the files of a placement, allocated once and cut into pools: one slab of device
+// memory, one arena of host memory, one scratch file for each storage path. Hands out addresses;
+// who may use which slot when is the business of the components below. Constant after construction,
+// callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "engine/config/config.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+#include "gpu/device.h"
+#include "io/direct_file.h"
+
+namespace sluice {
+
+// A block's place in a scratch file.
+struct Extent {
+  std::uint32_t file = 0;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t length_bytes = 0;
+};
+
+// A copy of device memory, for a message: slow.
+AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
+
+// What the device says of a unit: tally_bytes_of().
+struct Tally {
+  double* leaves = nullptr;           // sums of squares, of what this rank owns
+  std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
+};
+
+class Tiers {
+ public:
+  // `layout`, `placement` and `device` must outlive the tiers.
+  // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
+  Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
+        Device& device);
+  ~Tiers();
+  Tiers(const Tiers&) = delete;
+  Tiers& operator=(const Tiers&) = delete;
+
+  // Device memory.
+  std::span<std::byte> device_memory() const {
+    return {device_memory_.data(), device_memory_.size_bytes()};
+  }
+  std::byte* resident_parameters(UnitId unit) const;  // Requires: all of the unit is at home there
+  std::byte* device_parameters(const BlockPlace& block) const;  // Requires: homed on the device
+  std::byte* window() const { return window_; }
+  std::byte* gradient_slot(std::uint32_t slot) const;
+  std::byte* activation_place(std::uint32_t place) const;
+  std::byte* device_gradient(const BlockPlace& block) const;  // Requires: waits there
+  std::byte* device_record(BlockId block) const;              // Requires: homed on the device
+  Tally device_tally(UnitId unit) const;                      // Requires: its gradients wait there
+
+  // Host memory, or the device's.
+  std::byte* gradient_set(UnitId unit) const;  // Requires: waits in one of them
+
+  // Host memory.
+  std::byte* gradient(const BlockPlace& block) const;  // Requires: waits there
+  Tally host_tally(UnitId unit) const;                 // Requires: its gradients are on the device
+  std::byte* gradient_staging(std::uint32_t slot) const;
+  std::byte* host_parameters(BlockId block) const;  // Requires: homed in host memory
+  std::byte* host_record(BlockId block) const;      // Requires: homed in host memory
+  std::byte* parameter_slot(std::uint32_t slot) const;
+  std::byte* lane(std::uint32_t lane) const;
+  std::byte* lane_gradient(std::uint32_t lane) const;
+  std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
+  std::byte* activation_staging(std::uint32_t slot) const;
+  // All that storage reads into and writes from: the parameter slots, the lanes, and the staging of
+  // activations and gradients, at the arena's end.
+  std::span<std::byte> transfer_memory() const;
+
+  // Storage.
+  const DirectFile& file(std::uint32_t index) const { return files_[index]; }
+  std::span<const DirectFile> files() const { return files_; }  // by path; none, none needed
+  // Each block on storage has that many copies; one of them is its home
+  // (engine/store/block_store.h).
+  std::uint32_t storage_copies() const { return placement_.storage_copies; }
+  // Requires: homed on storage.
+  const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
+  const Extent& record_extent(BlockId block, std::uint32_t copy) const;
+  const Extent& gradient_extent(BlockId block) const;
+  // Gradients wait on storage: so many blocks may have an extent.
+  std::uint32_t gradient_extent_count() const {
+    return static_cast<std::uint32_t>(gradient_extents_.size());
+  }
+  // The homes of activations, in pieces as large as their staging slots, the last one smaller.
+  // Pieces are numbered across all homes.
+  std::uint32_t activation_piece_count() const {
+    return static_cast<std::uint32_t>(activation_pieces_.size());
+  }
+  std::uint32_t first_activation_piece(std::uint32_t home) const {
+    return first_activation_pieces_[home];
+  }
+  const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
+  // For messages: activations of unit "h.3", micro-batch 1, piece 0.
+  std::string describe_activation(std::uint32_t piece) const;
+
+ private:
+  void cut_device_memory();
+  void cut_host_memory();
+  std::uint64_t offset_in_set(const BlockPlace& block) const;
+  Tally tally_at(std::byte* tallies, UnitId unit) const;
+  void create_files(const Config::Storage& storage);
+  void place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
+  void place_gradients(Tier tier, std::byte* next);
+  void place_activations(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  Device& device_;
+  DeviceBuffer device_memory_;
+  AlignedBuffer host_memory_;
+  std::vector<DirectFile> files_;
+
+  // Constant after construction.
+  std::byte* window_ = nullptr;
+  std::byte* gradient_slots_ = nullptr;
+  std::byte* gradient_staging_ = nullptr;
+  std::byte* parameter_slots_ = nullptr;
+  std::byte* lanes_ = nullptr;
+  std::byte* lane_gradients_ = nullptr;
+  std::byte* activation_window_ = nullptr;
+  std::byte* host_activations_ = nullptr;
+  std::byte* activation_staging_ = nullptr;
+  std::vector<std::byte*> device_homes_;     // of parameters, by unit
+  std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
+  std::vector<std::uint64_t> tally_begins_;  // by unit, in those of its tier
+  std::byte* device_tallies_ = nullptr;
+  std::byte* host_tallies_ = nullptr;
+  std::vector<std::byte*> host_parameters_;  // by block
+  std::vector<std::byte*> records_;          // by block; on the device, or in host memory
+  std::vector<Extent> parameter_extents_;    // by block, for each copy
+  std::vector<Extent> record_extents_;       // by block, for each copy
+  std::vector<Extent> gradient_extents_;     // by block; none, none on storage
+  std::vector<Extent> activation_pieces_;
+  std::vector<std::uint32_t> first_activation_pieces_;  // by home, then the number of all
+};
+
+}  // namespace sluice

@@ -1,0 +1,70 @@
+// Looks after the transfers in flight: one that takes long is noted, one that never ends stops the
+// engine (engine/store/transfer_ages.h has the rules). Age is counted in ticks of the watch's own
+// thread, not by the clock: after a process has been stopped and continued, or while the machine is
+// too busy to run the watch, no transfer is blamed for it.
+//
+// Thread rule: add() and remove() from any thread; a transfer and its request stay in place in
+// between.
+// Invariants: `on_stuck` is called at most once; each transfer is noted at most once.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/store/transfer_ages.h"
+
+namespace sluice {
+
+class TransferWatch {
+ public:
+  struct Hooks {
+    // What to call a transfer in a message. On the watch's thread, while the transfer is in flight.
+    std::function<std::string(const Transfer&)> describe;
+    // A transfer has not ended in time. On the watch's thread; `list` has all that are in flight.
+    std::function<void(const std::string& list)> on_stuck;
+  };
+
+  // `timeout_s`: 0 = nothing is watched and there is no thread. Slow is a quarter of it.
+  TransferWatch(double timeout_s, Hooks hooks);
+  ~TransferWatch();
+  TransferWatch(const TransferWatch&) = delete;
+  TransferWatch& operator=(const TransferWatch&) = delete;
+
+  void add(const Transfer& transfer, const IoRequest& request);
+  void remove(const Transfer& transfer);
+
+  // True from the moment before on_stuck: the transfers in flight may stay there for ever.
+  bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
+  double timeout_s() const { return timeout_s_; }
+
+  // One line for each transfer that was slow since the last call.
+  std::vector<std::string> take_notes();
+
+ private:
+  void run();
+  bool look();  // with mutex_ held; true when a transfer is stuck
+  std::string list() const;
+
+  // Constant after construction.
+  double timeout_s_;
+  Hooks hooks_;
+
+  std::atomic<bool> is_stuck_ = false;
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable stop_wanted_;
+  TransferAges in_flight_;
+  std::vector<std::string> notes_;
+  bool is_stopping_ = false;
+
+  std::thread thread_;  // last: it starts when all else stands
+};
+
+}  // namespace sluice

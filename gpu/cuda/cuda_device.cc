@@ -1,0 +1,392 @@
+#include "gpu/cuda_device.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/cuda_error.h"
+#include "gpu/cuda/cuda_memory.h"
+#include "gpu/device/host_call_queue.h"
+#include "gpu/device/host_stream.h"
+
+namespace sluice {
+namespace {
+
+// What cuBLASLt, the kernels' code and the runtime take beside our own memory.
+constexpr std::uint64_t kReserveBytes = 1_GiB;
+
+cudaDeviceProp properties_of(int ordinal) {
+  cudaDeviceProp properties{};
+  SLUICE_CUDA(cudaGetDeviceProperties(&properties, ordinal));
+  return properties;
+}
+
+// What allocations may take of a GPU.
+std::uint64_t available_bytes(int ordinal) {
+  const CudaCurrentDevice current(ordinal);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
+}
+
+// A stream and what its owner needs to wait for it.
+struct CudaStream {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t reached = nullptr;  // recorded by synchronize()
+
+  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may come when the stream is gone
+
+  std::mutex starting;  // functions get their numbers in the order of the stream
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t refused_calls = 0;  // that last_resort_ has not run yet; guarded by mutex
+};
+
+// What the runtime calls back with. Deleted there.
+struct Callback {
+  std::shared_ptr<HostCallQueue> calls;
+  std::uint64_t number;
+};
+
+class RuntimeCudaDevice final : public CudaDevice {
+ public:
+  explicit RuntimeCudaDevice(const CudaDeviceOptions& options);
+  ~RuntimeCudaDevice() override;
+
+  std::string_view name() const override { return name_; }
+  bool has_own_memory() const override { return true; }
+  int ordinal() const override { return ordinal_; }
+  void* native_stream(StreamId stream) const override { return stream_of(stream).stream; }
+
+  std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) override {
+    return memory_.allocate(size_bytes, purpose);
+  }
+  void free(std::byte* memory) noexcept override;
+  std::uint64_t capacity_bytes() const override;
+  std::uint64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
+
+  void register_host_memory(std::span<std::byte> memory) override { memory_.register_host(memory); }
+  void unregister_host_memory(std::span<std::byte> memory) noexcept override;
+
+  StreamId create_stream(std::string_view name, StreamPriority priority) override;
+  void destroy_stream(StreamId stream) noexcept override;
+  EventId create_event() override;
+  void destroy_event(EventId event) noexcept override;
+
+  void record(EventId event, StreamId stream) override;
+  void wait(StreamId stream, EventId event) override;
+  bool is_complete(EventId event) const override;
+  void synchronize(EventId event) override;
+  void synchronize(StreamId stream) override;
+  std::int64_t elapsed_ns(EventId begin, EventId end) const override;
+
+  void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+            StreamId stream) override;
+  void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
+  void call_host(StreamId stream, std::function<void()> function) override;
+
+ private:
+  CudaStream& stream_of(StreamId id) const;
+  cudaEvent_t event_of(EventId id) const;
+  // What `call`, a call of the runtime, returns on this GPU. It is made whatever happens: what is
+  // to be given back is, after a failure too.
+  template <class Call>
+  cudaError_t on_device(const Call& call) const {
+    int status = 0;
+    const CudaCurrentDevice current(ordinal_, std::nothrow, &status);
+    const cudaError_t result = call();
+    return result != cudaSuccess ? result : static_cast<cudaError_t>(status);
+  }
+  void latch(cudaError_t status, const char* expression, int line) const;
+  void await(cudaEvent_t event) const;
+  void await_all(CudaStream& stream);
+  void start(CudaStream& stream, std::function<void()> function);
+  void run_refused(CudaStream& stream, std::uint64_t number);
+
+  const int ordinal_;
+  const bool takes_all_;  // that is free
+  std::string name_;
+  int high_priority_ = 0;  // numerically the least
+  CudaMemory memory_;
+  mutable FailureLatch failure_;
+
+  mutable std::mutex objects_mutex_;
+  // Guarded by objects_mutex_; what the pointers refer to is not.
+  std::uint32_t last_id_ = 0;
+  std::unordered_map<EventId, cudaEvent_t> events_;
+  std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
+
+  // Runs host functions that the runtime would not take any more after a failure.
+  FailureLatch never_fails_;
+  HostStream last_resort_;
+};
+
+// Enqueueing never throws: it happens on threads that could do nothing about it. The failure is
+// kept for synchronize().
+#define SLUICE_CUDA_ENQUEUE(expression)                                                          \
+  do {                                                                                           \
+    if (const cudaError_t failed = on_device([&] { return expression; }); failed != cudaSuccess) \
+      latch(failed, #expression, __LINE__);                                                      \
+  } while (false)
+
+RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
+    : ordinal_(options.ordinal),
+      takes_all_(options.memory_bytes == 0),
+      name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
+      memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
+              options.memory_source),
+      last_resort_("cuda failed", 0, never_fails_) {
+  const CudaCurrentDevice current(ordinal_);
+  int least = 0;
+  SLUICE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &high_priority_));
+}
+
+RuntimeCudaDevice::~RuntimeCudaDevice() {
+  SLUICE_CHECK(streams_.empty() && events_.empty(), "streams and events go before their device");
+}
+
+void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int line) const {
+  (void)cudaGetLastError();  // where it is no lasting one, later calls need not hear of it
+  failure_.set(std::make_exception_ptr(cuda_error(status, expression, __FILE__, line)));
+}
+
+// Code that has been loaded and communicators have taken of what was free at first.
+std::uint64_t RuntimeCudaDevice::capacity_bytes() const {
+  if (!takes_all_) return memory_.capacity_bytes();
+  return std::min(memory_.capacity_bytes(), memory_.allocated_bytes() + available_bytes(ordinal_));
+}
+
+void RuntimeCudaDevice::free(std::byte* memory) noexcept {
+  SLUICE_CUDA_ENQUEUE(static_cast<cudaError_t>(memory_.free(memory)));
+}
+
+void RuntimeCudaDevice::unregister_host_memory(std::span<std::byte> memory) noexcept {
+  if (!memory.empty()) SLUICE_CUDA_ENQUEUE(cudaHostUnregister(memory.data()));
+}
+
+// Streams and events.
+
+StreamId RuntimeCudaDevice::create_stream(std::string_view, StreamPriority priority) {
+  const CudaCurrentDevice current(ordinal_);
+  auto stream = std::make_unique<CudaStream>();
+  stream->calls = std::make_shared<HostCallQueue>(failure_);
+  SLUICE_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking,
+                                           priority == StreamPriority::kHigh ? high_priority_ : 0));
+  if (const cudaError_t status = cudaEventCreateWithFlags(
+          &stream->reached, cudaEventBlockingSync | cudaEventDisableTiming);
+      status != cudaSuccess) {
+    (void)cudaStreamDestroy(stream->stream);
+    throw cuda_error(static_cast<int>(status), "cudaEventCreateWithFlags", __FILE__, __LINE__);
+  }
+  const std::scoped_lock lock(objects_mutex_);
+  const StreamId id{++last_id_};
+  streams_.emplace(id, std::move(stream));
+  return id;
+}
+
+void RuntimeCudaDevice::destroy_stream(StreamId id) noexcept {
+  std::unique_ptr<CudaStream> leaving;
+  {
+    const std::scoped_lock lock(objects_mutex_);
+    const auto entry = streams_.find(id);
+    SLUICE_CHECK(entry != streams_.end(), "the stream exists");
+    leaving = std::move(entry->second);
+    streams_.erase(entry);
+  }
+  await_all(*leaving);
+  SLUICE_CUDA_ENQUEUE(cudaEventDestroy(leaving->reached));
+  SLUICE_CUDA_ENQUEUE(cudaStreamDestroy(leaving->stream));
+}
+
+// With timing, for elapsed_ns(); a thread that waits for one sleeps, for spinning would take a core
+// from the optimizer.
+EventId RuntimeCudaDevice::create_event() {
+  const CudaCurrentDevice current(ordinal_);
+  cudaEvent_t event = nullptr;
+  SLUICE_CUDA(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
+  const std::scoped_lock lock(objects_mutex_);
+  const EventId id{++last_id_};
+  events_.emplace(id, event);
+  return id;
+}
+
+// The runtime keeps a pending record until the device is through with it.
+void RuntimeCudaDevice::destroy_event(EventId id) noexcept {
+  const cudaEvent_t event = event_of(id);
+  {
+    const std::scoped_lock lock(objects_mutex_);
+    events_.erase(id);
+  }
+  SLUICE_CUDA_ENQUEUE(cudaEventDestroy(event));
+}
+
+CudaStream& RuntimeCudaDevice::stream_of(StreamId id) const {
+  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  const std::scoped_lock lock(objects_mutex_);
+  const auto entry = streams_.find(id);
+  SLUICE_CHECK(entry != streams_.end(), "the stream exists");
+  return *entry->second;
+}
+
+cudaEvent_t RuntimeCudaDevice::event_of(EventId id) const {
+  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  const std::scoped_lock lock(objects_mutex_);
+  const auto entry = events_.find(id);
+  SLUICE_CHECK(entry != events_.end(), "the event exists");
+  return entry->second;
+}
+
+void RuntimeCudaDevice::record(EventId event, StreamId stream) {
+  SLUICE_CUDA_ENQUEUE(cudaEventRecord(event_of(event), stream_of(stream).stream));
+}
+
+// Of an event that was never recorded nothing is waited for.
+void RuntimeCudaDevice::wait(StreamId stream, EventId event) {
+  SLUICE_CUDA_ENQUEUE(cudaStreamWaitEvent(stream_of(stream).stream, event_of(event), 0));
+}
+
+bool RuntimeCudaDevice::is_complete(EventId event) const {
+  const cudaError_t status =
+      on_device([native = event_of(event)] { return cudaEventQuery(native); });
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // else the next launch on this thread would look failed
+    return false;
+  }
+  if (status != cudaSuccess) latch(status, "cudaEventQuery", __LINE__);
+  return true;
+}
+
+void RuntimeCudaDevice::await(cudaEvent_t event) const {
+  SLUICE_CUDA_ENQUEUE(cudaEventSynchronize(event));
+}
+
+void RuntimeCudaDevice::await_all(CudaStream& stream) {
+  SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
+  await(stream.reached);
+  // After a failure the event says nothing, and the runtime may be late with its callbacks.
+  stream.calls->run_all();
+  std::unique_lock lock(stream.mutex);
+  stream.changed.wait(lock, [&stream] { return stream.refused_calls == 0; });
+}
+
+void RuntimeCudaDevice::synchronize(EventId event) {
+  await(event_of(event));
+  failure_.rethrow_if_set();
+}
+
+void RuntimeCudaDevice::synchronize(StreamId id) {
+  CudaStream& stream = stream_of(id);
+  SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
+  await(stream.reached);
+  failure_.rethrow_if_set();
+}
+
+std::int64_t RuntimeCudaDevice::elapsed_ns(EventId begin, EventId end) const {
+  const CudaCurrentDevice current(ordinal_);
+  float elapsed_ms = 0;
+  SLUICE_CUDA(cudaEventElapsedTime(&elapsed_ms, event_of(begin), event_of(end)));
+  return static_cast<std::int64_t>(static_cast<double>(elapsed_ms) * 1e6);
+}
+
+// Work.
+
+void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+                             StreamId id) {
+  CudaStream& stream = stream_of(id);
+  if (size_bytes == 0 || failure_.is_set()) return;
+  SLUICE_CHECK(target != nullptr && source != nullptr, "a copy has a target and a source");
+  const bool to_device = memory_.contains(target);
+  const bool from_device = memory_.contains(source);
+  if (!to_device && !from_device) {
+    // cudaMemcpyAsync would block the caller until it is done.
+    return start(stream, [target, source, size_bytes] { std::memcpy(target, source, size_bytes); });
+  }
+  const cudaMemcpyKind kind = !from_device ? cudaMemcpyHostToDevice
+                              : to_device  ? cudaMemcpyDeviceToDevice
+                                           : cudaMemcpyDeviceToHost;
+  SLUICE_CUDA_ENQUEUE(cudaMemcpyAsync(target, source, size_bytes, kind, stream.stream));
+}
+
+void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId id) {
+  CudaStream& stream = stream_of(id);
+  if (size_bytes == 0 || failure_.is_set()) return;
+  SLUICE_CHECK(target != nullptr, "a fill has a target");
+  if (!memory_.contains(target))
+    return start(stream, [target, size_bytes] { std::memset(target, 0, size_bytes); });
+  SLUICE_CUDA_ENQUEUE(cudaMemsetAsync(target, 0, size_bytes, stream.stream));
+}
+
+void RuntimeCudaDevice::call_host(StreamId id, std::function<void()> function) {
+  SLUICE_CHECK(function != nullptr, "call_host has a function");
+  start(stream_of(id), std::move(function));
+}
+
+void CUDART_CB on_reached(cudaStream_t, cudaError_t status, void* data) {
+  const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
+  const std::exception_ptr failure =
+      status == cudaSuccess
+          ? nullptr
+          : std::make_exception_ptr(
+                cuda_error(static_cast<int>(status), "work on a stream", __FILE__, __LINE__));
+  callback->calls->run_up_to(callback->number, failure);
+}
+
+// cudaStreamAddCallback and not cudaLaunchHostFunc: after an error of the device the latter's
+// functions are not called, and whoever waits for one would wait for ever.
+void RuntimeCudaDevice::start(CudaStream& stream, std::function<void()> function) {
+  const CudaCurrentDevice current(ordinal_, std::nothrow);
+  const std::scoped_lock in_order(stream.starting);
+  const std::uint64_t number = stream.calls->add(std::move(function));
+  auto callback = std::make_unique<Callback>(Callback{stream.calls, number});
+  const cudaError_t status = cudaStreamAddCallback(stream.stream, on_reached, callback.get(), 0);
+  if (status == cudaSuccess) {
+    (void)callback.release();  // it is the runtime's now
+    return;
+  }
+  latch(status, "cudaStreamAddCallback", __LINE__);
+  {
+    const std::scoped_lock lock(stream.mutex);
+    ++stream.refused_calls;
+  }
+  last_resort_.enqueue(LaunchTask{[this, &stream, number] { run_refused(stream, number); }});
+}
+
+// Behind the work before it, as far as the GPU still works: else the runtime says so at once.
+void RuntimeCudaDevice::run_refused(CudaStream& stream, std::uint64_t number) {
+  (void)on_device([&] { return cudaStreamSynchronize(stream.stream); });
+  stream.calls->run_up_to(number);
+  const std::scoped_lock lock(stream.mutex);
+  --stream.refused_calls;
+  stream.changed.notify_all();
+}
+
+}  // namespace
+
+std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
+  if (const std::string why = why_no_cuda_device(options.ordinal); !why.empty())
+    throw Error(ErrorCode::kUnsupported, why);
+  const CudaCurrentDevice current(options.ordinal);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (options.memory_bytes > total_bytes) {
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("memory.device is {}, but GPU {} has {}; lower it",
+                            format_bytes(options.memory_bytes), options.ordinal,
+                            format_bytes(total_bytes)));
+  }
+  return std::make_unique<RuntimeCudaDevice>(options);
+}
+
+}  // namespace sluice

@@ -1,0 +1,170 @@
+// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. For .cu files alone: nvcc brings the
+// CUDA runtime's declarations with it. Thread rule: as Device. The device must outlive the
+// launcher. Invariants: sums of a team run in one order, whatever the GPU: lanes of a warp by
+// halves, then warps in order. Grids stride over 64-bit indices.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/cuda_error.h"
+#include "gpu/cuda/kernel_list.h"
+#include "gpu/cuda_device.h"
+#include "gpu/math/kernel_elements.h"
+
+namespace sluice {
+
+inline constexpr unsigned kTeamThreads = 256;
+inline constexpr std::uint64_t kBlocksMax = 1 << 16;
+
+// The threads of one block. Its functions are for device code: elsewhere they do nothing, so that
+// bodies, which the compiler sees as host functions too, can call them.
+class BlockTeam {
+ public:
+  SLUICE_HOST_DEVICE unsigned rank() const {
+#ifdef __CUDA_ARCH__
+    return threadIdx.x;
+#else
+    return 0;
+#endif
+  }
+  SLUICE_HOST_DEVICE unsigned size() const {
+    return kTeamThreads;
+  }
+  SLUICE_HOST_DEVICE float sum(float value) const {
+    return reduce(value, [](float a, float b) { return a + b; });
+  }
+  SLUICE_HOST_DEVICE float max(float value) const {
+    return reduce(value, [](float a, float b) { return a < b ? b : a; });
+  }
+
+ private:
+  template <class Combine>
+  SLUICE_HOST_DEVICE float reduce(float value, [[maybe_unused]] const Combine& combine) const {
+#ifdef __CUDA_ARCH__
+    constexpr unsigned kWarps = kTeamThreads / 32;
+    __shared__ float of_warp[kWarps];
+    for (unsigned distance = 16; distance != 0; distance /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    __syncthreads();  // of_warp has been read by everybody in the call before
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = of_warp[0];
+    for (unsigned warp = 1; warp < kWarps; ++warp) value = combine(value, of_warp[warp]);
+#endif
+    return value;
+  }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) elements_kernel(std::uint64_t count, Body body) {
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kTeamThreads;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kTeamThreads + threadIdx.x; i < count;
+       i += stride)
+    body(i);
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count, Body body) {
+  const BlockTeam team;
+  for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
+}
+
+// Eight threads a leaf. Every thread of a warp takes part in its shuffles.
+template <class Body>
+__global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
+  constexpr std::uint64_t kLeaves = kTeamThreads / 8;
+  const unsigned lane = threadIdx.x % 8;
+  for (std::uint64_t begin = blockIdx.x * kLeaves; begin < count; begin += gridDim.x * kLeaves) {
+    const std::uint64_t leaf = begin + threadIdx.x / 8;
+    double sum = leaf < count ? body.lane(leaf, lane) : 0.0;
+    for (unsigned distance = 4; distance != 0; distance /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (lane == 0 && leaf < count) body.store(leaf, sum);
+  }
+}
+
+// Launches `kernel`, one of the above with a `Body`, over no index.
+template <class Body>
+void launch_nothing(const void* kernel, void* stream) {
+  std::uint64_t count = 0;
+  alignas(Body) unsigned char body[sizeof(Body)] = {};
+  void* arguments[] = {&count, body};
+  SLUICE_CUDA(cudaLaunchKernel(kernel, dim3(1), dim3(kTeamThreads), arguments, 0,
+                               static_cast<cudaStream_t>(stream)));
+}
+
+// For load_kernels(): one of each is made at the start of a program that launches the kernel.
+template <class Body>
+struct ListedElements {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&elements_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+template <class Body>
+struct ListedTeams {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&teams_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+template <class Body>
+struct ListedLeaves {
+  static void launch(void* stream) {
+    launch_nothing<Body>(reinterpret_cast<const void*>(&leaves_kernel<Body>), stream);
+  }
+  static inline const ListedKernel kernel{&launch};
+};
+
+class CudaLauncher {
+ public:
+  explicit CudaLauncher(CudaDevice& device) : device_(device) {}
+
+  // body(i) for every i in [0, count), enqueued on `stream`.
+  // Fails with: as SLUICE_CUDA.
+  template <class Body>
+  void elements(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedElements<Body>::kernel;
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks = std::min((count + kTeamThreads - 1) / kTeamThreads, kBlocksMax);
+    elements_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count,
+                                                                                        body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+  // body(team, i) for every i in [0, count).
+  template <class Body>
+  void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedTeams<Body>::kernel;
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks = std::min(count, kBlocksMax);
+    teams_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+  // body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in
+  // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
+  template <class Body>
+  void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedLeaves<Body>::kernel;
+    if (count == 0) return;
+    const CudaCurrentDevice current(device_.ordinal());
+    const std::uint64_t blocks =
+        std::min((count + kTeamThreads / 8 - 1) / (kTeamThreads / 8), kBlocksMax);
+    leaves_kernel<<<static_cast<unsigned>(blocks), kTeamThreads, 0, native(stream)>>>(count, body);
+    SLUICE_CUDA(cudaGetLastError());
+  }
+
+ private:
+  cudaStream_t native(StreamId stream) const {
+    return static_cast<cudaStream_t>(device_.native_stream(stream));
+  }
+
+  CudaDevice& device_;
+};
+
+}  // namespace sluice

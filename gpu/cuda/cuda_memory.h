@@ -1,0 +1,64 @@
+// The memory of a CUDA device: allocations under a budget, zero-filled, and host memory that is
+// page-locked. Made and freed a few times a run, in large pieces: its owners cut them up.
+//
+// Thread rule: every function from any thread.
+// Invariant: the ledger knows every allocation, and has as many bytes as were asked for; the GPU
+// gives up to 4 KiB more for each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "gpu/cuda_device.h"
+#include "gpu/device/memory_ledger.h"
+
+namespace sluice {
+
+class CudaMemory {
+ public:
+  // `name` of the device, for messages.
+  // Fails with: as SLUICE_CUDA.
+  CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes, CudaMemorySource source);
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+  // Requires: all memory has been freed.
+  ~CudaMemory();
+
+  // As Device::allocate(), with the GPU's own account where it has less than the budget says.
+  std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose);
+  // Returns the cudaError_t of freeing. Waits for the device's work.
+  int free(std::byte* memory) noexcept;
+  std::uint64_t capacity_bytes() const;
+  std::uint64_t allocated_bytes() const;
+  // Whether `memory` points into an allocation.
+  bool contains(const std::byte* memory) const;
+
+  // As Device::register_host_memory().
+  void register_host(std::span<std::byte> memory);
+
+ private:
+  int give_back(void* base) const noexcept;
+
+  struct Allocation {
+    void* base;
+    std::uint64_t size_bytes;
+  };
+
+  // Constant after construction.
+  const int ordinal_;
+  const std::string name_;
+  const CudaMemorySource source_;  // empty = cudaMalloc
+  void* fill_stream_ = nullptr;    // a cudaStream_t, on which fresh memory is filled
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  MemoryLedger ledger_;
+  std::map<const std::byte*, Allocation> allocations_;
+};
+
+}  // namespace sluice

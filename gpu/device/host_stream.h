@@ -1,0 +1,132 @@
+// A stream of the host device: a worker thread that runs tasks in the order of their arrival. Who
+// waits for the stream runs them itself where the thread has not begun to: the way through a
+// sleeping thread and back takes as long as a small collective between ranks.
+//
+// Thread rule: every public function from any thread.
+// Invariants: tasks run one at a time, in order; a task's captures are gone before the next one
+// starts; after the first failure on any stream of the device, copies, fills and launched work are
+// skipped, while records, waits and host functions go on, so that every waiter wakes. The queue has
+// no limit of its own: what may be in flight is bounded by the caller's slots.
+#pragma once
+
+#include <atomic>
+#include <cfenv>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "gpu/device/host_event.h"
+
+namespace sluice {
+
+// The first failure of a device's work, kept for good.
+class FailureLatch {
+ public:
+  void set(std::exception_ptr failure);
+  bool is_set() const { return is_set_.load(); }
+  void rethrow_if_set() const;
+
+ private:
+  std::atomic<bool> is_set_{false};
+  mutable std::mutex mutex_;
+  std::exception_ptr first_;  // guarded by mutex_
+};
+
+struct CopyTask {
+  std::byte* target;
+  const std::byte* source;
+  std::uint64_t size_bytes;
+};
+struct FillZeroTask {
+  std::byte* target;
+  std::uint64_t size_bytes;
+};
+struct RecordTask {
+  std::shared_ptr<Ticket> ticket;
+};
+struct WaitTask {
+  std::shared_ptr<Ticket> ticket;
+};
+struct LaunchTask {
+  std::function<void()> function;  // may be long
+};
+struct OccupyTask {
+  std::uint64_t duration_ns;
+};
+struct CallHostTask {
+  std::function<void()> function;  // must not call the device
+};
+using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, LaunchTask, OccupyTask,
+                              CallHostTask>;
+
+// Whether the calling thread is inside a call_host function.
+bool is_in_host_function();
+// Runs a call_host function on the calling thread; what it throws is latched in `failure`.
+void run_host_function(const std::function<void()>& function, FailureLatch& failure);
+
+class HostStream {
+ public:
+  // `copy_bytes_per_second`: 0 = not slowed down. `failure` must outlive the stream.
+  HostStream(const std::string& name, std::uint64_t copy_bytes_per_second, FailureLatch& failure);
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+  // Runs what was enqueued before it, then joins.
+  ~HostStream();
+
+  // Returns at once; `task` runs after those enqueued before it.
+  void enqueue(HostTask task);
+  // Blocks until the tasks enqueued before the call have run.
+  void await();
+
+ private:
+  struct Queued {
+    HostTask task;
+    std::uint64_t enqueued_ns;
+  };
+
+  void run_thread();
+  bool is_empty() const { return next_ == queue_.size(); }
+  void run_next(std::unique_lock<std::mutex>& lock);
+  void run_one(Queued& queued);
+  void run(const CopyTask& task, std::uint64_t enqueued_ns);
+  void occupy(std::uint64_t duration_ns, std::uint64_t enqueued_ns);
+  void run_function(const std::function<void()>& function);
+
+  // Constant after construction.
+  std::uint64_t copy_bytes_per_second_;
+  FailureLatch& failure_;
+  std::fenv_t environment_;  // that the stream was made in, and its thread runs in
+
+  // Of the thread that has set is_running_. Until when the emulated bus or computation is busy:
+  // each task moves it on by the time that it is to take, not by the time that sleeping took, so
+  // that the overshoot of many short sleeps does not add up.
+  std::uint64_t free_ns_ = 0;
+
+  static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+
+  std::mutex mutex_;
+  std::condition_variable enqueued_changed_;
+  std::condition_variable finished_changed_;
+
+  // Guarded by mutex_.
+  std::vector<Queued> queue_;  // from next_ on; what is before has run
+  std::size_t next_ = 0;
+  bool is_running_ = false;  // a thread runs a task
+  std::uint64_t enqueued_count_ = 0;
+  std::uint64_t finished_count_ = 0;
+  std::uint64_t awaited_count_ = kNone;  // the least that a sleeping await() needs
+  bool stopping_ = false;
+
+  std::thread thread_;  // last: it starts when all else stands
+};
+
+}  // namespace sluice

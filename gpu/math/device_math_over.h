@@ -1,0 +1,102 @@
+// DeviceMath from the kernel bodies of math_bodies.h, with whatever launches them: CudaLauncher on
+// a GPU, HostLauncher in tests. Thread rule: as DeviceMath.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "base/error.h"
+#include "gpu/math/math_bodies.h"
+
+namespace sluice {
+
+template <class Launcher>
+class DeviceMathOver final : public DeviceMath {
+ public:
+  explicit DeviceMathOver(const Launcher& launcher) : launcher_(launcher) {}
+
+  void convert(DType to, void* target, DType from, const void* source, std::uint64_t count,
+               StreamId stream) override {
+    check_aligned({target, source});
+    with_element_type(to, [&]<class To>(To*) {
+      with_element_type(from, [&]<class From>(From*) {
+        launcher_.elements(stream, packs(count),
+                           ConvertBody<To, From>{static_cast<To*>(target),
+                                                 static_cast<const From*>(source), count});
+      });
+    });
+  }
+
+  void accumulate(DType type, void* target, const void* source, std::uint64_t count,
+                  StreamId stream) override {
+    check_aligned({target, source});
+    with_element_type(type, [&]<class T>(T*) {
+      launcher_.elements(
+          stream, packs(count),
+          AccumulateBody<T>{static_cast<T*>(target), static_cast<const T*>(source), count});
+    });
+  }
+
+  void unscale(DType type, void* values, float factor, std::uint64_t count, std::uint32_t* overflow,
+               StreamId stream) override {
+    check_aligned({values});
+    with_element_type(type, [&]<class T>(T*) {
+      launcher_.elements(stream, packs(count),
+                         UnscaleBody<T>{static_cast<T*>(values), factor, count, overflow});
+    });
+  }
+
+  void norm_leaves(DType type, const void* gradient, std::uint64_t count, double* leaves,
+                   StreamId stream) override {
+    with_element_type(type, [&]<class T>(T*) {
+      launcher_.leaves(stream, (count + kDeviceLeafElements - 1) / kDeviceLeafElements,
+                       NormLeavesBody<T>{static_cast<const T*>(gradient), count, leaves});
+    });
+  }
+
+  void update(const DeviceCoefficients& coefficients, const DeviceUpdate& a,
+              StreamId stream) override {
+    check_aligned({a.parameter, a.low, a.master, a.exp_avg, a.exp_avg_sq, a.gradient});
+    std::visit(
+        [&](const auto& c) {
+          switch (a.parameter_type) {
+            case DType::kFp32:
+              return update_with(c, Fp32Masters{static_cast<float*>(a.parameter)}, a, stream);
+            case DType::kBf16:
+              return update_with(c, SplitMasters{static_cast<std::uint16_t*>(a.parameter), a.low},
+                                 a, stream);
+            case DType::kFp16:
+              return update_with(c, Fp16Masters{static_cast<Fp16*>(a.parameter), a.master}, a,
+                                 stream);
+          }
+        },
+        coefficients);
+  }
+
+ private:
+  static std::uint64_t packs(std::uint64_t count) {
+    return (count + kPackElements - 1) / kPackElements;
+  }
+  static void check_aligned(std::initializer_list<const void*> arrays) {
+    for (const void* array : arrays)
+      SLUICE_CHECK(reinterpret_cast<std::uintptr_t>(array) % 16 == 0,
+                   "arrays on the device are aligned to 16 bytes");
+  }
+
+  template <class Coefficients, class Masters>
+  void update_with(const Coefficients& c, const Masters& masters, const DeviceUpdate& a,
+                   StreamId stream) {
+    SLUICE_CHECK(!Rule<Coefficients>::kExpAvg || a.exp_avg != nullptr, "it keeps exp_avg");
+    SLUICE_CHECK(!Rule<Coefficients>::kExpAvgSq || a.exp_avg_sq != nullptr, "it keeps exp_avg_sq");
+    with_element_type(a.gradient_type, [&]<class G>(G*) {
+      launcher_.elements(stream, packs(a.element_count),
+                         UpdateBody<Masters, G, Coefficients>{
+                             masters, c, static_cast<const G*>(a.gradient), a.exp_avg, a.exp_avg_sq,
+                             a.element_count, a.non_finite});
+    });
+  }
+
+  const Launcher launcher_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, index after index: the
+// reference for what a GPU computes with them. Thread rule: as Device. The device must outlive it.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/host_device.h"
+#include "gpu/math/kernel_elements.h"
+
+namespace sluice {
+
+// body(i) for every i in [0, count).
+template <class Body>
+void run_elements(std::uint64_t count, const Body& body) {
+  for (std::uint64_t i = 0; i < count; ++i) body(i);
+}
+
+// body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in the
+// tree ((0+4)+(2+6))+((1+5)+(3+7)).
+template <class Body>
+void run_leaves(std::uint64_t count, const Body& body) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    double lanes[8];
+    for (unsigned lane = 0; lane < 8; ++lane) lanes[lane] = body.lane(i, lane);
+    body.store(i, ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                      ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+  }
+}
+
+class HostLauncher {
+ public:
+  explicit HostLauncher(HostDevice& device) : device_(device) {}
+
+  // run_elements(), enqueued on `stream`.
+  template <class Body>
+  void elements(StreamId stream, std::uint64_t count, const Body& body) const {
+    device_.launch(stream, [count, body] { run_elements(count, body); });
+  }
+
+  // body(team, i) for every i in [0, count).
+  template <class Body>
+  void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    device_.launch(stream, [count, body] {
+      const SerialTeam team;
+      for (std::uint64_t i = 0; i < count; ++i) body(team, i);
+    });
+  }
+
+  // run_leaves().
+  template <class Body>
+  void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
+    device_.launch(stream, [count, body] { run_leaves(count, body); });
+  }
+
+ private:
+  HostDevice& device_;
+};
+
+}  // namespace sluice

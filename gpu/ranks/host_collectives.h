@@ -1,0 +1,107 @@
+// What collectives over host memory have in common: operations become work of the host device's
+// streams, are numbered in the order of the calls, and fail for good. An implementation says how
+// one operation runs, blocking, on a stream's thread.
+//
+// Thread rule: as Collectives; run() on threads of the device, one at a time for an object.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/ordered_sum.h"
+#include "gpu/collectives.h"
+#include "gpu/host_device.h"
+#include "gpu/ranks/rank_failure.h"
+
+namespace sluice {
+
+// What moves data between ranks of one host. Every path gives the same bits.
+enum class RankPath {
+  kBest,
+  kMessages,  // as between hosts
+  kReading,   // each other's memory, small data too
+};
+
+// How long a rank waits for another one, and how it adds.
+struct HostCollectivesOptions {
+  // Seconds that an operation waits for another rank. Small: a rank that is late because its drive
+  // or computation is slow counts as failed. Large: a dead one is noticed late. At least 0.1.
+  double timeout_s = 120;
+  SumFunction sum = nullptr;  // cpu_optim/rank_sum.h has them; required
+  // Called about four times a second while an operation waits for other processes, with which and
+  // in what: for who has been told to end and may not have until the timeout. On any thread.
+  std::function<void(const std::string& waiting)> on_wait = {};
+  // For tests. The same on every rank.
+  RankPath path = RankPath::kBest;
+  // By messages, up to so many ranks exchange integers in one round
+  // (gpu/ranks/integer_reduction.h).
+  std::uint32_t direct_ranks_max = 16;
+};
+
+struct Barrier {
+  std::string_view subject;
+};
+
+class HostCollectives : public Collectives {
+ public:
+  void all_gather(const AllGather& gather, StreamId stream) final { enqueue(gather, stream); }
+  void reduce_scatter(const ReduceScatter& reduce, StreamId stream) final {
+    enqueue(reduce, stream);
+  }
+  void all_reduce(const AllReduce& reduce, StreamId stream) final { enqueue(reduce, stream); }
+  void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) final {
+    enqueue(reduce, stream);
+  }
+  void broadcast(const Broadcast& broadcast, StreamId stream) final { enqueue(broadcast, stream); }
+  void barrier(std::string_view subject, StreamId stream) final {
+    enqueue(Barrier{.subject = subject}, stream);
+  }
+  std::uint32_t rank() const final { return rank_; }
+  std::uint32_t rank_count() const final { return rank_count_; }
+  void on_failure(std::function<void(const Error&)> handler) final {
+    failure_->on_failure(std::move(handler));
+  }
+
+ protected:
+  // `device` must outlive it.
+  HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, std::uint32_t rank,
+                  std::uint32_t rank_count)
+      : device_(device), failure_(std::move(failure)), rank_(rank), rank_count_(rank_count) {}
+
+  // Runs the `sequence`-th operation of the object, and throws when it cannot.
+  virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
+  virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
+  virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;
+  virtual void run(const AllReduceIntegers& reduce, std::uint64_t sequence) = 0;
+  virtual void run(const Broadcast& broadcast, std::uint64_t sequence) = 0;
+  virtual void run(const Barrier& barrier, std::uint64_t sequence) = 0;
+
+  HostDevice& device() const { return device_; }
+  const std::shared_ptr<RankFailure>& failure() const { return failure_; }
+
+ private:
+  template <class Operation>
+  void enqueue(const Operation& operation, StreamId stream) {
+    device_.launch(stream, [this, operation, sequence = sequence_++] {
+      try {
+        failure_->throw_if_set();
+        run(operation, sequence);
+      } catch (const Error& error) {
+        failure_->set(error);
+        throw;
+      }
+    });
+  }
+
+  // Constant after construction.
+  HostDevice& device_;
+  std::shared_ptr<RankFailure> failure_;
+  std::uint32_t rank_;
+  std::uint32_t rank_count_;
+
+  std::uint64_t sequence_ = 0;  // calling thread only
+};
+
+}  // namespace sluice

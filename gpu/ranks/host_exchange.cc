@@ -1,0 +1,364 @@
+#include "gpu/ranks/host_exchange.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gpu/ranks/integer_reduction.h"
+
+namespace sluice {
+namespace {
+
+using std::chrono::steady_clock;
+
+// Looks before a rank gives way to other threads between them: a few microseconds, in which a peer
+// copies some 50 KiB. Such a look is much cheaper than one into MPI.
+constexpr std::uint32_t kLooksBeforeYield = 100;
+// What each of the others takes out of a slot at most. More is faster read from where it lies.
+constexpr std::uint64_t kSlotShareBytes = 16_KiB;
+// Of the looks that give way, so many ask for the time and for failures elsewhere.
+constexpr std::uint32_t kLooksForTime = 16;
+
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void copy_bytes(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+  if (size_bytes != 0 && target != source) std::memcpy(target, source, size_bytes);
+}
+
+}  // namespace
+
+HostExchange::HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
+                           const RankFailure& failure, std::span<const std::uint32_t> group,
+                           std::uint32_t rank, std::uint32_t place, std::span<std::byte> staging)
+    : neighbors_(neighbors),
+      options_(options),
+      failure_(failure),
+      group_(group.begin(), group.end()),
+      rank_(rank),
+      place_(place),
+      staging_(staging),
+      sources_(group.size()) {
+  SLUICE_CHECK(group.size() <= kRanksMax, "so many ranks share a host");
+  for (const std::uint32_t member : group_) signals_.push_back(&neighbors_.signals(member, place_));
+}
+
+template <class Body>
+void HostExchange::attempt(std::string_view kind, std::string_view subject, const Body& body) {
+  how_ = {.timeout_s = options_.timeout_s,
+          .kind = kind,
+          .subject = subject,
+          .on_wait = &options_.on_wait};
+  ++step_;
+  try {
+    body();
+  } catch (...) {
+    retract();
+    throw;
+  }
+}
+
+// Every rank but this one, each beginning with its successor, so that not all read from one.
+template <class Body>
+void HostExchange::for_each_peer(const Body& body) const {
+  const auto count = static_cast<std::uint32_t>(group_.size());
+  for (std::uint32_t i = 1; i < count; ++i) body((rank_ + i) % count);
+}
+
+// `taken_bytes`: by each of the others, out of `size_bytes`.
+bool HostExchange::uses_slots(std::uint64_t taken_bytes, std::uint64_t size_bytes) const {
+  return options_.path != RankPath::kReading && taken_bytes <= kSlotShareBytes &&
+         size_bytes <= HostNeighbors::kSlotBytes;
+}
+
+// Those that are ready first: on a host with fewer cores than ranks a rank would else give its core
+// away although it has something to do.
+template <class Body>
+void HostExchange::for_each_published(const Body& body) {
+  is_done_.assign(group_.size(), false);
+  for_each_peer([&](std::uint32_t peer) {
+    if (!has_reached(peer, &RankSignals::published, step_)) return;
+    body(peer);
+    is_done_[peer] = true;
+  });
+  for_each_peer([&](std::uint32_t peer) {
+    if (is_done_[peer]) return;
+    await(peer, &RankSignals::published, step_);
+    body(peer);
+  });
+}
+
+void HostExchange::run(const AllGather& gather) {
+  attempt("all_gather", gather.subject, [&] {
+    uses_slots(gather.shard_bytes, gather.shard_bytes) ? gather_by_slots(gather)
+                                                       : gather_by_reading(gather);
+  });
+}
+
+void HostExchange::gather_by_slots(const AllGather& gather) {
+  std::byte* const slot = begin_slot_step();
+  copy_bytes(slot, gather.source, gather.shard_bytes);
+  publish();
+  copy_bytes(gather.target + rank_ * gather.shard_bytes, gather.source, gather.shard_bytes);
+  for_each_published([&](std::uint32_t peer) {
+    copy_bytes(gather.target + peer * gather.shard_bytes, slot_of(peer), gather.shard_bytes);
+  });
+  consume();
+}
+
+void HostExchange::gather_by_reading(const AllGather& gather) {
+  publish(gather.source);
+  for_each_published([&](std::uint32_t peer) {
+    read(peer, 0, gather.target + peer * gather.shard_bytes, gather.shard_bytes);
+  });
+  consume();
+  copy_bytes(gather.target + rank_ * gather.shard_bytes, gather.source, gather.shard_bytes);
+  await_all(&RankSignals::consumed, step_);
+}
+
+void HostExchange::run(const ReduceScatter& operation) {
+  const auto ranks = static_cast<std::uint32_t>(group_.size());
+  const RankReduction reduction = reduction_of(operation, ranks);
+  attempt(reduction.kind, reduction.subject, [&] {
+    const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
+    if (uses_slots(share_bytes, (ranks - 1) * share_bytes)) return reduce_by_slots(reduction);
+    reduce_by_reading(reduction);
+    await_all(&RankSignals::consumed, step_);
+  });
+}
+
+// A slot holds one share after the other, without the rank's own.
+void HostExchange::reduce_by_slots(const RankReduction& reduction) {
+  const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
+  const auto place = [&](std::uint32_t share, std::uint32_t slot_owner) {
+    return (share < slot_owner ? share : share - 1) * share_bytes;
+  };
+  std::byte* const slot = begin_slot_step();
+  for_each_peer([&](std::uint32_t peer) {
+    const ElementRange theirs = reduction.range(peer);
+    copy_bytes(slot + place(peer, rank_), reduction.source_of(theirs),
+               reduction.source_bytes(theirs));
+  });
+  publish();
+  for_each_peer([&](std::uint32_t peer) {
+    await(peer, &RankSignals::published, step_);
+    sources_[peer] = slot_of(peer) + place(rank_, peer);
+  });
+  sum(reduction, reduction.range(rank_), reduction.target);
+  consume();
+}
+
+void HostExchange::reduce_by_reading(const RankReduction& reduction) {
+  const std::uint64_t element_bytes = size_of(reduction.source_type);
+  const std::uint64_t elements = kStagingBytes / (group_.size() - 1) / element_bytes;
+  const std::uint64_t step =
+      elements / RankReduction::kElementsAlign * RankReduction::kElementsAlign;
+  publish(reduction.source);
+  for (std::uint64_t i = 0; i * step < reduction.share; ++i) {
+    const ElementRange piece = reduction.piece(rank_, i, step);
+    for_each_peer([&](std::uint32_t peer) {
+      std::byte* const staged =
+          staging_.data() + (peer < rank_ ? peer : peer - 1) * step * element_bytes;
+      read(peer, piece.begin * element_bytes, staged, reduction.source_bytes(piece));
+      sources_[peer] = staged;
+    });
+    sum(reduction, piece, reduction.target_of(piece, rank_));
+  }
+  consume();
+}
+
+void HostExchange::sum(const RankReduction& reduction, ElementRange piece, std::byte* target) {
+  if (piece.count() == 0) return;
+  sources_[rank_] = reduction.source_of(piece);
+  options_.sum({.target = target,
+                .target_type = reduction.target_type,
+                .sources = sources_,
+                .source_type = reduction.source_type,
+                .element_count = piece.count()});
+}
+
+void HostExchange::run(const AllReduce& operation) {
+  attempt("all_reduce", operation.subject, [&] {
+    const std::uint64_t size_bytes = operation.element_count * size_of(operation.type);
+    uses_slots(size_bytes, size_bytes) ? all_reduce_by_slots(operation)
+                                       : all_reduce_by_reading(operation);
+  });
+}
+
+// So little is added by every rank: one step instead of two.
+void HostExchange::all_reduce_by_slots(const AllReduce& operation) {
+  std::byte* const slot = begin_slot_step();
+  copy_bytes(slot, operation.data, operation.element_count * size_of(operation.type));
+  publish();
+  for_each_peer([&](std::uint32_t peer) {
+    await(peer, &RankSignals::published, step_);
+    sources_[peer] = slot_of(peer);
+  });
+  sum(reduction_of(operation, rank_, static_cast<std::uint32_t>(group_.size())),
+      {.begin = 0, .end = operation.element_count}, operation.data);
+  consume();
+}
+
+// A rank that publishes its sums has finished reading, so that its share may be written to here.
+void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
+  const RankReduction reduction =
+      reduction_of(operation, rank_, static_cast<std::uint32_t>(group_.size()));
+  reduce_by_reading(reduction);
+  ++step_;
+  publish(operation.data);
+  for_each_published([&](std::uint32_t peer) {
+    const ElementRange theirs = reduction.range(peer);
+    const std::uint64_t begin = theirs.begin * size_of(operation.type);
+    read(peer, begin, operation.data + begin, reduction.source_bytes(theirs));
+  });
+  consume();
+  await_all(&RankSignals::consumed, step_);
+}
+
+// So few that slots hold them, as a rule; else one slot after the other.
+void HostExchange::run(const AllReduceIntegers& operation) {
+  attempt("all_reduce_integers", operation.subject, [&] {
+    constexpr std::uint64_t kSlotWords = HostNeighbors::kSlotBytes / sizeof(std::uint64_t);
+    std::uint64_t first = 0;
+    do {
+      if (first != 0) ++step_;
+      const std::uint64_t words = std::min(kSlotWords, operation.count() - first);
+      std::byte* const own = operation.data + first * sizeof(std::uint64_t);
+      copy_bytes(begin_slot_step(), own, words * sizeof(std::uint64_t));
+      publish();
+      for_each_published([&](std::uint32_t peer) {
+        combine_integers(operation, first, words, slot_of(peer), own);
+      });
+      consume();
+      first += words;
+    } while (first < operation.count());
+  });
+}
+
+void HostExchange::run(const Broadcast& broadcast) {
+  attempt("broadcast", broadcast.subject, [&] {
+    const bool is_small = uses_slots(broadcast.size_bytes, broadcast.size_bytes);
+    if (rank_ != broadcast.root) {
+      if (is_small) {
+        await(broadcast.root, &RankSignals::published, step_);
+        copy_bytes(broadcast.data, slot_of(broadcast.root), broadcast.size_bytes);
+      } else {
+        read(broadcast.root, 0, broadcast.data, broadcast.size_bytes);
+      }
+      return consume();
+    }
+    if (is_small) copy_bytes(begin_slot_step(), broadcast.data, broadcast.size_bytes);
+    publish(broadcast.data);
+    consume();
+    if (!is_small) await_all(&RankSignals::consumed, step_);
+  });
+}
+
+void HostExchange::run(const Barrier& barrier) {
+  attempt("barrier", barrier.subject, [&] {
+    publish();
+    await_all(&RankSignals::published, step_);
+    consume();
+  });
+}
+
+std::byte* HostExchange::slot_of(std::uint32_t rank) const {
+  return neighbors_.slot(group_[rank], place_, step_);
+}
+
+// All have read what the slot held two steps ago.
+std::byte* HostExchange::begin_slot_step() {
+  if (step_ > 2) await_all(&RankSignals::consumed, step_ - 2);
+  return slot_of(rank_);
+}
+
+// Release: who sees the step sees the address and the data, in a slot or in the rank's memory.
+void HostExchange::publish(const std::byte* data) {
+  signals_[rank_]->address.store(reinterpret_cast<std::uint64_t>(data), std::memory_order_relaxed);
+  signals_[rank_]->published.store(step_, std::memory_order_release);
+}
+
+// Release: what was read has been read before anyone may change it.
+void HostExchange::consume() {
+  signals_[rank_]->consumed.store(step_, std::memory_order_release);
+}
+
+// Exchanged, not stored: no later change of the data comes before it. A reader looks again behind
+// the system call that has copied the data.
+void HostExchange::retract() {
+  signals_[rank_]->failed.store(1, std::memory_order_relaxed);
+  signals_[rank_]->consumed.store(0, std::memory_order_relaxed);
+  signals_[rank_]->published.exchange(0);
+}
+
+bool HostExchange::has_reached(std::uint32_t peer, Counter counter, std::uint64_t step) const {
+  return (signals_[peer]->*counter).load(std::memory_order_acquire) >= step;
+}
+
+// What a rank that fails meanwhile leaves there is no data: it takes back what it has published
+// first. For one whose process has ended, its reader does so; it has not answered.
+void HostExchange::read(std::uint32_t peer, std::uint64_t offset, std::byte* target,
+                        std::uint64_t size_bytes) {
+  await(peer, &RankSignals::published, step_);
+  const std::uint64_t address = signals_[peer]->address.load(std::memory_order_relaxed) + offset;
+  const int error = neighbors_.read(group_[peer], address, target, size_bytes);
+  if (error == ESRCH) signals_[peer]->published.store(0, std::memory_order_relaxed);
+  await(peer, &RankSignals::published, step_);
+  if (error == 0) return;
+  throw Error(ErrorCode::kRanks,
+              fmt::format("rank {} cannot read the memory of rank {} in {} of \"{}\": {}",
+                          group_[rank_], group_[peer], how_.kind, how_.subject, errno_text(error)));
+}
+
+// Those that have failed themselves, for want of another one, only if there is no other.
+std::vector<std::uint32_t> HostExchange::missing_ranks(Counter counter, std::uint64_t step) const {
+  std::vector<std::uint32_t> missing;
+  std::vector<std::uint32_t> failed;
+  for_each_peer([&](std::uint32_t peer) {
+    if (has_reached(peer, counter, step)) return;
+    const bool has_failed = signals_[peer]->failed.load(std::memory_order_relaxed) != 0;
+    (has_failed ? failed : missing).push_back(group_[peer]);
+  });
+  return missing.empty() ? failed : missing;
+}
+
+void HostExchange::await_all(Counter counter, std::uint64_t step) {
+  for_each_peer([&](std::uint32_t peer) { await(peer, counter, step); });
+}
+
+void HostExchange::await(std::uint32_t peer, Counter counter, std::uint64_t step) {
+  for (std::uint32_t looks = 0; looks < kLooksBeforeYield; ++looks) {
+    if (has_reached(peer, counter, step)) return;
+    pause_core();
+  }
+  const auto begin = steady_clock::now();
+  auto pause = begin + how_.interval();
+  for (std::uint32_t looks = 0; !has_reached(peer, counter, step); ++looks) {
+    if (looks < kLooksBeforeSleep) {
+      std::this_thread::yield();
+      if (looks % kLooksForTime != 0) continue;
+    } else {
+      std::this_thread::sleep_for(kSleepBetweenLooks);
+    }
+    failure_.throw_if_set();
+    const auto now = steady_clock::now();
+    if (now < pause) continue;
+    pause = now + how_.interval();
+    std::vector<std::uint32_t> missing = missing_ranks(counter, step);
+    if (missing.empty()) continue;
+    const std::string waiting = how_.text(std::move(missing), group_[rank_]);
+    if (now - begin >= how_.timeout()) throw Error(ErrorCode::kRanks, how_.late_text(waiting));
+    if (options_.on_wait) options_.on_wait(waiting);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,113 @@
+#include "gpu/ranks/launcher_environment.h"
+
+#include <charconv>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint32_t kRanksMax = 1u << 20;
+
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* rank_count;
+  const char* local_rank;        // null: unknown to it
+  const char* local_rank_count;  // null: unknown to it
+};
+
+constexpr Launcher kLaunchers[] = {
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    // Of the step: a shell inside an allocation has the job's variables, but is no rank.
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+};
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kConfig, message);
+}
+
+std::optional<std::uint32_t> number(const EnvironmentLookup& environment, const char* name,
+                                    std::uint32_t maximum) {
+  const char* const text = name == nullptr ? nullptr : environment(name);
+  if (text == nullptr) return std::nullopt;
+  std::uint32_t value = 0;
+  const char* const end = text + std::strlen(text);
+  const auto parsed = std::from_chars(text, end, value);
+  if (parsed.ec != std::errc{} || parsed.ptr != end || value > maximum)
+    fail(fmt::format("the environment has {}=\"{}\", which is no number from 0 to {}", name, text,
+                     maximum));
+  return value;
+}
+
+std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLookup& environment) {
+  const auto rank = number(environment, launcher.rank, kRanksMax);
+  const auto count = number(environment, launcher.rank_count, kRanksMax);
+  if (!rank && !count) return std::nullopt;
+  if (!rank || !count) {
+    // Slurm gives a batch script its job's SLURM_PROCID.
+    if (launcher.rank == std::string_view("SLURM_PROCID")) return std::nullopt;
+    fail(fmt::format("the environment has {} but not {}; {} sets both, so set or unset both",
+                     rank ? launcher.rank : launcher.rank_count,
+                     rank ? launcher.rank_count : launcher.rank, launcher.name));
+  }
+  if (*rank >= *count)
+    fail(
+        fmt::format("the environment has {}={} and {}={}; ranks count from 0, so the first must "
+                    "be less than the second",
+                    launcher.rank, *rank, launcher.rank_count, *count));
+  Launch launch;
+  launch.launcher = launcher.name;
+  launch.rank = *rank;
+  launch.rank_count = *count;
+  launch.local_rank = number(environment, launcher.local_rank, kRanksMax).value_or(0);
+  launch.local_rank_count =
+      number(environment, launcher.local_rank_count, kRanksMax).value_or(launch.local_rank + 1);
+  launch.knows_local_ranks = environment(launcher.local_rank) != nullptr &&
+                             launcher.local_rank_count != nullptr &&
+                             environment(launcher.local_rank_count) != nullptr;
+  return launch;
+}
+
+void add_meeting_point(const EnvironmentLookup& environment, Launch& launch) {
+  const char* const address = environment("MASTER_ADDR");
+  const auto port = number(environment, "MASTER_PORT", 65535);
+  if (address == nullptr || !port)
+    fail(
+        "torchrun's RANK and WORLD_SIZE are set, but not both of MASTER_ADDR and MASTER_PORT; "
+        "start with torchrun, or unset them");
+  launch.master_address = address;
+  launch.master_port = static_cast<std::uint16_t>(*port);
+}
+
+}  // namespace
+
+std::optional<Launch> find_launch(const EnvironmentLookup& environment) {
+  std::optional<Launch> found;
+  for (const Launcher& launcher : kLaunchers) {
+    auto launch = launch_by(launcher, environment);
+    if (!launch) continue;
+    if (launch->launcher == "torchrun") add_meeting_point(environment, *launch);
+    if (!found) {
+      found = launch;
+    } else if (found->rank != launch->rank || found->rank_count != launch->rank_count) {
+      fail(
+          fmt::format("{} says that this is rank {} of {}, {} that it is rank {} of {}; start with "
+                      "one of them, or unset the variables of the other",
+                      found->launcher, found->rank, found->rank_count, launch->launcher,
+                      launch->rank, launch->rank_count));
+    } else if (launch->launcher == "torchrun") {
+      found->master_address = launch->master_address;
+      found->master_port = launch->master_port;
+    }
+  }
+  return found;
+}
+
+}  // namespace sluice

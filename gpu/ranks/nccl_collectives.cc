@@ -1,0 +1,339 @@
+#include "gpu/ranks/nccl_collectives.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gpu/cuda/cuda_environment.h"
+#include "gpu/cuda/kernel_list.h"
+#include "gpu/ranks/exchanged_sum.h"
+#include "gpu/ranks/nccl_watch.h"
+
+namespace sluice {
+namespace {
+
+// What a rank receives from all others for one step of an exact reduction. Small: more kernels;
+// large: memory that every sequence holds.
+constexpr std::uint64_t kStagingBytes = 8_MiB;
+constexpr std::uint64_t kElementsAlign = 64;  // pieces begin where a 128-byte line does
+
+// What all sequences of a rank share.
+struct Common {
+  CudaDevice& device;
+  const NcclReduction reduction;
+  const SumLauncher sum;
+  const std::shared_ptr<RankFailure> failure;
+  NcclWatch watch;
+
+  Common(CudaDevice& of_device, const NcclOptions& options)
+      : device(of_device),
+        reduction(options.reduction),
+        sum(make_cuda_sum(of_device)),
+        failure(std::make_shared<RankFailure>()),
+        watch(of_device, failure, options.timeout_s) {}
+};
+
+struct Range {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+class NcclCollectives final : public Collectives {
+ public:
+  NcclCollectives(std::shared_ptr<Common> common, std::unique_ptr<NcclCommunicator> communicator,
+                  std::uint32_t rank, std::uint32_t rank_count)
+      : common_(std::move(common)),
+        communicator_(std::move(communicator)),
+        rank_(rank),
+        rank_count_(rank_count),
+        staging_(common_->device, kStagingBytes, "NCCL receive buffer") {
+    common_->watch.add(*communicator_);
+    try {
+      meet();
+    } catch (...) {
+      common_->watch.remove(*communicator_);
+      throw;
+    }
+  }
+  ~NcclCollectives() override { common_->watch.remove(*communicator_); }
+
+  std::string_view name() const override { return "nccl"; }
+  std::uint32_t rank() const override { return rank_; }
+  std::uint32_t rank_count() const override { return rank_count_; }
+
+  void all_gather(const AllGather& gather, StreamId stream) override {
+    if (gather.shard_bytes == 0) return;
+    enqueue("all_gather", gather.subject, stream, [&](void* native) {
+      communicator_->all_gather(gather.target, gather.source, gather.shard_bytes, native);
+    });
+  }
+
+  void reduce_scatter(const ReduceScatter& reduce, StreamId stream) override {
+    if (reduce.shard_elements == 0) return;
+    enqueue("reduce_scatter", reduce.subject, stream, [&](void* native) {
+      if (is_plain(reduce.source_type, reduce.target_type))
+        return communicator_->reduce_scatter(reduce.target, reduce.source, reduce.source_type,
+                                             reduce.shard_elements, native);
+      reduce_exactly({.source = reduce.source,
+                      .source_type = reduce.source_type,
+                      .target = reduce.target,
+                      .target_type = reduce.target_type,
+                      .share = reduce.shard_elements,
+                      .count = reduce.shard_elements * rank_count_},
+                     stream);
+    });
+  }
+
+  // Each rank adds its share in place, then sends it to the others.
+  void all_reduce(const AllReduce& reduce, StreamId stream) override {
+    if (reduce.element_count == 0) return;
+    enqueue("all_reduce", reduce.subject, stream, [&](void* native) {
+      if (is_plain(reduce.type, reduce.type))
+        return communicator_->all_reduce(reduce.data, reduce.type, reduce.element_count, native);
+      Reduction reduction{
+          .source = reduce.data,
+          .source_type = reduce.type,
+          .target_type = reduce.type,
+          .share = align_up(div_ceil(reduce.element_count, rank_count_), kElementsAlign),
+          .count = reduce.element_count};
+      const std::uint64_t element_bytes = size_of(reduce.type);
+      const auto place = [&](std::uint32_t of_rank) {
+        return reduce.data + reduction.range(of_rank).begin * element_bytes;
+      };
+      const auto size_bytes = [&](std::uint32_t of_rank) {
+        const Range range = reduction.range(of_rank);
+        return (range.end - range.begin) * element_bytes;
+      };
+      reduction.target = place(rank_);
+      reduce_exactly(reduction, stream);
+      Messages messages;
+      for_each_peer([&](std::uint32_t peer) {
+        messages.receive(peer, place(peer), size_bytes(peer));
+        messages.send(peer, place(rank_), size_bytes(rank_));
+      });
+      communicator_->exchange(messages.list, native);
+    });
+  }
+
+  void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) override {
+    if (reduce.count() == 0) return;
+    enqueue("all_reduce_integers", reduce.subject, stream, [&](void* native) {
+      std::byte* const minima = reduce.data + reduce.sum_count * sizeof(std::uint64_t);
+      if (reduce.sum_count != 0)
+        communicator_->all_reduce(reduce.data, NcclWords::kSum, reduce.sum_count, native);
+      if (reduce.minimum_count != 0)
+        communicator_->all_reduce(minima, NcclWords::kMinimum, reduce.minimum_count, native);
+    });
+  }
+
+  void broadcast(const Broadcast& broadcast, StreamId stream) override {
+    SLUICE_CHECK(broadcast.root < rank_count_, "the root is one of the ranks");
+    if (broadcast.size_bytes == 0) return;
+    enqueue("broadcast", broadcast.subject, stream, [&](void* native) {
+      communicator_->broadcast(broadcast.data, broadcast.size_bytes, broadcast.root, native);
+    });
+  }
+
+  void barrier(std::string_view subject, StreamId stream) override {
+    enqueue("barrier", subject, stream, [&](void* native) {
+      communicator_->all_gather(staging_.data(), staging_.data() + rank_, 1, native);
+    });
+  }
+
+  std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
+    const auto own = std::ranges::find(ranks, rank_);
+    SLUICE_CHECK(own != ranks.end(), "a rank opens groups that it is in");
+    SLUICE_CHECK(std::ranges::max(ranks) < rank_count_, "a group is made of the object's ranks");
+    const auto key = static_cast<std::uint32_t>(own - ranks.begin());
+    common_->failure->throw_if_set();
+    return std::make_unique<NcclCollectives>(
+        common_, communicator_->split(/*color=*/std::ranges::min(ranks), key), key,
+        static_cast<std::uint32_t>(ranks.size()));
+  }
+
+  void use_memory(std::span<std::byte> memory) override { communicator_->register_memory(memory); }
+  void forget_memory() noexcept override { communicator_->deregister_memory(); }
+
+  void on_failure(std::function<void(const Error&)> handler) override {
+    common_->failure->on_failure(std::move(handler));
+  }
+
+  void abort(std::string_view reason) noexcept override {
+    common_->watch.fail(
+        Error(ErrorCode::kRanks, fmt::format("rank {} has given up: {}", rank_, reason)));
+  }
+
+ private:
+  struct Messages {
+    std::vector<NcclMessage> list;
+
+    void send(std::uint32_t peer, const std::byte* data, std::uint64_t size_bytes) {
+      if (size_bytes != 0)
+        list.push_back({const_cast<std::byte*>(data), size_bytes, peer, /*is_send=*/true});
+    }
+    void receive(std::uint32_t peer, std::byte* data, std::uint64_t size_bytes) {
+      if (size_bytes != 0) list.push_back({data, size_bytes, peer, /*is_send=*/false});
+    }
+  };
+
+  // What `range` gives a rank of the source is summed there.
+  struct Reduction {
+    const std::byte* source = nullptr;
+    DType source_type = DType::kFp32;
+    std::byte* target = nullptr;
+    DType target_type = DType::kFp32;
+    std::uint64_t share = 0;  // elements of the longest range
+    std::uint64_t count = 0;  // elements in all
+
+    Range range(std::uint32_t of_rank) const {
+      return {std::min(of_rank * share, count), std::min((of_rank + 1) * share, count)};
+    }
+  };
+
+  bool is_plain(DType source, DType target) const {
+    return common_->reduction == NcclReduction::kPlain && source == target;
+  }
+
+  // Enqueues what `body` does and has it watched. The device passes over what comes after a
+  // failure, and so does this.
+  template <class Body>
+  void enqueue(std::string_view kind, std::string_view subject, StreamId stream, const Body& body) {
+    if (common_->failure->is_set()) return;
+    try {
+      auto operation = common_->watch.begin(stream);
+      body(common_->device.native_stream(stream));
+      common_->watch.end(std::move(operation), *communicator_, kind, subject, stream);
+    } catch (const Error& error) {
+      common_->watch.fail(Error(ErrorCode::kRanks, fmt::format("rank {} in {} of \"{}\": {}", rank_,
+                                                               kind, subject, error.what())));
+    }
+  }
+
+  // Every rank but this one, each beginning with its successor, so that not all talk to one.
+  template <class Body>
+  void for_each_peer(const Body& body) const {
+    for (std::uint32_t i = 1; i < rank_count_; ++i) body((rank_ + i) % rank_count_);
+  }
+
+  // The first message between two ranks connects them, which waits for the other one: here, where
+  // all are in step, and not in an operation whose order among the sequences a rank may choose.
+  void meet() {
+    const Stream stream(common_->device, "nccl meets");
+    enqueue("connection", "the ranks", stream.id(), [&](void* native) {
+      Messages messages;
+      for_each_peer([&](std::uint32_t peer) {
+        messages.receive(peer, staging_.data() + peer, 1);
+        messages.send(peer, staging_.data() + rank_, 1);
+      });
+      communicator_->exchange(messages.list, native);
+    });
+    common_->device.synchronize(stream.id());
+    common_->failure->throw_if_set();
+  }
+
+  std::uint64_t step_elements(const Reduction& reduction) const {
+    if (rank_count_ == 1) return reduction.share;
+    const std::uint64_t bytes = kStagingBytes / (rank_count_ - 1);
+    const std::uint64_t elements =
+        bytes / size_of(reduction.source_type) / kElementsAlign * kElementsAlign;
+    SLUICE_CHECK(elements != 0, "the staging buffer has room for every rank");
+    return elements;
+  }
+
+  // One step after another: each is on the stream behind the one before, whose staging it takes.
+  void reduce_exactly(const Reduction& reduction, StreamId stream) {
+    const std::uint64_t step = step_elements(reduction);
+    const std::uint64_t source_bytes = size_of(reduction.source_type);
+    const std::uint64_t target_bytes = size_of(reduction.target_type);
+    void* const native = common_->device.native_stream(stream);
+    Messages messages;
+    for (std::uint64_t done = 0; done < reduction.share; done += step) {
+      const auto piece = [&](std::uint32_t of_rank) {
+        const Range all = reduction.range(of_rank);
+        return Range{std::min(all.begin + done, all.end),
+                     std::min(all.begin + done + step, all.end)};
+      };
+      const Range own = piece(rank_);
+      messages.list.clear();
+      for_each_peer([&](std::uint32_t peer) {
+        const std::uint32_t place = peer < rank_ ? peer : peer - 1;
+        messages.receive(peer, staging_.data() + place * step * source_bytes,
+                         (own.end - own.begin) * source_bytes);
+        const Range theirs = piece(peer);
+        messages.send(peer, reduction.source + theirs.begin * source_bytes,
+                      (theirs.end - theirs.begin) * source_bytes);
+      });
+      communicator_->exchange(messages.list, native);
+      if (own.begin == own.end) continue;
+      common_->sum({.target = reduction.target + done * target_bytes,
+                    .target_type = reduction.target_type,
+                    .own = reduction.source + own.begin * source_bytes,
+                    .received = staging_.data(),
+                    .received_stride = step,
+                    .source_type = reduction.source_type,
+                    .rank = rank_,
+                    .rank_count = rank_count_,
+                    .element_count = own.end - own.begin},
+                   stream);
+    }
+  }
+
+  // Constant after construction.
+  const std::shared_ptr<Common> common_;
+  const std::unique_ptr<NcclCommunicator> communicator_;
+  const std::uint32_t rank_;
+  const std::uint32_t rank_count_;
+
+  DeviceBuffer staging_;  // of the operation that is under way
+};
+
+}  // namespace
+
+std::string why_no_nccl(const std::string& library) {
+  try {
+    (void)NcclLibrary::open(library);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string nccl_version(const std::string& library) {
+  return NcclLibrary::open(library).version_text();
+}
+
+void prepare_nccl_environment() {
+  (void)::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  prepare_cuda_environment();
+}
+
+NcclId make_nccl_id(const std::string& library) {
+  return NcclLibrary::open(library).make_id();
+}
+
+CudaMemorySource nccl_memory_source(const std::string& library) {
+  const NcclLibrary& opened = NcclLibrary::open(library);
+  return opened.has_windows() ? opened.memory_source() : CudaMemorySource{};
+}
+
+std::unique_ptr<Collectives> make_nccl_collectives(CudaDevice& device, const NcclOptions& options,
+                                                   const NcclId& id, std::uint32_t rank,
+                                                   std::uint32_t rank_count) {
+  SLUICE_CHECK(rank < rank_count && options.timeout_s >= 0.1, "a rank has a number and a timeout");
+  const NcclLibrary& library = NcclLibrary::open(options.library);
+  load_kernels(device);  // none is loaded behind an operation that waits for another rank
+  auto communicator = std::make_unique<NcclCommunicator>(
+      library, NcclCommunicator::Options{.timeout_s = options.timeout_s}, device, id, rank,
+      rank_count);
+  auto common = std::make_shared<Common>(device, options);
+  return std::make_unique<NcclCollectives>(std::move(common), std::move(communicator), rank,
+                                           rank_count);
+}
+
+}  // namespace sluice

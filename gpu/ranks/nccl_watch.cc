@@ -1,0 +1,141 @@
+#include "gpu/ranks/nccl_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/named_thread.h"
+
+namespace sluice {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kInterval{2};
+
+}  // namespace
+
+std::string NcclWatch::Operation::name() const {
+  return fmt::format("{} of \"{}\"", kind, std::string_view(subject.data(), subject_bytes));
+}
+
+NcclWatch::NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s)
+    : device_(device),
+      failure_(std::move(failure)),
+      timeout_s_(timeout_s),
+      stream_(device, "nccl watch"),
+      thread_(start_thread("sluice-nccl", [this] { run(); })) {}
+
+NcclWatch::~NcclWatch() {
+  {
+    const std::scoped_lock lock(mutex_);
+    must_stop_ = true;
+  }
+  came_.notify_all();
+  thread_.join();
+}
+
+void NcclWatch::add(NcclCommunicator& communicator) {
+  const std::scoped_lock lock(mutex_);
+  communicators_.push_back(&communicator);
+}
+
+void NcclWatch::remove(NcclCommunicator& communicator) {
+  {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] {
+      return std::ranges::none_of(in_flight_, [&](const auto& operation) {
+        return operation->communicator == &communicator;
+      });
+    });
+  }
+  const std::scoped_lock no_failure(failing_mutex_);  // it may be ending the communicator's work
+  const std::scoped_lock lock(mutex_);
+  std::erase(communicators_, &communicator);
+}
+
+std::unique_ptr<NcclWatch::Operation> NcclWatch::begin(StreamId stream) {
+  std::unique_ptr<Operation> operation;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!spare_.empty()) {
+      operation = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  if (operation == nullptr) operation = std::make_unique<Operation>(device_);
+  operation->begun_at.reset();
+  operation->is_over = false;
+  device_.record(operation->begun.id(), stream);
+  return operation;
+}
+
+void NcclWatch::end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
+                    std::string_view kind, std::string_view subject, StreamId stream) {
+  device_.record(operation->ended.id(), stream);
+  operation->communicator = &communicator;
+  operation->kind = kind;
+  operation->subject_bytes = std::min(subject.size(), operation->subject.size());
+  std::copy_n(subject.data(), operation->subject_bytes, operation->subject.data());
+  {
+    const std::scoped_lock lock(mutex_);
+    in_flight_.push_back(std::move(operation));
+  }
+  came_.notify_all();
+}
+
+void NcclWatch::run() {
+  std::vector<Operation*> looked_at;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    came_.wait(lock, [this] { return must_stop_ || !in_flight_.empty(); });
+    if (must_stop_) return;
+    looked_at.clear();
+    for (const auto& operation : in_flight_) looked_at.push_back(operation.get());
+    lock.unlock();
+    for (Operation* const operation : looked_at) look(*operation);
+    lock.lock();
+    for (auto& operation : in_flight_)
+      if (operation->is_over) spare_.push_back(std::move(operation));
+    std::erase(in_flight_, nullptr);
+    ended_.notify_all();
+    if (!in_flight_.empty()) came_.wait_for(lock, kInterval, [this] { return must_stop_; });
+  }
+}
+
+void NcclWatch::look(Operation& operation) {
+  operation.is_over = failure_->is_set() || device_.is_complete(operation.ended.id());
+  if (operation.is_over) return;
+  if (const std::string why = operation.communicator->failure(); !why.empty())
+    return fail(Error(ErrorCode::kRanks, fmt::format("{}: {}", operation.name(), why)));
+  if (!operation.begun_at) {
+    if (device_.is_complete(operation.begun.id())) operation.begun_at = steady_clock::now();
+    return;
+  }
+  if (steady_clock::now() - *operation.begun_at < std::chrono::duration<double>(timeout_s_)) return;
+  fail(Error(ErrorCode::kRanks,
+             fmt::format("{} has waited for other ranks for {} s; one may be killed or stopped, or "
+                         "late: then raise sharding.timeout",
+                         operation.name(), timeout_s_)));
+}
+
+void NcclWatch::fail(const Error& error) {
+  const std::scoped_lock one_at_a_time(failing_mutex_);
+  failure_->set(error);
+  device_.call_host(stream_.id(), [failure = failure_] { failure->throw_if_set(); });
+  try {
+    device_.synchronize(stream_.id());
+  } catch (const std::exception&) {
+    // The device has it now.
+  }
+  std::vector<NcclCommunicator*> communicators;
+  {
+    const std::scoped_lock lock(mutex_);
+    communicators = communicators_;
+  }
+  for (NcclCommunicator* const communicator : communicators) communicator->abort();
+}
+
+}  // namespace sluice

@@ -1,0 +1,83 @@
+// Watches the operations that NCCL has been given: how long each waits for other ranks once the
+// work before it is done, and what NCCL reports in the background. The first failure is latched
+// (RankFailure), becomes the device's, and only then ends NCCL's work, so that nobody takes what an
+// operation has left half done for its result.
+//
+// Thread rule: every function from any thread.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "gpu/ranks/nccl_communicator.h"
+#include "gpu/ranks/rank_failure.h"
+
+namespace sluice {
+
+class NcclWatch {
+ public:
+  struct Operation {
+    explicit Operation(Device& device) : begun(device), ended(device) {}
+
+    std::string name() const;
+
+    Event begun;  // behind the work before it
+    Event ended;
+    NcclCommunicator* communicator = nullptr;
+    std::string_view kind;
+    // A copy: what the name belongs to may be gone before the watch has seen the end.
+    std::array<char, 96> subject{};
+    std::size_t subject_bytes = 0;
+    std::optional<std::chrono::steady_clock::time_point> begun_at;
+    bool is_over = false;
+  };
+
+  // `device` must outlive it.
+  NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s);
+  ~NcclWatch();
+
+  // From now on fail() ends the communicator's work, too.
+  void add(NcclCommunicator& communicator);
+  // Waits until its operations are over, and forgets it.
+  void remove(NcclCommunicator& communicator);
+
+  // Around the calls that enqueue one operation; end() with what begin() has given.
+  std::unique_ptr<Operation> begin(StreamId stream);
+  void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
+           std::string_view kind, std::string_view subject, StreamId stream);
+
+  void fail(const Error& error);
+
+ private:
+  void run();
+  void look(Operation& operation);
+
+  // Constant after construction.
+  CudaDevice& device_;
+  const std::shared_ptr<RankFailure> failure_;
+  const double timeout_s_;
+  Stream stream_;  // on which a failure reaches the device
+
+  std::mutex mutex_;
+  std::condition_variable came_;   // an operation, or the end
+  std::condition_variable ended_;  // operations
+  // Guarded by mutex_.
+  std::vector<NcclCommunicator*> communicators_;
+  std::vector<std::unique_ptr<Operation>> in_flight_;
+  std::vector<std::unique_ptr<Operation>> spare_;
+  bool must_stop_ = false;
+
+  std::mutex failing_mutex_;  // one failure at a time
+  std::thread thread_;        // last: it uses all of the above
+};
+
+}  // namespace sluice

@@ -1,0 +1,82 @@
+#include "gpu/ranks/shared_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace sluice {
+namespace {
+
+// Nobody can cut it short under those who have mapped it.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// Where vm.memfd_noexec asks for it, a memory file has to say that it is no program; older kernels
+// do not know the flag.
+int make_memory_file() {
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, from 6.3 on
+  const int file = ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal);
+  if (file >= 0 || errno != EINVAL) return file;
+  return ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+}
+
+}  // namespace
+
+SharedSegment::SharedSegment(UniqueFd file, std::uint64_t size_bytes)
+    : file_(std::move(file)), size_bytes_(size_bytes) {
+  void* const memory =
+      ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+  if (memory != MAP_FAILED) data_ = static_cast<std::byte*>(memory);
+}
+
+SharedSegment SharedSegment::make(std::uint64_t size_bytes) {
+  UniqueFd file(make_memory_file());
+  if (file.get() < 0 || ::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0 ||
+      ::ftruncate(file.get(), static_cast<off_t>(size_bytes)) != 0 ||
+      ::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0)
+    return {};
+  return SharedSegment(std::move(file), size_bytes);
+}
+
+// The system's numbers of the file say that it is the one: nobody else's can have them meanwhile.
+SharedSegment SharedSegment::open(const SegmentPlace& place, std::uint64_t size_bytes) {
+  if (place.process == 0) return {};
+  const std::string path = fmt::format("/proc/{}/fd/{}", place.process, place.descriptor);
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct stat status {};
+  if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || status.st_dev != place.device ||
+      status.st_ino != place.inode || status.st_uid != ::geteuid() ||
+      status.st_size != static_cast<off_t>(size_bytes) ||
+      (::fcntl(file.get(), F_GET_SEALS) & kSeals) != kSeals)
+    return {};
+  return SharedSegment(std::move(file), size_bytes);
+}
+
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept {
+  *this = std::move(other);
+}
+SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
+  std::swap(file_, other.file_);
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+SharedSegment::~SharedSegment() {
+  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+}
+
+SegmentPlace SharedSegment::place() const {
+  struct stat status {};
+  if (data_ == nullptr || ::fstat(file_.get(), &status) != 0) return {};
+  return {.process = ::getpid(),
+          .descriptor = file_.get(),
+          .device = status.st_dev,
+          .inode = status.st_ino};
+}
+
+}  // namespace sluice

@@ -1,0 +1,110 @@
+#include "base/trace/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/support/temp_directory.h"
+
+namespace sluice {
+namespace {
+
+std::int64_t distance_ns(std::uint64_t a, std::uint64_t b) {
+  return std::abs(static_cast<std::int64_t>(a - b));
+}
+
+TEST(TraceClock, IsTheSteadyClock) {
+  calibrate_trace_clock();
+  for (int i = 0; i < 1000; ++i) {
+    const std::uint64_t before = steady_now_ns();
+    const std::uint64_t now = trace_now_ns();
+    const std::uint64_t after = steady_now_ns();
+    EXPECT_GT(now + 1'000'000, before);
+    EXPECT_LT(now, after + 1'000'000);
+  }
+}
+
+TEST(TraceClock, StaysSoOverCalibrations) {
+  for (int i = 0; i < 20; ++i) {
+    calibrate_trace_clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const std::uint64_t before = steady_now_ns();
+    const std::uint64_t now = trace_now_ns();
+    EXPECT_LT(distance_ns(now, before), distance_ns(steady_now_ns(), before) + 1'000'000);
+  }
+}
+
+TEST(TraceClock, ReadsClockGettimeWhereItMust) {
+  force_steady_trace_clock(true);
+  EXPECT_EQ(trace_clock_name(), "clock_gettime");
+  const std::uint64_t before = steady_now_ns();
+  EXPECT_GE(trace_now_ns(), before);
+  force_steady_trace_clock(false);
+}
+
+TEST(Trace, KeepsRecordsOnlyWhileItRuns) {
+  trace_record({.begin_ns = 1, .end_ns = 9});
+  trace_enable(16);
+  EXPECT_TRUE(trace_enabled());
+  trace_record({.begin_ns = 3, .end_ns = 9});
+  std::thread([] { trace_record({.begin_ns = 2, .end_ns = 9}); }).join();
+  const auto records = trace_take();
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].begin_ns, 2u);
+  EXPECT_EQ(records[1].begin_ns, 3u);
+  EXPECT_TRUE(trace_take().empty());
+  trace_begin({.begin_ns = 4, .end_ns = 9});  // announced, for those who are killed
+  EXPECT_TRUE(trace_take().empty());
+  trace_record({.begin_ns = 4, .end_ns = 9});
+  trace_enable(16);  // forgets
+  EXPECT_TRUE(trace_take().empty());
+  trace_enable(0);
+  trace_record({.begin_ns = 5, .end_ns = 9});
+  EXPECT_TRUE(trace_take().empty());
+}
+
+// Only the drainer of a file polls, and not once more when the poll is gone.
+TEST(Trace, PollsWhileItWritesAFile) {
+  const test::TempDirectory directory;
+  std::atomic<int> calls{0};
+  {
+    const TracePoll poll([&] { ++calls; });
+    trace_enable(16);
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    EXPECT_EQ(calls, 0);
+    trace_enable(0);
+    trace_start({.file = directory.path() + "/polled"});
+    while (calls < 3) std::this_thread::yield();
+  }
+  const int last = calls;
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(calls, last);
+  (void)trace_stop();
+}
+
+TEST(Trace, CountsAlways) {
+  const auto of = [](const TraceCounts& counts) {
+    return counts[static_cast<std::size_t>(TraceKind::kCollective)];
+  };
+  const TraceCount before = of(trace_counts());
+  for (const std::uint64_t duration : {0, 1, 2, 3, 4, 1023, 1024})
+    trace_span({.begin_ns = 10,
+                .end_ns = 10 + duration,
+                .size_bytes = 100,
+                .kind = TraceKind::kCollective});
+  trace_span({.begin_ns = 0, .end_ns = UINT64_MAX, .kind = TraceKind::kCollective});
+  const TraceCount after = of(trace_counts());
+  EXPECT_EQ(after.spans - before.spans, 8u);
+  EXPECT_EQ(after.size_bytes - before.size_bytes, 700u);
+  const auto bucket = [&](std::size_t i) { return after.by_duration[i] - before.by_duration[i]; };
+  EXPECT_EQ(bucket(0), 2u);
+  EXPECT_EQ(bucket(1), 2u);
+  EXPECT_EQ(bucket(2), 1u);
+  EXPECT_EQ(bucket(9), 1u);
+  EXPECT_EQ(bucket(10), 1u);
+  EXPECT_EQ(bucket(kTraceBuckets - 1), 1u);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,384 @@
+#include "engine/bound/bound.h"
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/bound/bound_model.h"
+#include "tests/engine/bound/schedule_oracle.h"
+#include "tests/support/campaign.h"
+
+namespace sluice {
+namespace {
+
+using test::kBlockElements;
+using test::kParameterBytes;
+using test::kRecordBytes;
+using Model = test::BoundModel;
+
+Traffic predict(const Model& model) {
+  return predict_step_traffic(model.layout, model.placement, model.schedule, model.window);
+}
+
+constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+// --- Against the independent model ---
+
+double seconds(long ticks) {
+  return 1e-6 * static_cast<double>(ticks);
+}
+
+// As many bytes as parameters.
+void spill_gradients(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
+  given.read_gradients = given.read_parameters;
+  given.write_gradients = given.write_parameters;
+  const std::uint64_t share = random() % 2 * (random() % 5);
+  for (std::size_t unit = 0; unit < given.unit_blocks.size(); ++unit) {
+    given.gradients_on_storage.push_back(!given.on_device[unit] && random() % 4 < share);
+    if (given.gradients_on_storage[unit]) placement.gradient_tier[unit] = Tier::kNvme;
+  }
+  placement.gradient_staging.count =
+      static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(random() % 4));
+}
+
+// Of parameters and records.
+void choose_homes(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
+  const std::uint64_t ram_share = random() % 3;
+  const std::uint64_t device_share = random() % 2 * (random() % 5);
+  for (const int blocks : given.unit_blocks) {
+    const bool is_on_device = random() % 4 < device_share;
+    if (is_on_device) placement.gradient_tier[given.on_device.size()] = Tier::kDevice;
+    given.on_device.push_back(is_on_device);
+    for (int i = 0; i < blocks; ++i) {
+      const std::size_t block = given.record_in_ram.size();
+      given.parameters_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      given.record_in_ram.push_back(is_on_device || random() % 4 < ram_share);
+      const Tier memory = is_on_device ? Tier::kDevice : Tier::kHost;
+      placement.parameter_tier[block] = given.parameters_in_ram[block] ? memory : Tier::kNvme;
+      placement.record_tier[block] = given.record_in_ram[block] ? memory : Tier::kNvme;
+    }
+  }
+}
+
+test::OracleCase random_case(std::mt19937_64& random, Model& model) {
+  const auto below = [&](long count) {
+    return static_cast<long>(random() % static_cast<std::uint64_t>(count));
+  };
+  test::OracleCase given;
+  for (const UnitPlace& unit : model.layout.units()) {
+    given.unit_blocks.push_back(static_cast<int>(unit.block_count));
+    given.forward.push_back(1 + below(60));
+    given.backward.push_back(1 + below(120));
+    model.rates.units[index_of(unit.id)] = {.forward_s = seconds(given.forward.back()),
+                                            .backward_s = seconds(given.backward.back())};
+  }
+  Placement& placement = model.placement;
+  choose_homes(random, placement, given);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, placement),
+                             placement.window_bytes, 1);
+  for (std::size_t use = 0; use < model.schedule.size(); ++use) {
+    const WindowUse& place = model.window.uses[use];
+    given.uses.push_back({.unit = static_cast<int>(index_of(model.schedule[use].unit)),
+                          .is_backward = model.schedule[use].pass == Pass::kBackward,
+                          .fetches = place.fetch,
+                          .evicted_uses = {place.evicted_uses.begin(), place.evicted_uses.end()}});
+  }
+  Rates& rates = model.rates;
+  const auto per_tick = [](double amount, long ticks) {
+    return ticks == 0 ? 0 : amount * 1e6 / static_cast<double>(ticks);
+  };
+  given.read_parameters = 1 + below(12);
+  given.write_parameters = 1 + below(12);
+  given.read_record = 5 * given.read_parameters;
+  given.write_record = 5 * given.write_parameters;
+  rates.read_bytes_per_second = per_tick(kParameterBytes, given.read_parameters);
+  rates.write_bytes_per_second = per_tick(kParameterBytes, given.write_parameters);
+  given.half_duplex = below(2) == 0;
+  rates.duplex = given.half_duplex ? Duplex::kHalf : Duplex::kFull;
+  spill_gradients(random, placement, given);
+  given.latency = below(2) * below(30);
+  rates.latency_s = seconds(given.latency);
+  given.copy_up = 1 + below(8);
+  given.copy_down = below(2) * below(8);
+  rates.up_bytes_per_second = per_tick(kParameterBytes, given.copy_up);
+  rates.down_bytes_per_second = per_tick(kParameterBytes, given.copy_down);
+  given.adam = 1 + below(40);
+  given.norm = 1 + below(2) * below(60);
+  rates.adam_parameters_per_second = per_tick(kBlockElements, given.adam);
+  rates.norm_parameters_per_second = per_tick(kBlockElements, given.norm);
+  given.device_adam = below(2) * below(40);
+  rates.device_adam_parameters_per_second = per_tick(kBlockElements, given.device_adam);
+  placement.lanes.count =
+      static_cast<std::uint32_t>(given.lanes = 1 + static_cast<int>(below(below(3) == 0 ? 16 : 6)));
+  const long prefetch_slots = 1 + below(8);
+  given.slots = given.lanes + static_cast<int>(prefetch_slots);
+  given.kept_slots = static_cast<int>(below(prefetch_slots));
+  placement.parameter_slots.count = static_cast<std::uint32_t>(given.slots);
+  placement.kept_slots = static_cast<std::uint32_t>(given.kept_slots);
+  placement.gradient_slots.count =
+      static_cast<std::uint32_t>(given.gradient_slots = 1 + static_cast<int>(below(3)));
+  return given;
+}
+
+// To the tick: rates are made so that every time is a whole number of microseconds.
+TEST(Bound, EqualsTheIndependentModel) {
+  const test::Campaign campaign = test::campaign(60);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<int> unit_blocks(2 + random() % 4);
+    for (int& count : unit_blocks) count = 1 + static_cast<int>(random() % 3);
+    Model model(unit_blocks, 2 + random() % 4);
+    test::OracleCase given = random_case(random, model);
+    for (const OverlapPolicy policy : kPolicies) {
+      given.policy = policy;
+      const std::vector<long> begins = test::step_begins(given, 9);
+      const double expected_s = seconds(begins[7] - begins[3]) / 4;
+      ASSERT_NEAR(model.step_s(policy), expected_s, 1e-12)
+          << name_of(policy) << ", SLUICE_TEST_SEED=" << seed;
+    }
+  }
+}
+
+// --- Against arithmetic ---
+
+constexpr double kTiny = 1e-9;  // times are rounded to nanoseconds
+
+TEST(Bound, CostsComputationWhenAllElseIsFree) {
+  Model model({2, 3, 1, 2});
+  model.set_compute(0.010, 0.020);
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost cost = bound_step(model.shape(), policy);
+    EXPECT_NEAR(cost.step_s, 4 * 0.030, kTiny) << name_of(policy);
+    EXPECT_EQ(cost.scarcest(), Resource::kCompute);
+  }
+  model.schedule = training_schedule(model.spec, 3);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, model.placement),
+                             model.placement.window_bytes, 1);
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 3 * 4 * 0.030, kTiny);
+}
+
+// One drive that does nothing but move bytes, in all policies; `serial` moves every parameter once
+// more than the others.
+TEST(Bound, CostsTheDriveWhenAllElseIsFree) {
+  Model model(std::vector<int>(20, 2));
+  model.rates.read_bytes_per_second = 1e9;
+  model.rates.write_bytes_per_second = 2e9;
+  model.rates.duplex = Duplex::kHalf;
+  constexpr double kCount = 40 * kBlockElements;
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost cost = bound_step(model.shape(), policy);
+    const auto read = static_cast<double>(cost.traffic.nvme_read_bytes);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, 12 * kCount) << name_of(policy);
+    EXPECT_NEAR(cost.step_s, read / 1e9 + 12 * kCount / 2e9, 1e-7) << name_of(policy);
+    EXPECT_EQ(cost.scarcest(), Resource::kStorage);
+    // The window keeps one or two units over the turn, and lanes carry some parameters.
+    if (policy == OverlapPolicy::kSerial) {
+      EXPECT_EQ(read, predict(model).nvme_read_bytes);
+      EXPECT_GE(read, 15.7 * kCount);
+    } else {
+      EXPECT_GE(read, 13.0 * kCount) << name_of(policy);
+      EXPECT_LE(read, 14.0 * kCount) << name_of(policy);
+    }
+  }
+  model.rates.duplex = Duplex::kFull;
+  const StepCost least = minimum_step(model.shape());
+  EXPECT_EQ(least.scarcest(), Resource::kStorageRead);
+  EXPECT_NEAR(least.step_s, static_cast<double>(least.traffic.nvme_read_bytes) / 1e9, 1e-7);
+  EXPECT_NEAR(least.busy(Resource::kStorageWrite), 12 * kCount / 2e9, 1e-7);
+}
+
+// All in memory, 2 ms of Adam a block. `deferred`: the pass takes 40 ms, computation follows it
+// unit by unit, and after the last one come its forward and all of backward.
+TEST(Bound, CostsAdamWhenStateIsInMemory) {
+  Model model(std::vector<int>(10, 2));
+  model.set_tiers(Tier::kHost, Tier::kHost);
+  model.set_compute(0.001, 0.002);
+  model.rates.adam_parameters_per_second = kBlockElements / 0.002;
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), 0.040 + 10 * 0.003, kTiny);
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.040 + 0.001 + 10 * 0.002, kTiny);
+  // Of 20 blocks 9 are updated while gradients come, from the last unit down. The other 11 take
+  // 22 ms in unit order, with forward close behind; its last unit of them and four more follow.
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kEager), 0.022 + 5 * 0.001 + 10 * 0.002, kTiny);
+  EXPECT_EQ(bound_step(model.shape(), OverlapPolicy::kEager).traffic.nvme_read_bytes, 0u);
+  // At home in memory, nothing is speculated.
+  EXPECT_EQ(model.step_s(OverlapPolicy::kSpeculative), model.step_s(OverlapPolicy::kDeferred));
+}
+
+// `serial` with one lane: nothing of the pass overlaps.
+TEST(Bound, OneLaneReadsUpdatesAndWritesInTurn) {
+  Model model(std::vector<int>(8, 1));
+  model.placement.lanes.count = 1;
+  model.set_prefetch_slots(8);
+  model.rates.read_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.write_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.adam_parameters_per_second = kBlockElements / 0.004;
+  const double fetched = static_cast<double>(predict(model).nvme_read_bytes) / kParameterBytes - 48;
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * (0.006 + 0.004 + 0.006),
+              kTiny);
+  model.placement.lanes.count = 8;
+  model.set_prefetch_slots(8);  // reads one after the other; then Adam and the writes behind
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), fetched * 0.001 + 8 * 0.006 + 0.004 + 0.006,
+              kTiny);
+}
+
+// 1 ms a parameter block: each block goes down for its update and up again after it.
+TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
+  Model model(std::vector<int>(4, 1));
+  model.set_tiers(Tier::kDevice, Tier::kHost);
+  model.window =
+      plan_window(model.schedule, window_unit_bytes(model.layout, model.placement), 0, 1);
+  model.rates.up_bytes_per_second = kParameterBytes / 0.001;
+  model.rates.down_bytes_per_second = kParameterBytes / 0.001;
+  const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(cost.busy(Resource::kCopyUp), 0.004, kTiny);
+  EXPECT_NEAR(cost.busy(Resource::kCopyDown), 0.008, kTiny);  // gradients, then parameters
+  EXPECT_NEAR(cost.step_s, 0.008 + 0.001, kTiny);
+  // Forward follows the updates of 4 ms, and the gradients of 4 ms follow forward; meanwhile three
+  // lanes are filled again.
+  EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.008, kTiny);
+}
+
+// One of two ranks moves what one rank does of units half as large.
+TEST(Bound, RanksMoveTheirShards) {
+  Model half({2, 4}, 2);
+  half.rates.down_bytes_per_second = half.rates.up_bytes_per_second = 1e9;
+  half.rates.norm_parameters_per_second = 1e6;
+  const Layout shared(validated(Model::spec_of({4, 8})), {}, kBlockElements, {}, {.count = 2});
+  const StepCost own = bound_step(half.shape(), OverlapPolicy::kDeferred);
+  const StepCost rank = bound_step({shared, half.placement, half.schedule, half.window, half.rates},
+                                   OverlapPolicy::kDeferred);
+  EXPECT_EQ(rank.busy_s, own.busy_s);
+  EXPECT_EQ(rank.step_s, own.step_s);
+}
+
+// What is gathered from shards on the device goes up for no use; for its update, once a step.
+TEST(Bound, ShardsAtHomeOnTheDeviceAreFetchedWithoutACopy) {
+  Model half({1, 1, 1, 1}, 2);
+  const Layout shared(validated(Model::spec_of({2, 2, 2, 2})), {}, kBlockElements, {},
+                      {.count = 2});
+  half.set_tiers(Tier::kDevice, Tier::kHost);
+  half.window =
+      plan_window(half.schedule, window_unit_bytes(shared, half.placement), 4 * kParameterBytes, 1);
+  half.rates.up_bytes_per_second = kParameterBytes / 0.001;
+  half.set_compute(0.010, 0.020);
+  std::uint64_t fetches = 0;
+  for (const WindowUse& use : half.window.uses) fetches += use.fetch ? 1 : 0;
+  EXPECT_GT(fetches, 4u);
+  const StepShape shape{shared, half.placement, half.schedule, half.window, half.rates};
+  const StepCost on_device = bound_step(shape, OverlapPolicy::kSerial);
+  EXPECT_NEAR(on_device.busy(Resource::kCopyUp), 0.004, kTiny);
+  half.set_tiers(Tier::kHost, Tier::kHost);
+  const StepCost on_host = bound_step(shape, OverlapPolicy::kSerial);
+  EXPECT_NEAR(on_host.busy(Resource::kCopyUp), 0.001 * static_cast<double>(fetches), kTiny);
+}
+
+TEST(Bound, MicroBatchesAreAddedBeforeTheNorm) {
+  Model model(std::vector<int>(4, 1));
+  model.set_compute(0.010, 0.010);
+  model.rates.norm_parameters_per_second = kBlockElements / 0.001;
+  EXPECT_NEAR(bound_step(model.shape(), OverlapPolicy::kSerial).busy(Resource::kCpu), 0.004, kTiny);
+  model.schedule = training_schedule(model.spec, 3);
+  model.window = plan_window(model.schedule, window_unit_bytes(model.layout, model.placement),
+                             model.placement.window_bytes, 1);
+  const StepCost cost = bound_step(model.shape(), OverlapPolicy::kSerial);
+  EXPECT_NEAR(cost.busy(Resource::kCpu), 3 * 0.004, kTiny);
+  EXPECT_NEAR(cost.step_s, 3 * 8 * 0.010 + 2 * 0.001, kTiny);
+}
+
+// One of 1,024 ranks of a model of 10^12 parameters, and the whole of it: sizes that a quadratic
+// step would not come back from. How long it takes is tests/bench/plan_scale.py's business.
+TEST(Bound, PlansATrillionParameters) {
+  for (const std::uint64_t ranks : {1024, 1}) {
+    constexpr std::uint64_t kUnits = 1000;
+    constexpr std::uint64_t kUnitElements = 1'000'000'000;
+    ModelSpec spec;
+    for (std::uint64_t i = 0; i < kUnits; ++i)
+      spec.units.push_back(
+          {.name = fmt::format("u{}", i),
+           .tensors = {{.name = fmt::format("t{}", i), .shape = {kUnitElements / ranks}}}});
+    spec = validated(spec);
+    const Layout layout(spec, {}, {});
+    const std::uint64_t parameter_bytes = 2 * kUnits * kUnitElements / ranks;
+    const Placement placement = plan_placement(
+        layout, spec, {}, {.device_bytes = parameter_bytes / 2, .host_bytes = 3 * parameter_bytes},
+        {.overlaps = true, .lanes = {}});
+    EXPECT_LE(placement.device_bytes(), parameter_bytes / 2);
+    EXPECT_LE(placement.host_bytes(), 3 * parameter_bytes);
+    EXPECT_GE(placement.nvme_bytes() + placement.host_bytes() + placement.device_bytes(),
+              layout.state_bytes());
+    if (ranks == 1) continue;
+    const Schedule schedule = training_schedule(spec, 1);
+    const WindowPlan window =
+        plan_window(schedule, window_unit_bytes(layout, placement), placement.window_bytes, 1);
+    Rates rates;
+    rates.read_bytes_per_second = rates.write_bytes_per_second = 5e9;
+    rates.units.assign(kUnits, {.forward_s = 1e-3, .backward_s = 2e-3});
+    const StepCost cost =
+        bound_step({layout, placement, schedule, window, rates}, OverlapPolicy::kDeferred);
+    EXPECT_GE(cost.step_s, 3.0);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, placement.nvme_bytes());
+  }
+}
+
+TEST(Bound, NoScheduleBeatsTheScarcestResource) {
+  const test::Campaign campaign = test::campaign(100);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    std::mt19937_64 random(seed);
+    Model model(std::vector<int>(8 + random() % 8, 1 + static_cast<int>(random() % 3)));
+    random_case(random, model);
+    const double least_s = minimum_step(model.shape()).step_s;
+    for (const OverlapPolicy policy : kPolicies) {
+      const StepCost cost = bound_step(model.shape(), policy);
+      EXPECT_GE(cost.step_s, cost.busy(cost.scarcest()) * 0.98) << "SLUICE_TEST_SEED=" << seed;
+      EXPECT_GE(cost.step_s, least_s * 0.98) << name_of(policy) << ", SLUICE_TEST_SEED=" << seed;
+    }
+  }
+}
+
+// Beside a step that takes next to nothing, activations on storage take what their bytes take.
+TEST(Activations, AreBusyTimeThatNoStepEndsBefore) {
+  for (const Duplex duplex : {Duplex::kHalf, Duplex::kFull}) {
+    Model model({1, 1});
+    model.set_compute(1e-6, 1e-6);
+    model.set_tiers(Tier::kHost, Tier::kHost);
+    model.rates.duplex = duplex;
+    model.rates.read_bytes_per_second = 2e9;
+    model.rates.write_bytes_per_second = 1e9;
+    model.rates.up_bytes_per_second = 8e9;
+    model.rates.down_bytes_per_second = 4e9;
+    const StepCost without = bound_step(model.shape(), OverlapPolicy::kDeferred);
+    ActivationPlan plan;
+    plan.stored_bytes = 1'000'000'000;
+    plan.fetched_bytes = 3'000'000'000;
+    StepShape shape = model.shape();
+    shape.activations = &plan;
+    const auto added = [&](Resource resource) {
+      return bound_step(shape, OverlapPolicy::kDeferred).busy(resource) - without.busy(resource);
+    };
+    EXPECT_NEAR(added(Resource::kCopyUp), 0.375, 1e-9);
+    EXPECT_NEAR(added(Resource::kCopyDown), 0.25, 1e-9);
+    EXPECT_EQ(added(Resource::kStorage), 0) << "at home in host memory";
+    EXPECT_NEAR(bound_step(shape, OverlapPolicy::kDeferred).step_s, 0.375, 1e-3);
+    model.placement.nvme_activation_bytes = 1;
+    const StepCost cost = bound_step(shape, OverlapPolicy::kDeferred);
+    if (duplex == Duplex::kHalf) {
+      EXPECT_NEAR(added(Resource::kStorage), 2.5, 1e-9);
+      EXPECT_NEAR(cost.step_s, 2.5, 1e-3);
+    } else {
+      EXPECT_NEAR(added(Resource::kStorageRead), 1.5, 1e-9);
+      EXPECT_NEAR(added(Resource::kStorageWrite), 1.0, 1e-9);
+      EXPECT_NEAR(cost.step_s, 1.5, 1e-3);
+    }
+    EXPECT_EQ(cost.traffic.nvme_read_bytes, without.traffic.nvme_read_bytes + plan.fetched_bytes);
+    EXPECT_EQ(cost.traffic.nvme_write_bytes, without.traffic.nvme_write_bytes + plan.stored_bytes);
+    EXPECT_NEAR(minimum_step(shape).step_s, cost.step_s, 1e-3);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,61 @@
+// The schedule that engine/bound/bound_simulation.h describes, written a second time and
+// differently: every job of a number of steps is listed in advance with a predicate that says when
+// it may start, and time goes from one end of a job to the next, looking at all of them each time.
+// Slow and plain. Knows rates and unit times, nothing of layouts.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <vector>
+
+#include "engine/config/config.h"
+
+namespace sluice::test {
+
+struct OracleUse {
+  int unit = 0;
+  bool is_backward = false;
+  bool fetches = false;
+  std::vector<int> evicted_uses;
+};
+
+// Times in ticks; 0 = takes none. Every block is alike but for its home; blocks and uses in order.
+struct OracleCase {
+  OverlapPolicy policy = OverlapPolicy::kSerial;
+  std::vector<int> unit_blocks;
+  std::vector<long> forward, backward;                 // by unit
+  std::vector<bool> parameters_in_ram, record_in_ram;  // by block
+  std::vector<bool> gradients_on_storage;              // by unit
+  std::vector<bool> on_device;                         // by unit: all of its state
+  std::vector<OracleUse> uses;
+  bool half_duplex = false;
+  long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
+  long read_gradients = 0, write_gradients = 0;
+  long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // a block
+  int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
+};
+
+// The time of begin_step of each of the steps 0..count-1.
+std::vector<long> step_begins(const OracleCase& given, int count);
+
+// What happens to a block in a step.
+enum class OracleWork {
+  kNone,
+  kReadParameters,
+  kReadRecord,
+  kAdam,
+  kWriteRecord,
+  kWriteParameters
+};
+struct OracleEvent {
+  OracleWork work = OracleWork::kNone;
+  int step = 0;
+  int block = 0;
+
+  auto operator<=>(const OracleEvent&) const = default;
+};
+
+// What drive and CPU do in steps 0..count-1, in the order in which they take it up.
+std::vector<OracleEvent> step_events(const OracleCase& given, int count);
+
+}  // namespace sluice::test

@@ -1,0 +1,63 @@
+#include "engine/config/model_spec.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+ModelSpec two_units() {
+  ModelSpec model;
+  model.units.push_back({"a", {{.name = "a.w", .shape = {2, 3}}}});
+  model.units.push_back({"b", {{.name = "b.w", .shape = {4}}}});
+  return model;
+}
+
+std::string complaint(const ModelSpec& model) {
+  try {
+    (void)validated(model);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelSpec, FillsInOrders) {
+  const ModelSpec model = validated(two_units());
+  EXPECT_EQ(model.forward_order, (std::vector<UnitId>{UnitId{0}, UnitId{1}}));
+  EXPECT_EQ(model.backward_order, (std::vector<UnitId>{UnitId{1}, UnitId{0}}));
+  EXPECT_EQ(model.element_count(), 10u);
+}
+
+TEST(ModelSpec, RefusesWhatCannotTrain) {
+  EXPECT_EQ(complaint({}), "model: it has no units");
+  ModelSpec model = two_units();
+  model.units[1].name = "a";
+  EXPECT_EQ(complaint(model), "model: the name \"a\" is used twice");
+  model = two_units();
+  model.units[1].tensors[0].name = "a.w";
+  EXPECT_EQ(complaint(model), "model: tensor \"a.w\" of unit \"b\" has a name that is used twice");
+  model = two_units();
+  model.units[0].tensors[0].shape = {2, 0};
+  EXPECT_EQ(complaint(model),
+            "model: tensor \"a.w\" has shape [2, 0]; every extent must be at least 1");
+  model = two_units();
+  model.units[0].tensors.clear();
+  EXPECT_EQ(complaint(model), "model: unit \"a\" has no tensors");
+  model = two_units();
+  model.forward_order = {UnitId{2}};
+  EXPECT_EQ(complaint(model), "model: forward_order names unit 2, but there are only 2");
+  model = two_units();
+  model.backward_order = {UnitId{1}};
+  EXPECT_EQ(complaint(model),
+            "model: unit \"a\" is not in backward_order, so its gradient would never come");
+  model = two_units();
+  model.concurrent_leases = 0;
+  EXPECT_EQ(complaint(model),
+            "model: concurrent_leases is 0; computation needs at least one lease");
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,98 @@
+#include "engine/plan/layout.h"
+
+#include <gtest/gtest.h>
+
+namespace sluice {
+namespace {
+
+ModelSpec model() {
+  ModelSpec spec;
+  spec.units.push_back(
+      {"a", {{.name = "a.w", .shape = {100, 100}}, {.name = "a.b", .shape = {100}}}});
+  spec.units.push_back({"b", {{.name = "b.w", .shape = {1}}}});
+  return validated(spec);
+}
+
+constexpr StateFormat kSplit{
+    .parameter = DType::kBf16, .gradient = DType::kBf16, .master = MasterLayout::kSplitBf16};
+constexpr StateFormat kFp32{
+    .parameter = DType::kFp32, .gradient = DType::kFp32, .master = MasterLayout::kFp32};
+constexpr StateFormat kFp16{
+    .parameter = DType::kFp16, .gradient = DType::kFp16, .master = MasterLayout::kFp16};
+
+TEST(Layout, TensorsStartAtMultiplesOf256Elements) {
+  const Layout layout(model(), kSplit, 4096);
+  ASSERT_EQ(layout.tensors().size(), 3u);
+  EXPECT_EQ(layout.tensors()[0].offset_elements, 0u);
+  EXPECT_EQ(layout.tensors()[1].offset_elements, 10240u);  // 10,000 rounded up
+  EXPECT_EQ(layout.tensors()[2].offset_elements, 0u);
+  EXPECT_EQ(layout.units()[0].element_count, 10240u + 256u);
+  EXPECT_EQ(layout.units()[1].element_count, 256u);
+  EXPECT_EQ(layout.parameter_count(), 10101u);
+}
+
+TEST(Layout, BlocksTileEachUnitExactly) {
+  const Layout layout(model(), kSplit, 4096);
+  ASSERT_EQ(layout.blocks().size(), 4u);
+  EXPECT_EQ(layout.blocks()[2].offset_elements, 8192u);
+  EXPECT_EQ(layout.blocks()[2].element_count, 10496u - 8192u);
+  EXPECT_EQ(layout.blocks()[3].unit, UnitId{1});
+  for (const UnitPlace& unit : layout.units()) {
+    std::uint64_t next = 0;
+    for (const BlockPlace& block : layout.blocks_of(unit.id)) {
+      EXPECT_EQ(block.offset_elements, next);
+      next += block.element_count;
+    }
+    EXPECT_EQ(next, unit.element_count);
+  }
+}
+
+TEST(Layout, TwelveBytesOfStateAnElementInBothPrecisions) {
+  for (const StateFormat& format : {kSplit, kFp32}) {
+    const Layout layout(model(), format, 4096);
+    EXPECT_EQ(layout.state_bytes(), 12u * (10496u + 256u));
+  }
+  const Layout split(model(), kSplit, 4096);
+  EXPECT_EQ(split.parameter_bytes(BlockId{0}), 2u * 4096u);
+  EXPECT_EQ(split.record_bytes(BlockId{0}), 10u * 4096u);
+  EXPECT_EQ(split.parameter_bytes(BlockId{3}), 512u);
+  EXPECT_EQ(split.parameter_slot_bytes(BlockId{3}), 4096u);
+  EXPECT_EQ(split.record_slot_bytes(BlockId{3}), 4096u);
+  const Layout fp32(model(), kFp32, 4096);
+  EXPECT_EQ(fp32.record_bytes(BlockId{0}), 8u * 4096u);
+}
+
+TEST(Layout, Fp16KeepsItsMasterInTheRecord) {
+  const Layout layout(model(), kFp16, 4096);
+  EXPECT_EQ(layout.state_bytes(), 14u * (10496u + 256u));
+  EXPECT_EQ(layout.parameter_bytes(BlockId{0}), 2u * 4096u);
+  EXPECT_EQ(layout.record_bytes(BlockId{0}), 12u * 4096u);
+  Config config;
+  config.precision.parameters = DType::kFp16;
+  EXPECT_EQ(state_format(config).master, MasterLayout::kFp16);
+}
+
+TEST(Layout, DefaultBlocksSuitTheModelsSize) {
+  ModelSpec spec;
+  spec.units.push_back({"large", {{.name = "w", .shape = {1u << 20, 64}}}});
+  EXPECT_EQ(Layout(validated(spec), kSplit, {}).block_elements(), 1u << 20);
+  spec.units[0].tensors[0].shape = {3u << 20};
+  EXPECT_EQ(Layout(validated(spec), kSplit, {}).block_elements(), 64u << 10);
+  spec.units[0].tensors[0].shape = {7};
+  EXPECT_EQ(Layout(validated(spec), kSplit, {}).block_elements(), 16u << 10);
+}
+
+// A trillion parameters: layout is arithmetic, not storage.
+TEST(Layout, HoldsATrillionParameters) {
+  ModelSpec spec;
+  for (int unit = 0; unit < 1000; ++unit) {
+    const std::string name = "u" + std::to_string(unit);
+    spec.units.push_back({name, {{.name = name + ".w", .shape = {1000000, 1000}}}});
+  }
+  const Layout layout(validated(spec), kSplit, {});
+  EXPECT_EQ(layout.parameter_count(), 1000000000000u);
+  EXPECT_EQ(layout.blocks().size(), 1000u * 954u);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,163 @@
+#include "engine/plan/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+// Ten units of 64 Ki elements: 128 KiB of bf16 parameters, 640 KiB of records and 128 KiB of
+// gradients each.
+ModelSpec model() {
+  ModelSpec spec;
+  for (int unit = 0; unit < 10; ++unit) {
+    const std::string name = "u" + std::to_string(unit);
+    spec.units.push_back({name, {{.name = name + ".w", .shape = {256, 256}}}});
+  }
+  return validated(spec);
+}
+
+const StateFormat kFormat{};
+
+Placement plan(const Config::Placement& choices, const Budgets& budgets) {
+  const ModelSpec spec = model();
+  const Layout layout(spec, kFormat, 16384);
+  return plan_placement(layout, spec, choices, budgets);
+}
+
+std::string complaint(const Config::Placement& choices, const Budgets& budgets) {
+  try {
+    (void)plan(choices, budgets);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    return error.what();
+  }
+  return "";
+}
+
+// The size in "the smallest that works is "NKiB"".
+std::uint64_t smallest_in(const std::string& message) {
+  const std::string before = "the smallest that works is \"";
+  const std::size_t begin = message.find(before) + before.size();
+  return parse_size(message.substr(begin, message.find('"', begin) - begin));
+}
+
+TEST(Placement, EverythingInMemoryWhenBudgetsAllow) {
+  const Placement placement = plan({}, {.device_bytes = 8_MiB, .host_bytes = 64_MiB});
+  EXPECT_EQ(std::ranges::count(placement.parameter_tier, Tier::kDevice), 40);
+  EXPECT_EQ(std::ranges::count(placement.record_tier, Tier::kHost), 40);
+  EXPECT_EQ(placement.nvme_bytes(), 0u);
+  EXPECT_EQ(placement.window_bytes, 0u);
+  EXPECT_EQ(placement.resident_parameter_bytes, 10 * 128_KiB);
+  EXPECT_EQ(placement.gradient_set_bytes, 10 * 128_KiB);
+}
+
+TEST(Placement, SmallBudgetsLeaveStateOnStorageAndKeepPoolsWithinThem) {
+  const Budgets budgets{.device_bytes = 700_KiB, .host_bytes = 3_MiB};
+  const Placement placement = plan({}, budgets);
+  EXPECT_GT(placement.nvme_record_bytes, 0u);
+  EXPECT_LE(placement.device_bytes(), budgets.device_bytes);
+  EXPECT_LE(placement.host_bytes(), budgets.host_bytes);
+  EXPECT_GE(placement.lanes.count, 1u);
+  EXPECT_GE(placement.window_bytes, 128_KiB);
+}
+
+TEST(Placement, ParametersFillHostBeforeRecordsFromTheFirstUnitOn) {
+  const Placement placement =
+      plan({.parameters = TierChoice::kAuto}, {.device_bytes = 700_KiB, .host_bytes = 4_MiB});
+  const auto first_nvme = std::ranges::find(placement.parameter_tier, Tier::kNvme);
+  const auto any_record_in_host = std::ranges::count(placement.record_tier, Tier::kHost);
+  if (first_nvme != placement.parameter_tier.end()) {
+    EXPECT_EQ(any_record_in_host, 0);
+  }
+  bool has_ended = false;
+  for (const Tier tier : placement.record_tier) {
+    EXPECT_FALSE(has_ended && tier == Tier::kHost) << "host-homed records are the first ones";
+    has_ended = has_ended || tier == Tier::kNvme;
+  }
+}
+
+TEST(Placement, ChoicesAreObeyed) {
+  const Budgets budgets{.device_bytes = 8_MiB, .host_bytes = 64_MiB};
+  const Placement nvme = plan({TierChoice::kNvme, TierChoice::kNvme}, budgets);
+  EXPECT_EQ(std::ranges::count(nvme.parameter_tier, Tier::kNvme), 40);
+  EXPECT_EQ(std::ranges::count(nvme.record_tier, Tier::kNvme), 40);
+  const Placement host = plan({TierChoice::kHost, TierChoice::kHost}, budgets);
+  EXPECT_EQ(std::ranges::count(host.parameter_tier, Tier::kHost), 40);
+  EXPECT_EQ(host.parameter_slots.count, 0u);
+}
+
+TEST(Placement, NvmeBytesAreWhatTheBlocksTake) {
+  const Placement placement =
+      plan({TierChoice::kNvme, TierChoice::kNvme}, {.device_bytes = 8_MiB, .host_bytes = 64_MiB});
+  EXPECT_EQ(placement.nvme_parameter_bytes, 10 * 128_KiB);
+  EXPECT_EQ(placement.nvme_record_bytes, 10 * 640_KiB);
+}
+
+// The budget that a message names must work, and one KiB less must not.
+TEST(Placement, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
+  const Config::Placement all_choices[] = {
+      {TierChoice::kAuto, TierChoice::kAuto},
+      {TierChoice::kNvme, TierChoice::kNvme},
+      {TierChoice::kHost, TierChoice::kNvme},
+      {TierChoice::kNvme, TierChoice::kHost},
+      {TierChoice::kHost, TierChoice::kHost},
+      {TierChoice::kDevice, TierChoice::kAuto},
+      {TierChoice::kDevice, TierChoice::kHost},
+      {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kHost},
+      {TierChoice::kNvme, TierChoice::kNvme, TierChoice::kHost},
+      {TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme},
+      {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kNvme},
+      {TierChoice::kAuto, TierChoice::kAuto, TierChoice::kDevice},
+      {TierChoice::kDevice, TierChoice::kHost, TierChoice::kDevice},
+      {TierChoice::kAuto, TierChoice::kDevice}};
+  for (const Config::Placement& choices : all_choices) {
+    const std::uint64_t device =
+        smallest_in(complaint(choices, {.device_bytes = 4096, .host_bytes = 64_MiB}));
+    EXPECT_EQ(complaint(choices, {.device_bytes = device, .host_bytes = 64_MiB}), "");
+    EXPECT_EQ(
+        smallest_in(complaint(choices, {.device_bytes = device - 1_KiB, .host_bytes = 64_MiB})),
+        device);
+    const std::uint64_t host =
+        smallest_in(complaint(choices, {.device_bytes = device, .host_bytes = 4096}));
+    EXPECT_EQ(complaint(choices, {.device_bytes = device, .host_bytes = host}), "");
+    EXPECT_EQ(smallest_in(complaint(choices, {.device_bytes = device, .host_bytes = host - 1_KiB})),
+              host);
+  }
+}
+
+// A unit's gradient drains while the next unit's backward runs, as soon as the device has room for
+// both, and before the window grows.
+TEST(Placement, ASecondGradientSlotComesBeforeALargerWindow) {
+  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  const auto on_device = [&](std::uint64_t bytes) {
+    return plan(choices, {.device_bytes = bytes, .host_bytes = 64_MiB});
+  };
+  EXPECT_EQ(on_device(2 * 128_KiB).gradient_slots.count, 1u);
+  EXPECT_EQ(on_device(3 * 128_KiB - 4_KiB).gradient_slots.count, 1u);
+  EXPECT_EQ(on_device(3 * 128_KiB).gradient_slots.count, 2u);
+  EXPECT_EQ(on_device(3 * 128_KiB).window_bytes, 128_KiB);
+  EXPECT_EQ(on_device(64 * 128_KiB).gradient_slots.count, 2u) << "more help nobody";
+}
+
+TEST(Placement, TheTableAddsUpToTheBudgetsUse) {
+  const Placement placement = plan({}, {.device_bytes = 700_KiB, .host_bytes = 3_MiB});
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t nvme = 0;
+  for (const Pool& pool : placement.pools()) {
+    (pool.tier == Tier::kDevice ? device
+     : pool.tier == Tier::kHost ? host
+                                : nvme) += pool.size_bytes;
+  }
+  EXPECT_EQ(device, placement.device_bytes());
+  EXPECT_EQ(host, placement.host_bytes());
+  EXPECT_EQ(nvme, placement.nvme_bytes());
+}
+
+}  // namespace
+}  // namespace sluice

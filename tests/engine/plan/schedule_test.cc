@@ -1,0 +1,40 @@
+#include "engine/plan/schedule.h"
+
+#include <gtest/gtest.h>
+
+namespace sluice {
+namespace {
+
+TEST(Schedule, MarksFirstAndFinalGradientsOverMicroBatchesAndRepeatedUses) {
+  ModelSpec model;
+  model.units.push_back({"a", {{.name = "a.w", .shape = {1}}}});
+  model.units.push_back({"b", {{.name = "b.w", .shape = {1}}}});
+  model.forward_order = {UnitId{0}, UnitId{1}, UnitId{0}};  // a is used twice
+  const Schedule schedule = training_schedule(validated(model), 2);
+  ASSERT_EQ(schedule.size(), 12u);
+  const auto expect = [&](std::size_t use, std::uint32_t unit, Pass pass, bool first, bool final) {
+    EXPECT_EQ(schedule[use].unit, UnitId{unit}) << use;
+    EXPECT_EQ(schedule[use].pass, pass) << use;
+    EXPECT_EQ(schedule[use].first_gradient, first) << use;
+    EXPECT_EQ(schedule[use].final_gradient, final) << use;
+  };
+  expect(0, 0, Pass::kForward, false, false);
+  expect(2, 0, Pass::kForward, false, false);
+  expect(3, 0, Pass::kBackward, true, false);
+  expect(4, 1, Pass::kBackward, true, false);
+  expect(5, 0, Pass::kBackward, false, false);
+  expect(9, 0, Pass::kBackward, false, false);
+  expect(10, 1, Pass::kBackward, false, true);
+  expect(11, 0, Pass::kBackward, false, true);
+}
+
+TEST(Schedule, InferenceIsOneForwardPass) {
+  ModelSpec model;
+  model.units.push_back({"a", {{.name = "a.w", .shape = {1}}}});
+  const Schedule schedule = inference_schedule(validated(model));
+  ASSERT_EQ(schedule.size(), 1u);
+  EXPECT_EQ(schedule[0].pass, Pass::kInference);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,190 @@
+// Stage 3 with the rank's shards at home on the device: units come together from there, with the
+// bits of every other placement, and parameters do not pass through the host for it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "base/units.h"
+#include "engine/plan/placement.h"
+#include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/campaign.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+Config shard_config(const std::string& path, TierChoice optimizer, DType dtype = DType::kBf16) {
+  Config config = sharded_config(path, 3, false, dtype);
+  config.placement.parameters = TierChoice::kDevice;
+  config.placement.optimizer = optimizer;
+  return config;
+}
+
+void expect_the_oracle(const Config& config, const ToyOptions& options, const std::string& what) {
+  expect_oracle_on_every_rank(run_ranks(options.rank_count, config, options),
+                              toy_oracle(config, options), what);
+}
+
+TEST(DeviceShard, EqualsTheOracleBitForBit) {
+  for (const std::uint32_t ranks : {2u, 3u, 4u}) {
+    for (const DType dtype : {DType::kBf16, DType::kFp32, DType::kFp16}) {
+      for (const TierChoice optimizer :
+           {TierChoice::kNvme, TierChoice::kHost, TierChoice::kDevice}) {
+        const TempDirectory directory;
+        expect_the_oracle(shard_config(directory.path(), optimizer, dtype),
+                          {.steps = 3, .evaluate = true, .rank_count = ranks},
+                          fmt::format("{}, {} ranks", name_of(dtype), ranks));
+      }
+    }
+  }
+}
+
+// A window that holds little more than a unit at a time, small units that stay whole, frozen ones,
+// gradients that wait there, groups: what a fetch overwrites has been left, and what it gathers has
+// been updated.
+TEST(DeviceShard, PoliciesOrdersAndGroupsChangeNoBit) {
+  for (const auto& [policy, clip] : {std::pair{OverlapPolicy::kSerial, 1.0},
+                                     {OverlapPolicy::kDeferred, 1.0},
+                                     {OverlapPolicy::kEager, 0.0},
+                                     {OverlapPolicy::kSpeculative, 1.0}}) {
+    for (const TierChoice optimizer : {TierChoice::kNvme, TierChoice::kDevice}) {
+      for (const std::uint32_t group : {0u, 2u}) {
+        const TempDirectory directory;
+        Config config = shard_config(directory.path(), optimizer);
+        config.optimizer.overlap = policy;
+        config.optimizer.clip_norm = clip;
+        config.placement.gradients = TierChoice::kDevice;
+        config.sharding.group_ranks = group;
+        config.sharding.keep_gathered_bytes = 1_KiB;
+        config.memory.device_bytes = optimizer == TierChoice::kDevice ? 1'300_KiB : 600_KiB;
+        const MicroBatchOrder order =
+            group == 0 ? MicroBatchOrder::kHorizontal : MicroBatchOrder::kVertical;
+        expect_the_oracle(config,
+                          {.steps = 4,
+                           .micro_batches = 2,
+                           .order = order,
+                           .evaluate = true,
+                           .frozen_units = {2},
+                           .rank_count = 4},
+                          fmt::format("{}, groups of {}", name_of(policy), group));
+      }
+    }
+  }
+}
+
+// Devices that take their time: a gather waits for those who still read its place, and for the
+// update of what it gathers.
+TEST(DeviceShard, DelaysChangeNoBit) {
+  const Campaign campaign = test::campaign(12);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    const TempDirectory directory;
+    Config config =
+        shard_config(directory.path(), seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
+    config.optimizer.overlap = seed % 3 == 0 ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
+    config.optimizer.clip_norm = seed % 3 == 0 ? 0 : 1;
+    config.memory.device_bytes = seed % 2 == 0 ? 1'300_KiB : 500_KiB;
+    const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true, .rank_count = 2};
+    expect_oracle_on_every_rank(
+        run_ranks(2, config, options, {.delay_us_max = 3'000, .seed = seed}),
+        toy_oracle(config, options), fmt::format("seed {}", seed));
+  }
+}
+
+// Homes as far as the budget goes, beside a window: some shards on the device, some not.
+TEST(DeviceShard, AutoFillsWhatTheWindowLeaves) {
+  std::ptrdiff_t most = 0;
+  for (std::uint64_t device_bytes = 400_KiB; device_bytes <= 1'200_KiB; device_bytes += 100_KiB) {
+    const TempDirectory directory;
+    Config config = shard_config(directory.path(), TierChoice::kNvme);
+    config.placement.parameters = TierChoice::kAuto;
+    config.memory.device_bytes = device_bytes;
+    const ToyOptions options{.steps = 2, .rank_count = 2};
+    expect_the_oracle(config, options, fmt::format("{} KiB", device_bytes >> 10));
+    const ModelSpec model = validated(toy_model());
+    const Layout layout(model, state_format(config), config.storage.block_elements, {},
+                        {.count = 2});
+    const Placement placement = plan_placement(
+        layout, model, config.placement, {.device_bytes = device_bytes, .host_bytes = 64_MiB});
+    EXPECT_LE(placement.device_bytes(), device_bytes);
+    const std::ptrdiff_t homes = std::ranges::count_if(
+        layout.units(), [&](const UnitPlace& unit) { return placement.is_homed_on_device(unit); });
+    EXPECT_GE(homes, most);
+    most = homes;
+  }
+  EXPECT_EQ(most, 6) << "all of them in the end";
+}
+
+// Ranks gather in the same places: one with more memory than the others leaves it.
+TEST(DeviceShard, TheLeastMemoryOfAllRanksCounts) {
+  const TempDirectory directory;
+  Config config = shard_config(directory.path(), TierChoice::kHost);
+  config.placement.parameters = TierChoice::kAuto;
+  const ToyOptions options{.steps = 2, .rank_count = 3};
+  const auto runs = run_ranks(3, config, options, {.change = [](std::uint32_t rank, Config& own) {
+                                own.memory.device_bytes = rank == 1 ? 600_KiB : 4_MiB;
+                              }});
+  expect_oracle_on_every_rank(runs, toy_oracle(config, options), "ranks with other budgets");
+  for (const RankRun& run : runs) {
+    EXPECT_EQ(run.device_bytes, runs[1].device_bytes);
+    EXPECT_LE(run.device_bytes, 600_KiB);
+  }
+}
+
+// Homes, window and slots to the byte, and a message that says how much it takes.
+TEST(DeviceShard, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
+  const ModelSpec model = validated(toy_model());
+  const Layout layout(model, StateFormat{}, 4096, {}, {.count = 2});
+  for (const TierChoice optimizer : {TierChoice::kHost, TierChoice::kDevice}) {
+    const auto plan = [&](std::uint64_t device_bytes) {
+      return plan_placement(layout, model,
+                            {.parameters = TierChoice::kDevice, .optimizer = optimizer},
+                            {.device_bytes = device_bytes, .host_bytes = 64_MiB});
+    };
+    const std::string message = expect_error(ErrorCode::kOutOfMemory, [&] { (void)plan(1_KiB); });
+    const std::string before = "the smallest that works is \"";
+    const std::size_t begin = message.find(before) + before.size();
+    const std::uint64_t enough =
+        parse_size(message.substr(begin, message.find('"', begin) - begin));
+    EXPECT_EQ(plan(enough).device_bytes(), enough);
+    (void)expect_error(ErrorCode::kOutOfMemory, [&] { (void)plan(enough - 1_KiB); });
+    std::uint64_t shards = 0;
+    for (const UnitPlace& unit : layout.units())
+      shards += align_up(layout.shard_parameter_bytes(unit.id), 4096);
+    EXPECT_EQ(plan(enough).resident_parameter_bytes, shards);
+    EXPECT_EQ(plan(enough).host_parameter_bytes, 0u);
+  }
+}
+
+// Not for a use, and with the state on the device not for the update either. What ranks gather is
+// what they gather from any home.
+TEST(DeviceShard, ParametersDoNotPassThroughTheHost) {
+  std::vector<std::uint64_t> gathered;
+  for (const TierChoice optimizer : {TierChoice::kDevice, TierChoice::kHost}) {
+    const TempDirectory directory;
+    const Config config = shard_config(directory.path(), optimizer);
+    trace_enable(1 << 16);
+    const auto runs = run_ranks(2, config, {.steps = 3, .micro_batches = 2, .rank_count = 2});
+    const std::vector<TraceRecord> records = trace_take();
+    trace_enable(0);
+    const auto count = [&](TraceKind kind) {
+      return std::ranges::count(records, kind, &TraceRecord::kind);
+    };
+    EXPECT_EQ(count(TraceKind::kCopyToDevice), 0);
+    EXPECT_EQ(count(TraceKind::kCopyToHost) == 0, optimizer == TierChoice::kDevice);
+    EXPECT_GT(count(TraceKind::kResident), 0);
+    for (const RankRun& run : runs) {
+      ASSERT_EQ(run.failure, "");
+      for (const StepReport& report : run.result.reports)
+        gathered.push_back(report.rank_traffic.gathered_bytes);
+    }
+  }
+  EXPECT_EQ(std::ranges::count(gathered, gathered.front()), std::ssize(gathered));
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,79 @@
+// Runs a toy training on several ranks that are threads of this process.
+// Thread rule: one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/units.h"
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/local_collectives.h"
+#include "tests/engine/ranks/sharding_cases.h"
+#include "tests/support/delays.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+
+struct RankRun {
+  ToyResult result;
+  std::string failure;
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+  std::uint64_t shadow_bytes = 0;
+};
+
+// How ranks run. With `delay_us_max`, all work on their devices waits up to that long first, by
+// chance.
+struct RankConditions {
+  double timeout_s = 60;
+  std::uint32_t delay_us_max = 0;
+  std::uint64_t seed = 1;
+  std::function<void(std::uint32_t rank, Config& config)> change = {};  // of a rank's own config
+};
+
+// One engine a rank, on its own device and thread.
+inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
+                                      const ToyOptions& options,
+                                      const RankConditions& conditions = {}) {
+  LocalWorld world(count, {.timeout_s = conditions.timeout_s, .sum = sum_in_order});
+  std::vector<RankRun> runs(count);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto device = make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      if (conditions.delay_us_max != 0)
+        device = make_delayed_device(std::move(device), conditions.seed * count + rank,
+                                     conditions.delay_us_max);
+      const auto collectives = world.join(rank, *device);
+      try {
+        const ModelSpec model = toy_model(options.frozen_units);
+        Config own_config = config;
+        if (conditions.change) conditions.change(rank, own_config);
+        Engine engine(own_config, model, *device, {}, collectives.get());
+        ToyOptions own = options;
+        own.rank = rank;
+        runs[rank].device_bytes = engine.placement().device_bytes();
+        runs[rank].host_bytes = engine.placement().host_bytes();
+        runs[rank].shadow_bytes = engine.placement().shadow_bytes;
+        runs[rank].result = run_toy(engine, model, *device, config, own);
+      } catch (const std::exception& error) {
+        runs[rank].failure = error.what();
+        collectives->abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return runs;
+}
+
+inline void expect_oracle_on_every_rank(const std::vector<RankRun>& runs, const ToyResult& expected,
+                                        const std::string& what) {
+  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+    ASSERT_EQ(runs[rank].failure, "") << what << ", rank " << rank;
+    expect_oracle(runs[rank].result, expected, what + ", rank " + std::to_string(rank));
+  }
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,156 @@
+// Engines and queues that come apart while transfers are in flight. What matters is what the
+// sanitizers say, and that it ends.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "base/aligned_buffer.h"
+#include "base/units.h"
+#include "engine/store/storage_queue.h"
+#include "io/direct_file.h"
+#include "tests/support/campaign.h"
+#include "tests/support/fault_queue.h"
+#include "tests/support/request_batch.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+TEST(Shutdown, EngineWithTransfersInFlight) {
+  const TempDirectory directory;
+  const ModelSpec model = validated(toy_model());
+  const Campaign campaign = test::campaign(20);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    const std::uint64_t seed = campaign.first_seed + i;
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.memory.host_bytes = 1_MiB;
+    config.storage.backend = seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    const auto engine = std::make_unique<Engine>(
+        config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
+          if (random() % 2 == 0) return queue;
+          return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
+        });
+    engine->initialize(toy_values());
+    const Stream stream(*device, "compute");
+    // The prefetcher runs ahead from begin_step() on; the walk ends anywhere.
+    Step step = engine->begin_step({.learning_rate = 1e-2});
+    const std::size_t uses = random() % model.forward_order.size();
+    for (std::size_t use = 0; use < uses; ++use)
+      (void)step.acquire(model.forward_order[use], Pass::kForward, stream);
+  }
+}
+
+// Once armed, holds what is submitted until somebody waits for the queue.
+class HoldingQueue : public IoQueue {
+ public:
+  explicit HoldingQueue(std::unique_ptr<IoQueue> real) : real_(std::move(real)) {}
+
+  void arm() { is_armed_ = true; }
+  std::size_t held() const {
+    const std::scoped_lock lock(mutex_);
+    return held_.size();
+  }
+
+  void submit(std::span<IoRequest* const> requests) override {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (is_armed_) {
+        held_.insert(held_.end(), requests.begin(), requests.end());
+        return;
+      }
+    }
+    real_->submit(requests);
+  }
+  void wait_idle() override {
+    std::vector<IoRequest*> held;
+    {
+      const std::scoped_lock lock(mutex_);
+      is_armed_ = false;
+      held.swap(held_);
+    }
+    real_->submit(held);
+    real_->wait_idle();
+  }
+  IoCounters counters() const override { return real_->counters(); }
+  std::string_view name() const override { return "holding"; }
+
+ private:
+  std::unique_ptr<IoQueue> real_;
+  std::atomic<bool> is_armed_ = false;
+  mutable std::mutex mutex_;
+  std::vector<IoRequest*> held_;  // guarded by mutex_
+};
+
+// Lanes read ahead as far as there are lanes: records and parameters of 64 blocks.
+TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
+  const TempDirectory directory;
+  ModelSpec model;
+  model.units.push_back({"only", {{.name = "weight", .shape = {64, 4096}}}});
+  const Campaign campaign = test::campaign(4);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    Config config = toy_config(directory.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.optimizer.overlap = OverlapPolicy::kDeferred;
+    config.optimizer.lanes = 64;
+    config.storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    HoldingQueue* holding = nullptr;
+    auto engine = std::make_unique<Engine>(
+        config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
+          auto wrapped = std::make_unique<HoldingQueue>(std::move(queue));
+          holding = wrapped.get();
+          return wrapped;
+        });
+    engine->initialize(toy_values());
+    holding->arm();
+    auto step = std::make_unique<Step>(engine->begin_step({.learning_rate = 1e-2}));
+    while (holding->held() < 100) std::this_thread::yield();
+    // A step waits for its reads when it is abandoned, so they are let go beside it.
+    std::thread let_go([&] { holding->wait_idle(); });
+    step.reset();
+    let_go.join();
+    engine.reset();
+  }
+}
+
+// A hundred requests and more, each kind of queue, over two drives.
+TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
+  constexpr std::size_t kRequests = 128;
+  const TempDirectory directory;
+  const DirectFile files[] = {DirectFile::create_scratch(directory.path(), kRequests * 16_KiB),
+                              DirectFile::create_scratch(directory.path(), kRequests * 16_KiB)};
+  const int descriptors[] = {files[0].descriptor(), files[1].descriptor()};
+  AlignedBuffer arena(kRequests * 16_KiB, "test");
+  const Campaign campaign = test::campaign(20);
+  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+    Config::Storage storage;
+    storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    storage.queue_depth = static_cast<std::uint32_t>(1 + 13 * i % kRequests);
+    std::string note;
+    RequestBatch batch(kRequests);
+    for (std::size_t r = 0; r < kRequests; ++r) {
+      batch.set(r, (i + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, descriptors[r % 2],
+                r * 16_KiB, arena.span().subspan(r * 16_KiB, 16_KiB));
+      batch[r].drive = r % 2;
+    }
+    {
+      const auto queue = open_io_queue(
+          storage, {.transfers_max = kRequests, .memory = arena.span(), .files = descriptors},
+          note);
+      queue->submit(batch.pointers());
+    }
+    EXPECT_EQ(batch.completion_count(), kRequests);
+    for (std::size_t r = 0; r < kRequests; ++r) EXPECT_EQ(batch[r].error, 0);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

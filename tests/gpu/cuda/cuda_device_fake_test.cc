@@ -1,0 +1,249 @@
+// The device over CUDA against a stand-in for the runtime: the contract, and what happens when the
+// GPU fails for good. Runs on machines without a GPU.
+#include <gtest/gtest.h>
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "gpu/cuda_device.h"
+#include "tests/contract/device_contract.h"
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
+
+namespace sluice {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceContract,
+                         testing::Values(DeviceFactory{
+                             "cuda",
+                             [](std::uint64_t memory_bytes) -> std::unique_ptr<Device> {
+                               return make_cuda_device({.memory_bytes = memory_bytes});
+                             }}),
+                         device_factory_name);
+
+class FakeCuda : public testing::Test {
+ protected:
+  ~FakeCuda() override { test::fail_fake_cuda({.status = 0}); }
+};
+
+void expect_illegal_access(Device& device, StreamId stream) {
+  try {
+    device.synchronize(stream);
+    ADD_FAILURE() << "no failure was reported";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_NE(std::string(error.what()).find("(700)"), std::string::npos) << error.what();
+  }
+}
+
+// Nobody waits for ever, whether the runtime still takes callbacks or not.
+TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
+  for (const bool refuses_callbacks : {false, true}) {
+    test::fail_fake_cuda({.status = 0});
+    const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+    std::atomic<int> ran{0};
+    {
+      const Stream stream(*device, "test");
+      const Event event(*device);
+      HostArray host(*device, 4096);
+      const DeviceBuffer buffer(*device, 4096, "test");
+      Gate gate;
+      gate.block(*device, stream.id());
+      device->call_host(stream.id(), [&ran] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nobody may leave before
+        ++ran;
+      });
+      test::fail_fake_cuda(
+          {.status = cudaErrorIllegalAddress, .refuses_callbacks = refuses_callbacks});
+      device->copy(buffer.data(), host.data(), 4096, stream.id());
+      device->call_host(stream.id(), [&ran] { ++ran; });
+      device->record(event.id(), stream.id());
+      device->wait(stream.id(), event.id());
+      EXPECT_TRUE(device->is_complete(event.id()));
+      gate.open();
+      expect_illegal_access(*device, stream.id());
+      device->call_host(stream.id(), [&ran] { ++ran; });
+    }
+    EXPECT_EQ(ran, 3);
+  }
+}
+
+constexpr unsigned kHostCalls = 5;
+const std::vector<unsigned> kOrderOfHostCalls = {0, 1, 2, 3, 4};
+
+// In which order the host functions of a busy stream run. `before` is called before each call.
+std::vector<unsigned> order_of_host_calls(CudaDevice& device,
+                                          const std::function<void(unsigned call)>& before) {
+  std::mutex mutex;
+  std::vector<unsigned> order;
+  {
+    const Stream stream(device, "test");
+    Gate gate;
+    gate.block(device, stream.id());
+    for (unsigned i = 0; i < kHostCalls; ++i) {
+      before(i);
+      device.call_host(stream.id(), [&, i] {
+        const std::scoped_lock lock(mutex);
+        order.push_back(i);
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for what runs too early
+    gate.open();
+  }
+  return order;
+}
+
+// Whichever of the calls the runtime refuses: those before it may still be with the runtime, and
+// whoever hears of completions counts on their order.
+TEST_F(FakeCuda, HostFunctionsOfAStreamKeepTheirOrderWhicheverAreRefused) {
+  for (unsigned refused = 0; refused < 1u << kHostCalls; ++refused) {
+    const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+    const auto order = order_of_host_calls(*device, [refused](unsigned call) {
+      if ((refused >> call & 1) != 0) test::refuse_next_fake_cuda_callback();
+    });
+    EXPECT_EQ(order, kOrderOfHostCalls) << "refused: " << refused;
+  }
+}
+
+// The GPU fails for good between two calls.
+TEST_F(FakeCuda, HostFunctionsOfAStreamKeepTheirOrderWhenTheGpuFails) {
+  for (const bool refuses_callbacks : {false, true}) {
+    for (unsigned failing = 0; failing < kHostCalls; ++failing) {
+      const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+      const auto order = order_of_host_calls(*device, [&](unsigned call) {
+        if (call == failing)
+          test::fail_fake_cuda(
+              {.status = cudaErrorIllegalAddress, .refuses_callbacks = refuses_callbacks});
+      });
+      EXPECT_EQ(order, kOrderOfHostCalls) << "failed at " << failing;
+      test::fail_fake_cuda({.status = 0});
+    }
+  }
+}
+
+TEST_F(FakeCuda, MemoryThatCannotBeHadAfterAllIsNotInTheBooks) {
+  const auto device = make_cuda_device({.memory_bytes = test::kFakeCudaMemoryBytes});
+  EXPECT_THROW(device->allocate(test::kFakeCudaMemoryBytes, "all of it"), Error);
+  EXPECT_EQ(device->allocated_bytes(), 0u);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "a kernel launched now would look failed";
+}
+
+// Others may take memory, and code that is loaded does, until the engine asks.
+TEST_F(FakeCuda, CapacityOfAllThatIsFreeIsReadAgain) {
+  const auto all = make_cuda_device();
+  const auto some = make_cuda_device({.memory_bytes = 64_MiB});
+  const std::uint64_t before = all->capacity_bytes();
+  const DeviceBuffer own(*all, 8_MiB, "test");
+  EXPECT_NEAR(static_cast<double>(all->capacity_bytes()), static_cast<double>(before), 8192.0);
+  void* others = nullptr;
+  ASSERT_EQ(cudaMalloc(&others, 100_MiB), cudaSuccess);
+  EXPECT_LE(all->capacity_bytes(), before - 100_MiB);
+  EXPECT_GE(all->capacity_bytes(), before - 101_MiB);
+  EXPECT_EQ(some->capacity_bytes(), 64_MiB);
+  EXPECT_EQ(cudaFree(others), cudaSuccess);
+}
+
+TEST_F(FakeCuda, PagesAreRegisteredInWholeAndGivenBack) {
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  {
+    const HostArray host(*device, 4097);
+    EXPECT_EQ(test::fake_cuda_registered_bytes(), 8192u);
+  }
+  EXPECT_EQ(test::fake_cuda_registered_bytes(), 0u);
+}
+
+TEST_F(FakeCuda, WaitingForAnEventLeavesNoErrorBehind) {
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  const Stream stream(*device, "test");
+  const Event event(*device);
+  Gate gate;
+  gate.block(*device, stream.id());
+  device->record(event.id(), stream.id());
+  EXPECT_FALSE(device->is_complete(event.id()));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// A call of `body` on a thread that has never chosen a GPU.
+template <class Body>
+void on_fresh_thread(const Body& body) {
+  std::thread(body).join();
+}
+
+// Every function of Device, on threads that have never chosen a GPU, as the engine's have not: rank
+// 7's must not take half a gigabyte of rank 0's GPU.
+TEST_F(FakeCuda, NoCallMakesAContextOnAnotherGpu) {
+  (void)test::take_fake_cuda_contexts();
+  std::unique_ptr<CudaDevice> device;
+  StreamId stream{};
+  EventId events[2] = {};
+  std::byte* memory = nullptr;
+  AlignedBuffer host(4096, "a test");
+  std::byte other[64] = {};
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"why_no_cuda_device", [&] { (void)why_no_cuda_device(2); }},
+      {"describe_cuda_device", [&] { (void)describe_cuda_device(2); }},
+      {"make_cuda_device",
+       [&] { device = make_cuda_device({.ordinal = 2, .memory_bytes = 1_MiB}); }},
+      {"create_stream", [&] { stream = device->create_stream("test", StreamPriority::kHigh); }},
+      {"create_event", [&] { events[0] = device->create_event(); }},
+      {"create_event", [&] { events[1] = device->create_event(); }},
+      {"allocate", [&] { memory = device->allocate(4096, "test"); }},
+      {"register_host_memory", [&] { device->register_host_memory(host.span()); }},
+      {"record", [&] { device->record(events[0], stream); }},
+      {"wait", [&] { device->wait(stream, events[0]); }},
+      {"copy", [&] { device->copy(memory, host.data(), 4096, stream); }},
+      {"copy from host to host", [&] { device->copy(other, host.data(), 64, stream); }},
+      {"fill_zero", [&] { device->fill_zero(memory, 4096, stream); }},
+      {"call_host", [&] { device->call_host(stream, [] {}); }},
+      {"record", [&] { device->record(events[1], stream); }},
+      {"synchronize an event", [&] { device->synchronize(events[1]); }},
+      {"is_complete", [&] { (void)device->is_complete(events[1]); }},
+      {"elapsed_ns", [&] { (void)device->elapsed_ns(events[0], events[1]); }},
+      {"synchronize a stream", [&] { device->synchronize(stream); }},
+      {"unregister_host_memory", [&] { device->unregister_host_memory(host.span()); }},
+      {"free", [&] { device->free(memory); }},
+      {"destroy_event", [&] { device->destroy_event(events[0]); }},
+      {"destroy_event", [&] { device->destroy_event(events[1]); }},
+      {"destroy_stream", [&] { device->destroy_stream(stream); }},
+      {"the destructor", [&] { device.reset(); }},
+  };
+  for (const auto& [name, call] : calls) {
+    on_fresh_thread(call);
+    for (const int gpu : test::take_fake_cuda_contexts())
+      EXPECT_EQ(gpu, 2) << name << " made a context there";
+  }
+}
+
+// An application that computes on another GPU finds it current after every call.
+TEST_F(FakeCuda, AThreadThatUsesAnotherGpuKeepsIt) {
+  on_fresh_thread([] {
+    ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+    const auto device = make_cuda_device({.ordinal = 2, .memory_bytes = 1_MiB});
+    const Stream stream(*device, "test");
+    device->call_host(stream.id(), [] {});
+    device->synchronize(stream.id());
+    int current = -1;
+    EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, 1);
+  });
+}
+
+TEST_F(FakeCuda, GivesAllItsMemoryBack) {
+  const std::uint64_t before = test::fake_cuda_allocated_bytes();
+  const auto device = make_cuda_device({.memory_bytes = 64_MiB});
+  {
+    const DeviceBuffer buffer(*device, 3_MiB + 1, "test");
+    EXPECT_GE(test::fake_cuda_allocated_bytes(), before + 3_MiB);
+  }
+  EXPECT_EQ(test::fake_cuda_allocated_bytes(), before);
+}
+
+}  // namespace
+}  // namespace sluice

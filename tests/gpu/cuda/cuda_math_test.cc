@@ -1,0 +1,20 @@
+// DeviceMath on a GPU.
+#include <gtest/gtest.h>
+
+#include "tests/gpu/math/device_math_cases.h"
+
+namespace sluice {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceMathTest,
+                         testing::Values(MathMachineFactory{
+                             "cuda", [] { return why_no_cuda_device(); },
+                             [] {
+                               auto device = make_cuda_device({.memory_bytes = 64_MiB});
+                               auto math = make_cuda_math(*device);
+                               return MathMachine{std::move(device), std::move(math)};
+                             }}),
+                         math_machine_name);
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,376 @@
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gpu/host_device.h"
+
+namespace sluice::test {
+namespace {
+
+struct Runtime {
+  std::unique_ptr<HostDevice> device = make_host_device({.memory_bytes = kFakeCudaMemoryBytes});
+  std::mutex callback_mutex;
+  std::atomic<int> failed{0};
+  std::atomic<bool> refuses_callbacks{false};
+  std::atomic<bool> refuses_next_callback{false};
+  std::mutex mutex;
+  // Guarded by mutex.
+  FakeCudaFailure coming;
+  std::map<std::byte*, std::uint64_t> registered;
+  std::map<const std::byte*, std::uint64_t> allocated;
+  std::map<StreamId, int> stream_gpus;
+  std::map<EventId, int> event_gpus;
+  std::set<int> contexts;                        // GPUs that the process has one on
+  std::map<int, int> communicators;              // by GPU
+  std::set<std::pair<int, std::string>> loaded;  // kernels, by GPU
+  std::set<std::string> loaded_late;
+};
+
+Runtime& runtime() {
+  static Runtime fake;
+  return fake;
+}
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t answer(cudaError_t status) {
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+// What every call answers after a failure of the device.
+cudaError_t standing() {
+  return answer(static_cast<cudaError_t>(runtime().failed.load()));
+}
+// A call makes a context on the thread's current GPU, whatever GPU its arguments belong to.
+cudaError_t enter() {
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().contexts.insert(current_device);
+  return standing();
+}
+
+template <class Handle, class Id>
+Handle handle_of(Id id) {
+  return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(id));
+}
+StreamId id_of(cudaStream_t stream) {
+  SLUICE_CHECK(stream != nullptr, "nothing uses the default stream");
+  return static_cast<StreamId>(reinterpret_cast<std::uintptr_t>(stream));
+}
+EventId id_of(cudaEvent_t event) {
+  return static_cast<EventId>(reinterpret_cast<std::uintptr_t>(event));
+}
+
+int gpu_of(cudaStream_t stream) {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().stream_gpus.at(id_of(stream));
+}
+int gpu_of(cudaEvent_t event) {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().event_gpus.at(id_of(event));
+}
+
+void load(int gpu, const char* name) {
+  const char* const mode = std::getenv("CUDA_MODULE_LOADING");
+  const bool is_eager = mode != nullptr && mode == std::string_view("EAGER");
+  const std::scoped_lock lock(runtime().mutex);
+  const bool is_new = runtime().loaded.emplace(gpu, name).second;
+  if (is_new && !is_eager && runtime().communicators[gpu] != 0) runtime().loaded_late.insert(name);
+}
+
+bool is_device_memory(const void* memory) {
+  const std::scoped_lock lock(runtime().mutex);
+  const auto* const address = static_cast<const std::byte*>(memory);
+  auto entry = runtime().allocated.upper_bound(address);
+  if (entry == runtime().allocated.begin()) return false;
+  --entry;
+  return address < entry->first + entry->second;
+}
+
+}  // namespace
+
+void fail_fake_cuda(FakeCudaFailure failure) {
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().coming = failure;
+  if (failure.at_callback != 0) return;
+  runtime().refuses_callbacks = failure.status != 0 && failure.refuses_callbacks;
+  runtime().failed = failure.status;
+}
+
+void refuse_next_fake_cuda_callback() {
+  runtime().refuses_next_callback = true;
+}
+
+std::set<int> take_fake_cuda_contexts() {
+  const std::scoped_lock lock(runtime().mutex);
+  return std::exchange(runtime().contexts, {});
+}
+
+void launch_fake_cuda(void* stream, std::function<void()> work, const char* name) {
+  const int gpu = gpu_of(static_cast<cudaStream_t>(stream));
+  SLUICE_CHECK(gpu == current_device, "a kernel's stream is one of the current GPU");
+  if (name != nullptr) load(gpu, name);
+  runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), std::move(work));
+}
+
+std::set<std::string> take_fake_cuda_late_loads() {
+  const std::scoped_lock lock(runtime().mutex);
+  return std::exchange(runtime().loaded_late, {});
+}
+
+void unload_fake_cuda_kernels() {
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().loaded.clear();
+}
+
+std::uint64_t fake_cuda_allocated_bytes() {
+  return runtime().device->allocated_bytes();
+}
+
+std::uint64_t fake_cuda_registered_bytes() {
+  const std::scoped_lock lock(runtime().mutex);
+  std::uint64_t sum = 0;
+  for (const auto& [memory, size_bytes] : runtime().registered) sum += size_bytes;
+  return sum;
+}
+
+}  // namespace sluice::test
+
+using namespace sluice;
+using namespace sluice::test;
+
+extern "C" {
+
+// For libraries that are opened at run time: on threads of theirs, whose current GPU is right.
+void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data) {
+  runtime().device->launch(id_of(stream), [work, data] { work(data); });
+}
+
+// A communicator comes to a GPU, or goes. Returns how many there are.
+int sluice_fake_cuda_communicators(int gpu, int change) {
+  const std::scoped_lock lock(runtime().mutex);
+  return runtime().communicators[gpu] += change;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return standing();
+}
+// Since CUDA 12 it makes a context.
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
+  current_device = device;
+  return enter();
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = kFakeCudaGpus;
+  return cudaSuccess;
+}
+int fake_cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  const std::scoped_lock lock(runtime().mutex);
+  *flags = 0;
+  *active = static_cast<int>(runtime().contexts.count(device));
+  return 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const bool is_known = symbol == std::string_view("cuDevicePrimaryCtxGetState");
+  *function = is_known ? reinterpret_cast<void*>(&fake_cuDevicePrimaryCtxGetState) : nullptr;
+  if (found != nullptr)
+    *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* found) {
+  return cudaGetDriverEntryPointByVersion(symbol, function, 12000, flags, found);
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "fake GPU");
+  properties->major = 9;
+  properties->totalGlobalMem = kFakeCudaMemoryBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  *total_bytes = kFakeCudaMemoryBytes;
+  *free_bytes = kFakeCudaMemoryBytes - fake_cuda_allocated_bytes();
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    *free_bytes -=
+        static_cast<std::size_t>(runtime().communicators[current_device]) * kFakeCommunicatorBytes;
+  }
+  return enter();
+}
+cudaError_t cudaGetLastError() {
+  return std::exchange(last_error, cudaSuccess);
+}
+const char* cudaGetErrorName(cudaError_t) {
+  return "cudaErrorOfTheFake";
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "an error of the fake runtime";
+}
+
+// Off by 256 bytes: all the alignment that CUDA promises. What was there before stays there.
+cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
+  if (enter() != cudaSuccess) return standing();
+  try {
+    std::byte* const base = runtime().device->allocate(size_bytes + 256, "fake");
+    std::memset(base, 0xee, size_bytes + 256);
+    *memory = base + 256;
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().allocated.emplace(base + 256, size_bytes);
+  } catch (const Error&) {
+    return answer(cudaErrorMemoryAllocation);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  (void)enter();
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    runtime().allocated.erase(static_cast<std::byte*>(memory));
+  }
+  runtime().device->free(static_cast<std::byte*>(memory) - 256);
+  return standing();
+}
+cudaError_t cudaHostRegister(void* memory, std::size_t size_bytes, unsigned) {
+  (void)enter();
+  if (!is_aligned(reinterpret_cast<std::uintptr_t>(memory), 4096) || !is_aligned(size_bytes, 4096))
+    return answer(cudaErrorInvalidValue);
+  const std::scoped_lock lock(runtime().mutex);
+  const bool is_new =
+      runtime().registered.emplace(static_cast<std::byte*>(memory), size_bytes).second;
+  return is_new ? standing() : answer(cudaErrorHostMemoryAlreadyRegistered);
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  (void)enter();
+  const std::scoped_lock lock(runtime().mutex);
+  const bool was_there = runtime().registered.erase(static_cast<std::byte*>(memory)) == 1;
+  return was_there ? standing() : answer(cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return enter();
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  if (flags != cudaStreamNonBlocking || priority > 0 || priority < -5)
+    return answer(cudaErrorInvalidValue);
+  const StreamId id = runtime().device->create_stream("fake", StreamPriority::kNormal);
+  *stream = handle_of<cudaStream_t>(id);
+  const cudaError_t status = enter();
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().stream_gpus[id] = current_device;
+  return status;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+// Does not wait. After a failure the stream stays, with its callbacks, to the end of the program.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (enter() != cudaSuccess) return standing();
+  runtime().device->destroy_stream(id_of(stream));
+  return standing();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  (void)enter();
+  runtime().device->synchronize(id_of(stream));
+  return standing();
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if ((flags & cudaEventBlockingSync) == 0) return answer(cudaErrorInvalidValue);
+  const EventId id = runtime().device->create_event();
+  *event = handle_of<cudaEvent_t>(id);
+  const cudaError_t status = enter();
+  const std::scoped_lock lock(runtime().mutex);
+  runtime().event_gpus[id] = current_device;
+  return status;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  runtime().device->destroy_event(id_of(event));
+  return enter();
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (enter() != cudaSuccess) return standing();
+  if (gpu_of(event) != gpu_of(stream)) return answer(cudaErrorInvalidResourceHandle);
+  runtime().device->record(id_of(event), id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (enter() != cudaSuccess) return standing();
+  return runtime().device->is_complete(id_of(event)) ? cudaSuccess : answer(cudaErrorNotReady);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (enter() != cudaSuccess) return standing();
+  runtime().device->synchronize(id_of(event));
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent_t end) {
+  *elapsed_ms = static_cast<float>(
+      static_cast<double>(runtime().device->elapsed_ns(id_of(begin), id_of(end))) * 1e-6);
+  return enter();
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (enter() != cudaSuccess) return standing();
+  runtime().device->wait(id_of(stream), id_of(event));
+  return cudaSuccess;
+}
+
+// Between host and host the call is synchronous: it would wait for the stream.
+cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_bytes,
+                            cudaMemcpyKind kind, cudaStream_t stream) {
+  if (enter() != cudaSuccess) return standing();
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
+               "the kind of a copy says where its ends lie");
+  SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
+  runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
+                         size_bytes, id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
+  if (enter() != cudaSuccess) return standing();
+  SLUICE_CHECK(value == 0, "memory is filled with zeros");
+  runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
+                                  unsigned) {
+  bool fails_now = false;
+  FakeCudaFailure failure;
+  {
+    const std::scoped_lock lock(runtime().mutex);
+    fails_now = runtime().coming.at_callback == 1;
+    if (runtime().coming.at_callback > 1) --runtime().coming.at_callback;
+    failure = runtime().coming;
+  }
+  if (fails_now)
+    fail_fake_cuda({.status = failure.status, .refuses_callbacks = failure.refuses_callbacks});
+  if (enter() != cudaSuccess && runtime().refuses_callbacks) return standing();
+  if (runtime().refuses_next_callback.exchange(false)) return answer(cudaErrorMemoryAllocation);
+  runtime().device->launch(id_of(stream), [stream, callback, data] {
+    const std::scoped_lock one_at_a_time(runtime().callback_mutex);
+    callback(stream, static_cast<cudaError_t>(runtime().failed.load()), data);
+  });
+  return cudaSuccess;
+}
+
+}  // extern "C"

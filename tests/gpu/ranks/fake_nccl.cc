@@ -1,0 +1,392 @@
+// A stand-in for NCCL over the stand-in for the CUDA runtime, in a library of its own that is
+// opened at run time like the real one. Ranks are threads of one process. It keeps NCCL's hardest
+// promises and no more: calls answer "in progress", and what they asked for comes on the stream
+// only when the caller polls; messages between two ranks meet in their order; an abort ends waiting
+// work; NCCL's own reductions add in an order of their own (backwards). Buffers in symmetric
+// windows lie at equal offsets on all ranks, or the operation fails, as under
+// NCCL_CHECK_MODE=DEBUG_GLOBAL. FAKE_NCCL_VERSION sets the version.
+#include "tests/gpu/ranks/fake_nccl.h"
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/dtype.h"
+#include "tests/gpu/ranks/fake_nccl_world.h"
+
+using sluice::test::count_fake_nccl;
+using sluice::test::FakeNcclMessage;
+using sluice::test::FakeNcclOffset;
+using sluice::test::FakeNcclPart;
+using sluice::test::kOutsideOfWindows;
+using World = sluice::test::FakeNcclWorld;
+
+extern "C" int sluice_fake_cuda_communicators(int gpu, int change);
+extern "C" void sluice_fake_cuda_launch(cudaStream_t stream, void (*work)(void*), void* data);
+
+struct ncclWindow_vidmem {
+  const char* memory;
+  std::size_t size_bytes;
+};
+
+struct ncclComm {
+  std::shared_ptr<World> world;
+  int rank = 0;
+  bool has_joined = false;  // world->joined counts it
+  // A split that is under way: the parent's, and which.
+  std::shared_ptr<World> parent;
+  std::uint64_t split = 0;
+  int parent_rank = 0;
+  int gpu = 0;
+  std::uint64_t operations = 0;
+  std::uint64_t splits = 0;
+  std::vector<ncclWindow_t> windows;  // gone with it
+  // Comes to its stream at the poll after next.
+  std::vector<std::function<void()>> pending;
+  int polls = 0;
+
+  ~ncclComm() {
+    (void)sluice_fake_cuda_communicators(gpu, -1);
+    for (const ncclWindow_t window : windows) delete window;
+  }
+};
+
+namespace {
+thread_local bool is_in_group = false;
+thread_local std::vector<FakeNcclMessage> group;
+thread_local ncclComm_t group_comm = nullptr;
+thread_local cudaStream_t group_stream = nullptr;
+
+void launch(cudaStream_t stream, std::function<void()> work) {
+  sluice_fake_cuda_launch(
+      stream,
+      [](void* data) {
+        const std::unique_ptr<std::function<void()>> owned(
+            static_cast<std::function<void()>*>(data));
+        (*owned)();
+      },
+      new std::function<void()>(std::move(work)));
+}
+
+int current_gpu() {
+  int gpu = 0;
+  (void)cudaGetDevice(&gpu);
+  return gpu;
+}
+// NCCL makes the communicator's GPU the current one, and then sets back what was before.
+void visit_gpu(int gpu) {
+  const int before = current_gpu();
+  if (before == gpu) return;
+  (void)cudaSetDevice(gpu);
+  (void)cudaSetDevice(before);
+}
+
+ncclResult_t add_to_group(const FakeNcclMessage& message, ncclComm_t comm, cudaStream_t stream) {
+  group.push_back(message);
+  group_comm = comm;
+  group_stream = stream;
+  return ncclInProgress;
+}
+
+FakeNcclOffset offset_of(ncclComm_t comm, const void* data) {
+  for (const ncclWindow_t window : comm->windows) {
+    const std::ptrdiff_t offset = static_cast<const char*>(data) - window->memory;
+    if (offset >= 0 && offset < static_cast<std::ptrdiff_t>(window->size_bytes)) return offset;
+  }
+  return kOutsideOfWindows;
+}
+
+ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
+  comm->pending.push_back([stream, work = std::move(work)] { launch(stream, work); });
+  comm->polls = 0;
+  return ncclInProgress;
+}
+
+float load(ncclDataType_t type, const void* data, std::size_t i) {
+  if (type == ncclFloat32) return static_cast<const float*>(data)[i];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
+  return type == ncclBfloat16 ? sluice::float_from_bf16(bits) : sluice::float_from_fp16(bits);
+}
+void save(ncclDataType_t type, void* data, std::size_t i, float value) {
+  if (type == ncclFloat32) {
+    static_cast<float*>(data)[i] = value;
+  } else {
+    static_cast<std::uint16_t*>(data)[i] =
+        type == ncclBfloat16 ? sluice::bf16_from_float(value) : sluice::fp16_from_float(value);
+  }
+}
+std::size_t size_of(ncclDataType_t type) {
+  return type == ncclFloat32 ? 4 : type == ncclInt8 ? 1 : 2;
+}
+
+// Words of 64 bits, in which no order shows: not counted.
+ncclResult_t start_of_words(const void* source, void* target, std::size_t count,
+                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
+  return start(comm, stream,
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                count, is_sum = reduction == ncclSum,
+                part = FakeNcclPart{
+                    source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
+                 std::vector<std::uint64_t> words(count, is_sum ? 0 : ~std::uint64_t{0});
+                 world->meet(operation, rank, part, [&](const auto& parts) {
+                   for (const void* const of_rank : parts) {
+                     const auto* const said = static_cast<const std::uint64_t*>(of_rank);
+                     for (std::size_t i = 0; i < count; ++i)
+                       words[i] = is_sum ? words[i] + said[i] : std::min(words[i], said[i]);
+                   }
+                 });
+                 std::memcpy(target, words.data(), count * sizeof(std::uint64_t));
+               });
+}
+
+bool finish_split(ncclComm& comm) {
+  const std::scoped_lock lock(comm.parent->mutex);
+  World::Split& split = comm.parent->splits[comm.split];
+  if (split.chosen != comm.parent->size) return false;
+  const auto [color, key] = split.choices[static_cast<std::size_t>(comm.parent_rank)];
+  auto& world = split.worlds[color];
+  if (world == nullptr) world = std::make_shared<World>();
+  for (const auto& [other_color, other_key] : split.choices) {
+    if (other_color != color) continue;
+    if (other_key < key) ++comm.rank;
+  }
+  {
+    const std::scoped_lock own(world->mutex);
+    world->size = 0;
+    for (const auto& choice : split.choices) world->size += choice.first == color ? 1 : 0;
+  }
+  comm.world = world;
+  return true;
+}
+
+std::map<std::uint64_t, std::shared_ptr<World>>& worlds() {
+  static std::map<std::uint64_t, std::shared_ptr<World>> all;
+  return all;
+}
+std::mutex worlds_mutex;
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  const char* const text = std::getenv("FAKE_NCCL_VERSION");
+  *version = text == nullptr ? NCCL_VERSION_CODE : std::atoi(text);
+  return ncclSuccess;
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  static std::uint64_t made = 0;
+  const std::scoped_lock lock(worlds_mutex);
+  *id = {};
+  ++made;
+  std::memcpy(id, &made, sizeof made);
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclRemoteError ? "remote process exited" : "an error of the fake";
+}
+const char* ncclGetLastError(ncclComm_t comm) {
+  if (comm == nullptr || comm->world == nullptr) return "";
+  const std::scoped_lock lock(comm->world->mutex);
+  return comm->world->violation.empty() ? "the last words of the fake"
+                                        : comm->world->violation.c_str();
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  if (config->blocking != 0 || config->magic != 0xcafebeef) return ncclInvalidArgument;
+  std::uint64_t number = 0;
+  std::memcpy(&number, &id, sizeof number);
+  const std::scoped_lock lock(worlds_mutex);
+  auto& world = worlds()[number];
+  if (world == nullptr) world = std::make_shared<World>();
+  *comm = new ncclComm{.world = world, .rank = rank, .gpu = current_gpu()};
+  (void)sluice_fake_cuda_communicators((*comm)->gpu, 1);
+  const std::scoped_lock own(world->mutex);
+  world->size = size;
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t* part,
+                           ncclConfig_t* config) {
+  if (config->blocking != 0) return ncclInvalidArgument;
+  visit_gpu(whole->gpu);
+  *part = new ncclComm{.parent = whole->world,
+                       .split = whole->splits,
+                       .parent_rank = whole->rank,
+                       .gpu = whole->gpu};
+  (void)sluice_fake_cuda_communicators(whole->gpu, 1);
+  const std::scoped_lock lock(whole->world->mutex);
+  World::Split& split = whole->world->splits[whole->splits++];
+  split.choices.resize(static_cast<std::size_t>(whole->world->size));
+  split.choices[static_cast<std::size_t>(whole->rank)] = {color, key};
+  ++split.chosen;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
+  *result = ncclInProgress;
+  if (comm->world == nullptr && !finish_split(*comm)) return ncclSuccess;
+  {
+    const std::scoped_lock lock(comm->world->mutex);
+    if (!comm->has_joined) ++comm->world->joined;
+    comm->has_joined = true;
+    if (!comm->world->aborted.empty()) *result = ncclRemoteError;
+    if (!comm->world->violation.empty()) *result = ncclInvalidArgument;
+    if (*result != ncclInProgress || comm->world->joined < comm->world->size) return ncclSuccess;
+  }
+  if (!comm->pending.empty() && ++comm->polls < 2) return ncclSuccess;
+  for (const auto& enqueue : std::exchange(comm->pending, {})) enqueue();
+  *result = ncclSuccess;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
+  delete comm;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  visit_gpu(comm->gpu);
+  if (comm->world != nullptr) {
+    const std::scoped_lock lock(comm->world->mutex);
+    comm->world->aborted.insert(comm->rank);
+    comm->world->changed.notify_all();
+  }
+  delete comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  is_in_group = true;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  is_in_group = false;
+  if (group.empty()) return ncclSuccess;
+  return start(group_comm, group_stream,
+               [world = group_comm->world, rank = group_comm->rank,
+                messages = std::exchange(group, {})] { world->transfer(rank, messages); });
+}
+ncclResult_t ncclSend(const void* data, std::size_t size, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
+  return add_to_group({const_cast<void*>(data), size, peer, true}, comm, stream);
+}
+ncclResult_t ncclRecv(void* data, std::size_t size, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  if (!is_in_group || type != ncclInt8) return ncclInvalidUsage;
+  return add_to_group({data, size, peer, false}, comm, stream);
+}
+
+ncclResult_t ncclAllGather(const void* source, void* target, std::size_t size, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const std::size_t bytes = size * size_of(type);
+  return start(comm, stream,
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                bytes, part = FakeNcclPart{source, "all-gather", {offset_of(comm, target)}}] {
+                 world->meet(operation, rank, part, [&](const auto& parts) {
+                   for (std::size_t i = 0; i < parts.size(); ++i)
+                     if (parts[i] != static_cast<char*>(target) + i * bytes)
+                       std::memcpy(static_cast<char*>(target) + i * bytes, parts[i], bytes);
+                 });
+               });
+}
+ncclResult_t ncclBroadcast(const void* source, void* target, std::size_t size, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
+  const std::size_t bytes = size * size_of(type);
+  return start(comm, stream,
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                bytes, root, part = FakeNcclPart{source}] {
+                 world->meet(operation, rank, part, [&](const auto& parts) {
+                   if (rank != root)
+                     std::memcpy(target, parts[static_cast<std::size_t>(root)], bytes);
+                 });
+               });
+}
+ncclResult_t ncclReduceScatter(const void* source, void* target, std::size_t elements,
+                               ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                               cudaStream_t stream) {
+  count_fake_nccl(&fake_nccl_counts::reductions);
+  return start(
+      comm, stream,
+      [world = comm->world, rank = comm->rank, operation = comm->operations++, target, elements,
+       type, part = FakeNcclPart{source, "reduce-scatter", {offset_of(comm, source)}}] {
+        const std::size_t first = static_cast<std::size_t>(rank) * elements;
+        std::vector<float> sums(elements);
+        world->meet(operation, rank, part, [&](const auto& parts) {
+          for (std::size_t i = 0; i < elements; ++i)
+            for (std::size_t part = parts.size(); part-- > 0;)
+              sums[i] += load(type, parts[part], first + i);
+        });
+        for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
+      });
+}
+ncclResult_t ncclAllReduce(const void* source, void* target, std::size_t elements,
+                           ncclDataType_t type, ncclRedOp_t reduction, ncclComm_t comm,
+                           cudaStream_t stream) {
+  if (type == ncclUint64 && (reduction == ncclSum || reduction == ncclMin))
+    return start_of_words(source, target, elements, reduction, comm, stream);
+  if (type == ncclUint64 || reduction != ncclSum) return ncclInvalidArgument;
+  count_fake_nccl(&fake_nccl_counts::reductions);
+  return start(comm, stream,
+               [world = comm->world, rank = comm->rank, operation = comm->operations++, target,
+                elements, type,
+                part = FakeNcclPart{
+                    source, "all-reduce", {offset_of(comm, source), offset_of(comm, target)}}] {
+                 std::vector<float> sums(elements);
+                 world->meet(operation, rank, part, [&](const auto& parts) {
+                   for (std::size_t i = 0; i < elements; ++i)
+                     for (std::size_t part = parts.size(); part-- > 0;)
+                       sums[i] += load(type, parts[part], i);
+                 });
+                 for (std::size_t i = 0; i < elements; ++i) save(type, target, i, sums[i]);
+               });
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t, void* memory, std::size_t, void** handle) {
+  count_fake_nccl(&fake_nccl_counts::buffers);
+  *handle = memory;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
+  visit_gpu(comm->gpu);
+  count_fake_nccl(&fake_nccl_counts::buffers, -1);
+  return ncclSuccess;
+}
+ncclResult_t ncclMemAlloc(void** memory, std::size_t size) {
+  count_fake_nccl(&fake_nccl_counts::allocations);
+  return cudaMalloc(memory, size) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+ncclResult_t ncclMemFree(void* memory) {
+  count_fake_nccl(&fake_nccl_counts::allocations, -1);
+  return cudaFree(memory) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t size_bytes,
+                                    ncclWindow_t* window, int flags) {
+  if (flags != NCCL_WIN_COLL_SYMMETRIC) return ncclInvalidArgument;
+  count_fake_nccl(&fake_nccl_counts::windows);
+  *window = new ncclWindow_vidmem{static_cast<const char*>(memory), size_bytes};
+  comm->windows.push_back(*window);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  visit_gpu(comm->gpu);
+  std::erase(comm->windows, window);
+  count_fake_nccl(&fake_nccl_counts::windows, -1);
+  delete window;
+  return ncclSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,84 @@
+#include "tests/gpu/ranks/fake_nccl_world.h"
+
+#include <cstring>
+
+namespace sluice::test {
+namespace {
+
+fake_nccl_counts counts;
+std::mutex counts_mutex;
+
+}  // namespace
+
+void count_fake_nccl(int fake_nccl_counts::*member, int by) {
+  const std::scoped_lock lock(counts_mutex);
+  counts.*member += by;
+}
+
+void FakeNcclWorld::meet(std::uint64_t operation, int rank, FakeNcclPart part,
+                         const std::function<void(const std::vector<const void*>&)>& work) {
+  std::unique_lock lock(mutex);
+  auto& all = parts[operation];
+  all.resize(static_cast<std::size_t>(size));
+  all[static_cast<std::size_t>(rank)] = std::move(part);
+  int& through = done[operation];
+  const auto wait_for = [&](int until) {
+    ++through;
+    changed.notify_all();
+    changed.wait(lock, [&] { return through >= until || aborted.count(rank) != 0; });
+  };
+  wait_for(size);
+  if (aborted.count(rank) != 0) return;
+  compare(rank, all.front(), all[static_cast<std::size_t>(rank)]);
+  std::vector<const void*> data;
+  for (const FakeNcclPart& one : all) data.push_back(one.data);
+  lock.unlock();
+  work(data);
+  lock.lock();
+  wait_for(2 * size);
+}
+
+// NCCL takes the caller's own offset for every rank's.
+void FakeNcclWorld::compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own) {
+  if (first.offsets == own.offsets) return;
+  count_fake_nccl(&fake_nccl_counts::unequal_offsets);
+  if (!violation.empty()) return;
+  violation = std::string(own.operation) + ": offsets in symmetric windows:";
+  for (const auto& [of, part] : {std::pair{0, &first}, std::pair{rank, &own}}) {
+    violation += " rank " + std::to_string(of);
+    for (const FakeNcclOffset offset : part->offsets) violation += " " + std::to_string(offset);
+  }
+}
+
+void FakeNcclWorld::transfer(int rank, const std::vector<FakeNcclMessage>& messages) {
+  std::vector<std::shared_ptr<FakeNcclSent>> own;
+  std::unique_lock lock(mutex);
+  for (const FakeNcclMessage& message : messages) {
+    if (!message.is_send) continue;
+    own.push_back(std::make_shared<FakeNcclSent>(FakeNcclSent{message.data}));
+    sent[{rank, message.peer}].push_back(own.back());
+  }
+  changed.notify_all();
+  for (const FakeNcclMessage& message : messages) {
+    if (message.is_send) continue;
+    auto& queue = sent[{message.peer, rank}];
+    changed.wait(lock, [&] { return !queue.empty() || aborted.count(rank) != 0; });
+    if (aborted.count(rank) != 0) return;
+    std::memcpy(message.data, queue.front()->data, message.size_bytes);
+    queue.front()->is_taken = true;
+    queue.pop_front();
+    changed.notify_all();
+  }
+  changed.wait(lock, [&] {
+    for (const auto& each : own)
+      if (!each->is_taken && aborted.count(rank) == 0) return false;
+    return true;
+  });
+}
+
+}  // namespace sluice::test
+
+extern "C" fake_nccl_counts fake_nccl_take_counts() {
+  const std::scoped_lock lock(sluice::test::counts_mutex);
+  return std::exchange(sluice::test::counts, {});
+}

@@ -1,0 +1,77 @@
+// What the ranks of the stand-in for NCCL (fake_nccl.cc) share: where they meet, what they send
+// each other, and the offsets of their buffers in memory that is registered in symmetric windows,
+// which have to be equal on all ranks.
+// Thread rule: every function from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/ranks/fake_nccl.h"
+
+namespace sluice::test {
+
+struct FakeNcclSent {
+  const void* data;
+  bool is_taken = false;
+};
+
+struct FakeNcclMessage {
+  void* data;
+  std::size_t size_bytes;
+  int peer;
+  bool is_send;
+};
+
+// Where a rank's buffer lies in its window; outside of every window nothing is asked of it.
+using FakeNcclOffset = std::int64_t;
+inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
+
+// What one rank brings to an operation: its part, and the offsets that have to be equal.
+struct FakeNcclPart {
+  const void* data = nullptr;
+  const char* operation = "";
+  std::vector<FakeNcclOffset> offsets = {};
+};
+
+// A clique of ranks.
+struct FakeNcclWorld {
+  std::mutex mutex;
+  std::condition_variable changed;
+  // Guarded by mutex:
+  int size = 0;
+  int joined = 0;
+  std::set<int> aborted;  // ranks: their own waiting ends, the others hear of it when they ask
+  std::string violation;  // of what NCCL asks of its callers; the first
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
+  std::map<std::uint64_t, std::vector<FakeNcclPart>> parts;                       // by operation
+  std::map<std::uint64_t, int> done;
+  struct Split {
+    std::vector<std::pair<int, int>> choices;  // color and key, by rank
+    int chosen = 0;
+    std::map<int, std::shared_ptr<FakeNcclWorld>> worlds;  // by color
+  };
+  std::map<std::uint64_t, Split> splits;
+
+  // All ranks bring a part; `work` reads their data; nobody leaves before all are through.
+  void meet(std::uint64_t operation, int rank, FakeNcclPart part,
+            const std::function<void(const std::vector<const void*>&)>& work);
+  void transfer(int rank, const std::vector<FakeNcclMessage>& messages);
+
+ private:
+  void compare(int rank, const FakeNcclPart& first, const FakeNcclPart& own);
+};
+
+void count_fake_nccl(int fake_nccl_counts::*member, int by = 1);
+
+}  // namespace sluice::test

@@ -1,0 +1,110 @@
+// Environments of launchers, alone, together and in contradiction.
+#include "gpu/ranks/launcher_environment.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/support/expect_error.h"
+
+namespace sluice {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::optional<Launch> launch_in(const Variables& variables) {
+  return find_launch([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+void expect_error_naming(std::initializer_list<std::string_view> names,
+                         const std::function<void()>& body) {
+  const std::string message = test::expect_error(ErrorCode::kConfig, body);
+  for (const std::string_view name : names)
+    EXPECT_NE(message.find(name), std::string::npos) << name << " in: " << message;
+}
+
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                            {"OMPI_COMM_WORLD_SIZE", "8"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kTorchrun = {{"RANK", "5"},          {"WORLD_SIZE", "8"},
+                             {"LOCAL_RANK", "1"},    {"LOCAL_WORLD_SIZE", "4"},
+                             {"MASTER_ADDR", "n17"}, {"MASTER_PORT", "29500"}};
+const Variables kSlurm = {
+    {"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "1"}};
+
+Variables merged(Variables a, const Variables& b) {
+  for (const auto& [name, value] : b) a[name] = value;
+  return a;
+}
+
+TEST(Launch, EmptyEnvironmentIsOneRank) {
+  EXPECT_FALSE(launch_in({}).has_value());
+}
+
+TEST(Launch, EveryLauncherIsUnderstood) {
+  const Variables mpich = {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "1"}};
+  for (const auto& [variables, name] : {std::pair{kOpenMpi, "Open MPI"},
+                                        {mpich, "MPICH"},
+                                        {kSlurm, "Slurm"},
+                                        {kTorchrun, "torchrun"}}) {
+    const auto launch = launch_in(variables);
+    ASSERT_TRUE(launch.has_value()) << name;
+    EXPECT_EQ(launch->launcher, name);
+    EXPECT_EQ(launch->rank, 5u);
+    EXPECT_EQ(launch->rank_count, 8u);
+    EXPECT_EQ(launch->local_rank, 1u);
+  }
+  EXPECT_EQ(launch_in(kOpenMpi)->local_rank_count, 4u);
+  EXPECT_TRUE(launch_in(kOpenMpi)->knows_local_ranks);
+  EXPECT_EQ(launch_in(kTorchrun)->master_address, "n17");
+  EXPECT_EQ(launch_in(kTorchrun)->master_port, 29500);
+}
+
+TEST(Launch, LaunchersThatAgreeAreOne) {
+  const auto launch = launch_in(merged(merged(kOpenMpi, kSlurm), kTorchrun));
+  ASSERT_TRUE(launch.has_value());
+  EXPECT_EQ(launch->launcher, "Open MPI");
+  EXPECT_EQ(launch->master_port, 29500);
+}
+
+TEST(Launch, LaunchersThatDisagreeAreBothNamed) {
+  Variables variables = merged(kOpenMpi, kTorchrun);
+  variables["RANK"] = "4";
+  expect_error_naming({"Open MPI says that this is rank 5 of 8", "torchrun that it is rank 4 of 8"},
+                      [&] { (void)launch_in(variables); });
+  variables["RANK"] = "5";
+  variables["WORLD_SIZE"] = "6";
+  expect_error_naming({"Open MPI", "torchrun", "of 6"}, [&] { (void)launch_in(variables); });
+}
+
+// A shell in an allocation has Slurm's variables of the job.
+TEST(Launch, AllocationWithoutStepIsNoLaunch) {
+  EXPECT_FALSE(launch_in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).has_value());
+}
+
+TEST(Launch, BrokenVariablesAreNamed) {
+  for (const auto& [name, value] : {std::pair{"RANK", "one"},
+                                    {"RANK", "-1"},
+                                    {"RANK", ""},
+                                    {"WORLD_SIZE", "8x"},
+                                    {"MASTER_PORT", "70000"}}) {
+    Variables variables = kTorchrun;
+    variables[name] = value;
+    expect_error_naming({name}, [&] { (void)launch_in(variables); });
+  }
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    Variables variables = kTorchrun;
+    variables.erase(name);
+    expect_error_naming({name}, [&] { (void)launch_in(variables); });
+  }
+  Variables beyond = kTorchrun;
+  beyond["RANK"] = "8";
+  expect_error_naming({"RANK=8", "WORLD_SIZE=8"}, [&] { (void)launch_in(beyond); });
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,317 @@
+// Collectives over NCCL against stand-ins for it and for the CUDA runtime: the contract, failures,
+// what is asked of which version. Ranks are threads of one process. Runs without a GPU.
+#include "gpu/ranks/nccl_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/exchanged_sum.h"
+#include "tests/contract/collectives_contract.h"
+#include "tests/gpu/cuda/fake_cuda_runtime.h"
+#include "tests/gpu/ranks/fake_nccl.h"
+
+namespace sluice {
+
+namespace {
+
+void run_threads(std::uint32_t rank_count, const NcclOptions& options, const RankBody& body) {
+  const NcclId id = make_nccl_id(options.library);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_cuda_device({.memory_bytes = 256_MiB});
+      const auto collectives = make_nccl_collectives(*device, options, id, rank, rank_count);
+      body(*collectives, *device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+CollectivesFactory factory(std::uint32_t ranks, const std::string& name) {
+  return {name, [ranks](const RankBody& body) {
+            run_threads(ranks, {.timeout_s = 60, .library = FAKE_NCCL}, body);
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(FakeNccl, CollectivesContract,
+                         testing::Values(factory(1, "one"), factory(2, "two"), factory(3, "three"),
+                                         factory(4, "four")),
+                         collectives_factory_name);
+
+fake_nccl_counts take_counts() {
+  return take_fake_nccl_counts(FAKE_NCCL);
+}
+
+std::string failure_of(Device& device, const Stream& stream) {
+  try {
+    device.synchronize(stream.id());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRanks);
+    return error.what();
+  }
+  return "no failure";
+}
+
+TEST(NcclFailure, RankThatDoesNotComeIsNoticedWithOperationAndSubject) {
+  std::atomic<int> named = 0;
+  std::atomic<int> heard = 0;
+  std::atomic<int> finished = 0;
+  run_threads(3, {.timeout_s = 0.3, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    if (ranks.rank() == 1) {
+      while (finished < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    ranks.on_failure([&](const Error&) { ++heard; });
+    const DeviceBuffer data(device, 3 * 4096, "a test");
+    ranks.all_gather({.target = data.data(),
+                      .source = data.data() + ranks.rank() * 4096,
+                      .shard_bytes = 4096,
+                      .subject = "h.3"},
+                     stream.id());
+    const std::string failure = failure_of(device, stream);
+    const bool is_own =
+        failure.starts_with("all_gather of \"h.3\" has waited for other ranks for 0.3 s");
+    // Whoever is first ends the other one's wait, as a process that exits does.
+    const bool is_others = failure.find("remote process exited") != std::string::npos &&
+                           failure.find("all_gather of \"h.3\"") != std::string::npos;
+    named += is_own || is_others ? 1 : 0;
+    EXPECT_TRUE(is_own || is_others) << failure;
+    // What follows fails with it at once, and nobody waits.
+    ranks.barrier("later", stream.id());
+    EXPECT_EQ(failure_of(device, stream), failure);
+    ++finished;
+  });
+  EXPECT_EQ(named, 2);
+  EXPECT_EQ(heard, 2);
+}
+
+// Failures of two ranks whose barrier is behind a computation that takes longer than the timeout.
+int failures_behind_computation(double timeout_s) {
+  std::atomic<int> failures = 0;
+  run_threads(2, {.timeout_s = timeout_s, .library = FAKE_NCCL},
+              [&](Collectives& ranks, Device& device) {
+                const Stream stream(device, "test");
+                auto& cuda = dynamic_cast<CudaDevice&>(device);
+                test::launch_fake_cuda(cuda.native_stream(stream.id()), [timeout_s] {
+                  std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * timeout_s));
+                });
+                ranks.barrier("behind computation", stream.id());
+                failures += failure_of(device, stream) == "no failure" ? 0 : 1;
+              });
+  return failures;
+}
+
+// A late computation before an operation is not the other ranks' fault. On a machine that is busy
+// the ranks may come to the barrier further apart than the timeout: then it is raised.
+TEST(NcclFailure, DeadlineCountsFromTheBeginningOfTheOperation) {
+  double timeout_s = 0.2;
+  while (timeout_s < 10 && failures_behind_computation(timeout_s) != 0) timeout_s *= 2;
+  EXPECT_LT(timeout_s, 10);
+}
+
+TEST(NcclFailure, AbortEndsTheOthersWork) {
+  std::atomic<int> ended = 0;
+  std::atomic<int> met = 0;
+  run_threads(2, {.timeout_s = 60, .library = FAKE_NCCL}, [&](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    ranks.barrier("both are there", stream.id());
+    device.synchronize(stream.id());
+    ++met;
+    while (met < 2) std::this_thread::yield();  // it is not the first barrier that ends
+    if (ranks.rank() == 1) return ranks.abort("the disk is full");
+    ranks.barrier("h.3", stream.id());
+    const std::string failure = failure_of(device, stream);
+    ended += failure.find("remote process exited") != std::string::npos ? 1 : 0;
+    EXPECT_NE(failure.find("h.3"), std::string::npos) << failure;
+  });
+  EXPECT_EQ(ended, 1);
+}
+
+// Exactly: bits in rank order, without NCCL's sums. Plainly: NCCL's sums, near those.
+TEST(NcclReductionChoice, PlainIsNcclsOwnAndExactIsNot) {
+  for (const NcclReduction reduction : {NcclReduction::kExact, NcclReduction::kPlain}) {
+    (void)take_counts();
+    run_threads(3, {.timeout_s = 60, .reduction = reduction, .library = FAKE_NCCL},
+                [&](Collectives& ranks, Device& device) {
+                  const Stream stream(device, "test");
+                  constexpr std::uint64_t kCount = 5000;
+                  RankArray data(device, kCount * sizeof(float));
+                  for (std::uint64_t i = 0; i < kCount; ++i)
+                    save_value(DType::kFp32, data.host().data(), i, rank_value(ranks.rank(), i));
+                  data.push(stream.id());
+                  ranks.all_reduce({.data = data.data(), .element_count = kCount, .subject = "sum"},
+                                   stream.id());
+                  data.pull(stream.id());
+                  int unequal = 0;
+                  for (std::uint64_t i = 0; i < kCount; ++i) {
+                    const float expected = expected_sum(DType::kFp32, DType::kFp32, 3, i);
+                    const float actual = load_value(DType::kFp32, data.host().data(), i);
+                    EXPECT_NEAR(actual, expected, 1e-5f * (1 + std::abs(expected)));
+                    unequal += actual != expected ? 1 : 0;
+                  }
+                  if (reduction == NcclReduction::kExact)
+                    EXPECT_EQ(unequal, 0);
+                  else
+                    EXPECT_GT(unequal, 0) << "the case shows nothing";
+                });
+    EXPECT_EQ(take_counts().reductions, reduction == NcclReduction::kExact ? 0 : 3);
+  }
+}
+
+class Version {
+ public:
+  explicit Version(const char* text) { ::setenv("FAKE_NCCL_VERSION", text, 1); }
+  ~Version() { ::unsetenv("FAKE_NCCL_VERSION"); }
+};
+// The same file by another name: a library that is open keeps the version that it had.
+std::string fake_of(const std::string& dots) {
+  const std::string path = FAKE_NCCL;
+  return path.substr(0, path.rfind('/')) + dots + path.substr(path.rfind('/'));
+}
+
+TEST(NcclLibraryTest, RegistersMemoryAsTheVersionCan) {
+  struct Case {
+    const char* version;
+    const char* dots;
+    int buffers;
+    int windows;
+  };
+  for (const Case& c : {Case{"21805", "/.", 0, 0}, Case{"21903", "/./.", 2, 0},
+                        Case{"22707", "/././.", 2, 0}, Case{"22809", "/./././.", 0, 2}}) {
+    const Version version(c.version);
+    const std::string library = fake_of(c.dots);
+    (void)take_counts();
+    std::atomic<int> arrived = 0;
+    run_threads(2, {.timeout_s = 60, .library = library}, [&](Collectives& ranks, Device& device) {
+      const DeviceBuffer memory(device, 1_MiB, "a test");
+      ranks.use_memory({memory.data(), memory.size_bytes()});
+      ++arrived;
+      while (arrived < 2) std::this_thread::yield();
+      if (ranks.rank() == 0) {
+        const fake_nccl_counts counts = take_counts();
+        EXPECT_EQ(counts.buffers, c.buffers) << c.version;
+        EXPECT_EQ(counts.windows, c.windows) << c.version;
+      }
+      const Stream stream(device, "test");
+      ranks.barrier("counted", stream.id());
+      device.synchronize(stream.id());
+      ranks.forget_memory();
+    });
+    const fake_nccl_counts counts = take_counts();
+    EXPECT_EQ(counts.buffers, -c.buffers) << c.version;
+    EXPECT_EQ(counts.windows, -c.windows) << c.version;
+  }
+}
+
+TEST(NcclLibraryTest, DeviceMemoryOfWindowsComesFromNccl) {
+  (void)take_counts();
+  {
+    const auto device =
+        make_cuda_device({.memory_bytes = 1_MiB, .memory_source = nccl_memory_source(FAKE_NCCL)});
+    const DeviceBuffer memory(*device, 4096, "a test");
+    EXPECT_EQ(take_counts().allocations, 1);
+    EXPECT_EQ(memory.data()[17], std::byte{0});
+  }
+  EXPECT_EQ(take_counts().allocations, -1);
+  const Version version("22707");
+  EXPECT_EQ(nccl_memory_source(fake_of("/././././.")).allocate, nullptr);
+}
+
+TEST(NcclLibraryTest, WhatCannotBeUsedIsSaid) {
+  const auto message = [](const std::string& path) {
+    const std::string why = why_no_nccl(path);
+    EXPECT_NE(why, "");
+    return why;
+  };
+  EXPECT_EQ(why_no_nccl(FAKE_NCCL), "");
+  EXPECT_NE(message("/nowhere/libnccl.so.2").find("/nowhere/libnccl.so.2"), std::string::npos);
+  EXPECT_NE(message("libm.so.6").find("ncclCommInitRankConfig"), std::string::npos);
+  const Version version("21602");
+  EXPECT_NE(message(fake_of("/./././././.")).find("2.16.2; install release 2.18.1"),
+            std::string::npos);
+}
+
+// Every type of element, and arrays that lie at odd places.
+TEST(NcclKernels, AreLoadedBeforeThereIsACommunicator) {
+  test::unload_fake_cuda_kernels();
+  (void)test::take_fake_cuda_late_loads();
+  run_threads(3, {.timeout_s = 60, .library = FAKE_NCCL}, [](Collectives& ranks, Device& device) {
+    const Stream stream(device, "test");
+    for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const std::uint64_t shift : {0u, 1u}) {
+        const DeviceBuffer data(device, 4096, "a test");
+        ranks.all_reduce({.data = data.data() + shift * size_of(type),
+                          .type = type,
+                          .element_count = 500,
+                          .subject = "sum"},
+                         stream.id());
+        device.synchronize(stream.id());
+      }
+    }
+  });
+  EXPECT_EQ(test::take_fake_cuda_late_loads(), std::set<std::string>());
+}
+
+// Every way in which arrays may lie, against the sum over arrays of the host.
+TEST(ExchangedSumTest, EqualsTheOrderedSum) {
+  const auto device = make_cuda_device({.memory_bytes = 64_MiB});
+  const Stream stream(*device, "test");
+  for (const std::uint32_t ranks : {1u, 2u, 5u}) {
+    for (const DType source_type : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const DType target_type : {source_type, DType::kFp32}) {
+        for (const std::uint64_t count : {1u, 7u, 8u, 64u, 1001u}) {
+          for (const std::uint64_t shift : {0u, 1u}) {
+            const std::uint64_t stride = align_up(count, 64);
+            const std::uint64_t bytes = size_of(source_type);
+            std::vector<std::vector<std::byte>> of_rank(ranks);
+            DeviceBuffer own(*device, (count + 8) * 4, "own");
+            DeviceBuffer received(*device, ranks * stride * bytes, "received");
+            DeviceBuffer target(*device, (count + 8) * 4, "target");
+            const auto rank = static_cast<std::uint32_t>(count % ranks);
+            std::vector<const void*> sources;
+            for (std::uint32_t r = 0; r < ranks; ++r) {
+              of_rank[r].resize(count * bytes);
+              for (std::uint64_t i = 0; i < count; ++i)
+                save_value(source_type, of_rank[r].data(), i, rank_value(r, i));
+              sources.push_back(of_rank[r].data());
+              std::byte* const place =
+                  r == rank ? own.data() + shift * bytes
+                            : received.data() + (r < rank ? r : r - 1) * stride * bytes;
+              std::memcpy(place, of_rank[r].data(), count * bytes);
+            }
+            std::vector<std::byte> expected(count * size_of(target_type));
+            sum_in_order_reference({.target = expected.data(),
+                                    .target_type = target_type,
+                                    .sources = sources,
+                                    .source_type = source_type,
+                                    .element_count = count});
+            make_cuda_sum (*device)({.target = target.data(),
+                                     .target_type = target_type,
+                                     .own = own.data() + shift * bytes,
+                                     .received = received.data(),
+                                     .received_stride = stride,
+                                     .source_type = source_type,
+                                     .rank = rank,
+                                     .rank_count = ranks,
+                                     .element_count = count},
+                                    stream.id());
+            device->synchronize(stream.id());
+            ASSERT_EQ(std::memcmp(target.data(), expected.data(), expected.size()), 0)
+                << ranks << " " << name_of(source_type) << " " << count << " " << shift;
+            ASSERT_EQ(target.data()[expected.size()], std::byte{0}) << "beyond the end";
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,50 @@
+// Traces with a clock of their own, built record by record or read back from a file, for tests of
+// what is made of them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/trace/trace_analysis.h"
+
+namespace sluice::test {
+
+// A trace file in memory with these records, as read_trace() gives it.
+inline TraceFile trace_of(std::vector<TraceRecord> records) {
+  TraceFile file;
+  file.path = "virtual";
+  file.records = std::move(records);
+  file.is_complete = true;
+  return file;
+}
+
+// A read or write: asked for at `begin`, at the drive from `started` to `moved`, done at `end`.
+inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
+                            std::uint64_t started, std::uint64_t moved, std::uint64_t end,
+                            std::uint8_t plane = kTraceParameters) {
+  return {.begin_ns = begin,
+          .end_ns = end,
+          .started_ns = started,
+          .moved_ns = moved,
+          .size_bytes = 4096,
+          .step = 1,
+          .unit = block,
+          .block = block,
+          .kind = kind,
+          .detail = plane};
+}
+
+inline TraceRecord span(TraceKind kind, std::uint64_t begin, std::uint64_t end,
+                        std::uint32_t unit = kTraceNone, std::uint32_t block = kTraceNone) {
+  return {.begin_ns = begin, .end_ns = end, .step = 1, .unit = unit, .block = block, .kind = kind};
+}
+
+inline TraceRecord wait(TraceReason reason, std::uint64_t begin, std::uint64_t end,
+                        std::uint32_t block = kTraceNone) {
+  TraceRecord record = span(TraceKind::kWait, begin, end, block, block);
+  record.reason = reason;
+  record.use = 0;
+  return record;
+}
+
+}  // namespace sluice::test

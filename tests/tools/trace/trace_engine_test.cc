@@ -1,0 +1,269 @@
+// Traces of the real engine over real files: what they say adds up with what the engine counted,
+// and causes that are planted are named.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "engine/run/engine_trace.h"
+#include "io/throttled_queue.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+#include "tools/trace/trace_analysis.h"
+#include "tools/trace/trace_engine.h"
+#include "tools/trace/trace_steps.h"
+#include "tools/trace/trace_summary.h"
+
+namespace sluice::test {
+namespace {
+
+std::uint64_t bytes_of(const TraceFile& file, TraceKind kind) {
+  std::uint64_t sum = 0;
+  for (const TraceRecord& record : file.records) sum += record.kind == kind ? record.size_bytes : 0;
+  return sum;
+}
+
+// The most bytes of units that were in the window at one time.
+std::uint64_t resident_bytes_max(const TraceFile& file) {
+  std::vector<std::pair<std::uint64_t, std::int64_t>> changes;
+  for (const TraceRecord& record : file.records) {
+    if (record.kind != TraceKind::kResident) continue;
+    changes.emplace_back(record.begin_ns, static_cast<std::int64_t>(record.size_bytes));
+    changes.emplace_back(record.end_ns, -static_cast<std::int64_t>(record.size_bytes));
+  }
+  std::ranges::sort(changes);
+  std::int64_t now = 0, most = 0;
+  for (const auto& [time_ns, bytes] : changes) most = std::max(most, now += bytes);
+  return static_cast<std::uint64_t>(most);
+}
+
+class TracedPolicy : public testing::TestWithParam<OverlapPolicy> {};
+
+TEST_P(TracedPolicy, AddsUpWithTheEngine) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  config.memory.device_bytes = 400_KiB;
+  config.memory.host_bytes = 2_MiB;
+  config.optimizer.overlap = GetParam();
+  if (GetParam() == OverlapPolicy::kEager) config.optimizer.clip_norm = 0;
+  const std::string path = directory.path() + "/toy.trace";
+  trace_start({.file = path});
+  const ToyResult result = run_toy(config, {.steps = 4, .micro_batches = 2, .evaluate = true});
+  EXPECT_EQ(trace_stop().lost, 0u);
+
+  const TraceFile file = read_trace(path);
+  const auto counters = nlohmann::json::parse(file.sections.at("store"));
+  EXPECT_EQ(bytes_of(file, TraceKind::kRead), counters.at("read_bytes").get<std::uint64_t>());
+  EXPECT_EQ(bytes_of(file, TraceKind::kWrite), counters.at("write_bytes").get<std::uint64_t>());
+  const auto engine = nlohmann::json::parse(file.sections.at("engine"));
+  EXPECT_GT(resident_bytes_max(file), 0u);
+  EXPECT_LE(resident_bytes_max(file), engine.at("memory").at("window_bytes").get<std::uint64_t>());
+
+  const TraceAnalysis analysis(file);
+  ASSERT_EQ(analysis.steps().size(), result.reports.size());
+  for (std::size_t i = 0; i < result.reports.size(); ++i) {
+    const StepTimes& times = result.reports[i].times;
+    const StepShare& step = analysis.steps()[i];
+    EXPECT_EQ(times.total_ns,
+              times.compute_ns + times.exposed_io_ns + times.exposed_optimizer_ns + times.other_ns);
+    EXPECT_GE(times.other_ns, 0);
+    EXPECT_GE(times.stall_ns, times.stall_for_update_ns);
+    EXPECT_GT(times.work.any_ns, 0);
+    EXPECT_LE(times.work.busy(Work::kStorage), times.work.any_ns);
+    // The trace says the same, to the nanosecond.
+    EXPECT_EQ(step.step, result.reports[i].step);
+    EXPECT_EQ(step.total_ns(), times.total_ns);
+    EXPECT_EQ(step.compute_ns, times.compute_ns);
+    EXPECT_EQ(step.exposed_io_ns, times.exposed_io_ns);
+    EXPECT_EQ(step.exposed_optimizer_ns, times.exposed_optimizer_ns);
+    EXPECT_EQ(step.other_ns, times.other_ns);
+    EXPECT_EQ(step.background_ns, static_cast<std::uint64_t>(times.work.any_ns));
+    EXPECT_EQ(step.hidden_ns(), times.hidden_ns());
+    EXPECT_DOUBLE_EQ(means_of({step}).hidden_share(), times.hidden_share());
+  }
+  for (const Stall& stall : analysis.stalls()) EXPECT_LE(stall.begin_ns, stall.end_ns);
+  std::vector<TraceAnalysis> ranks;
+  ranks.emplace_back(file);
+  EXPECT_LE(std::ranges::count(summary_of(ranks, {}), '\n'), 40);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TracedPolicy,
+                         testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                         OverlapPolicy::kEager, OverlapPolicy::kSpeculative),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+// What the section says of config and model plans the same placement again.
+TEST(TracedEngineText, PlansTheSameEngine) {
+  const TempDirectory directory;
+  Config config = toy_config(directory.path());
+  config.memory.device_bytes = 400_KiB;
+  config.memory.host_bytes = 2_MiB;
+  config.optimizer.overlap = OverlapPolicy::kDeferred;
+  config.activations = {.home = ActivationHome::kNvme, .micro_batches = 3};
+  ModelSpec spec = toy_model();
+  spec = validated(spec);
+  spec.boundary_bytes.assign(spec.forward_order.size() - 1, 8192);
+  const ModelSpec model = validated(spec);
+  const Shard shard{.index = 1, .count = 3, .keep_gathered_bytes = 40'000};
+  const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
+  const auto plan = [](const Layout& of, const ModelSpec& from, const Config& by) {
+    return plan_placement(
+        of, from, by.placement,
+        {.device_bytes = *by.memory.device_bytes, .host_bytes = *by.memory.host_bytes},
+        {.overlaps = true, .lanes = by.optimizer.lanes, .activations = by.activations});
+  };
+  const Placement placement = plan(layout, model, config);
+  const std::string text = describe_engine(config, model, layout, placement);
+  const ModelSpec model_again = model_of_trace(text);
+  const Config config_again = config_of_trace(text);
+  const Layout layout_again(model_again, state_format(config_again),
+                            config_again.storage.block_elements, {}, shard_of_trace(text));
+  const Placement again = plan(layout_again, model_again, config_again);
+  EXPECT_EQ(describe_engine(config_again, model_again, layout_again, again), text);
+  EXPECT_EQ(again.parameter_tier, placement.parameter_tier);
+  EXPECT_EQ(again.nvme_activation_bytes, placement.nvme_activation_bytes);
+  EXPECT_GT(again.nvme_activation_bytes, 0u);
+  EXPECT_LT(layout_again.unit(UnitId{0}).shard_elements,
+            layout_again.unit(UnitId{0}).element_count);
+  EXPECT_EQ(again.record_tier, placement.record_tier);
+}
+
+// Eight units of 64 Ki parameters each in emulated computation.
+struct Plant {
+  OverlapPolicy policy = OverlapPolicy::kDeferred;
+  std::uint64_t compute_ns = 0;  // of each use
+  ThrottleOptions throttle = {};
+  std::optional<std::uint32_t> lanes = {};
+  std::uint64_t elements = 64 << 10;
+  TierChoice home = TierChoice::kNvme;
+  std::uint64_t pause_ns = 0;     // before each step
+  bool changes_schedule = false;  // the last step's forward begins with the last unit
+};
+
+TraceFile planted(const Plant& plant) {
+  const TempDirectory directory;
+  ModelSpec model;
+  for (int i = 0; i < 8; ++i)
+    model.units.push_back(
+        {.name = "u" + std::to_string(i),
+         .tensors = {{.name = "t" + std::to_string(i), .shape = {plant.elements}}}});
+  model = validated(model);
+  Config config;
+  config.optimizer.overlap = plant.policy;
+  config.optimizer.lanes = plant.lanes;
+  config.placement = {plant.home, plant.home};
+  config.storage.paths = {directory.path()};
+  config.storage.block_elements = 64 << 10;
+  config.memory.device_bytes = 5 * plant.elements * 2 + 64_KiB;
+  config.threads = 1;
+  const std::string path = directory.path() + "/plant.trace";
+  trace_start({.file = path});
+  {
+    const auto device =
+        make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_throttled_queue(std::move(queue), plant.throttle);
+    });
+    engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
+      std::ranges::fill(values, 0.5f);
+    });
+    const Stream stream(*device, "compute");
+    for (int i = 0; i < 3; ++i) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(plant.pause_ns));
+      Step step = engine.begin_step({.learning_rate = 1e-3});
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        std::vector<UnitId> order =
+            pass == Pass::kForward ? model.forward_order : model.backward_order;
+        if (plant.changes_schedule && i == 2 && pass == Pass::kForward)
+          std::ranges::rotate(order, order.end() - 1);
+        for (const UnitId unit : order) {
+          const Lease lease = step.acquire(unit, pass, stream);
+          if (plant.compute_ns != 0) device->occupy(stream.id(), plant.compute_ns);
+        }
+      }
+      (void)step.finish();
+    }
+    engine.drain();
+  }
+  EXPECT_EQ(trace_stop().lost, 0u);
+  return read_trace(path);
+}
+
+constexpr std::uint64_t kMs = 1'000'000;
+
+// The cause that most time goes to. On a busy machine that may be another one: then the run is
+// repeated.
+void expect_largest(StallCause cause, const Plant& plant) {
+  std::string_view largest;
+  for (int attempt = 0; attempt < 5 && largest != name_of(cause); ++attempt) {
+    const TraceFile file = planted(plant);
+    const TraceAnalysis analysis(file);
+    const auto groups = group_stalls(analysis);
+    ASSERT_FALSE(groups.empty());
+    largest = name_of(groups[0].cause);
+  }
+  EXPECT_EQ(largest, name_of(cause));
+}
+
+TEST(PlantedCause, AThrottledDrive) {
+  expect_largest(StallCause::kBandwidth, {.throttle = {.read_bytes_per_second = 40'000'000,
+                                                       .write_bytes_per_second = 40'000'000,
+                                                       .duplex = Duplex::kHalf}});
+}
+
+// Under serial nothing is under way when a step begins: its first read, and no other, is late. The
+// pause takes the update before out of sight.
+TEST(PlantedCause, OneLatePrefetch) {
+  std::uint64_t late_ns = 0, other_ns = 0;  // on a machine under load, others may be late too
+  for (int attempt = 0; attempt < 5 && late_ns <= other_ns; ++attempt) {
+    const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
+                                    .compute_ns = 30 * kMs,
+                                    .throttle = {.latency_ns = 20 * kMs},
+                                    .pause_ns = 100 * kMs});
+    const TraceAnalysis analysis(file);
+    late_ns = other_ns = 0;
+    for (const Stall& stall : analysis.stalls()) {
+      if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
+      const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
+      (is_planted ? late_ns : other_ns) += stall.duration_ns();
+    }
+  }
+  EXPECT_GT(late_ns, other_ns);
+}
+
+TEST(PlantedCause, AStarvedPool) {
+  expect_largest(StallCause::kNoBuffer, {.throttle = {.latency_ns = 10 * kMs}, .lanes = 1});
+}
+
+TEST(PlantedCause, AChangedSchedule) {
+  const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
+                                  .throttle = {.latency_ns = 20 * kMs},
+                                  .changes_schedule = true});
+  const TraceAnalysis analysis(file);
+  const auto is_first_use_of_last_unit = [](const Stall& stall) {
+    return stall.cause == StallCause::kSchedule && stall.record->step == 3 &&
+           stall.record->use == 0;
+  };
+  EXPECT_TRUE(std::ranges::any_of(analysis.stalls(), is_first_use_of_last_unit));
+  for (const Stall& stall : analysis.stalls()) {
+    if (stall.record->step < 3) {
+      EXPECT_NE(stall.cause, StallCause::kSchedule);
+    }
+  }
+}
+
+TEST(PlantedCause, ASlowAdam) {
+  // Computation hides the copies; nothing hides the update.
+  expect_largest(StallCause::kAdam, {.policy = OverlapPolicy::kSerial,
+                                     .compute_ns = 5 * kMs,
+                                     .elements = 2 << 20,
+                                     .home = TierChoice::kHost});
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,132 @@
+// Predictions from traces whose steps are set by hand to what the model makes of them: when the
+// model is trusted, and that what it predicts is a time.
+#include "tools/trace/trace_whatif.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+#include "tools/trace/trace_steps.h"
+
+namespace sluice::test {
+namespace {
+
+class WhatIfTest : public testing::Test {
+ protected:
+  WhatIfTest() {
+    Config config = toy_config(directory_.path());
+    config.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config.memory.device_bytes = 400_KiB;
+    config.memory.host_bytes = 2_MiB;
+    config.optimizer.overlap = OverlapPolicy::kDeferred;
+    const std::string path = directory_.path() + "/toy.trace";
+    trace_start({.file = path});
+    (void)run_toy(config, {.steps = 5});
+    (void)trace_stop();
+    file_ = read_trace(path);
+    // As long as computation takes alone is a length that the model explains, at least.
+    const StepMeans means = means_of(steady_steps(TraceAnalysis(file_)));
+    replayed_s_ = replayed(means.total_s);
+  }
+
+  // The same trace, all of its steps that long.
+  TraceFile with_steps_of(double step_s) const {
+    TraceFile file = file_;
+    for (TraceRecord& record : file.records) {
+      if (record.kind == TraceKind::kStep)
+        record.end_ns = record.begin_ns + static_cast<std::uint64_t>(step_s * 1e9);
+    }
+    return file;
+  }
+
+  // What the model says of the recorded step, from the refusal or the prediction: rates come from
+  // the other records, so it does not depend on the steps' length.
+  double replayed(double step_s) const {
+    for (double length_s = step_s;; length_s *= 1.2) {
+      const TraceFile file = with_steps_of(length_s);
+      try {
+        return what_if(TraceAnalysis(file), {}).replayed.step_s;
+      } catch (const Error&) {
+        if (length_s > 1000 * step_s) throw;
+      }
+      const TraceFile shorter = with_steps_of(step_s * step_s / length_s);
+      try {
+        return what_if(TraceAnalysis(shorter), {}).replayed.step_s;
+      } catch (const Error&) {
+        continue;
+      }
+    }
+  }
+
+  const TempDirectory directory_;
+  TraceFile file_;
+  double replayed_s_ = 0;
+};
+
+TEST_F(WhatIfTest, AModelThatIsFarOffPredictsNothing) {
+  for (const double error : {-0.24, -0.1, 0.0, 0.1, 0.24}) {
+    const TraceFile file = with_steps_of(replayed_s_ / (1 + error));
+    const TraceAnalysis analysis(file);
+    const WhatIf same = what_if(analysis, {});
+    EXPECT_NEAR(same.error(), error, 1e-3);
+    EXPECT_NEAR(same.predicted_s, same.measured_s, 1e-6 * same.measured_s);
+    // However much faster everything gets, a step takes time, and no more than before.
+    const WhatIf fast =
+        what_if(analysis, {"compute=1000x", "nvme=1000x", "copy=1000x", "adam=1000x"});
+    EXPECT_GT(fast.predicted_s, 0);
+    EXPECT_LT(fast.predicted_s, same.predicted_s);
+  }
+  for (const double error : {-0.5, -0.26, 0.26, 0.954, 10.0}) {
+    const TraceFile file = with_steps_of(replayed_s_ / (1 + error));
+    const std::string message = expect_error(
+        ErrorCode::kInput, [&] { (void)what_if(TraceAnalysis(file), {"compute=4x"}); });
+    EXPECT_NE(message.find("where at most 25 % is good enough"), std::string::npos) << message;
+  }
+}
+
+TEST_F(WhatIfTest, StepsThatTookNoTimeAreRefused) {
+  const TraceFile file = with_steps_of(0);
+  const std::string message =
+      expect_error(ErrorCode::kInput, [&] { (void)what_if(TraceAnalysis(file), {}); });
+  EXPECT_NE(message.find("took no time"), std::string::npos) << message;
+}
+
+// A description that asks for more than any run has is refused before anything is planned for it.
+TEST_F(WhatIfTest, RefusesImplausibleDescriptions) {
+  const nlohmann::json engine = nlohmann::json::parse(file_.sections.at("engine"));
+  const auto refuse = [&](const char* place, const nlohmann::json& value) {
+    nlohmann::json changed = engine;
+    changed[nlohmann::json::json_pointer(place)] = value;
+    TraceFile file = file_;
+    file.sections["engine"] = changed.dump();
+    const std::string message =
+        expect_error(ErrorCode::kInput, [&] { (void)what_if(TraceAnalysis(file), {}); });
+    EXPECT_NE(message.find("damaged"), std::string::npos) << place << ": " << message;
+  };
+  constexpr std::uint64_t kHuge = std::uint64_t{1} << 63;
+  refuse("/units/0/tensors/0/elements", kHuge);
+  refuse("/units/0/tensors/0/elements", std::uint64_t{1} << 47);  // in blocks of a few Ki
+  refuse("/units/0/tensors/0/elements", -1);
+  refuse("/units/0/tensors/0/elements", 1.5);
+  refuse("/block_elements", kHuge);
+  refuse("/shard/count", 0);
+  refuse("/shard/count", kHuge);
+  refuse("/shard/index", 1);
+  refuse("/concurrent_leases", kHuge);
+  refuse("/forward_order", nlohmann::json::array());
+  refuse("/forward_order/0", -1);
+  refuse("/config/parameters", 3);
+  refuse("/config/optimizer", 5);
+  refuse("/config/parameter_placement", 4);
+  refuse("/config/lanes", kHuge);
+  refuse("/config/host_bytes", kHuge);
+  refuse("/config/activations/home", 4);
+  refuse("/config/activations/micro_batches", kHuge);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,312 @@
+#include "tools/bench/gpu_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+
+#include "base/aligned_buffer.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/bound/bound.h"
+#include "engine/store/storage_queue.h"
+#include "tools/bench/io_bench.h"
+#include "tools/gpt/model/counter_random.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/device_trainer.h"
+#include "tools/report/plan_rates.h"
+
+namespace sluice {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Page-locked host memory. `device` must outlive it.
+class LockedMemory {
+ public:
+  LockedMemory(Device& device, std::uint64_t size_bytes)
+      : device_(device), buffer_(size_bytes, "a benchmark") {
+    device_.register_host_memory(buffer_.span());
+  }
+  LockedMemory(const LockedMemory&) = delete;
+  LockedMemory& operator=(const LockedMemory&) = delete;
+  ~LockedMemory() { device_.unregister_host_memory(buffer_.span()); }
+
+  std::byte* data() const { return buffer_.data(); }
+
+ private:
+  Device& device_;
+  AlignedBuffer buffer_;
+};
+
+// As the engine copies: pieces on a stream for each direction, an event behind each piece.
+double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {
+  const Stream up(device, "up", StreamPriority::kHigh);
+  const Stream down(device, "down", StreamPriority::kHigh);
+  const Event copied(device);
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::uint64_t offset = 0; offset < options.size_bytes; offset += options.piece_bytes) {
+    const std::uint64_t piece = std::min(options.piece_bytes, options.size_bytes - offset);
+    if (ends.host_up != nullptr) {
+      device.copy(ends.device_up + offset, ends.host_up + offset, piece, up.id());
+      device.record(copied.id(), up.id());
+    }
+    if (ends.host_down != nullptr) {
+      device.copy(ends.host_down + offset, ends.device_down + offset, piece, down.id());
+      device.record(copied.id(), down.id());
+    }
+  }
+  device.synchronize(up.id());
+  device.synchronize(down.id());
+  return seconds_since(begin);
+}
+
+}  // namespace
+
+GpuSpread gpu_spread(std::vector<double> values) {
+  SLUICE_CHECK(!values.empty(), "a spread of something");
+  std::sort(values.begin(), values.end());
+  return {.median = values[values.size() / 2], .least = values.front(), .most = values.back()};
+}
+
+std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
+                                    const PlainCopies& plain) {
+  const LockedMemory host_up(device, options.size_bytes);
+  const LockedMemory host_down(device, options.size_bytes);
+  const DeviceBuffer device_up(device, options.size_bytes, "a benchmark's copies up");
+  const DeviceBuffer device_down(device, options.size_bytes, "a benchmark's copies down");
+  const PlainCopy both{.host_up = host_up.data(),
+                       .device_up = device_up.data(),
+                       .host_down = host_down.data(),
+                       .device_down = device_down.data()};
+  const PlainCopy up{.host_up = both.host_up, .device_up = both.device_up};
+  const PlainCopy down{.host_down = both.host_down, .device_down = both.device_down};
+  std::vector<CopyBench> results;
+  for (const auto& [name, ends] : {std::pair{"up", up}, {"down", down}, {"both", both}}) {
+    const double ways = std::strcmp(name, "both") == 0 ? 2 : 1;
+    const double gigabytes = ways * static_cast<double>(options.size_bytes) * 1e-9;
+    std::vector<double> rates;
+    std::vector<double> plain_rates;
+    std::vector<double> percents;
+    (void)device_copies_s(device, ends, options);
+    for (unsigned round = 0; round < options.rounds; ++round) {
+      rates.push_back(gigabytes / device_copies_s(device, ends, options));
+      plain_rates.push_back(gigabytes / plain(ends));
+      percents.push_back(100 * rates.back() / plain_rates.back());
+    }
+    results.push_back({.direction = name,
+                       .gb_per_s = gpu_spread(rates),
+                       .plain_gb_per_s = gpu_spread(plain_rates),
+                       .percent = gpu_spread(percents)});
+  }
+  return results;
+}
+
+AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
+                                  unsigned rounds) {
+  const Stream stream(device, "benchmark");
+  const Event begin(device);
+  const Event end(device);
+  const auto array = [&](std::uint64_t element_bytes) {
+    return DeviceBuffer(device, parameters * element_bytes, "a benchmark's state");
+  };
+  const DeviceBuffer parameter = array(2);
+  const DeviceBuffer low = array(2);
+  const DeviceBuffer exp_avg = array(4);
+  const DeviceBuffer exp_avg_sq = array(4);
+  const DeviceBuffer gradient = array(2);
+  const DeviceBuffer flag(device, sizeof(std::uint32_t), "a benchmark's flag");
+  const DeviceUpdate update{.parameter_type = DType::kBf16,
+                            .gradient_type = DType::kBf16,
+                            .parameter = parameter.data(),
+                            .low = reinterpret_cast<std::int16_t*>(low.data()),
+                            .exp_avg = reinterpret_cast<float*>(exp_avg.data()),
+                            .exp_avg_sq = reinterpret_cast<float*>(exp_avg_sq.data()),
+                            .gradient = gradient.data(),
+                            .element_count = parameters,
+                            .non_finite = reinterpret_cast<std::uint32_t*>(flag.data())};
+  const AdamCoefficients coefficients = adam_coefficients({}, 1e-3, 10, 1.0f);
+  // Nanoseconds on the stream.
+  const auto time = [&](const auto& work) {
+    device.record(begin.id(), stream.id());
+    work();
+    device.record(end.id(), stream.id());
+    device.synchronize(end.id());
+    return static_cast<double>(std::max<std::int64_t>(device.elapsed_ns(begin.id(), end.id()), 1));
+  };
+  const auto adam = [&] { math.update(coefficients, update, stream.id()); };
+  const auto copy = [&] {
+    device.copy(exp_avg_sq.data(), exp_avg.data(), exp_avg.size_bytes(), stream.id());
+  };
+  std::vector<double> rates;
+  std::vector<double> copy_rates;
+  std::vector<double> percents;
+  (void)time(adam);
+  (void)time(copy);
+  for (unsigned round = 0; round < rounds; ++round) {
+    rates.push_back(static_cast<double>(parameters * kAdamBytesPerParameter) / time(adam));
+    copy_rates.push_back(static_cast<double>(2 * exp_avg.size_bytes()) / time(copy));
+    percents.push_back(100 * rates.back() / copy_rates.back());
+  }
+  return {.parameters = parameters,
+          .gb_per_s = gpu_spread(rates),
+          .copy_gb_per_s = gpu_spread(copy_rates),
+          .percent = gpu_spread(percents)};
+}
+
+void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count) {
+  const gpt::CounterRandom random(1, "tokens");
+  std::ofstream file(path, std::ios::binary);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto token = static_cast<std::uint16_t>(random.bits(i) % vocabulary);
+    file.write(reinterpret_cast<const char*>(&token), sizeof(token));
+  }
+  if (!file.flush()) throw Error(ErrorCode::kInput, "cannot write \"" + path + "\"");
+}
+
+namespace {
+
+// The passes of a step over parameters that stay where they are: all blocks share one block's, so
+// that a model of any size fits.
+double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device& device,
+                      gpt::DeviceOps& ops, gpt::DeviceGpt& gpt, unsigned steps) {
+  const ModelSpec spec = gpt::gpt_model_spec(config.model);
+  const Stream stream(device, "benchmark");
+  const auto unit_memory = [&](const UnitSpec& unit, DType type, std::vector<std::byte*>& tensors) {
+    std::uint64_t size_bytes = 0;
+    for (const TensorSpec& tensor : unit.tensors)
+      size_bytes += align_up(tensor.element_count() * size_of(type), 256);
+    DeviceBuffer memory(device, size_bytes, "a benchmark's unit");
+    std::byte* next = memory.data();
+    for (const TensorSpec& tensor : unit.tensors) {
+      tensors.push_back(next);
+      next += align_up(tensor.element_count() * size_of(type), 256);
+    }
+    return memory;
+  };
+  std::vector<DeviceBuffer> memory;
+  std::vector<std::vector<std::byte*>> parameters(3);  // embedding, any block, head
+  std::vector<std::vector<std::byte*>> gradients(3);
+  const auto kind_of = [&](UnitId unit) {
+    const std::uint32_t i = index_of(unit);
+    return i == 0 ? 0u : i <= config.model.layers ? 1u : 2u;
+  };
+  for (const std::uint32_t unit : {0u, 1u, config.model.layers + 1}) {
+    const std::uint32_t kind = kind_of(UnitId{unit});
+    memory.push_back(unit_memory(spec.units[unit], ops.type(), parameters[kind]));
+    memory.push_back(unit_memory(spec.units[unit], ops.gradient_type(), gradients[kind]));
+  }
+  const auto constant = [&](UnitId unit) {
+    const auto& tensors = parameters[kind_of(unit)];
+    return std::vector<const std::byte*>(tensors.begin(), tensors.end());
+  };
+  std::vector<double> times;
+  for (unsigned step = 0; step <= steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::uint32_t micro_batch = 0; micro_batch < config.micro_batches; ++micro_batch) {
+      const TokenBatch batch = dataset.training_batch(step, micro_batch);
+      gpt.start(gpt::DeviceGpt::Mode::kTraining, batch.tokens, batch.targets, stream.id());
+      for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
+        gpt.forward(use, constant(spec.forward_order[use]), stream.id());
+      for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
+        gpt.backward(use, constant(spec.backward_order[use]),
+                     gradients[kind_of(spec.backward_order[use])], stream.id());
+    }
+    device.synchronize(stream.id());
+    if (step != 0) times.push_back(seconds_since(begin));
+  }
+  return gpu_spread(times).median;
+}
+
+// T_min of a step whose passes take `compute_s` alone. How that is spread over the units is of no
+// consequence: a third to the forward pass, each use the same.
+double minimum_step_s(const TrainConfig& config, const Engine& engine, double compute_s,
+                      Rates rates) {
+  const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
+  const Schedule schedule = training_schedule(model, config.micro_batches);
+  const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
+  rates.units.assign(model.units.size(), {.forward_s = use_s, .backward_s = 2 * use_s});
+  const Placement& placement = engine.placement();
+  const WindowPlan window = plan_window(schedule, window_unit_bytes(engine.layout(), placement),
+                                        placement.window_bytes, model.concurrent_leases);
+  return minimum_step(StepShape{engine.layout(), placement, schedule, window, rates}).step_s;
+}
+
+constexpr std::uint64_t kDriveRequestBytes = 4_MiB;
+constexpr std::uint32_t kDriveDepth = 16;
+
+// Small, of both signs, and cheap: the values do not matter, that they differ does.
+void fill_cheaply(std::uint64_t first, std::span<float> values) {
+  for (std::uint64_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t hash = (first + i) * 0x9e3779b97f4a7c15u;
+    values[i] = (static_cast<float>(hash >> 40) * 0x1p-24f - 0.5f) * 0.06f;
+  }
+}
+
+}  // namespace
+
+void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates) {
+  IoBench drive({.paths = {path},
+                 .file_bytes = file_bytes,
+                 .request_bytes_max = kDriveRequestBytes,
+                 .depth_max = kDriveDepth},
+                [](std::span<std::byte> memory, std::span<const int> files) {
+                  std::string note;
+                  return open_io_queue({}, {.memory = memory, .files = files}, note);
+                });
+  const auto rate = [&](IoPattern pattern) {
+    const IoMeasurement measured = drive.measure(
+        {.pattern = pattern, .request_bytes = kDriveRequestBytes, .depth = kDriveDepth});
+    return static_cast<double>(measured.bytes) / measured.seconds;
+  };
+  const double read = rate(IoPattern::kRead);
+  const double write = rate(IoPattern::kWrite);
+  set_storage_rates(read, write, 2 / rate(IoPattern::kMixed) / (1 / read + 1 / write), rates);
+}
+
+StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
+                         unsigned steps, Rates rates) {
+  const Dataset dataset(config);
+  gpt::DeviceGpt gpt(config.model, {.batch = config.sequences, .sequence = config.model.context},
+                     device, ops);
+  StepBench result;
+  result.activation_bytes = gpt.activation_bytes();
+  result.compute_step_s = compute_step_s(config, dataset, device, ops, gpt, steps);
+  Engine engine(config.engine, gpt::gpt_model_spec(config.model), device);
+  engine.initialize([](const TensorPlace&, std::uint64_t first, std::span<float> values) {
+    fill_cheaply(first, values);
+  });
+  DeviceTrainer trainer(config, dataset, engine, device, gpt);
+  // The first fills what later ones find full; the last one's update ends after it, so that every
+  // counted step pays for one.
+  (void)trainer.train_step(0);
+  std::vector<double> times;
+  std::vector<double> stalls;
+  PhaseMarks marks;
+  for (unsigned step = 1; step <= steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const TrainedStep trained = trainer.train_step(step);
+    times.push_back(seconds_since(begin));
+    raise_marks(marks, trained.report.buffers);
+    stalls.push_back(static_cast<double>(trained.report.stall_ns) * 1e-9);
+  }
+  engine.drain();
+  result.step_s = gpu_spread(times);
+  result.stall_s = gpu_spread(stalls).median;
+  result.tokens_per_s = static_cast<double>(std::uint64_t{config.sequences} * config.micro_batches *
+                                            config.model.context) /
+                        result.step_s.median;
+  result.percent_of_compute = 100 * result.compute_step_s / result.step_s.median;
+  result.device_pool_bytes = engine.placement().device_bytes();
+  result.host_pool_bytes = engine.placement().host_bytes();
+  result.nvme_bytes = engine.placement().nvme_bytes();
+  for (std::size_t phase = 0; phase < kStepPhases; ++phase)
+    result.device_most_bytes[phase] = marks[phase].most(Tier::kDevice);
+  result.t_min_s = minimum_step_s(config, engine, result.compute_step_s, std::move(rates));
+  result.percent_of_t_min = 100 * result.t_min_s / result.step_s.median;
+  return result;
+}
+
+}  // namespace sluice

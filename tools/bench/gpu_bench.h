@@ -1,0 +1,95 @@
+// Measurements of a GPU and of training on it: copies between host and device, the optimizer's
+// kernel against the device's memory, and steps of GPT-2 with its state in several places. They
+// take any device, so that tests run them on the host. Thread rule: one measurement at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/bound/step_cost.h"
+#include "engine/plan/pool_meter.h"
+#include "gpu/math/device_math.h"
+#include "tools/gpt/model/device_ops.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// Median and extremes of the rounds.
+struct GpuSpread {
+  double median = 0;
+  double least = 0;
+  double most = 0;
+};
+GpuSpread gpu_spread(std::vector<double> values);
+
+struct CopyBench {
+  std::string direction;     // "up", "down", "both"
+  GpuSpread gb_per_s;        // through the Device, as the engine copies; both: of both together
+  GpuSpread plain_gb_per_s;  // the same bytes by the plain loop, in the same rounds
+  GpuSpread percent;         // of the ratios within a round
+};
+
+struct CopyBenchOptions {
+  std::uint64_t size_bytes = 0;  // each way
+  std::uint64_t piece_bytes = 0;
+  unsigned rounds = 0;
+};
+// Copies `up` and `down` of so many bytes by a plain loop; returns seconds.
+struct PlainCopy {
+  std::byte* host_up = nullptr;  // null = not this way
+  std::byte* device_up = nullptr;
+  std::byte* host_down = nullptr;
+  std::byte* device_down = nullptr;
+};
+using PlainCopies = std::function<double(const PlainCopy& ends)>;
+std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
+                                    const PlainCopies& plain);
+
+// AdamW over bf16 parameters with a split master and bf16 gradients: parameter, low half, both
+// moments and gradient are read, all but the last are written.
+inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
+struct AdamKernelBench {
+  std::uint64_t parameters = 0;
+  GpuSpread gb_per_s;
+  GpuSpread copy_gb_per_s;  // device to device, bytes read and written
+  GpuSpread percent;        // of the ratios within a round
+
+  double parameters_per_s() const { return gb_per_s.median * 1e9 / kAdamBytesPerParameter; }
+};
+AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
+                                  unsigned rounds);
+
+// Steps of `config` with an engine, after one that is not counted.
+struct StepBench {
+  double tokens_per_s = 0;  // the median step
+  GpuSpread step_s;
+  double stall_s = 0;         // of the median step
+  double compute_step_s = 0;  // the same passes alone: nothing moves, nothing is updated
+  double percent_of_compute = 0;
+  // The busy time of the scarcest resource (engine/bound/bound.h), and what the median step is of
+  // it.
+  double t_min_s = 0;
+  double percent_of_t_min = 0;
+  // Of the engine, in use at most.
+  std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
+  std::uint64_t device_pool_bytes = 0;
+  std::uint64_t host_pool_bytes = 0;
+  std::uint64_t nvme_bytes = 0;
+  std::uint64_t activation_bytes = 0;
+};
+// Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for it.
+// `rates` of storage, copies and the optimizer; computation's is measured.
+StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
+                         unsigned steps, Rates rates);
+
+// The drive under `path`, reading, writing and both, in `rates`. The file there has no name.
+// Fails with: kNoSpace, kInput, kIo.
+void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
+
+// Writes random tokens below `vocabulary` (uint16) to `path`.
+void write_random_tokens(const std::string& path, std::uint32_t vocabulary, std::uint64_t count);
+
+}  // namespace sluice

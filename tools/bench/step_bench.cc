@@ -1,0 +1,184 @@
+#include "tools/bench/step_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "base/units.h"
+#include "cpu_optim/cpu_optimizer.h"
+#include "tools/bench/bench_adam.h"
+
+namespace sluice {
+namespace {
+
+// Gradients of two units.
+constexpr std::uint64_t kGradientSlots = 2;
+
+ModelSpec model_of(const StepBenchModel& bench) {
+  ModelSpec model;
+  for (std::uint32_t i = 0; i < bench.units; ++i)
+    model.units.push_back({.name = fmt::format("unit.{}", i),
+                           .tensors = {{.name = fmt::format("unit.{}.weight", i),
+                                        .shape = {div_ceil(bench.parameters, bench.units)}}}});
+  return validated(model);
+}
+
+Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPolicy policy) {
+  Config config;
+  config.optimizer.overlap = policy;
+  // Eager has to do without; for the others it is on, and never bites.
+  config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1e30;
+  config.storage.paths = {bench.path};
+  const std::uint64_t unit_bytes =
+      align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
+  const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
+  const Layout layout(model, state_format(config), {});
+  const auto tenth = static_cast<std::uint32_t>(layout.blocks().size() / 10);
+  config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
+  config.memory.device_bytes =
+      (window_units + kGradientSlots) * align_up(unit_bytes, kStorageAlignBytes);
+  config.threads = bench.threads;
+  config.placement.parameters = config.placement.optimizer = TierChoice::kNvme;
+  if (bench.memory_share == 0) return config;
+  config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
+  if (bench.memory_share == 1) return config;
+  // What the engine needs with all on storage, and the share on top of it.
+  const Placement bare = plan_placement(
+      layout, model, {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme},
+      {.device_bytes = *config.memory.device_bytes, .host_bytes = UINT64_MAX},
+      pass_needs(config, layout, /*ranks=*/1, /*fills_device=*/false));
+  config.memory.host_bytes =
+      bare.host_bytes() +
+      static_cast<std::uint64_t>(bench.memory_share * static_cast<double>(layout.state_bytes()));
+  config.placement.parameters = config.placement.optimizer = TierChoice::kAuto;
+  return config;
+}
+
+// Some value in [-0.02, 0.02] for each element.
+float initial_value(std::uint64_t tensor, std::uint64_t element) {
+  const std::uint64_t mixed = (tensor << 40 ^ element) * 0x9e3779b97f4a7c15u;
+  return (static_cast<float>(mixed >> 40) * 0x1p-23f - 1) * 0.02f;
+}
+
+// Bytes a second that the worker went through between the two.
+double counted_rate(const TraceCounts& before, const TraceCounts& after, TraceKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  const std::uint64_t busy_ns = after[index].busy_ns - before[index].busy_ns;
+  const std::uint64_t size_bytes = after[index].size_bytes - before[index].size_bytes;
+  return busy_ns == 0 ? 0 : static_cast<double>(size_bytes) * 1e9 / static_cast<double>(busy_ns);
+}
+
+std::uint64_t as_ns(double seconds) {
+  return static_cast<std::uint64_t>(std::llround(seconds * 1e9));
+}
+
+}  // namespace
+
+StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Rates& rates)
+    : policy_(policy), rates_(rates), model_(model_of(bench)) {
+  const Config config = config_of(bench, model_, policy);
+  SLUICE_CHECK(rates.up_bytes_per_second == rates.down_bytes_per_second,
+               "the host device's bus has one rate");
+  device_ = make_host_device(
+      {.memory_bytes = *config.memory.device_bytes,
+       .copy_bytes_per_second = static_cast<std::uint64_t>(rates.up_bytes_per_second)});
+  const ThrottleOptions throttle{
+      .read_bytes_per_second = static_cast<std::uint64_t>(rates.read_bytes_per_second),
+      .write_bytes_per_second = static_cast<std::uint64_t>(rates.write_bytes_per_second),
+      .duplex = rates.duplex,
+      .latency_ns = as_ns(rates.latency_s)};
+  engine_ = std::make_unique<Engine>(config, model_, *device_, [&](std::unique_ptr<IoQueue> drive) {
+    auto throttled = make_throttled_queue(std::move(drive), throttle);
+    throttle_ = throttled.get();
+    return throttled;
+  });
+  engine_->initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+    for (std::uint64_t i = 0; i < values.size(); ++i)
+      values[i] = initial_value(index_of(tensor.id), first + i);
+  });
+  stream_ = Stream(*device_, "compute");
+}
+
+StepBench::~StepBench() = default;
+
+std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
+  std::vector<MeasuredStep> steps;
+  const TraceCounts before = trace_counts();
+  std::uint64_t begin_ns = steady_now_ns();
+  for (unsigned i = 0; i <= warm + measured; ++i) {
+    const std::uint64_t now_ns = steady_now_ns();
+    if (i > 0) steps.back().step_s = static_cast<double>(now_ns - begin_ns) * 1e-9;
+    begin_ns = now_ns;
+    steps.push_back({.report = step()});
+  }
+  engine_->drain();
+  const StateFormat& format = engine_->layout().format();
+  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  const TraceCounts after = trace_counts();
+  cpu_rates_ = {.adam = counted_rate(before, after, TraceKind::kAdam) / state_bytes,
+                .norm = counted_rate(before, after, TraceKind::kNorm) /
+                        static_cast<double>(format.gradient_bytes())};
+  return {steps.begin() + warm, steps.end() - 1};
+}
+
+StepReport StepBench::step() {
+  Step step = engine_->begin_step({.learning_rate = 1e-3});
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const UnitId unit :
+         pass == Pass::kForward ? model_.forward_order : model_.backward_order) {
+      const Lease lease = step.acquire(unit, pass, stream_);
+      const UnitTime& time = rates_.units[index_of(unit)];
+      device_->occupy(stream_.id(),
+                      as_ns(pass == Pass::kForward ? time.forward_s : time.backward_s));
+    }
+  }
+  return step.finish();
+}
+
+template <class Function>
+StepCost StepBench::with_shape(const Rates& rates, const Function& function) const {
+  const Layout& layout = engine_->layout();
+  const Placement& placement = engine_->placement();
+  const Schedule schedule = training_schedule(model_, 1);
+  const WindowPlan window = plan_window(schedule, window_unit_bytes(layout, placement),
+                                        placement.window_bytes, model_.concurrent_leases);
+  return function(StepShape{layout, placement, schedule, window, rates});
+}
+
+StepCost StepBench::bound(const Rates& rates) const {
+  return with_shape(rates, [&](const StepShape& shape) { return bound_step(shape, policy_); });
+}
+
+StepCost StepBench::minimum(const Rates& rates) const {
+  return with_shape(rates, [](const StepShape& shape) { return minimum_step(shape); });
+}
+
+double ideal_storage_s(const Rates& rates, std::uint64_t parameters) {
+  const auto count = static_cast<double>(parameters);
+  const double read_s = 14 * count / rates.read_bytes_per_second;
+  const double write_s = 12 * count / rates.write_bytes_per_second;
+  return rates.duplex == Duplex::kHalf ? read_s + write_s : std::max(read_s, write_s);
+}
+
+CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads) {
+  const BenchCase& split = kBenchCases[1];
+  const BenchResult update = bench_adam(
+      split, {.parameters = parameters, .threads = threads, .rounds = 3}, [](unsigned) {});
+  CpuOptimizer optimizer(threads);
+  const std::vector<std::uint16_t> gradient(parameters, 0x3c00);
+  std::vector<double> rates;
+  for (int round = 0; round < 3; ++round) {
+    NormAccumulator norm;
+    const std::uint64_t begin_ns = steady_now_ns();
+    optimizer.add_squared_norm(DType::kBf16, gradient.data(), parameters, norm);
+    rates.push_back(static_cast<double>(parameters) * 1e9 /
+                    static_cast<double>(steady_now_ns() - begin_ns));
+  }
+  std::ranges::sort(rates);
+  return {.adam = update.parameters_per_s.median, .norm = rates[1]};
+}
+
+}  // namespace sluice

@@ -1,0 +1,90 @@
+// The engine under emulated computation: a model of equal units on a host device whose compute
+// stream is busy for stated times, storage behind a throttled queue, everything else real. So the
+// limits of a step are known exactly, whatever the machine's drive and processor do, and its time
+// can be held against them.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/trace/trace.h"
+#include "engine/bound/bound.h"
+#include "engine/engine.h"
+#include "gpu/host_device.h"
+#include "io/throttled_queue.h"
+
+namespace sluice {
+
+struct StepBenchModel {
+  std::uint64_t parameters = 0;
+  std::uint32_t units = 0;
+  std::string path;                    // of the storage
+  std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
+  // Of the state; 0 = all of it on storage, 1 = all of it in host memory.
+  double memory_share = 0;
+  unsigned threads = 0;            // of the optimizer; 0 = the granted cores
+  std::uint32_t window_units = 3;  // that the device window has room for
+  bool window_holds_all = false;   // or all of them
+};
+
+// Adam and gradient norms: parameters a second.
+struct CpuRates {
+  double adam = 0;
+  double norm = 0;
+};
+
+// A step's time, and what the engine says of it.
+struct MeasuredStep {
+  double step_s = 0;  // from its begin_step to the next
+  StepReport report;
+};
+
+class StepBench {
+ public:
+  // `rates` holds the throttles and the emulated times: storage, copies and units.
+  // Fails with: as Engine.
+  StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
+  ~StepBench();
+
+  // `warm` steps, then as many measured ones as asked for, then one to end the last; drained.
+  std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
+
+  Engine& engine() { return *engine_; }
+  // What Adam and the norms came to in the steps of the last run(), beside all else.
+  const CpuRates& cpu_rates() const { return cpu_rates_; }
+  // What the drive was later than its throttle so far, all requests together.
+  double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
+
+  // The bounds of this engine's plan at `rates`.
+  StepCost bound(const Rates& rates) const;
+  StepCost minimum(const Rates& rates) const;
+
+ private:
+  StepReport step();
+  template <class Function>
+  StepCost with_shape(const Rates& rates, const Function& function) const;
+
+  OverlapPolicy policy_;
+  Rates rates_;
+  CpuRates cpu_rates_;
+  ModelSpec model_;
+  std::unique_ptr<HostDevice> device_;
+  ThrottledQueue* throttle_ = nullptr;  // the engine's
+  std::unique_ptr<Engine> engine_;
+  Stream stream_;
+};
+
+// Seconds that one step's storage traffic takes at least with all of the state there and bf16: 14
+// bytes read and 12 written a parameter.
+double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
+
+// Adam and norms over split bf16 state on `threads` threads, measured now, with nothing else at
+// work.
+CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
+
+}  // namespace sluice

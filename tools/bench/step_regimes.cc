@@ -1,0 +1,185 @@
+#include "tools/bench/step_regimes.h"
+
+#include <set>
+
+#include <fmt/format.h>
+
+#include "base/topology.h"
+#include "base/units.h"
+#include "cpu_optim/cpu_optimizer.h"
+#include "engine/store/block_store.h"
+#include "engine/store/storage_queue.h"
+#include "tools/bench/io_bench.h"
+#include "tools/cli/interrupt.h"
+#include "tools/report/state_hash.h"
+
+namespace sluice {
+namespace {
+
+constexpr unsigned kWarmSteps = 2;
+constexpr unsigned kStepsARound = 4;
+constexpr double kLatencyS = 100e-6;
+// Backward computes twice what forward does.
+constexpr double kForwardShare = 1.0 / 3;
+constexpr std::uint64_t kBareFileBytes = 256_MiB;
+
+struct Regime {
+  std::string_view name;
+  double of_storage_s;    // computation, by the time of the ideal traffic
+  double of_adam_s = 0;   // or by that of one update; then all state is in memory
+  double adam_share = 0;  // of Adam's own rate that it is held to; 0 = all of it
+  double bus_rate = 8e9;  // bytes a second of copies, each way
+};
+// With all state in memory a step is short, and its copies and Adam want the same cores and memory.
+// Held well below what the machine gives, as the drive is, both limits are exact; adam-unpaced is
+// what the machine makes of it.
+constexpr Regime kRegimes[] = {{.name = "compute-bound", .of_storage_s = 2},
+                               {.name = "drive-bound", .of_storage_s = 0.1},
+                               {.name = "adam-bound",
+                                .of_storage_s = 0,
+                                .of_adam_s = 0.05,
+                                .adam_share = 0.25,
+                                .bus_rate = 3e9},
+                               {.name = "adam-unpaced", .of_storage_s = 0, .of_adam_s = 0.05},
+                               {.name = "balanced", .of_storage_s = 1}};
+constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+// Reads and writes beside the throttled runs, unthrottled.
+class BareDrive {
+ public:
+  explicit BareDrive(const std::string& path)
+      : bench_({.paths = {path},
+                .file_bytes = kBareFileBytes,
+                .request_bytes_max = 4_MiB,
+                .depth_max = 8},
+               [](std::span<std::byte> memory, std::span<const int> files) {
+                 std::string note;
+                 Config::Storage storage;
+                 return open_io_queue(storage, {.memory = memory, .files = files}, note);
+               }) {}
+
+  double bytes_per_second() {
+    const IoMeasurement measured =
+        bench_.measure({.pattern = IoPattern::kMixed, .request_bytes = 4_MiB, .depth = 8});
+    return static_cast<double>(measured.bytes) / measured.seconds;
+  }
+
+ private:
+  IoBench bench_;
+};
+
+// While it lives, Adam goes no faster.
+class AdamPace {
+ public:
+  explicit AdamPace(double parameters_per_second) {
+    CpuOptimizer::set_update_pace(static_cast<std::uint64_t>(parameters_per_second));
+  }
+  ~AdamPace() { CpuOptimizer::set_update_pace(0); }
+  AdamPace(const AdamPace&) = delete;
+  AdamPace& operator=(const AdamPace&) = delete;
+};
+
+Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const CpuRates& cpu) {
+  Rates rates;
+  rates.read_bytes_per_second = rates.write_bytes_per_second =
+      static_cast<double>(options.rate_bytes_per_second);
+  rates.duplex = Duplex::kHalf;
+  rates.latency_s = kLatencyS;
+  rates.up_bytes_per_second = rates.down_bytes_per_second = regime.bus_rate;
+  rates.adam_parameters_per_second = cpu.adam;
+  rates.norm_parameters_per_second = cpu.norm;
+  const double compute_s = regime.of_storage_s * ideal_storage_s(rates, options.parameters) *
+                               (1 - options.memory_share) +
+                           regime.of_adam_s * static_cast<double>(options.parameters) / cpu.adam;
+  const double unit_s = compute_s / options.units;
+  rates.units.assign(options.units, {.forward_s = kForwardShare * unit_s,
+                                     .backward_s = (1 - kForwardShare) * unit_s});
+  return rates;
+}
+
+}  // namespace
+
+Summary summary_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  return {.median = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2,
+          .low = values.front(),
+          .high = values.back()};
+}
+
+const std::vector<std::string>& step_regimes() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Regime& regime : kRegimes) list.emplace_back(regime.name);
+    return list;
+  }();
+  return names;
+}
+
+RegimeResult measure_regime(const StepRegimeOptions& options, const std::string& name) {
+  const Regime& regime = *std::ranges::find(kRegimes, name, &Regime::name);
+  const std::uint64_t cpu_parameters = std::min<std::uint64_t>(options.parameters, 20'000'000);
+  std::vector<double> adam, norm, bare;
+  // Half of the cores: the others have the copies to make that a device makes by itself.
+  const bool in_memory = regime.of_adam_s != 0;
+  const unsigned threads = std::max(1u, topology().granted_cores / (in_memory ? 2 : 1));
+  CpuRates first = measure_cpu_rates(cpu_parameters, threads);
+  const AdamPace pace(regime.adam_share * first.adam);
+  if (regime.adam_share != 0) first.adam *= regime.adam_share;
+  RegimeResult result{.name = name, .rates = rates_of(options, regime, first)};
+  const StepBenchModel model{.parameters = options.parameters,
+                             .units = options.units,
+                             .path = options.path,
+                             .lanes = options.lanes,
+                             .memory_share = in_memory ? 1 : options.memory_share,
+                             .threads = threads,
+                             .window_units = options.window_units,
+                             .window_holds_all = in_memory};
+  for (const OverlapPolicy policy : kPolicies) {
+    const bool is_wanted =
+        options.policies.empty() || std::ranges::count(options.policies, name_of(policy)) != 0;
+    if (!is_wanted) continue;
+    result.policies.push_back(
+        {.policy = policy, .bench = std::make_unique<StepBench>(model, policy, result.rates)});
+  }
+  BareDrive drive(options.path);
+  for (unsigned done = 0; done < options.steps && !interrupted(); done += kStepsARound) {
+    for (PolicyResult& policy : result.policies) {
+      if (interrupted()) break;
+      bare.push_back(drive.bytes_per_second());
+      const CpuRates cpu = measure_cpu_rates(cpu_parameters, threads);
+      adam.push_back(cpu.adam);
+      norm.push_back(cpu.norm);
+      const auto steps =
+          policy.bench->run(kWarmSteps, std::min(kStepsARound, options.steps - done));
+      policy.steps.insert(policy.steps.end(), steps.begin(), steps.end());
+      policy.adam.push_back(policy.bench->cpu_rates().adam);
+      policy.norm.push_back(policy.bench->cpu_rates().norm);
+    }
+  }
+  result.adam = summary_of(adam);
+  result.bare = summary_of(bare);
+  result.rates.adam_parameters_per_second = result.adam.median;
+  result.rates.norm_parameters_per_second = summary_of(norm).median;
+  std::set<std::string> states;
+  for (PolicyResult& policy : result.policies) {
+    policy.predicted = policy.bench->bound(result.rates);
+    Rates rates = result.rates;
+    rates.adam_parameters_per_second = summary_of(policy.adam).median;
+    rates.norm_parameters_per_second = summary_of(policy.norm).median;
+    policy.bound = policy.bench->bound(rates);
+    states.insert(state_sha256(policy.bench->engine()));
+  }
+  for (PolicyResult& policy : result.policies) {
+    // Each engine's buffers are its policy's, so the fewest bytes may be anyone's.
+    const StepCost least = policy.bench->minimum(result.rates);
+    if (result.least.step_s == 0 || least.step_s < result.least.step_s) result.least = least;
+    policy.late_s = policy.bench->late_s();
+    policy.bench.reset();
+  }
+  if (!interrupted()) result.states_equal = states.size() == 1;
+  return result;
+}
+
+}  // namespace sluice

@@ -1,0 +1,292 @@
+#include "tools/cli/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "tools/cli/print.h"
+
+namespace sluice {
+namespace {
+
+constexpr mode_t kOrdinaryMode = 0666;  // less the umask
+constexpr mode_t kPrivateMode = 0600;
+
+ErrorCode code_of(int error, ErrorCode otherwise) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return ErrorCode::kNoSpace;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM: return ErrorCode::kUnsupported;
+    case EIO:
+    case EPIPE: return ErrorCode::kIo;
+    default: return otherwise;
+  }
+}
+
+const char* remedy_of(int error) {
+  switch (error) {
+    case ENOSPC: return "free space there, or name a file on another disk";
+    case EDQUOT: return "raise the quota, or name a file on another disk";
+    case EFBIG: return "raise the limit of a file's size (ulimit -f)";
+    case EMFILE: return "raise the limit of open files (ulimit -n)";
+    case ENFILE: return "close files of other processes";
+    case EIO: return "check the drive";
+    case EPIPE: return "who reads it has gone";
+    case ENAMETOOLONG: return "choose a shorter name";
+    case EBUSY: return "name a file that is not mounted by itself";
+    default: return "check the folder and its mode, or name another place";
+  }
+}
+
+// What keeps no data of its own refuses fsync, and needs none.
+bool is_refusal_to_sync(int error) {
+  return error == EINVAL || error == ENOTSUP || error == EROFS;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(std::string option, const std::string& path, OutputMode mode)
+    : option_(std::move(option)), mode_(mode) {
+  if (!path.empty()) place_ = place_of(path);
+}
+
+void OutputFile::refuse(const std::string& why) const {
+  throw Error(ErrorCode::kInput,
+              fmt::format("cannot write {} \"{}\": {}", option_, place_.path, why));
+}
+
+Error OutputFile::failure(std::string_view what, int error) const {
+  const char* const old =
+      is_accepted_ || !is_regular() || place_.kind == FileKind::kMissing ? "" : "; it is as it was";
+  const ErrorCode otherwise = is_checked_ ? ErrorCode::kIo : ErrorCode::kInput;
+  return {code_of(error, otherwise),
+          fmt::format("cannot write {} \"{}\": {}: {}{}; {}", option_, place_.path, what,
+                      errno_text(error), old, remedy_of(error))};
+}
+
+void OutputFile::check() {
+  if (!is_wanted()) return;
+  if (place_.folder.empty() && place_.error == ENOENT)
+    refuse("its folder does not exist; create it, or name another place");
+  if (place_.error != 0) throw failure("follow the path", place_.error);
+  if (place_.kind == FileKind::kFolder) refuse("it is a folder; name a file in it");
+  if (place_.kind == FileKind::kBlockDevice) refuse("it is a drive; name a file");
+  if (!place_.descriptor) check_place();
+  is_checked_ = true;
+}
+
+void OutputFile::check_place() const {
+  if (place_.kind != FileKind::kMissing && ::access(place_.target.c_str(), W_OK) != 0)
+    refuse(
+        fmt::format("{}; change the mode of the file, or name another place", errno_text(errno)));
+  if (place_.is_mount)
+    refuse("it is a file that is mounted by itself, which cannot be replaced; mount its folder");
+  if (place_.kind != FileKind::kOther) check_folder();
+}
+
+void OutputFile::check_folder() const {
+  try {
+    (void)create();
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                fmt::format("{} (folder \"{}\"; a file is written beside its name first, so that a "
+                            "failure keeps the old one)",
+                            error.what(), place_.folder));
+  }
+}
+
+TemporaryFile OutputFile::create() const {
+  try {
+    TemporaryFile file(place_.target, mode_ == OutputMode::kPrivate ? kPrivateMode : kOrdinaryMode);
+    // As far as the system lets: the file that replaces another belongs to whom that belonged.
+    if (place_.kind == FileKind::kRegular && mode_ == OutputMode::kOrdinary) {
+      if (::fchown(file.descriptor(), place_.owner, place_.group) == 0)
+        (void)::fchmod(file.descriptor(), place_.mode & 0777);
+    }
+    return file;
+  } catch (const std::system_error& error) {
+    throw failure("create a temporary file", error.code().value());
+  }
+}
+
+void OutputFile::begin() {
+  if (!is_wanted() || is_begun_) return;
+  if (place_.descriptor) {
+    opened_ = UniqueFd(::fcntl(*place_.descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    if (!opened_) throw failure("duplicate its descriptor", errno);
+  } else if (place_.kind == FileKind::kOther) {
+    opened_ = UniqueFd(::open(place_.target.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+    if (!opened_) throw failure("open", errno);
+  } else {
+    file_ = create();
+  }
+  is_begun_ = true;
+}
+
+int OutputFile::descriptor() const {
+  return opened_ ? opened_.get() : file_.descriptor();
+}
+
+void OutputFile::write(std::string_view bytes) {
+  if (!is_wanted()) return;
+  begin();
+  if (!is_regular()) flush_said();  // what was said before stands before
+  const std::uint64_t before_bytes = size_bytes_;
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor(), bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      const int error = written < 0 ? errno : EIO;
+      if (is_regular()) (void)::ftruncate(descriptor(), static_cast<off_t>(before_bytes));
+      throw failure("write", error);
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+    size_bytes_ += static_cast<std::uint64_t>(written);
+  }
+  write_back();
+}
+
+// The kernel would keep as much as memory allows, and the fsync at the end then take minutes, while
+// other ranks wait for this one under sharding.timeout. So pieces go to the drive as they come, one
+// under way while the next is written. What fails here fails in fsync, which reports it.
+void OutputFile::write_back() {
+  if (!is_regular()) return;
+  const auto sync = [&](std::uint64_t begin, unsigned flags) {
+    (void)::sync_file_range(descriptor(), static_cast<off_t>(begin), kWriteBackBytes, flags);
+  };
+  for (; size_bytes_ - written_back_bytes_ >= kWriteBackBytes;
+       written_back_bytes_ += kWriteBackBytes) {
+    sync(written_back_bytes_, SYNC_FILE_RANGE_WRITE);
+    if (written_back_bytes_ >= kWriteBackBytes)
+      sync(written_back_bytes_ - kWriteBackBytes,
+           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  }
+}
+
+void OutputFile::empty_buffer() {
+  write(buffer_);
+  buffer_.clear();
+}
+
+void OutputFile::accept() noexcept {
+  if (!is_wanted() || is_accepted_) return;
+  const int error = is_regular() ? file_.replace_target() : 0;
+  is_accepted_ = error == 0;
+  if (error != 0)
+    warn("sluice: {}; it is tried again at the end\n", failure("rename", error).what());
+}
+
+void OutputFile::commit() {
+  if (!is_wanted()) return;
+  begin();
+  empty_buffer();
+  if (is_regular()) make_durable();
+  is_accepted_ = true;
+  discard();
+}
+
+void OutputFile::make_durable() {
+  if (::fsync(descriptor()) != 0 && !is_refusal_to_sync(errno)) throw failure("fsync", errno);
+  if (!is_accepted_) {
+    if (const int error = file_.replace_target(); error != 0) {
+      const std::string name = file_.name();
+      file_.keep();
+      throw Error(code_of(error, ErrorCode::kIo),
+                  fmt::format("cannot write {} \"{}\": rename: {}; what was written is whole, in "
+                              "\"{}\"; rename it",
+                              option_, place_.path, errno_text(error), name));
+    }
+  }
+  // The name is durable too; some file systems refuse, and need not.
+  const UniqueFd folder(::open(place_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder) (void)::fsync(folder.get());
+}
+
+void OutputFile::discard() noexcept {
+  file_ = TemporaryFile();
+  opened_ = UniqueFd();
+  buffer_.clear();
+}
+
+void OutputFiles::add_input(std::string what, const std::string& path, std::string_view successor) {
+  if (path.empty()) return;
+  inputs_.push_back({std::move(what), place_of(path), std::string(successor)});
+}
+
+OutputFile& OutputFiles::add(std::string option, const std::string& path, OutputMode mode) {
+  outputs_.push_back(std::make_unique<OutputFile>(std::move(option), path, mode));
+  return *outputs_.back();
+}
+
+void OutputFiles::reserve(std::string option, const std::string& path) {
+  if (!path.empty()) reserved_.push_back({std::move(option), place_of(path), {}});
+}
+
+void OutputFiles::compare() const {
+  const auto refuse = [](const OutputFile& output, const std::string& what,
+                         const std::string& path) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("{} \"{}\" is the same file as {}{}, which it would destroy; name "
+                            "another file",
+                            output.option(), output.path(), what,
+                            path.empty() ? "" : fmt::format(" \"{}\"", path)));
+  };
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    const OutputFile& output = *outputs_[i];
+    if (!output.is_wanted()) continue;
+    for (const Named& input : inputs_) {
+      if (is_same_file(output.place(), input.place) && output.option() != input.successor)
+        refuse(output, input.what, input.place.path);
+    }
+    for (const Named& other : reserved_) {
+      if (is_same_file(output.place(), other.place)) refuse(output, other.what, other.place.path);
+    }
+    if (output.place().descriptor) continue;  // one stream: what comes later stands behind
+    for (std::size_t j = 0; j < outputs_.size(); ++j) {
+      if (j != i && is_same_file(output.place(), outputs_[j]->place()))
+        refuse(output, outputs_[j]->option(), outputs_[j]->path());
+    }
+    if (is_same_file(output.place(), place_of_descriptor(STDOUT_FILENO)))
+      refuse(output, "standard output", "");
+    if (is_same_file(output.place(), place_of_descriptor(STDERR_FILENO)))
+      refuse(output, "standard error", "");
+  }
+}
+
+void OutputFiles::check() {
+  compare();
+  for (const auto& output : outputs_) {
+    output->check();
+    if (!output->is_wanted() || !output->is_regular()) continue;
+    for (const std::string& name : leftovers_of(output->place().target))
+      warn("sluice: \"{}\" is what a killed process had written of \"{}\"; remove it\n", name,
+           output->path());
+  }
+}
+
+void OutputFiles::discard() noexcept {
+  for (const auto& output : outputs_) output->discard();
+}
+
+void write_whole(OutputFile& output, std::string_view text) {
+  output.write(text);
+  output.commit();
+}
+
+void FirstFailure::rethrow() const {
+  if (first_ != nullptr) std::rethrow_exception(first_);
+}
+
+// Requires: inside the handler of `error`.
+void FirstFailure::note(const std::exception& error) {
+  if (first_ != nullptr) return warn("sluice: {}\n", error.what());
+  first_ = std::current_exception();
+}
+
+}  // namespace sluice

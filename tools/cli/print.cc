@@ -1,0 +1,54 @@
+#include "tools/cli/print.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+
+#include "base/error.h"
+
+namespace sluice {
+namespace {
+
+std::atomic<int> failure{0};
+
+// One note for all that is lost from here on.
+void note_failure(int error) noexcept {
+  int none = 0;
+  if (failure.compare_exchange_strong(none, error == 0 ? EIO : error))
+    warn("sluice: cannot write to standard output: {}; what follows is not printed\n",
+         errno_text(error));
+}
+
+}  // namespace
+
+void keep_standard_descriptors() noexcept {
+  for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
+    // open() takes the lowest free number, which is this one: those below it are open by now.
+    if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", O_RDWR);
+  }
+}
+
+void say_text(std::string_view text) noexcept {
+  if (failure.load() != 0) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) note_failure(errno);
+}
+
+void warn_text(std::string_view text) noexcept {
+  (void)std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+void flush_said() noexcept {
+  if (failure.load() != 0) return;
+  errno = 0;
+  if (std::fflush(stdout) != 0) note_failure(errno);
+}
+
+int said_failure() noexcept {
+  return failure.load();
+}
+
+}  // namespace sluice

@@ -1,0 +1,223 @@
+#include "tools/commands/bench_gpu_command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "gpu/cuda/cuda_copies.h"
+#include "tools/bench/bench_adam.h"
+#include "tools/bench/gpu_bench.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/gpt/model/cuda_ops.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Shape {
+  std::string_view name;
+  gpt::GptConfig model;
+  std::uint32_t sequences;
+};
+// GPT-2 and its extra-large sibling, and the width and depth of today's 7B models.
+constexpr Shape kShapes[] = {
+    {"124M", {12, 12, 768, 1024, 50257, true}, 16},
+    {"1.5B", {48, 25, 1600, 1024, 50257, true}, 8},
+    {"7B", {32, 32, 4096, 2048, 50257, true}, 4},
+};
+
+struct Place {
+  std::string_view name;
+  TierChoice parameters;
+  TierChoice optimizer;
+};
+constexpr Place kPlaces[] = {
+    {"no offload", TierChoice::kDevice, TierChoice::kDevice},
+    {"parameters on the device", TierChoice::kDevice, TierChoice::kHost},
+    {"host offload", TierChoice::kHost, TierChoice::kHost},
+    {"NVMe offload", TierChoice::kNvme, TierChoice::kNvme},
+};
+
+const Shape& shape_of(const std::string& name) {
+  for (const Shape& shape : kShapes)
+    if (shape.name == name) return shape;
+  throw Error(ErrorCode::kConfig,
+              fmt::format("--shape is \"{}\"; it must be 124M, 1.5B or 7B", name));
+}
+
+Json json_of(const GpuSpread& spread) {
+  return {{"median", spread.median}, {"least", spread.least}, {"most", spread.most}};
+}
+
+Json measure_copies(CudaDevice& device, Rates& rates) {
+  const CopyBenchOptions options{.size_bytes = 1_GiB, .piece_bytes = 16_MiB, .rounds = 7};
+  const auto plain = [&](const PlainCopy& ends) {
+    return plain_copies_s(device, {ends.host_up, ends.device_up},
+                          {ends.host_down, ends.device_down}, options.size_bytes,
+                          options.piece_bytes, 1);
+  };
+  Json list = Json::array();
+  for (const CopyBench& copies : bench_copies(device, options, plain)) {
+    say("copies {:5} {:6.1f} GB/s, {:5.1f} % of a plain loop's {:.1f} ({:.1f} to {:.1f} %)\n",
+        copies.direction, copies.gb_per_s.median, copies.percent.median,
+        copies.plain_gb_per_s.median, copies.percent.least, copies.percent.most);
+    if (copies.direction == "up") rates.up_bytes_per_second = 1e9 * copies.gb_per_s.median;
+    if (copies.direction == "down") rates.down_bytes_per_second = 1e9 * copies.gb_per_s.median;
+    list.push_back({{"direction", copies.direction},
+                    {"gb_per_s", json_of(copies.gb_per_s)},
+                    {"plain_gb_per_s", json_of(copies.plain_gb_per_s)},
+                    {"percent_of_plain", json_of(copies.percent)}});
+  }
+  return list;
+}
+
+Json measure_adam(CudaDevice& device, Rates& rates) {
+  const std::unique_ptr<DeviceMath> math = make_cuda_math(device);
+  const AdamKernelBench adam = bench_adam_kernel(device, *math, std::uint64_t{1} << 28, 11);
+  say("Adam kernel  {:6.0f} GB/s, {:5.1f} % of a copy's {:.0f} ({:.1f} to {:.1f} %)\n",
+      adam.gb_per_s.median, adam.percent.median, adam.copy_gb_per_s.median, adam.percent.least,
+      adam.percent.most);
+  rates.device_adam_parameters_per_second = adam.parameters_per_s();
+  return {{"parameters", adam.parameters},
+          {"parameters_per_s", adam.parameters_per_s()},
+          {"gb_per_s", json_of(adam.gb_per_s)},
+          {"copy_gb_per_s", json_of(adam.copy_gb_per_s)},
+          {"percent_of_copy", json_of(adam.percent)}};
+}
+
+// Of the processor, which updates what the engine keeps.
+double cpu_adam_parameters_per_s() {
+  const BenchResult adam = bench_adam(
+      kBenchCases[1], {.parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3},
+      [](unsigned) {});
+  say("Adam on {} cores: {:.2f} G parameters/s\n", topology().granted_cores,
+      1e-9 * adam.parameters_per_s.median);
+  return adam.parameters_per_s.median;
+}
+
+TrainConfig config_of(const Shape& shape, const Place& place, const BenchGpuOptions& options,
+                      const std::string& token_file) {
+  TrainConfig config;
+  config.model = shape.model;
+  config.sequences = shape.sequences;
+  config.warmup_steps = 0;
+  config.learning_rate = 1e-5;
+  config.minimum_learning_rate = 1e-5;
+  config.data_file = token_file;
+  config.data_format = TokenFormat::kUint16;
+  config.engine.placement = {.parameters = place.parameters, .optimizer = place.optimizer};
+  config.engine.memory.host_bytes = topology().memory_bytes / 10 * 9;
+  config.engine.storage.paths = {options.path};
+  return config;
+}
+
+Json measure_training(const Shape& shape, const Place& place, const BenchGpuOptions& options,
+                      const std::string& token_file, const Rates& rates) {
+  Json entry{{"shape", shape.name}, {"place", place.name}};
+  const auto left_out = [&](const std::string& why) {
+    say("{:5} {:26} left out: {}\n", shape.name, place.name, why);
+    entry["left_out"] = why;
+    return entry;
+  };
+  try {
+    const TrainConfig config = config_of(shape, place, options, token_file);
+    const auto device = make_cuda_device();
+    const auto ops = gpt::make_cuda_ops(*device, DType::kBf16, DType::kBf16);
+    const StepBench step = bench_training(config, *device, *ops, options.steps, rates);
+    const auto device_most = [&](StepPhase phase) {
+      return step.device_most_bytes[static_cast<std::size_t>(phase)];
+    };
+    say("{:5} {:26} {:8.0f} tok/s, {:7.3f} s a step ({:.3f} to {:.3f}), {:5.1f} % of "
+        "computation alone, {:.1f} % of T_min, stall {:.3f} s\n      {:26} device memory of the "
+        "engine: forward {}, backward {}, optimizer {}; activations {}\n",
+        shape.name, place.name, step.tokens_per_s, step.step_s.median, step.step_s.least,
+        step.step_s.most, step.percent_of_compute, step.percent_of_t_min, step.stall_s, "",
+        format_bytes(device_most(StepPhase::kForward)),
+        format_bytes(device_most(StepPhase::kBackward)),
+        format_bytes(device_most(StepPhase::kOptimizer)), format_bytes(step.activation_bytes));
+    entry.update({{"tokens_per_s", step.tokens_per_s},
+                  {"step_s", json_of(step.step_s)},
+                  {"stall_s", step.stall_s},
+                  {"compute_step_s", step.compute_step_s},
+                  {"percent_of_compute", step.percent_of_compute},
+                  {"t_min_s", step.t_min_s},
+                  {"percent_of_t_min", step.percent_of_t_min},
+                  {"products", ops->description()},
+                  {"device_pool_bytes", step.device_pool_bytes},
+                  {"host_pool_bytes", step.host_pool_bytes},
+                  {"nvme_bytes", step.nvme_bytes},
+                  {"device_most_bytes",
+                   {{"forward", device_most(StepPhase::kForward)},
+                    {"backward", device_most(StepPhase::kBackward)},
+                    {"optimizer", device_most(StepPhase::kOptimizer)}}},
+                  {"activation_bytes", step.activation_bytes}});
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    return left_out(text.substr(0, text.find('\n')));
+  }
+  return entry;
+}
+
+}  // namespace
+
+int run_bench_gpu(const BenchGpuOptions& options) {
+  std::vector<std::string> names = options.shapes;
+  if (names.empty())
+    for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  for (const std::string& name : names) (void)shape_of(name);
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();
+  const auto begin = std::chrono::steady_clock::now();
+  Json root;
+  Rates rates;
+  {
+    const auto device = make_cuda_device();
+    root["gpu"] = describe_cuda_device();
+    root["processor"] = topology().processor;
+    say("{}\n", describe_cuda_device());
+    root["copies"] = measure_copies(*device, rates);
+    root["adam"] = measure_adam(*device, rates);
+    rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
+    root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
+    measure_drive(options.path, 2_GiB, rates);
+    say("drive {:.2f} GB/s reading, {:.2f} writing, {} duplex\n",
+        rates.read_bytes_per_second * 1e-9, rates.write_bytes_per_second * 1e-9,
+        rates.duplex == Duplex::kHalf ? "half" : "full");
+    root["drive"] = {{"read_bytes_per_second", rates.read_bytes_per_second},
+                     {"write_bytes_per_second", rates.write_bytes_per_second},
+                     {"duplex", rates.duplex == Duplex::kHalf ? "half" : "full"}};
+  }
+  const std::filesystem::path token_file =
+      std::filesystem::path(options.path) / fmt::format("sluice-bench-tokens-{}", ::getpid());
+  write_random_tokens(token_file.string(), kShapes[0].model.vocabulary, 1 << 20);
+  root["training"] = Json::array();
+  for (const std::string& name : names) {
+    for (const Place& place : kPlaces) {
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      if (elapsed.count() > options.seconds) {
+        say("{:5} {:26} left out: --seconds are over\n", name, place.name);
+        continue;
+      }
+      root["training"].push_back(
+          measure_training(shape_of(name), place, options, token_file.string(), rates));
+      flush_said();
+    }
+  }
+  std::filesystem::remove(token_file);
+  if (json.is_wanted()) write_whole(json, root.dump(1) + "\n");
+  return kExitOk;
+}
+
+}  // namespace sluice

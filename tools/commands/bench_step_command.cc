@@ -1,0 +1,192 @@
+#include "tools/commands/bench_step_command.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "tools/bench/step_regimes.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/interrupt.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/trace/trace_session.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kTraceRingBytes = 8_MiB;
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kConfig, "bench step: " + message);
+}
+
+double compute_s(const Rates& rates) {
+  double sum_s = 0;
+  for (const UnitTime& unit : rates.units) sum_s += unit.forward_s + unit.backward_s;
+  return sum_s;
+}
+
+// Against serial, by medians; 0 when serial was not measured.
+double speedup(const RegimeResult& regime, const PolicyResult& policy) {
+  for (const PolicyResult& other : regime.policies) {
+    if (other.policy == OverlapPolicy::kSerial)
+      return other.step_s().median / policy.step_s().median;
+  }
+  return 0;
+}
+
+double bytes_a_parameter(const BenchStepOptions& options, double bytes) {
+  return bytes / static_cast<double>(options.parameters);
+}
+
+double median_read(const PolicyResult& policy) {
+  return policy
+      .over(
+          [](const MeasuredStep& step) { return static_cast<double>(step.report.nvme_read_bytes); })
+      .median;
+}
+double median_written(const PolicyResult& policy) {
+  return policy
+      .over([](const MeasuredStep& step) {
+        return static_cast<double>(step.report.nvme_write_bytes);
+      })
+      .median;
+}
+
+void print(const BenchStepOptions& options, const RegimeResult& regime) {
+  say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime.rates),
+      regime.least.step_s, name_of(regime.least.scarcest()));
+  say("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>8}{:>10}{:>16}{:>11}{:>9}{:>7}\n", "policy", "step s",
+      "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial", "read B (ideal)",
+      "written B", "stall s", "Adam");
+  for (const PolicyResult& policy : regime.policies) {
+    if (policy.steps.empty()) {
+      say("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
+      continue;
+    }
+    const Summary step = policy.step_s();
+    const Summary stall = policy.over(
+        [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
+    const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
+    say("{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>10.2f}", name_of(policy.policy),
+        step.median, fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
+        100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
+        policy.predicted.step_s, speedup(regime, policy));
+    say("{:>8.2f} ({:>5.2f}){:>11.2f}{:>9.3f}{:>7.2f}\n",
+        bytes_a_parameter(options, median_read(policy)), bytes_a_parameter(options, ideal_read),
+        bytes_a_parameter(options, median_written(policy)), stall.median,
+        summary_of(policy.adam).median * 1e-9);
+  }
+  say("beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
+      "[{:.2f}, {:.2f}]; states {}\n",
+      regime.bare.median * 1e-9, regime.bare.low * 1e-9, regime.bare.high * 1e-9,
+      regime.adam.median * 1e-9, regime.adam.low * 1e-9, regime.adam.high * 1e-9,
+      !regime.states_equal   ? "not compared (interrupted)"
+      : *regime.states_equal ? "equal"
+                             : "DIFFER");
+  flush_said();
+}
+
+nlohmann::ordered_json json_of(const Summary& summary) {
+  return {{"median", summary.median}, {"min", summary.low}, {"max", summary.high}};
+}
+
+nlohmann::ordered_json json_of(const RegimeResult& regime) {
+  nlohmann::ordered_json root = {
+      {"regime", regime.name},
+      {"compute_s", compute_s(regime.rates)},
+      {"t_min_s", regime.least.step_s},
+      {"scarcest", name_of(regime.least.scarcest())},
+      {"adam_parameters_per_s", json_of(regime.adam)},
+      {"bare_bytes_per_second", json_of(regime.bare)},
+      {"states_equal", regime.states_equal ? nlohmann::ordered_json(*regime.states_equal)
+                                           : nlohmann::ordered_json(nullptr)},
+      {"policies", nlohmann::ordered_json::array()}};
+  for (const PolicyResult& policy : regime.policies) {
+    const Summary step = policy.step_s();
+    std::vector<double> times;
+    for (const MeasuredStep& s : policy.steps) times.push_back(s.step_s);
+    root["policies"].push_back(
+        {{"policy", name_of(policy.policy)},
+         {"step_s", json_of(step)},
+         {"steps_s", times},
+         {"t_bound_s", policy.bound.step_s},
+         {"percent_of_t_bound", 100 * policy.bound.step_s / step.median},
+         {"percent_of_t_min", 100 * regime.least.step_s / step.median},
+         {"predicted_s", policy.predicted.step_s},
+         {"adam_in_steps_parameters_per_s", json_of(summary_of(policy.adam))},
+         {"times_serial", speedup(regime, policy)},
+         {"nvme_read_bytes", median_read(policy)},
+         {"nvme_write_bytes", median_written(policy)},
+         {"ideal_read_bytes", policy.bound.traffic.nvme_read_bytes},
+         {"ideal_write_bytes", policy.bound.traffic.nvme_write_bytes},
+         {"late_s", policy.late_s}});
+  }
+  return root;
+}
+
+void write_json(OutputFile& output, const BenchStepOptions& options,
+                const std::vector<RegimeResult>& regimes) {
+  nlohmann::ordered_json root = {{"processor", topology().processor},
+                                 {"granted_cores", topology().granted_cores},
+                                 {"parameters", options.parameters},
+                                 {"units", options.units},
+                                 {"rate_bytes_per_second", parse_size(options.rate)},
+                                 {"memory_share", options.memory_share},
+                                 {"interrupted", interrupted()},
+                                 {"regimes", nlohmann::ordered_json::array()}};
+  for (const RegimeResult& regime : regimes) root["regimes"].push_back(json_of(regime));
+  write_whole(output, root.dump(2) + "\n");
+}
+
+void check(const BenchStepOptions& options) {
+  if (!options.trace_file.empty() && (options.regimes.size() != 1 || options.policies.size() != 1))
+    refuse("--trace is of one engine: give one --regime and one --policy");
+  if (options.parameters < options.units || options.units < 1)
+    refuse(fmt::format("{} parameters in {} units", options.parameters, options.units));
+  if (parse_size(options.rate) < 1'000'000)
+    refuse(fmt::format("--rate {} is below 1MB a second", options.rate));
+}
+
+}  // namespace
+
+int run_bench_step(const BenchStepOptions& options) {
+  check(options);
+  OutputFiles outputs;
+  OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& trace_file = outputs.add("--trace", options.trace_file, OutputMode::kPrivate);
+  outputs.check();
+  catch_interrupts();
+  defer_interrupts("sluice: ending after this turn; once more ends now, without its figures\n");
+  say("{} parameters (bf16) in {} units; drive throttled to {} a second, half duplex\n",
+      options.parameters, options.units, options.rate);
+  flush_said();
+  std::vector<RegimeResult> results;
+  TraceSession trace(trace_file, kTraceRingBytes);
+  trace_file.accept();
+  const StepRegimeOptions regime_options{.policies = options.policies,
+                                         .parameters = options.parameters,
+                                         .units = options.units,
+                                         .steps = options.steps,
+                                         .path = options.path,
+                                         .rate_bytes_per_second = parse_size(options.rate),
+                                         .lanes = options.lanes,
+                                         .window_units = options.window_units,
+                                         .memory_share = options.memory_share};
+  for (const std::string& regime : options.regimes.empty() ? step_regimes() : options.regimes) {
+    if (interrupted()) break;
+    results.push_back(measure_regime(regime_options, regime));
+    print(options, results.back());
+  }
+  const TraceEnd end = trace.finish();
+  say("{}", end.summary);
+  if (json.is_wanted()) write_json(json, options, results);
+  if (end.failure) throw Error(*end.failure);
+  return interrupted() ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace sluice

@@ -1,0 +1,228 @@
+#include "tools/commands/doctor_command.h"
+
+#include <sys/resource.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "gpu/cuda/cuda_environment.h"
+#include "gpu/cuda_device.h"
+#include "gpu/ranks/mpi_collectives.h"
+#include "io/direct_file.h"
+#include "io/io_queue.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/print.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kMemlockBytes = 64_MiB;  // some buffers of a usual run
+constexpr std::uint64_t kFreeBytes = 10_GiB;     // state of a model of 800 M parameters
+constexpr long kTmpfsMagic = 0x01021994;
+constexpr long kOverlayMagic = 0x794c7630;
+constexpr long kNfsMagic = 0x6969;
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+Finding look_at_uring() {
+  Finding finding{.subject = "io_uring", .text = "available", .remedy = ""};
+  try {
+    (void)make_uring_queue({.depth = 32});
+  } catch (const Error& error) {
+    finding.health = Health::kWarn;
+    finding.text = fmt::format("{}; storage works with threads instead", error.what());
+    finding.remedy =
+        "sysctl kernel.io_uring_disabled=0; in a container: --security-opt seccomp=unconfined";
+  }
+  return finding;
+}
+
+Finding look_at_memlock() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const bool is_unlimited = limit.rlim_cur == RLIM_INFINITY;
+  Finding finding{.subject = "locked memory",
+                  .text = is_unlimited ? "no limit" : "up to " + format_bytes(limit.rlim_cur),
+                  .remedy = ""};
+  if (is_unlimited || limit.rlim_cur >= kMemlockBytes) return finding;
+  if (::geteuid() == 0) {
+    finding.text += ", which does not bind root";
+    return finding;
+  }
+  finding.health = Health::kWarn;
+  finding.text += ": too little to register buffers with the kernel or to pin host memory";
+  finding.remedy = "ulimit -l unlimited (memlock in /etc/security/limits.conf)";
+  return finding;
+}
+
+std::string file_system_name(long magic) {
+  switch (magic) {
+    case 0xef53: return "ext4";
+    case 0x58465342: return "XFS";
+    case 0x9123683e: return "Btrfs";
+    case kTmpfsMagic: return "tmpfs";
+    case kOverlayMagic: return "overlay";
+    case kNfsMagic: return "NFS";
+    default: return fmt::format("file system {:#x}", magic);
+  }
+}
+
+Finding look_at_path(const std::string& path) {
+  Finding finding{.subject = "storage " + path, .text = "", .remedy = ""};
+  try {
+    const DirectFile file = DirectFile::create_scratch(path, 1_MiB);
+    struct statvfs space {};
+    struct statfs system {};
+    ::statvfs(path.c_str(), &space);
+    ::statfs(path.c_str(), &system);
+    const std::uint64_t free_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
+    finding.text = fmt::format(
+        "{}, {} free, {}", file_system_name(system.f_type), format_bytes(free_bytes),
+        file.is_direct() ? fmt::format("O_DIRECT with alignment {}", file.alignment_bytes())
+                         : "no O_DIRECT: through the page cache");
+    const auto warn = [&](const std::string& why, const std::string& remedy) {
+      finding.health = Health::kWarn;
+      finding.text += "; " + why;
+      finding.remedy = remedy;
+    };
+    if (system.f_type == kTmpfsMagic) {
+      warn("this is memory, not a drive", "name a folder on a drive in storage.paths");
+    } else if (!file.is_direct()) {
+      warn("slow, and it displaces other memory",
+           "name a folder on ext4 or XFS on a local drive in storage.paths");
+    } else if (!is_aligned(4096, file.alignment_bytes())) {
+      finding.health = Health::kFail;
+      finding.remedy = "name a path whose file system works with 4 KiB in storage.paths";
+    } else if (free_bytes < kFreeBytes) {
+      warn("little for a model: 12 bytes a parameter", "free space, or name more storage.paths");
+    }
+  } catch (const Error& error) {
+    finding.health = Health::kFail;
+    finding.text = error.what();
+    finding.remedy = "name folders that exist and are writable with --path and storage.paths";
+  }
+  return finding;
+}
+
+Finding look_at_memory() {
+  const auto physical_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                              static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t granted_bytes = topology().memory_bytes;
+  Finding finding{.subject = "memory", .text = format_bytes(granted_bytes), .remedy = ""};
+  if (granted_bytes < physical_bytes) {
+    finding.text += fmt::format(" by the cgroup, of {}", format_bytes(physical_bytes));
+    if (granted_bytes < physical_bytes / 4) {
+      finding.health = Health::kWarn;
+      finding.remedy = "raise the container's limit (docker run --memory, systemd MemoryMax)";
+    }
+  }
+  return finding;
+}
+
+Finding look_at_cores() {
+  const Topology& found = topology();
+  Finding finding{.subject = "processor",
+                  .text = fmt::format("{} cores granted, {} NUMA node{}", found.granted_cores,
+                                      found.numa_nodes, found.numa_nodes == 1 ? "" : "s"),
+                  .remedy = ""};
+  if (!found.processor.empty()) finding.text = found.processor + ": " + finding.text;
+  if (found.numa_nodes > 1) {
+    finding.health = Health::kWarn;
+    finding.remedy = "keep a run on the node of its drives: numactl --cpunodebind=0 --membind=0";
+  }
+  return finding;
+}
+
+Finding look_at_huge_pages() {
+  const std::string mode = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  Finding finding{.subject = "huge pages", .text = mode.empty() ? "unknown" : mode, .remedy = ""};
+  if (!mode.empty() && mode.find("[never]") == std::string::npos) return finding;
+  finding.health = Health::kWarn;
+  finding.text += ": buffers on 4 KiB pages halve the rate of a drive";
+  finding.remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+  return finding;
+}
+
+Finding look_at_cuda() {
+  Finding finding{.subject = "CUDA", .text = "", .remedy = ""};
+  if (const std::string why = why_no_cuda_device(); !why.empty()) {
+    finding.text = why + ": run.device \"auto\" computes on the host";
+    if (first_line("/proc/driver/nvidia/version").empty()) return finding;
+    finding.health = Health::kWarn;
+    finding.text += "; yet this machine has an NVIDIA driver";
+    finding.remedy =
+        "build with SLUICE_CUDA=ON and a driver's libraries in reach; in a container: docker run "
+        "--gpus all";
+    return finding;
+  }
+  finding.text = describe_cuda_device() + ": run.device \"auto\" computes there";
+  return finding;
+}
+
+Finding look_at_cuda_variables() {
+  const CudaEnvironment found = look_at_cuda_environment();
+  return {.health = found.advice.empty() ? Health::kOk : Health::kWarn,
+          .subject = "CUDA environment",
+          .text = found.description,
+          .remedy = found.advice};
+}
+
+Finding look_at_mpi(const std::string& library) {
+  Finding finding{.subject = "MPI", .text = "no mpirun: one process only", .remedy = ""};
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string launcher = folder + "/mpirun";
+    if (::access(launcher.c_str(), X_OK) != 0) continue;
+    finding.text = launcher;
+    if (const std::string why = why_no_mpi(library); !why.empty()) {
+      finding.health = Health::kWarn;
+      finding.text += ", but " + why + ": processes cannot train together";
+      finding.remedy = "build with SLUICE_MPI=ON, with the package libopenmpi-dev";
+    }
+    break;
+  }
+  return finding;
+}
+
+}  // namespace
+
+std::vector<Finding> examine(const DoctorOptions& options) {
+  std::vector<Finding> findings{look_at_uring(), look_at_memlock()};
+  for (const std::string& path : options.paths) findings.push_back(look_at_path(path));
+  for (Finding& finding :
+       std::array{look_at_memory(), look_at_cores(), look_at_huge_pages(), look_at_cuda(),
+                  look_at_cuda_variables(), look_at_mpi(options.mpi_library)})
+    findings.push_back(std::move(finding));
+  return findings;
+}
+
+int run_doctor(const DoctorOptions& options) {
+  bool has_failed = false;
+  for (const Finding& finding : examine(options)) {
+    constexpr std::array kNames{"ok", "warn", "FAIL"};
+    say("{:4}  {}: {}\n", kNames[static_cast<std::size_t>(finding.health)], finding.subject,
+        finding.text);
+    if (!finding.remedy.empty()) say("      -> {}\n", finding.remedy);
+    has_failed |= finding.health == Health::kFail;
+  }
+  return has_failed ? kExitResource : kExitOk;
+}
+
+}  // namespace sluice

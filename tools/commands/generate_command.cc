@@ -1,0 +1,100 @@
+#include "tools/commands/generate_command.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/aligned_buffer.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/print.h"
+#include "tools/gpt/model/gpt_compute.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/model/sampling.h"
+#include "tools/gpt/train/model_file.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kTensorAlignBytes = 256;
+
+std::uint64_t largest_unit_bytes(const ModelSpec& model) {
+  std::uint64_t largest = 0;
+  for (const UnitSpec& unit : model.units) {
+    std::uint64_t bytes = 0;
+    for (const TensorSpec& tensor : unit.tensors)
+      bytes += align_up(tensor.element_count() * sizeof(float), kTensorAlignBytes);
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+// Brings one unit after the other from the file into the same buffer.
+class UnitReader {
+ public:
+  UnitReader(const ModelFile& file, const ModelSpec& model)
+      : file_(file), model_(model), buffer_(largest_unit_bytes(model), "one unit of the model") {}
+
+  std::vector<const std::byte*> read(UnitId unit) {
+    std::vector<const std::byte*> pointers;
+    std::byte* next = buffer_.data();
+    for (const TensorSpec& tensor : model_.units[index_of(unit)].tensors) {
+      pointers.push_back(next);
+      file_.read(tensor.name, 0, {reinterpret_cast<float*>(next), tensor.element_count()});
+      next += align_up(tensor.element_count() * sizeof(float), kTensorAlignBytes);
+    }
+    return pointers;
+  }
+
+ private:
+  const ModelFile& file_;
+  const ModelSpec& model_;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace
+
+int run_generate(const GenerateOptions& options) {
+  const ModelFile file(options.model_file);
+  const gpt::GptConfig& config = file.config();
+  if (options.prompt.empty())
+    throw Error(ErrorCode::kInput,
+                "the prompt is empty; pass --prompt TEXT with at least one byte");
+  if (config.vocabulary != 256)
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" has a vocabulary of {} tokens; generate understands byte models (256)",
+                    options.model_file, config.vocabulary));
+  const ModelSpec model = validated(gpt::gpt_model_spec(config));
+  const unsigned threads = granted_threads(options.threads);
+  gpt::GptCompute compute(config, {.batch = 1, .sequence = config.context}, {.threads = threads});
+  UnitReader reader(file, model);
+  std::vector<std::uint32_t> tokens;
+  for (const char letter : options.prompt) tokens.push_back(static_cast<unsigned char>(letter));
+  say_text(options.prompt);
+  for (std::uint64_t position = 0; position < options.tokens && said_failure() == 0; ++position) {
+    const std::size_t seen = std::min<std::size_t>(tokens.size(), config.context);
+    compute.start_generation(std::span(tokens).last(seen));
+    for (std::uint32_t use = 0; use < compute.use_count(); ++use)
+      compute.forward(use, reader.read(model.forward_order[use]));
+    const std::span<const float> logits = compute.last_logits();
+    if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\" gives a NaN or infinite logit: its weights are damaged",
+                              options.model_file));
+    const std::uint32_t token = gpt::sample_token(
+        logits, {.temperature = options.temperature, .top_k = options.top_k, .seed = options.seed},
+        position);
+    tokens.push_back(token);
+    const char letter = static_cast<char>(token);
+    say_text({&letter, 1});
+    flush_said();
+  }
+  say_text("\n");
+  return kExitOk;
+}
+
+}  // namespace sluice

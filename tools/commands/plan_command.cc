@@ -1,0 +1,358 @@
+#include "tools/commands/plan_command.h"
+
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "engine/planner/compute_factor.h"
+#include "engine/planner/planner.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/order_choice.h"
+#include "tools/gpt/train/rank_world.h"
+#include "tools/gpt/train/run_memory.h"
+#include "tools/gpt/train/train_config.h"
+#include "tools/gpt/train/training_device.h"
+#include "tools/report/rank_memory.h"
+#include "tools/report/stage_table.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kSecondsADay = 86400;
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kConfig, "plan: " + message);
+}
+
+struct Subject {
+  PlanRequest request;
+  bool is_on_host = true;
+  HostMemory host;
+  std::uint64_t activation_bytes = 0;  // that the application keeps
+  PlanRates rates;
+  std::array<OrderPlan, 2> orders;
+  double parameters = 0;  // of the whole model
+  double tokens = 0;      // of a step and rank
+};
+
+ModelSpec uniform_model(double parameters, std::uint32_t layers) {
+  ModelSpec model;
+  for (std::uint32_t i = 0; i < layers; ++i)
+    model.units.push_back(
+        {.name = fmt::format("layer.{}", i),
+         .tensors = {{.name = fmt::format("layer.{}.weight", i),
+                      .shape = {static_cast<std::uint64_t>(std::ceil(parameters / layers))}}}});
+  return model;
+}
+
+// Where the engine keeps activations: those of a micro-batch of `tokens`, fp32, between units of
+// 12 W^2 parameters, as a transformer's block of width W has.
+void add_boundaries(ModelSpec& model, double parameters, std::uint32_t layers, double tokens) {
+  const double width = std::sqrt(parameters / layers / 12);
+  model.boundary_bytes.assign(
+      layers - 1, static_cast<std::uint64_t>(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
+}
+
+// What such layers keep of a micro-batch of `tokens`: sixteen values of width W each, as the GPT
+// does; recomputed, those of one layer.
+std::uint64_t uniform_activation_bytes(const TrainConfig& config, const PlanOptions& options,
+                                       double tokens, bool is_on_host) {
+  const double width = std::sqrt(*options.parameters / options.layers / 12);
+  const bool keeps = config.engine.activations.home == ActivationHome::kKeep;
+  const double value_bytes =
+      is_on_host ? sizeof(float) : static_cast<double>(size_of(config.engine.precision.parameters));
+  return static_cast<std::uint64_t>(16 * tokens * width * value_bytes *
+                                    (keeps ? options.layers : 1));
+}
+
+Subject subject_of(const PlanOptions& options) {
+  ConfigDocument document = ConfigDocument::from_file(options.config_file);
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  TrainConfig config = train_config(document);
+  if (options.parameters && !(*options.parameters >= options.layers && *options.parameters < 1e15))
+    refuse(fmt::format("--parameters {} in {} layers", *options.parameters, options.layers));
+  ModelSpec model = options.parameters ? uniform_model(*options.parameters, options.layers)
+                                       : training_model(config);
+  Subject subject;
+  subject.rates = plan_rates(options.rates, state_format(config.engine));
+  subject.tokens = options.tokens.value_or(static_cast<double>(config.sequences) *
+                                           config.micro_batches * config.model.context);
+  if (!(subject.tokens > 0)) refuse(fmt::format("--tokens {} is not positive", subject.tokens));
+  check_gpu_config(config);
+  if (options.ranks > 1) {
+    check_ranks_config(config);
+    share_host_among(options.ranks, config);
+  }
+  validate(config.engine);
+  subject.is_on_host = computes_on_host(config);
+  subject.activation_bytes =
+      options.parameters
+          ? uniform_activation_bytes(config, options, subject.tokens / config.micro_batches,
+                                     subject.is_on_host)
+          : kept_activation_bytes(config, subject.is_on_host);
+  subject.host = share_of_host(subject.is_on_host, subject.activation_bytes, options.ranks);
+  settle_budgets(config.engine.memory, subject.host);
+  PlanRequest& request = subject.request;
+  request.config = config.engine;
+  if (!request.config.memory.device_bytes)
+    request.config.memory.device_bytes = topology().memory_bytes / 4;
+  if (options.parameters && config.engine.activations.home != ActivationHome::kKeep)
+    add_boundaries(model, *options.parameters, options.layers,
+                   subject.tokens / config.micro_batches);
+  if (options.ranks > 1 && request.config.sharding.group_is_node)
+    throw Error(ErrorCode::kConfig,
+                "sharding.group is \"node\": a plan does not know how many ranks a host will have; "
+                "set it to their number");
+  request.model = model;
+  request.ranks = options.ranks;
+  request.micro_batches = config.micro_batches;
+  const ModelSpec valid = validated(request.model);
+  request.fills_device = !subject.is_on_host;
+  subject.orders = plan_orders(request.config, valid, options.ranks, request.fills_device);
+  request.order = config.order.value_or(better_order(subject.orders, valid));
+  request.config.activations.order = request.order;
+  request.rates = subject.rates.rates;
+  request.flops = subject.rates.flops;
+  for (const UnitSpec& unit : model.units) {
+    double elements = 0;
+    for (const TensorSpec& tensor : unit.tensors)
+      elements += static_cast<double>(tensor.element_count());
+    subject.parameters += elements;
+    // A multiplication and an addition a parameter and token.
+    request.forward_flops.push_back(2 * elements * subject.tokens / config.micro_batches);
+  }
+  return subject;
+}
+
+// --- What is printed ---
+
+void print_pools(const PlannedPlacement& planned, const Subject& subject) {
+  say("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
+  for (const Pool& pool : planned.placement.pools()) {
+    if (pool.size_bytes == 0) continue;
+    say("{:<8}{:<24}{:>10}  {}\n", name_of(pool.tier), pool.name, format_bytes(pool.size_bytes),
+        pool.reason);
+  }
+  say("{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}  {}\n{:<8}{:<24}{:>10}\n", "device", "= sum",
+      format_bytes(planned.placement.device_bytes()),
+      "of a budget of " + format_bytes(planned.placement.device_budget_bytes), "host", "= sum",
+      format_bytes(planned.placement.host_bytes()),
+      "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
+      format_bytes(planned.placement.nvme_bytes()));
+  const std::uint64_t device_bytes = planned.placement.device_bytes();
+  say("{:<8}{:<24}{:>10}  the application's, beside the budgets{}\n", "-", "activations",
+      format_bytes(subject.activation_bytes),
+      subject.is_on_host ? ""
+                         : fmt::format("; with them the GPU holds {}",
+                                       format_bytes(device_bytes + subject.activation_bytes)));
+  say("{:<8}{:<24}{:>10}  all that is in the host's memory, the program included\n", "-", "= sum",
+      format_bytes(subject.host.beside_bytes + planned.placement.host_bytes() +
+                   (subject.is_on_host ? device_bytes : 0)));
+}
+
+void print_step(const PlannedPlacement& planned) {
+  say("\none step, {}: {:.4g} s; {} binds\n", name_of(planned.policy), planned.step.step_s,
+      name_of(planned.step.scarcest()));
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    if (planned.step.busy_s[i] == 0) continue;
+    say("  {:<24}busy {:>10.4g} s  {:>5.1f} %\n", name_of(static_cast<Resource>(i)),
+        planned.step.busy_s[i], 100 * planned.step.busy_s[i] / planned.step.step_s);
+  }
+  say("  reads {} from storage and writes {}\n", format_bytes(planned.step.traffic.nvme_read_bytes),
+      format_bytes(planned.step.traffic.nvme_write_bytes));
+  if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
+    say("  of both, {} are gradients, which wait on storage (placement.gradients)\n",
+        format_bytes(bytes));
+  say("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s, name_of(planned.least.scarcest()));
+  for (const auto& [policy, cost] : planned.policies)
+    say("  {:<12}{:>10.4g} s  {:>5.1f} % of T_min\n", name_of(policy), cost.step_s,
+        100 * planned.least.step_s / cost.step_s);
+}
+
+void print_alternatives(const std::vector<PlannedPlacement>& all) {
+  say("\n{:<8}{:>10}{:>10}{:>10}{:>12}{:>10}  {}\n", "state in", "device", "host", "nvme",
+      "written", "step s", "what binds");
+  for (const PlannedPlacement& planned : all) {
+    if (!planned.obstacle.empty()) {
+      say("{:<8}{}\n", planned.name, in_short(planned.obstacle));
+      continue;
+    }
+    say("{:<8}{:>10}{:>10}{:>10}{:>12}{:>10.4g}  {}\n", planned.name,
+        format_bytes(planned.placement.device_bytes()),
+        format_bytes(planned.placement.host_bytes()), format_bytes(planned.placement.nvme_bytes()),
+        format_bytes(planned.step.traffic.nvme_write_bytes), planned.step.step_s,
+        name_of(planned.step.scarcest()));
+  }
+}
+
+struct Quicker {
+  std::string_view row;
+  const char* settings;
+};
+constexpr Quicker kSettings[] = {{"gpu", "placement.parameters=auto placement.optimizer=device"},
+                                 {"device", "placement.parameters=device placement.optimizer=host"},
+                                 {"host", "placement.parameters=host placement.optimizer=host"},
+                                 {"nvme", "placement.parameters=nvme placement.optimizer=nvme"},
+                                 {"mixed", "placement.parameters=auto placement.optimizer=auto"}};
+
+// Where another row, or another policy, is quicker than the config, what to set. The planner of
+// "auto" saves traffic; only here a step is simulated.
+void print_quicker(const std::vector<PlannedPlacement>& all, const Config& config) {
+  constexpr double kNoticed = 0.995;
+  const PlannedPlacement& own = all.front();
+  double least_s = kNoticed * own.step.step_s;
+  std::string settings;
+  for (const Quicker& quicker : kSettings) {
+    for (const PlannedPlacement& planned : all) {
+      if (planned.name != quicker.row || !planned.obstacle.empty() ||
+          planned.step.step_s >= least_s)
+        continue;
+      least_s = planned.step.step_s;
+      settings = quicker.settings;
+      if (config.placement.gradients != TierChoice::kAuto) settings += " placement.gradients=auto";
+    }
+  }
+  const bool may_be_eager =
+      config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop;
+  for (const auto& [policy, cost] : own.policies) {
+    if (cost.step_s >= least_s || (policy == OverlapPolicy::kEager && !may_be_eager)) continue;
+    least_s = cost.step_s;
+    settings = fmt::format("optimizer.overlap={}", name_of(policy));
+  }
+  if (!settings.empty())
+    say("{:.4g} s, {:.1f} % less than config, with {}\n", least_s,
+        100 * (1 - least_s / own.step.step_s), settings);
+}
+
+// Steps that the drives' rating lasts for; nothing when nothing is written or no rating given.
+std::optional<double> steps_of_life(const PlanOptions& options, const PlannedPlacement& planned) {
+  const std::uint64_t written = planned.step.traffic.nvme_write_bytes;
+  if (options.bytes_written_rating.empty() || written == 0) return std::nullopt;
+  return static_cast<double>(parse_size(options.bytes_written_rating)) /
+         static_cast<double>(written);
+}
+
+// --- JSON ---
+
+nlohmann::ordered_json json_of(const StepCost& cost) {
+  nlohmann::ordered_json busy = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < kResourceCount; ++i)
+    busy[std::string(name_of(static_cast<Resource>(i)))] = cost.busy_s[i];
+  return {{"step_s", cost.step_s},
+          {"binds", name_of(cost.scarcest())},
+          {"busy_s", busy},
+          {"nvme_read_bytes", cost.traffic.nvme_read_bytes},
+          {"nvme_write_bytes", cost.traffic.nvme_write_bytes},
+          {"gradient_spill_bytes", cost.traffic.gradient_spill_bytes},
+          {"activation_out_bytes", cost.traffic.activation_out_bytes},
+          {"activation_in_bytes", cost.traffic.activation_in_bytes}};
+}
+
+nlohmann::ordered_json json_of(const PlannedPlacement& planned) {
+  nlohmann::ordered_json root = {{"name", planned.name}, {"fits", planned.obstacle.empty()}};
+  if (!planned.obstacle.empty()) {
+    root["obstacle"] = planned.obstacle;
+    return root;
+  }
+  root["device_bytes"] = planned.placement.device_bytes();
+  root["host_bytes"] = planned.placement.host_bytes();
+  root["nvme_bytes"] = planned.placement.nvme_bytes();
+  root["compute_s"] = planned.compute_s;
+  root["policy"] = name_of(planned.policy);
+  root["step"] = json_of(planned.step);
+  if (!planned.policies.empty()) root["t_min_s"] = planned.least.step_s;
+  for (const auto& [policy, cost] : planned.policies)
+    root["policies"][std::string(name_of(policy))] = json_of(cost);
+  for (const Pool& pool : planned.placement.pools())
+    root["pools"].push_back(
+        {{"tier", name_of(pool.tier)}, {"pool", pool.name}, {"size_bytes", pool.size_bytes}});
+  return root;
+}
+
+nlohmann::ordered_json json_of(const StageMemory& stage) {
+  nlohmann::ordered_json root = {{"parameter_bytes", stage.parameter_bytes},
+                                 {"window_bytes", stage.window_bytes},
+                                 {"gradient_bytes", stage.gradient_bytes},
+                                 {"optimizer_bytes", stage.optimizer_bytes},
+                                 {"fits", stage.obstacle.empty()}};
+  if (stage.obstacle.empty()) {
+    root["most_in_use_bytes"] = json_of(stage.most_in_use);
+  } else {
+    root["obstacle"] = stage.obstacle;
+  }
+  return root;
+}
+
+void write_json(OutputFile& output, const PlanOptions& options, const Subject& subject,
+                const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
+  nlohmann::ordered_json root = {
+      {"parameters", subject.parameters},
+      {"ranks", options.ranks},
+      {"tokens", subject.tokens},
+      {"free_from_tokens", free_tokens ? nlohmann::ordered_json(*free_tokens) : nullptr},
+      {"steps_of_drive_life", nullptr},
+      {"order", name_of(subject.request.order)},
+      {"activation_bytes", subject.activation_bytes},
+      {"placements", nlohmann::ordered_json::array()}};
+  if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
+  for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
+  if (options.stages) {
+    for (const StageMemory& stage : memory_by_stage(subject.request))
+      root["stages"].push_back(json_of(stage));
+  }
+  write_whole(output, root.dump(2) + "\n");
+}
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  const Subject subject = subject_of(options);
+  OutputFiles outputs;
+  outputs.add_input("the config", options.config_file);
+  outputs.add_input("storage.calibration", subject.request.config.storage.calibration);
+  outputs.add_input("--io", options.rates.io_file);
+  outputs.add_input("--adam", options.rates.adam_file);
+  OutputFile& json = outputs.add("--json", options.json_file);
+  outputs.check();
+  const std::vector<PlannedPlacement> all = plan_alternatives(subject.request);
+  const PlannedPlacement& own = all.front();
+  const bool fits = own.obstacle.empty();
+  std::optional<double> free_tokens;
+  if (fits) {
+    if (const auto factor = compute_factor_that_hides(subject.request, own))
+      free_tokens = *factor * subject.tokens;
+  }
+  say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
+      options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
+  for (const std::string& source : subject.rates.sources) say("  {}\n", source);
+  if (fits) {
+    print_pools(own, subject);
+    print_step(own);
+    if (subject.request.micro_batches > 1)
+      say("{}\n", describe(subject.orders, subject.request.order));
+  } else {
+    say("this config does not fit: {}\n", own.obstacle);
+  }
+  print_alternatives(all);
+  if (fits) print_quicker(all, subject.request.config);
+  if (free_tokens)
+    say("\nfrom {:.3g} tokens a step and rank on, computation hides all else to 5 %\n",
+        *free_tokens);
+  if (const auto steps = fits ? steps_of_life(options, own) : std::nullopt)
+    say("{} written last for {:.3g} steps, {:.3g} days of this\n", options.bytes_written_rating,
+        *steps, *steps * own.step.step_s / kSecondsADay);
+  if (options.stages) say("{}", stage_table(subject.request));
+  if (options.ranks > 1) say("collectives take no time in this plan\n");
+  if (json.is_wanted()) write_json(json, options, subject, all, free_tokens);
+  return fits ? kExitOk : kExitResource;
+}
+
+}  // namespace sluice

@@ -1,0 +1,103 @@
+#include "tools/commands/trace_command.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/report/plan_rates.h"
+#include "tools/trace/trace_diff.h"
+#include "tools/trace/trace_export.h"
+#include "tools/trace/trace_html.h"
+#include "tools/trace/trace_summary.h"
+#include "tools/trace/trace_whatif.h"
+
+namespace sluice {
+namespace {
+
+std::vector<TraceAnalysis> analyse(const std::vector<TraceFile>& files) {
+  std::vector<TraceAnalysis> ranks;
+  ranks.reserve(files.size());
+  for (const TraceFile& file : files) ranks.emplace_back(file);
+  return ranks;
+}
+
+PeakRates peaks_of(const std::string& calibration) {
+  if (calibration.empty()) return {};
+  PlanRateOptions options;
+  options.io_file = calibration;
+  const Rates rates = plan_rates(options, {}).rates;
+  return {.read_bytes_per_second = rates.read_bytes_per_second,
+          .write_bytes_per_second = rates.write_bytes_per_second};
+}
+
+void add_inputs(OutputFiles& outputs, const std::vector<std::string>& files,
+                const std::string& calibration = {}) {
+  for (const std::string& file : files) outputs.add_input("the trace", file);
+  outputs.add_input("--io", calibration);
+}
+
+}  // namespace
+
+int run_trace_html(const TraceHtmlOptions& options) {
+  OutputFiles outputs;
+  add_inputs(outputs, options.files, options.calibration);
+  OutputFile& page = outputs.add("--output", options.output, OutputMode::kPrivate);
+  outputs.check();
+  const std::vector<TraceFile> files = read_traces(options.files);
+  write_whole(page, html_of(analyse(files), peaks_of(options.calibration)));
+  return kExitOk;
+}
+
+int run_trace_export(const TraceExportOptions& options) {
+  if (options.chrome_file.empty() && options.csv_file.empty() && options.json_file.empty())
+    throw Error(ErrorCode::kConfig, "trace export: name a file with --chrome, --csv or --json");
+  OutputFiles outputs;
+  add_inputs(outputs, options.files);
+  OutputFile& chrome = outputs.add("--chrome", options.chrome_file, OutputMode::kPrivate);
+  OutputFile& csv = outputs.add("--csv", options.csv_file, OutputMode::kPrivate);
+  OutputFile& json = outputs.add("--json", options.json_file, OutputMode::kPrivate);
+  outputs.check();
+  const std::vector<TraceFile> files = read_traces(options.files);
+  const std::vector<TraceAnalysis> ranks = analyse(files);
+  FirstFailure failures;
+  const auto write = [&](OutputFile& output, const auto& function) {
+    failures.attempt([&] {
+      if (output.is_wanted()) function(output, ranks);
+      output.commit();
+    });
+  };
+  write(chrome, write_chrome);
+  write(csv, [](OutputFile& file, const std::vector<TraceAnalysis>& of) { write_csv(file, of); });
+  write(json, [](OutputFile& file, const std::vector<TraceAnalysis>& of) { write_json(file, of); });
+  failures.rethrow();
+  return kExitOk;
+}
+
+int run_trace_diff(const TraceDiffOptions& options) {
+  const TraceFile before = read_trace(options.before), after = read_trace(options.after);
+  const TraceDiff diff = diff_of(TraceAnalysis(before), TraceAnalysis(after));
+  say("{}", text_of(diff));
+  if (!diff.is_regression(options.percent)) return kExitOk;
+  say("regression: the step is longer by more than {:g} %\n", options.percent);
+  return kExitRegression;
+}
+
+int run_trace_whatif(const TraceWhatIfOptions& options) {
+  const TraceFile file = read_trace(options.file);
+  say("{}", text_of(what_if(TraceAnalysis(file), options.settings)));
+  return kExitOk;
+}
+
+int run_trace_summary(const TraceSummaryOptions& options) {
+  const std::vector<TraceFile> files = read_traces(options.files);
+  const std::uint64_t rating =
+      options.bytes_written_rating.empty() ? 0 : parse_size(options.bytes_written_rating);
+  say("{}", summary_of(analyse(files),
+                       {.peaks = peaks_of(options.calibration), .bytes_written_rating = rating}));
+  return kExitOk;
+}
+
+}  // namespace sluice

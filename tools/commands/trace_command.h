@@ -1,0 +1,49 @@
+// `sluice trace`: reads what `train --trace` recorded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct TraceSummaryOptions {
+  std::vector<std::string> files;    // one of each rank
+  std::string calibration;           // of bench io --json; empty = none
+  std::string bytes_written_rating;  // of the drives together: "1200TB"; empty = not asked
+};
+
+struct TraceHtmlOptions {
+  std::vector<std::string> files;
+  std::string output;
+  std::string calibration;
+};
+
+// Each file that is named is written.
+struct TraceExportOptions {
+  std::vector<std::string> files;
+  std::string chrome_file;
+  std::string csv_file;
+  std::string json_file;
+};
+
+struct TraceDiffOptions {
+  std::string before;
+  std::string after;
+  double percent = 5;  // a step longer by more is a regression: exit code 3
+};
+
+struct TraceWhatIfOptions {
+  std::string file;
+  std::vector<std::string> settings;
+};
+
+// Each returns the exit code (tools/cli/exit_codes.h) and fails with: kInput for a file that cannot
+// be read or written, or is no trace; kConfig for an option.
+int run_trace_summary(const TraceSummaryOptions& options);
+int run_trace_html(const TraceHtmlOptions& options);
+int run_trace_export(const TraceExportOptions& options);
+int run_trace_diff(const TraceDiffOptions& options);
+int run_trace_whatif(const TraceWhatIfOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,344 @@
+#include "tools/commands/train_command.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "base/topology.h"
+#include "base/trace/trace_ranges.h"
+#include "base/units.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/interrupt.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/cli/temporary_file.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/model_file.h"
+#include "tools/gpt/train/order_choice.h"
+#include "tools/gpt/train/rank_world.h"
+#include "tools/gpt/train/run_memory.h"
+#include "tools/gpt/train/train_report.h"
+#include "tools/gpt/train/training_device.h"
+#include "tools/report/state_hash.h"
+#include "tools/report/step_log.h"
+#include "tools/trace/trace_session.h"
+
+namespace sluice {
+namespace {
+
+// Enough for a loss that is good to about 0.02 nats, at the cost of a few steps.
+constexpr std::uint64_t kValidationTokens = 32 << 10;
+
+TrainConfig read_config(const TrainOptions& options) {
+  ConfigDocument document = ConfigDocument::from_file(options.config_file);
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
+  if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
+  TrainConfig config = train_config(document);
+  if (!options.data_file.empty()) config.data_file = options.data_file;
+  if (!options.trace_file.empty()) config.trace_file = options.trace_file;
+  return config;
+}
+
+// Each rank has a trace of its own.
+std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
+  if (config.trace_file.empty() || rank == 0) return config.trace_file;
+  return fmt::format("{}.rank{}", config.trace_file, rank);
+}
+
+// What the run writes, and what it must not. Rank 0 writes for all, but for the traces.
+struct TrainOutputs {
+  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks)
+      : save(add("--save", options.save_file, ranks)),
+        json(add("--json", options.json_file, ranks)),
+        csv(add("--csv", options.csv_file, ranks)),
+        json_lines(add("--json-lines", options.json_lines_file, ranks)),
+        trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)) {
+    files.add_input("the config", options.config_file);
+    files.add_input("the text", config.data_file);
+    files.add_input("--init", options.init_file, "--save");  // training goes on
+    files.add_input("storage.calibration", config.engine.storage.calibration);
+    for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
+      if (rank != ranks.rank())
+        files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
+    }
+    files.check();
+  }
+
+  OutputFiles files;
+  OutputFile& save;
+  OutputFile& json;
+  OutputFile& csv;
+  OutputFile& json_lines;
+  OutputFile& trace;
+
+ private:
+  OutputFile& add(const char* option, const std::string& path, const RankWorld& ranks) {
+    if (ranks.rank() == 0) return files.add(option, path);
+    files.reserve(option, path);
+    return files.add(option, "");
+  }
+};
+
+std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
+                                              const TrainConfig& config) {
+  if (options.init_file.empty()) return nullptr;
+  auto file = std::make_unique<ModelFile>(options.init_file);
+  file->require_shape_of(config.model);
+  return file;
+}
+
+class TrainRun {
+ public:
+  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+           const HostMemory& memory, TrainOutputs& outputs)
+      : outputs_(outputs),
+        is_quiet_(options.quiet || ranks.rank() != 0),
+        is_saved_(!options.save_file.empty()),
+        config_(config),
+        memory_(memory),
+        dataset_(config_, ranks.count()),
+        init_(open_initial_model(options, config)),
+        device_(config_, ranks.gpu()),
+        collectives_(ranks.join(device_)),
+        engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
+        trainer_(device_.make_trainer(config_, dataset_, engine_)),
+        limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
+                config.engine.storage.calibration),
+        log_(outputs.csv, outputs.json_lines, options.log_every) {}
+
+  int run() {
+    introduce();
+    engine_.set_last_words([](const std::string& message) { warn("sluice: {}\n", message); });
+    engine_.initialize(initial_values());
+    accept();
+    train();
+    engine_.drain();
+    conclude();
+    engine_.close();
+    return record_.interrupted ? kExitInterrupted : kExitOk;
+  }
+
+ private:
+  void introduce() {
+    record_.parameters = engine_.layout().parameter_count();
+    record_.state_bytes = engine_.layout().state_bytes();
+    record_.seed = config_.seed;
+    record_.order = *config_.order;
+    record_.matrix_kernels = device_.matrix_kernels();
+    record_.threads = granted_threads(config_.engine.threads);
+    record_.predicted = engine_.predicted_traffic(config_.micro_batches, record_.order);
+    record_.device_pool_bytes = engine_.placement().device_bytes();
+    record_.host_pool_bytes = engine_.placement().host_bytes();
+    record_.activation_bytes = trainer_->activation_bytes();
+    if (is_quiet_) return;
+    const std::uint32_t group = config_.engine.sharding.group_ranks;
+    if (engine_.rank_count() > 1)
+      say("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+          group == 0 ? "" : fmt::format(" in groups of {}", group), config_.engine.sharding.stage);
+    say("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
+        record_.parameters, device_.description(), format_bytes(record_.state_bytes),
+        dataset_.training_tokens(), dataset_.validation_tokens());
+    say("matrix products by {}, kernels {}; {} threads\n", record_.matrix_kernels.library,
+        record_.matrix_kernels.kernels, record_.threads);
+    for (const std::string& note : engine_.notes()) say("{}\n", note);
+    say("{}", pool_table(engine_, trainer_->activation_bytes(), memory_));
+    if (config_.micro_batches > 1) {
+      Config engine = config_.engine;
+      engine.memory.device_bytes = engine_.placement().device_budget_bytes;
+      engine.memory.host_bytes = engine_.placement().host_budget_bytes;
+      say("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
+                                       engine_.rank_count(), engine_.placement().fills_device),
+                           record_.order));
+    }
+    const bool varies =
+        record_.predicted.nvme_read_bytes_least != record_.predicted.nvme_read_bytes;
+    say("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
+        format_bytes(record_.predicted.nvme_read_bytes),
+        format_bytes(record_.predicted.nvme_write_bytes));
+    if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
+      say("of both, {} are gradients, which wait on storage (placement.gradients)\n",
+          format_bytes(bytes));
+    flush_said();
+  }
+
+  InitialValues initial_values() {
+    if (init_ != nullptr) return init_->initial_values();
+    return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+      gpt::fill_initial_values(config_.model, config_.seed, tensor_spec(tensor), first, values);
+    };
+  }
+
+  const TensorSpec& tensor_spec(const TensorPlace& tensor) const {
+    const UnitPlace& unit = engine_.layout().unit(tensor.unit);
+    return model_.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
+  }
+
+  // Nothing can be refused any more: what grows gets its name, in place of what had it.
+  void accept() {
+    log_.begin();
+    defer_interrupts("sluice: ending after this step; once more ends now, without saving\n");
+    outputs_.trace.accept();
+    log_.accept();
+  }
+
+  void train() {
+    ProgressDisplay progress(config_.steps, is_quiet_);
+    for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      const TrainedStep trained = trainer_->train_step(step);
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+      record_.steps.push_back(
+          {.step = step + 1,
+           .loss = mean_over_ranks(trained.loss),
+           .gradient_norm = trained.report.gradient_norm,
+           .loss_scale = trained.report.loss_scale,
+           .skipped = trained.report.skipped,
+           .time_s = time.count(),
+           .tokens = std::uint64_t{config_.sequences} * config_.micro_batches *
+                     config_.model.context * engine_.rank_count(),
+           .nvme_read_bytes = trained.report.nvme_read_bytes,
+           .nvme_write_bytes = trained.report.nvme_write_bytes,
+           .rank_traffic = trained.report.rank_traffic,
+           .activation_out_bytes = trained.report.activation_out_bytes,
+           .activation_in_bytes = trained.report.activation_in_bytes,
+           .stall_s = static_cast<double>(trained.report.stall_ns) * 1e-9,
+           .stall_for_update_s = static_cast<double>(trained.report.stall_for_update_ns) * 1e-9,
+           .optimizer_s = static_cast<double>(trained.report.optimizer_ns) * 1e-9,
+           .times = trained.report.times,
+           .policy = trained.report.policy});
+      raise_marks(record_.buffers, trained.report.buffers);
+      limits_.note(trained.report);
+      log_.add(record_.steps.back());
+      if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
+        progress.show(record_.steps.back());
+      for (const std::string& note : trained.report.notes) warn("{}\n", note);
+      record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
+    }
+    progress.finish();
+    record_.limits = limits_.limits();
+  }
+
+  double mean_over_ranks(double own) {
+    const std::vector<double> values = engine_.exchange(own);
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  }
+
+  void conclude() {
+    defer_interrupts("sluice: the run is over and is being saved; once more ends now, without\n");
+    if (!record_.interrupted) {
+      const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
+      const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
+      const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
+      record_.validation_loss = trainer_->evaluate(batches);
+      record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
+    }
+    record_.state_sha256 = state_sha256(engine_);
+    record_.ranks = memory_of_ranks(engine_, record_.buffers);
+    write_outputs();
+    if (is_quiet_) return;
+    if (record_.interrupted) say("interrupted after step {}\n", record_.steps.size());
+    say("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
+    if (record_.validation_loss) {
+      say("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
+          *record_.validation_loss, *record_.bigram_cross_entropy);
+    }
+    say("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),
+        record_.state_sha256);
+    if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
+  }
+
+  void write_outputs() {
+    FirstFailure failures;
+    if (is_saved_) failures.attempt([this] { save_model(outputs_.save, config_.model, engine_); });
+    failures.attempt([this] { log_.finish_csv(); });
+    failures.attempt([this] { log_.finish_json_lines(); });
+    if (outputs_.json.is_wanted()) failures.attempt([this] { write_json(outputs_.json, record_); });
+    failures.rethrow();
+  }
+
+  TrainOutputs& outputs_;
+  const bool is_quiet_;
+  const bool is_saved_;  // by rank 0, but all take part
+  const TrainConfig& config_;
+  const HostMemory& memory_;
+  Dataset dataset_;
+  std::unique_ptr<ModelFile> init_;
+  ModelSpec model_ = gpt::gpt_model_spec(config_.model);
+  TrainingDevice device_;
+  std::unique_ptr<Collectives> collectives_;
+  Engine engine_;
+  std::unique_ptr<Training> trainer_;
+  LimitMeter limits_;
+  StepLog log_;
+  RunRecord record_;
+};
+
+int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+               const HostMemory& memory) {
+  if (config.trace_nvtx) enable_trace_ranges();
+  TrainOutputs outputs(options, config, ranks);
+  TraceSession trace(outputs.trace, config.trace_ring_bytes,
+                     {.rank = ranks.rank(), .ranks = ranks.count()});
+  std::unique_ptr<TrainRun> run;
+  int code = kExitOk;
+  try {
+    run = std::make_unique<TrainRun>(options, config, ranks, memory, outputs);
+    code = run->run();
+  } catch (const std::exception& failure) {
+    const auto* const error = dynamic_cast<const Error*>(&failure);
+    const bool ends_here =
+        ranks.are_several() || (error != nullptr && error->code() == ErrorCode::kTimeout);
+    if (!ends_here) throw;
+    // Before the engine goes: its destructor would wait for ranks that wait for this one, or for
+    // the drive. Other destructors do not run either.
+    remove_temporary_files();
+    if (ranks.are_several()) ranks.give_up(failure);
+    warn("sluice: {}\n", failure.what());
+    std::fflush(nullptr);
+    ::_exit(exit_code_of(error->code()));
+  }
+  run.reset();  // the engine has its say in the trace
+  const TraceEnd end = trace.finish();
+  if (!options.quiet && ranks.rank() == 0) say("{}", end.summary);
+  if (end.failure) throw Error(*end.failure);
+  return code;
+}
+
+// What this rank is to do, as its host and the ranks on it allow, and the run.
+int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks) {
+  if (ranks.rank() != 0) silence_interrupts();
+  ranks.share_host(config);
+  const bool is_on_host = computes_on_host(config, ranks.gpu());
+  const HostMemory share =
+      share_of_host(is_on_host, kept_activation_bytes(config, is_on_host), ranks.host_ranks());
+  settle_budgets(config.engine.memory, share);
+  resolve_order(config, ranks.count());  // by this rank's share
+  const HostMemory memory = check_memory(config, ranks.count(), share);
+  return train_here(options, config, ranks, memory);
+}
+
+}  // namespace
+
+int run_train(const TrainOptions& options) {
+  catch_interrupts();
+  TrainConfig config = read_config(options);
+  RankWorld ranks(config);
+  if (!ranks.are_several()) return train_in(options, config, ranks);
+  // A rank that fails by itself tells the others; leaving would wait for them.
+  try {
+    const int code = train_in(options, config, ranks);
+    ranks.leave();
+    return code;
+  } catch (const std::exception& failure) {
+    ranks.give_up(failure);
+  }
+}
+
+}  // namespace sluice

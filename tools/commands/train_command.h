@@ -1,0 +1,32 @@
+// `sluice train`: trains a GPT on a text with its state wherever the config puts it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct TrainOptions {
+  std::string config_file;
+  std::string data_file;  // empty = as in the config
+  std::optional<std::uint64_t> steps;
+  std::optional<std::uint64_t> seed;
+  std::vector<std::string> assignments;  // --set
+  std::string json_file;
+  std::string csv_file;
+  std::string json_lines_file;
+  std::uint64_t log_every = 1;  // steps
+  std::string save_file;
+  std::string init_file;
+  std::string trace_file;
+  bool quiet = false;
+};
+
+// Returns the exit code (tools/cli/exit_codes.h).
+// Fails with: whatever a bad config, text, model file, path or budget deserves, before the first
+// step and with nothing left behind.
+int run_train(const TrainOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,96 @@
+#include "tools/gpt/model/activations.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tools/gpt/model/attention.h"
+
+namespace sluice::gpt {
+
+// Hands out consecutive pieces of a buffer; without a buffer it only counts.
+class Activations::Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::uint64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_bytes_);
+    used_bytes_ += align_up(count * sizeof(T), 256);
+    return piece;
+  }
+  std::uint64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  std::byte* base_;
+  std::uint64_t used_bytes_ = 0;
+};
+
+namespace {
+
+// Activations are beside the budgets in "memory", which the buffer's own message blames.
+AlignedBuffer buffer_of(std::uint64_t size_bytes) {
+  try {
+    return {size_bytes, "activations"};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("cannot map {} of host memory for activations, which are beside the "
+                            "budgets in \"memory\"; lower batch.sequences or model.context, or set "
+                            "\"activations\" to \"recompute\"",
+                            format_bytes(size_bytes)));
+  }
+}
+
+}  // namespace
+
+Activations::Activations(const GptConfig& config, Checkpoints checkpoints)
+    : blocks(checkpoints == Checkpoints::kUnits ? 1 : config.layers) {}
+
+std::uint64_t Activations::size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
+                                      Checkpoints checkpoints) {
+  Carver count(nullptr);
+  Activations(config, checkpoints).carve(config, shape, threads, checkpoints, count);
+  return count.used_bytes();
+}
+
+Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads,
+                         Checkpoints checkpoints)
+    : Activations(config, checkpoints) {
+  buffer = buffer_of(size_bytes(config, shape, threads, checkpoints));
+  Carver place(buffer.data());
+  carve(config, shape, threads, checkpoints, place);
+}
+
+void Activations::carve(const GptConfig& config, BatchShape shape, unsigned threads,
+                        Checkpoints checkpoints, Carver& carver) {
+  const bool keeps_all = checkpoints == Checkpoints::kNone;
+  const std::uint64_t rows = shape.rows();
+  const std::uint64_t narrow = rows * config.embedding;
+  for (BlockActivations& block : blocks) {
+    if (keeps_all) block.input = carver.take<float>(narrow);
+    block.norm1_moments = carver.take<RowMoments>(rows);
+    block.norm1 = carver.take<float>(narrow);
+    block.qkv = carver.take<float>(3 * narrow);
+    block.log_sums = carver.take<float>(rows * config.heads);
+    block.attention = carver.take<float>(narrow);
+    block.middle = carver.take<float>(narrow);
+    block.norm2_moments = carver.take<RowMoments>(rows);
+    block.norm2 = carver.take<float>(narrow);
+    block.mlp = carver.take<float>(4 * narrow);
+    block.gelu = carver.take<float>(4 * narrow);
+  }
+  if (keeps_all) final_input = carver.take<float>(narrow);
+  final_moments = carver.take<RowMoments>(rows);
+  final_norm = carver.take<float>(narrow);
+  logits = carver.take<float>(rows * config.vocabulary);
+  row_losses = carver.take<float>(rows);
+
+  if (keeps_all) d_residual = carver.take<float>(narrow);
+  d_narrow = carver.take<float>(narrow);
+  d_wide = carver.take<float>(4 * narrow);
+  const std::uint64_t scratch_floats = threads * attention_scratch_floats(shape.sequence);
+  attention_scratch = {carver.take<float>(scratch_floats), scratch_floats};
+}
+
+}  // namespace sluice::gpt

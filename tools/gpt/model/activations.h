@@ -1,0 +1,78 @@
+// What a micro-batch leaves behind in the forward pass for its backward pass, and the scratch
+// memory of both, in one allocation made at construction. With checkpoints at the units' boundaries
+// all blocks share the memory of one, and what crosses the boundaries is the caller's. All fp32;
+// every array starts at a multiple of 256 bytes. With R = batch * sequence rows and width W a block
+// keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary. Plain
+// memory: the owner orders its use.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/row_kernels.h"
+
+namespace sluice::gpt {
+
+// Largest number of tokens in one pass.
+struct BatchShape {
+  std::uint32_t batch = 1;
+  std::uint32_t sequence = 1;
+
+  std::uint64_t rows() const { return std::uint64_t{batch} * sequence; }
+};
+
+enum class Checkpoints : std::uint8_t {
+  kNone,   // everything is kept
+  kUnits,  // what crosses from unit to unit; the rest is computed again
+};
+
+struct BlockActivations {
+  float* input = nullptr;  // [R, W], also the output of the block before
+  RowMoments* norm1_moments = nullptr;
+  float* norm1 = nullptr;      // [R, W]
+  float* qkv = nullptr;        // [R, 3 W]
+  float* log_sums = nullptr;   // [R, heads]
+  float* attention = nullptr;  // [R, W]
+  float* middle = nullptr;     // [R, W], the residual stream after attention
+  RowMoments* norm2_moments = nullptr;
+  float* norm2 = nullptr;  // [R, W]
+  float* mlp = nullptr;    // [R, 4 W], before GELU
+  float* gelu = nullptr;   // [R, 4 W]
+};
+
+struct Activations {
+  // Fails with: kOutOfMemory.
+  Activations(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints);
+
+  // What they take, without making them.
+  static std::uint64_t size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
+                                  Checkpoints checkpoints);
+
+  BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
+
+  std::vector<BlockActivations> blocks;  // one for each layer, or for all
+  float* final_input = nullptr;          // [R, W]; null with checkpoints, as are the blocks' inputs
+  RowMoments* final_moments = nullptr;
+  float* final_norm = nullptr;  // [R, W]
+  float* logits = nullptr;      // [R, vocabulary], then their gradient
+  float* row_losses = nullptr;  // [R]
+
+  // [R, W], the gradient that flows down the residual stream; null with checkpoints.
+  float* d_residual = nullptr;
+  float* d_narrow = nullptr;  // [R, W]
+  float* d_wide = nullptr;    // [R, 4 W]
+  std::span<float> attention_scratch;
+
+  AlignedBuffer buffer;
+
+ private:
+  class Carver;
+  Activations(const GptConfig& config, Checkpoints checkpoints);  // without memory
+  void carve(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints,
+             Carver& carver);
+};
+
+}  // namespace sluice::gpt

@@ -1,0 +1,40 @@
+// Causal multi-head attention (Vaswani et al. 2017), forward and backward. One task per sequence
+// and head; inside a task blocks of query rows meet only the keys up to their last row, and the
+// probabilities are recomputed in the backward pass from one saved number per row (Dao et al.
+// 2022), so that memory grows with the sequence and not with its square. Pure in their arguments.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tools/gpt/model/compute_threads.h"
+
+namespace sluice::gpt {
+
+struct AttentionShape {
+  std::uint64_t batch = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t heads = 0;
+  std::uint64_t head_width = 0;
+};
+
+// Floats of scratch memory that each worker needs for sequences up to `sequence`.
+std::uint64_t attention_scratch_floats(std::uint64_t sequence);
+
+// qkv: [batch * sequence, 3 * width], query, key and value side by side, head by head.
+// Writes y [batch * sequence, width] and log_sums [batch * heads * sequence], the logarithm of each
+// softmax's denominator. `scratch` holds attention_scratch_floats() per worker.
+void attention_forward(ComputeThreads& threads, AttentionShape shape, const float* qkv, float* y,
+                       float* log_sums, std::span<float> scratch);
+
+struct AttentionSaved {
+  const float* qkv = nullptr;
+  const float* y = nullptr;
+  const float* log_sums = nullptr;
+};
+
+// Writes dqkv, the gradient with respect to qkv, given dy.
+void attention_backward(ComputeThreads& threads, AttentionShape shape, AttentionSaved saved,
+                        const float* dy, float* dqkv, std::span<float> scratch);
+
+}  // namespace sluice::gpt

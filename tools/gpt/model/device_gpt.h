@@ -1,0 +1,181 @@
+// Computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU: use i of the
+// forward order, then use i of the backward order (gpt_model_spec). Activations have the type of
+// the parameters, sums are fp32. Everything is enqueued on the stream that the caller names, the
+// same for a whole pass; addresses of a unit's tensors may differ at every use.
+// Attention goes head by head through [sequence, sequence] products, for as many heads of a
+// sequence at once as a bounded scratch memory holds; the backward pass computes the scores again.
+//
+// Thread rule: one thread at a time.
+// Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
+// multiples of 256 bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/units.h"
+#include "engine/config/model_spec.h"
+#include "gpu/device.h"
+#include "tools/gpt/model/activations.h"
+#include "tools/gpt/model/device_ops.h"
+#include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/unit_tensors.h"
+
+namespace sluice::gpt {
+
+// Scores, probabilities and their gradients of the heads that are computed at once; at least one
+// head's. Less: more and smaller launches.
+inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
+
+class DeviceGpt {
+ public:
+  // `device` and `ops` must outlive this. Allocates all memory: activations and scratch on the
+  // device, a little page-locked memory on the host.
+  // Fails with: kConfig (bad config, sequence beyond model.context), kOutOfMemory.
+  DeviceGpt(const GptConfig& config, BatchShape shape, Device& device, DeviceOps& ops,
+            std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
+  DeviceGpt(const DeviceGpt&) = delete;
+  DeviceGpt& operator=(const DeviceGpt&) = delete;
+  ~DeviceGpt();
+
+  std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
+  // The same, of one that is not made, with parameters of `type`.
+  static std::uint64_t activation_bytes_of(
+      const GptConfig& config, BatchShape shape, DType type,
+      std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
+  // DeviceOps::take_notes().
+  std::vector<std::string> take_notes() { return ops_.take_notes(); }
+
+  // Computes one pass of training over zeros and waits for it: every operation that training needs
+  // has run then, so its code and its plan are there. Takes memory for the parameters and gradients
+  // of the largest unit meanwhile. Between passes.
+  // Fails with: kOutOfMemory.
+  void warm_up();
+
+  std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
+
+  // As GptCompute's.
+  void set_loss_scale(float scale) { loss_scale_ = scale; }
+
+  // Begins a pass over one micro-batch, which it copies: batch * sequence tokens and as many
+  // targets. An evaluation has no backward pass.
+  // Requires: the sizes match.
+  // Fails with: kInput for a token beyond the vocabulary.
+  enum class Mode : std::uint8_t { kTraining, kEvaluation };
+  void start(Mode mode, std::span<const std::uint32_t> tokens,
+             std::span<const std::uint32_t> targets, StreamId stream);
+
+  // As GptCompute's, enqueued on `stream`; gradients are overwritten.
+  // Requires: uses come in order, 0 first.
+  void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream);
+  void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
+                StreamId stream);
+
+  // Adds the loss of the pass, known after the last forward use, to `sum`, once the work before it
+  // on `stream` is done. `sum` must live until then.
+  void add_loss(double& sum, StreamId stream);
+
+ private:
+  enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
+  // What a block's forward pass leaves behind. W = width, R = rows; the type is T where it is not
+  // said.
+  struct Block {
+    std::byte* input;  // [R, W]
+    RowMoments* norm1_moments;
+    std::byte* norm1;      // [R, W]
+    std::byte* qkv;        // [R, 3 W]
+    float* log_sums;       // [batch, heads, sequence]
+    std::byte* attention;  // [R, W]
+    std::byte* middle;     // [R, W]
+    RowMoments* norm2_moments;
+    std::byte* norm2;  // [R, W]
+    std::byte* mlp;    // [R, 4 W]
+    std::byte* gelu;   // [R, 4 W]
+  };
+  struct Arrays {
+    std::vector<Block> blocks;
+    std::byte* final_input;
+    RowMoments* final_moments;
+    std::byte* final_norm;
+    std::byte* logits;  // [R, vocabulary], logits_stride() apart, then their gradient
+    float* row_losses;
+    double* loss;
+    std::byte* d_residual;  // [R, W]
+    std::byte* d_narrow;    // [R, W]
+    std::byte* d_wide;      // [R, 4 W]
+    float* partials;
+    // Of head_group_ heads: [sequence, sequence] each.
+    float* scores;
+    float* d_probabilities;
+    std::byte* probabilities;
+    std::byte* d_scores;
+    std::uint32_t* inputs;  // tokens, targets, order, begin: as they lie on the host
+  };
+  struct Sizes {
+    const GptConfig& config;
+    BatchShape shape;
+    DType type;
+    std::uint64_t head_group;
+  };
+  Sizes sizes() const { return {config_, shape_, ops_.type(), head_group_}; }
+  // Cuts up the memory at `base` and returns how much it takes; with a null `base` it only counts.
+  static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
+  static std::uint64_t input_count(const GptConfig& config, BatchShape shape) {
+    return 3 * shape.rows() + config.vocabulary + 1;
+  }
+  Use kind_of(std::uint32_t forward_use) const;
+  std::uint64_t rows() const { return shape_.rows(); }
+  // A multiple of 128 elements: matrix products read and write rows that begin at odd addresses
+  // many times slower, if at all. The table itself has the vocabulary's rows alone.
+  static std::uint64_t logits_stride(const GptConfig& config) {
+    return align_up(config.vocabulary, 128);
+  }
+  std::uint64_t logits_stride() const { return logits_stride(config_); }
+  std::uint64_t type_bytes() const { return size_of(ops_.type()); }
+  const std::uint32_t* tokens() const { return arrays_.inputs; }
+  const std::uint32_t* targets() const { return arrays_.inputs + rows(); }
+
+  void linear(const std::byte* x, std::uint64_t x_width, std::uint32_t weight, std::byte* y,
+              std::uint64_t y_width, const std::byte* residual);
+  void linear_backward(const std::byte* x, std::uint64_t x_width, const std::byte* dy,
+                       std::uint64_t y_width, std::uint32_t weight, std::byte* dx);
+  void norm(const std::byte* x, std::uint32_t weight, std::byte* y, RowMoments* moments);
+  void norm_backward(const std::byte* x, const RowMoments* moments, std::uint32_t weight,
+                     Into into);
+  void block_forward(std::uint32_t layer);
+  void block_backward(std::uint32_t layer);
+  void attention_forward(const Block& block);
+  void attention_backward(const Block& block);
+  SoftmaxArguments softmax_of(const Block& block, std::uint64_t first_row, std::uint64_t first_head,
+                              std::uint64_t heads) const;
+  void logits_forward(const std::byte* table);
+  void logits_backward(const std::byte* table, std::byte* table_gradient);
+  void embedding_backward_use();
+
+  // Constant after construction.
+  const GptConfig config_;
+  const BatchShape shape_;
+  const ModelSpec spec_;
+  Device& device_;
+  DeviceOps& ops_;
+  std::uint64_t head_group_;
+  Arrays arrays_;
+  DeviceBuffer memory_;
+  AlignedBuffer host_;  // page-locked: the inputs, then the loss
+
+  Event uploaded_;  // the inputs on the host may be overwritten
+
+  // The pass that is under way, and the call.
+  Mode mode_ = Mode::kEvaluation;
+  float loss_scale_ = 1;
+  std::uint32_t forward_uses_done_ = 0;
+  std::uint32_t backward_uses_done_ = 0;
+  ParameterPointers parameters_;
+  GradientPointers gradients_;
+  StreamId stream_{};
+};
+
+}  // namespace sluice::gpt

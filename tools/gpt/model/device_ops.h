@@ -1,0 +1,168 @@
+// The arithmetic of GPT-2 over device memory, as operations on a stream: what DeviceGpt is made of.
+// One implementation runs on a GPU (cuda_ops.h); tests run the same bodies on the host device.
+// Matrices are row-major, one row a token. "T" is the type of parameters and activations, "G" that
+// of gradients at rest: both are those that the operations were made for.
+//
+// Thread rule: one thread at a time. Every call enqueues and returns; the memory that it names may
+// be reused by later work on the same stream.
+// Invariant: the same arguments give the same bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "gpu/device.h"
+#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/model/row_kernels.h"
+
+namespace sluice::gpt {
+
+// result = a * b in the sense of `form`, plus addend, plus bias: `batch` times, each further by the
+// batch strides. a and b are T.
+struct Product {
+  Form form = Form::kAB;
+  std::uint64_t m = 0;  // rows of the result
+  std::uint64_t n = 0;  // its columns
+  std::uint64_t k = 0;  // the extent that is summed over
+  const void* a = nullptr;
+  std::uint64_t a_stride = 0;  // elements from row to row
+  const void* b = nullptr;
+  std::uint64_t b_stride = 0;
+  void* result = nullptr;
+  std::uint64_t result_stride = 0;
+  DType result_type = DType::kFp32;  // T, or fp32
+  const void* bias = nullptr;        // T [n], when the result is T
+  const void* addend = nullptr;      // as the result, which it may be
+  std::uint64_t batch = 1;
+  std::uint64_t a_batch_stride = 0;
+  std::uint64_t b_batch_stride = 0;
+  std::uint64_t result_batch_stride = 0;
+};
+
+struct LayerNormForwardArguments {
+  const void* x;  // T [rows, width]
+  const void* weight;
+  const void* bias;
+  void* y;
+  RowMoments* moments;  // [rows]
+  std::uint64_t rows;
+  std::uint64_t width;
+};
+
+struct LayerNormBackwardArguments {
+  const void* x;
+  const RowMoments* moments;
+  const void* weight;
+  const void* dy;
+  void* dx;               // T [rows, width]
+  Into into;              // of dx
+  void* weight_gradient;  // G [width], overwritten, as the next
+  void* bias_gradient;
+  float* partials;  // scratch: sum_partials(rows, width) twice
+  std::uint64_t rows;
+  std::uint64_t width;
+};
+
+// Scores of `heads` heads of one sequence, fp32 [heads, sequence, sequence].
+struct SoftmaxArguments {
+  const float* scores;
+  void* probabilities;  // T, as scores; zero beyond the diagonal
+  float* log_sums;      // [heads, sequence]: written forward, read backward
+  float scale;
+  std::uint64_t heads;
+  std::uint64_t sequence;
+};
+
+struct SoftmaxBackwardArguments {
+  SoftmaxArguments forward;
+  const float* d_probabilities;  // as scores
+  void* d_scores;                // T, as scores; zero beyond the diagonal
+  const void* y;                 // T: the output of the heads, and its gradient
+  const void* dy;
+  std::uint64_t y_stride;    // elements from row to row
+  std::uint64_t head_width;  // and from head to head
+};
+
+struct CrossEntropyArguments {
+  void* logits;  // T [rows, vocabulary]; with `gradient`, overwritten by their gradient
+  const std::uint32_t* targets;
+  float* row_losses;  // scratch
+  double* loss;       // device memory: the mean over the rows
+  bool gradient;
+  float gradient_scale;  // the gradient is that of the loss times this
+  std::uint64_t rows;
+  std::uint64_t vocabulary;
+  std::uint64_t stride;  // elements from row to row; those behind the vocabulary are left alone
+};
+
+struct EmbeddingArguments {
+  const std::uint32_t* tokens;
+  const void* token_table;     // T [vocabulary, width]
+  const void* position_table;  // T [context, width]
+  void* y;                     // T [rows, width]
+  std::uint64_t rows;
+  std::uint64_t sequence;
+  std::uint64_t width;
+};
+
+// Positions in the batch sorted by token: those of token v are order[begin[v]..begin[v + 1]), in
+// the order of the batch.
+struct EmbeddingBackwardArguments {
+  const std::uint32_t* order;
+  const std::uint32_t* begin;
+  const void* dy;        // T [rows, width]
+  void* token_gradient;  // G, all rows overwritten, as the next
+  void* position_gradient;
+  std::uint64_t rows;
+  std::uint64_t sequence;
+  std::uint64_t width;
+  std::uint64_t vocabulary;
+  std::uint64_t context;
+};
+
+// Sums over rows go in pieces of this many rows, then over the pieces, both in order.
+inline constexpr std::uint64_t kPartialRows = 64;
+constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
+  return (rows + kPartialRows - 1) / kPartialRows * width;
+}
+
+// Fails with: kUnsupported unless type and gradients are fp32 and fp32, bf16 and bf16, or bf16 and
+// fp32.
+void check_device_types(DType type, DType gradient_type);
+
+class DeviceOps {
+ public:
+  DeviceOps() = default;
+  DeviceOps(const DeviceOps&) = delete;
+  DeviceOps& operator=(const DeviceOps&) = delete;
+  virtual ~DeviceOps() = default;
+
+  virtual DType type() const = 0;           // T
+  virtual DType gradient_type() const = 0;  // G
+  // What multiplies, for people: "cuBLASLt 13.0", "plain kernels".
+  virtual std::string description() const = 0;
+  // For the user, since the last call: products that take far longer than they should.
+  virtual std::vector<std::string> take_notes() { return {}; }
+
+  virtual void multiply(const Product& product, StreamId stream) = 0;
+  virtual void embedding_forward(const EmbeddingArguments& arguments, StreamId stream) = 0;
+  virtual void embedding_backward(const EmbeddingBackwardArguments& arguments, StreamId stream) = 0;
+  virtual void layer_norm_forward(const LayerNormForwardArguments& arguments, StreamId stream) = 0;
+  virtual void layer_norm_backward(const LayerNormBackwardArguments& arguments,
+                                   StreamId stream) = 0;
+  virtual void gelu_forward(const void* x, void* y, std::uint64_t count, StreamId stream) = 0;
+  // gradient *= GELU'(x), in place.
+  virtual void gelu_backward(const void* x, void* gradient, std::uint64_t count,
+                             StreamId stream) = 0;
+  virtual void softmax_forward(const SoftmaxArguments& arguments, StreamId stream) = 0;
+  virtual void softmax_backward(const SoftmaxBackwardArguments& arguments, StreamId stream) = 0;
+  // sums[j] (G) = the sum of column j of dy (T [rows, width]): the gradient of a bias. `partials`:
+  // sum_partials(rows, width) floats of scratch.
+  virtual void bias_backward(const void* dy, std::uint64_t rows, std::uint64_t width,
+                             float* partials, void* sums, StreamId stream) = 0;
+  virtual void cross_entropy(const CrossEntropyArguments& arguments, StreamId stream) = 0;
+};
+
+}  // namespace sluice::gpt

@@ -1,0 +1,230 @@
+#include "tools/gpt/model/gpt_compute.h"
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "tools/gpt/model/attention.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/model/layers.h"
+
+namespace sluice::gpt {
+namespace {
+
+const GptConfig& checked(const GptConfig& config, BatchShape shape) {
+  validate(config);
+  if (shape.batch == 0 || shape.sequence == 0 || shape.sequence > config.context)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("a micro-batch of {} sequences of {} tokens: both must be at least 1, "
+                            "and the sequence at most model.context = {}",
+                            shape.batch, shape.sequence, config.context));
+  return config;
+}
+
+}  // namespace
+
+GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options)
+    : config_(checked(config, shape)),
+      shape_(shape),
+      spec_(gpt_model_spec(config)),
+      threads_(options.threads),
+      tensors_(spec_, options.precision, threads_),
+      activations_(config, shape, options.threads, options.checkpoints),
+      checkpoints_(options.checkpoints),
+      batches_(options.micro_batches) {
+  SLUICE_CHECK(options.micro_batches == 1 || checkpoints_ == Checkpoints::kUnits,
+               "without checkpoints there is one micro-batch at a time");
+  for (Batch& batch : batches_) {
+    batch.tokens.reserve(shape.rows());
+    batch.targets.reserve(shape.rows());
+  }
+}
+
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape) {
+  const std::size_t uses = gpt_model_spec(config).forward_order.size();
+  return std::vector<std::uint64_t>(uses - 1, shape.rows() * config.embedding * sizeof(float));
+}
+
+std::uint64_t GptCompute::activation_bytes() const {
+  return activations_.buffer.size_bytes() + tensors_.scratch_bytes();
+}
+
+std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShape shape,
+                                              const GptComputeOptions& options) {
+  return Activations::size_bytes(checked(config, shape), shape, options.threads,
+                                 options.checkpoints) +
+         UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision);
+}
+
+void GptCompute::start_training(std::span<const std::uint32_t> tokens,
+                                std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
+  start(Mode::kTraining, tokens, targets, micro_batch);
+}
+
+void GptCompute::start_evaluation(std::span<const std::uint32_t> tokens,
+                                  std::span<const std::uint32_t> targets) {
+  start(Mode::kEvaluation, tokens, targets);
+}
+
+void GptCompute::start_generation(std::span<const std::uint32_t> prompt) {
+  start(Mode::kGeneration, prompt, {});
+}
+
+void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
+                       std::span<const std::uint32_t> targets, std::uint32_t micro_batch) {
+  SLUICE_CHECK(micro_batch < batches_.size(), "one of the micro-batches under way");
+  if (mode == Mode::kGeneration) {
+    SLUICE_CHECK(!tokens.empty() && tokens.size() <= shape_.sequence,
+                 "a prompt has between 1 and `sequence` tokens");
+  } else {
+    SLUICE_CHECK(tokens.size() == shape_.rows() && targets.size() == tokens.size(),
+                 "a micro-batch has batch * sequence tokens and as many targets");
+  }
+  for (const std::span<const std::uint32_t> values : {tokens, targets}) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (values[i] >= config_.vocabulary)
+        throw Error(ErrorCode::kInput,
+                    fmt::format("token {} at position {} is beyond model.vocabulary = {}; the data "
+                                "was made with another tokenizer",
+                                values[i], i, config_.vocabulary));
+    }
+  }
+  mode_ = mode;
+  sequence_ = mode == Mode::kGeneration ? tokens.size() : shape_.sequence;
+  Batch& batch = batches_[micro_batch];
+  batch.tokens.assign(tokens.begin(), tokens.end());
+  batch.targets.assign(targets.begin(), targets.end());
+  batch.forward_uses_done = 0;
+  batch.backward_uses_done = 0;
+}
+
+GptCompute::Use GptCompute::kind_of(std::uint32_t forward_use) const {
+  if (forward_use == 0) return Use::kEmbedding;
+  if (forward_use <= config_.layers) return Use::kBlock;
+  return forward_use == config_.layers + 1 ? Use::kHead : Use::kTiedLogits;
+}
+
+// Finds the use's activations. Without checkpoints a gradient changes in place on its way down.
+void GptCompute::select(std::uint32_t forward_use, const Boundaries& boundaries) {
+  SLUICE_CHECK(boundaries.micro_batch < batches_.size(), "one of the micro-batches under way");
+  micro_batch_ = boundaries.micro_batch;
+  batch_ = &batches_[micro_batch_];
+  if (checkpoints_ == Checkpoints::kUnits) {
+    input_ = boundaries.input;
+    output_ = boundaries.output;
+    d_output_ = boundaries.output_gradient;
+    d_input_ = boundaries.input_gradient;
+    return;
+  }
+  const auto boundary = [&](std::uint32_t use) {  // behind `use`
+    if (use < config_.layers) return activations_.block(use).input;
+    return use == config_.layers ? activations_.final_input : activations_.final_norm;
+  };
+  const auto gradient = [&](std::uint32_t use) {
+    return use <= config_.layers ? activations_.d_residual : activations_.d_narrow;
+  };
+  input_ = forward_use == 0 ? nullptr : boundary(forward_use - 1);
+  output_ = boundary(forward_use);
+  d_output_ = gradient(forward_use);
+  d_input_ = forward_use == 0 ? nullptr : gradient(forward_use - 1);
+}
+
+void GptCompute::forward(std::uint32_t use, ParameterPointers parameters,
+                         const Boundaries& boundaries) {
+  select(use, boundaries);
+  SLUICE_CHECK(mode_ != Mode::kIdle && use == batch_->forward_uses_done && use < use_count(),
+               "forward uses come in order, after a start");
+  ++batch_->forward_uses_done;
+  const Use kind = kind_of(use);
+  if (kind == Use::kEmbedding) {
+    embedding_forward_use(parameters);
+    return;
+  }
+  tensors_.load(index_of(spec_.forward_order[use]), parameters);
+  switch (kind) {
+    case Use::kBlock: block_forward(use - 1); break;
+    case Use::kHead:
+      final_norm_forward();
+      if (!config_.tied_head) logits_forward(tensors_.parameter(kLmHeadWeight));
+      break;
+    default: logits_forward(tensors_.parameter(kWte)); break;
+  }
+}
+
+// Gathers rows straight from the unit: a copy of the whole table in fp32 would cost more.
+void GptCompute::embedding_forward_use(ParameterPointers parameters) {
+  SLUICE_CHECK(parameters.size() == kEmbeddingTensors, "one pointer per tensor of the unit");
+  embedding_forward(threads_,
+                    {.dtype = tensors_.precision().parameters,
+                     .token = parameters[kWte],
+                     .position = parameters[kWpe]},
+                    batch_->tokens, sequence_, config_.embedding, output_);
+}
+
+// To the output, or where nobody wants that (a recomputation), as far as backward does.
+void GptCompute::block_forward(std::uint32_t layer) {
+  const BlockActivations& a = activations_.block(layer);
+  const std::uint64_t count = rows();
+  const std::uint64_t width = config_.embedding;
+  const auto linear = [&](const float* x, std::uint64_t x_width, std::uint32_t weight, float* y,
+                          std::uint64_t y_width, const float* residual) {
+    multiply(threads_, Form::kAB, {x, count, x_width, x_width},
+             {tensors_.parameter(weight), x_width, y_width, y_width}, {y, count, y_width, y_width},
+             {.bias = tensors_.parameter(weight + 1), .matrix = residual});
+  };
+  const auto norm = [&](const float* x, std::uint32_t weight, float* y, RowMoments* moments) {
+    layer_norm_forward(threads_, {.rows = count, .columns = width}, x,
+                       {tensors_.parameter(weight), tensors_.parameter(weight + 1)}, y, moments);
+  };
+
+  norm(input_, kLn1Weight, a.norm1, a.norm1_moments);
+  linear(a.norm1, width, kAttentionWeight, a.qkv, 3 * width, nullptr);
+  attention_forward(threads_, {count / sequence_, sequence_, config_.heads, config_.head_width()},
+                    a.qkv, a.attention, a.log_sums, activations_.attention_scratch);
+  linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, input_);
+  norm(a.middle, kLn2Weight, a.norm2, a.norm2_moments);
+  linear(a.norm2, width, kMlpWeight, a.mlp, 4 * width, nullptr);
+  gelu_forward(threads_, a.mlp, a.gelu, count * 4 * width);
+  if (output_ != nullptr) linear(a.gelu, 4 * width, kMlpProjectionWeight, output_, width, a.middle);
+}
+
+void GptCompute::final_norm_forward() {
+  float* output = config_.tied_head && output_ != nullptr ? output_ : activations_.final_norm;
+  layer_norm_forward(threads_, {.rows = rows(), .columns = config_.embedding}, input_,
+                     {tensors_.parameter(kFinalNormWeight), tensors_.parameter(kFinalNormBias)},
+                     output, activations_.final_moments);
+  final_norm_of_ = micro_batch_;
+}
+
+void GptCompute::logits_forward(const float* table) {
+  const std::uint64_t width = config_.embedding;
+  const std::uint64_t vocabulary = config_.vocabulary;
+  // Generation wants the last row alone.
+  const bool last_only = mode_ == Mode::kGeneration;
+  const std::uint64_t count = last_only ? 1 : rows();
+  const float* normed = config_.tied_head ? input_ : activations_.final_norm;
+  const float* x = normed + (rows() - count) * width;
+  multiply(threads_, Form::kABt, {x, count, width, width}, {table, vocabulary, width, width},
+           {activations_.logits, count, vocabulary, vocabulary});
+  if (last_only) return;
+  loss_ = cross_entropy(
+      threads_, {.rows = count, .columns = vocabulary}, activations_.logits, batch_->targets,
+      activations_.row_losses,
+      mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly, loss_scale_);
+  logits_of_ = micro_batch_;
+}
+
+double GptCompute::loss() const {
+  SLUICE_CHECK(
+      mode_ != Mode::kGeneration && batch_ != nullptr && batch_->forward_uses_done == use_count(),
+      "the loss is known after the last forward use");
+  return loss_;
+}
+
+std::span<const float> GptCompute::last_logits() const {
+  SLUICE_CHECK(
+      mode_ == Mode::kGeneration && batch_ != nullptr && batch_->forward_uses_done == use_count(),
+      "the logits are known after the last forward use of a generation");
+  return {activations_.logits, config_.vocabulary};
+}
+
+}  // namespace sluice::gpt

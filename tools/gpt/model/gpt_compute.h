@@ -1,0 +1,165 @@
+// Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units:
+// use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
+// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32;
+// results do not depend on the number of threads, nor on the addresses as long as tensors start at
+// multiples of 256 bytes.
+// Thread rule: one call at a time; each returns when its work is done.
+//
+//   compute.start_training(tokens, targets);
+//   for (use = 0; use < compute.use_count(); ++use) compute.forward(use, parameters);
+//   compute.loss();
+//   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
+//
+// With checkpoints at the units' boundaries the caller brings what crosses them to every use, and
+// backward computes the rest of a unit's activations again: the same operations on the same values,
+// and so the same bits. Then several micro-batches may be under way at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/config/model_spec.h"
+#include "tools/gpt/model/activations.h"
+#include "tools/gpt/model/compute_threads.h"
+#include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/model/unit_tensors.h"
+
+namespace sluice::gpt {
+
+struct GptComputeOptions {
+  unsigned threads = 1;
+  Precision precision = {};  // of parameters and gradients at rest
+  Checkpoints checkpoints = Checkpoints::kNone;
+  std::uint32_t micro_batches = 1;  // under way at once; 1 without checkpoints
+};
+
+// With checkpoints: what a use is handed and hands on, [rows, width] floats each, at multiples of
+// 256 bytes. Without: which micro-batch, which is 0.
+struct Boundaries {
+  std::uint32_t micro_batch = 0;
+  const float* input = nullptr;            // of every use but the first
+  float* output = nullptr;                 // of every forward use but the last
+  const float* output_gradient = nullptr;  // backward: of every use but the last's
+  float* input_gradient = nullptr;         // backward: of every use but the first's
+};
+
+// Bytes of each of those that `shape` has at most, by boundary.
+std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape);
+
+class GptCompute {
+ public:
+  // Fails with: kConfig (bad config, sequence beyond model.context, no threads), kUnsupported
+  // (fp16), kOutOfMemory.
+  GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options);
+
+  // Activations and scratch, all allocated at construction.
+  std::uint64_t activation_bytes() const;
+  // The same, of one that is not made.
+  static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
+                                           const GptComputeOptions& options);
+
+  // Uses of units per pass: the length of forward_order and of backward_order.
+  std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
+
+  // Gradients are those of loss() times this from the next pass on; 1 at first.
+  void set_loss_scale(float scale) { loss_scale_ = scale; }
+
+  // Begins a pass over one micro-batch. Copies tokens and targets: batch * sequence each, sequence
+  // by sequence; targets[t] is the token that follows tokens[t]. Training keeps what backward
+  // needs; evaluation ends with loss().
+  // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
+  // Fails with: kInput for a token beyond the vocabulary.
+  void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
+                      std::uint32_t micro_batch = 0);
+  void start_evaluation(std::span<const std::uint32_t> tokens,
+                        std::span<const std::uint32_t> targets);
+
+  // Begins a pass that ends with last_logits().
+  // Requires: 1 <= prompt.size() <= sequence.
+  // Fails with: kInput as above.
+  void start_generation(std::span<const std::uint32_t> prompt);
+
+  // Computes use `use` of the forward order.
+  // Requires: uses of a micro-batch come in order, 0 first.
+  void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
+
+  // Computes use `use` of the backward order and overwrites every gradient of the unit with its
+  // part of the gradient of loss(); parts of a unit that is used twice add up.
+  // Requires: start_training, the whole forward pass, uses in order.
+  void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
+                const Boundaries& boundaries = {});
+
+  // Mean cross entropy over the tokens, in nats, right after a micro-batch's last forward use.
+  double loss() const;
+
+  // [vocabulary], for the token after the prompt, after the last forward use of a generation. Valid
+  // until the next pass.
+  std::span<const float> last_logits() const;
+
+ private:
+  enum class Mode : std::uint8_t { kIdle, kTraining, kEvaluation, kGeneration };
+  enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
+  struct Batch {
+    std::vector<std::uint32_t> tokens;
+    std::vector<std::uint32_t> targets;
+    std::uint32_t forward_uses_done = 0;
+    std::uint32_t backward_uses_done = 0;
+  };
+
+  void start(Mode mode, std::span<const std::uint32_t> tokens,
+             std::span<const std::uint32_t> targets, std::uint32_t micro_batch = 0);
+  void select(std::uint32_t forward_use, const Boundaries& boundaries);
+  Use kind_of(std::uint32_t forward_use) const;
+  std::uint64_t rows() const { return batch_->tokens.size(); }
+
+  void embedding_forward_use(ParameterPointers parameters);
+  void block_forward(std::uint32_t layer);
+  void final_norm_forward();
+  void logits_forward(const float* table);
+
+  void recompute_final_norm();
+  void recompute_logits(const float* table);
+  void logits_backward(const float* table, float* table_gradient);
+  void final_norm_backward();
+  void block_backward(std::uint32_t layer);
+  void recompute_block(std::uint32_t layer);
+  void mlp_backward(std::uint32_t layer);
+  void attention_part_backward(std::uint32_t layer);
+  void embedding_backward_use();
+  // Gradients of weight, bias and x of y = x W + b.
+  void linear_backward(ConstMatrix x, const float* dy, std::uint32_t weight, std::uint32_t bias,
+                       float* dx);
+
+  // Constant after construction.
+  GptConfig config_;
+  BatchShape shape_;
+  ModelSpec spec_;
+
+  ComputeThreads threads_;
+  UnitTensors tensors_;
+  Activations activations_;
+  const Checkpoints checkpoints_;
+
+  // The pass that is under way.
+  Mode mode_ = Mode::kIdle;
+  float loss_scale_ = 1;
+  std::uint64_t sequence_ = 0;
+  std::vector<Batch> batches_;  // by micro-batch
+  double loss_ = 0;
+  // Whose they are, as `activations_` has them now.
+  std::uint32_t final_norm_of_ = 0;
+  std::uint32_t logits_of_ = 0;
+
+  // The use that is under way: where its activations are, in `activations_` or the caller's. The
+  // final norm's are [R, W] too, and kept apart unless they are a boundary (a tied head).
+  Batch* batch_ = nullptr;
+  std::uint32_t micro_batch_ = 0;
+  const float* input_ = nullptr;
+  float* output_ = nullptr;
+  const float* d_output_ = nullptr;
+  float* d_input_ = nullptr;
+};
+
+}  // namespace sluice::gpt

@@ -1,0 +1,46 @@
+// GPT-2 as the engine sees it: the tensors of each unit with the names and shapes of the published
+// checkpoints, the order in which computation acquires the units, and the initial values. Pure
+// functions, callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/config/model_spec.h"
+#include "tools/gpt/model/gpt_config.h"
+
+namespace sluice::gpt {
+
+// Where each tensor stands in UnitSpec::tensors.
+enum EmbeddingTensor : std::uint32_t { kWte, kWpe, kEmbeddingTensors };
+enum BlockTensor : std::uint32_t {
+  kLn1Weight,
+  kLn1Bias,
+  kAttentionWeight,  // attn.c_attn [width, 3 * width]: query, key, value side by side
+  kAttentionBias,
+  kAttentionProjectionWeight,
+  kAttentionProjectionBias,
+  kLn2Weight,
+  kLn2Bias,
+  kMlpWeight,  // mlp.c_fc [width, 4 * width]
+  kMlpBias,
+  kMlpProjectionWeight,
+  kMlpProjectionBias,
+  kBlockTensors
+};
+enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeight };
+
+// Units: 0 "embedding" (wte, wpe), 1..layers "h.0".., layers + 1 "head" (ln_f and, when untied,
+// lm_head). Matrices are stored as in GPT-2 (y = x W + b), embeddings and lm_head one row per
+// token. With a tied head the forward order ends with the embedding unit again, for the logits, and
+// the backward order begins with it: one lease at a time.
+// Requires: validate(config) passed.
+ModelSpec gpt_model_spec(const GptConfig& config);
+
+// Writes the initial values of elements [begin, begin + values.size()) of `tensor`: N(0, 0.02), the
+// two projections into the residual stream scaled by 1 / sqrt(2 * layers) (Radford et al. 2019),
+// biases 0, layer norms 1 and 0. Any split of a tensor into ranges gives the same values.
+void fill_initial_values(const GptConfig& config, std::uint64_t seed, const TensorSpec& tensor,
+                         std::uint64_t begin, std::span<float> values);
+
+}  // namespace sluice::gpt

@@ -1,0 +1,92 @@
+// The layers of GPT-2 besides attention and matrix products, forward and backward, spread over
+// threads in fixed pieces: sums over tokens run in one order whatever the number of threads.
+// Matrices are row-major with one row per token. Pure in their arguments: callable from any thread
+// on disjoint memory, one call at a time per ComputeThreads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+#include "tools/gpt/model/compute_threads.h"
+#include "tools/gpt/model/row_kernels.h"
+
+namespace sluice::gpt {
+
+// `rows` rows of `columns` elements without gaps.
+struct Extent {
+  std::uint64_t rows = 0;
+  std::uint64_t columns = 0;
+};
+
+// Tables of the embedding as they lie in the unit.
+struct EmbeddingTables {
+  DType dtype = DType::kFp32;
+  const void* token = nullptr;     // [vocabulary, width]
+  const void* position = nullptr;  // [context, width]
+};
+
+// y[t] = token[tokens[t]] + position[t % sequence].
+// Requires: every token is below the vocabulary, sequence <= context.
+void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
+                       std::span<const std::uint32_t> tokens, std::uint64_t sequence,
+                       std::uint64_t width, float* y);
+
+// Gradients of both tables, all rows written; repeated tokens add up in the order of the batch.
+struct EmbeddingGradients {
+  float* token = nullptr;
+  float* position = nullptr;
+  std::uint64_t vocabulary = 0;
+  std::uint64_t context = 0;
+};
+void embedding_backward(ComputeThreads& threads, std::span<const std::uint32_t> tokens,
+                        std::uint64_t sequence, std::uint64_t width, const float* dy,
+                        EmbeddingGradients gradients);
+
+struct LayerNormParameters {
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+};
+void layer_norm_forward(ComputeThreads& threads, Extent extent, const float* x,
+                        LayerNormParameters parameters, float* y, RowMoments* moments);
+
+// The inputs of the backward pass as the forward pass left them.
+struct LayerNormSaved {
+  const float* x = nullptr;
+  const RowMoments* moments = nullptr;
+  const float* weight = nullptr;
+};
+struct LayerNormGradients {
+  float* x = nullptr;
+  Into into = Into::kOverwrite;  // of x; the parameters' gradients are overwritten
+  float* weight = nullptr;
+  float* bias = nullptr;
+};
+void layer_norm_backward(ComputeThreads& threads, Extent extent, LayerNormSaved saved,
+                         const float* dy, LayerNormGradients gradients);
+
+void gelu_forward(ComputeThreads& threads, const float* x, float* y, std::uint64_t count);
+
+// gradient *= GELU'(x), in place.
+void gelu_backward(ComputeThreads& threads, const float* x, float* gradient, std::uint64_t count);
+
+// sums[j] = the sum of column j: the gradient of a bias.
+void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, float* sums);
+
+// Mean cross entropy over the rows of `logits`. kGradient overwrites the logits with the gradient
+// of the mean times `gradient_scale`. `row_losses` is scratch, one per row.
+// Requires: every target is below extent.columns.
+enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
+double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
+                     std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
+                     float gradient_scale = 1);
+
+void fill_zero(ComputeThreads& threads, float* values, std::uint64_t count);
+
+// Conversions between a tensor at rest, in bf16 or fp16, and fp32.
+void widen(ComputeThreads& threads, DType dtype, const void* source, float* target,
+           std::uint64_t count);
+void round_to(ComputeThreads& threads, DType dtype, const float* source, void* target,
+              std::uint64_t count);
+
+}  // namespace sluice::gpt

@@ -1,0 +1,25 @@
+// The products that the fast library has no algorithm for, which the plain kernel computes instead:
+// one note for each shape. Thread rule: one thread at a time.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tools/gpt/model/device_ops.h"
+
+namespace sluice::gpt {
+
+class SlowProducts {
+ public:
+  // `type` is that of the factors.
+  void note(const Product& product, DType type);
+  // What has been noted since the last call.
+  std::vector<std::string> take();
+
+ private:
+  std::set<std::string> known_;
+  std::vector<std::string> new_;
+};
+
+}  // namespace sluice::gpt

@@ -1,0 +1,64 @@
+// A text or token file as training and validation data. It is read piece by piece and not mapped: a
+// mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
+// The last part of the file is for validation. Which sequences a step sees follows from (seed,
+// step, micro-batch) alone. Constant after construction; callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// One micro-batch: sequences x context tokens each, and for each token the one that follows it.
+struct TokenBatch {
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint32_t> targets;
+};
+
+class Dataset {
+ public:
+  // Fails with: kInput when the file is missing, unreadable, empty, has tokens beyond the
+  // vocabulary, or either part is shorter than one sequence and its successor; kConfig when no file
+  // is given.
+  explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
+
+  std::uint64_t token_count() const { return token_count_; }
+  std::uint64_t training_tokens() const { return training_tokens_; }
+  std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
+
+  // Several ranks have micro-batches of their own, numbered through all of them in a step.
+  // Fails with: kInput when the file has been cut since.
+  TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
+
+  // `count` batches spread evenly over the validation part (fewer when it is shorter than that).
+  std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
+
+  // Mean cross-entropy, in nats a token, of `batches` under the bigram model of the training part
+  // with add-one smoothing: what a model has to beat that has learned more than pairs.
+  double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
+
+ private:
+  void open_file();
+  void detect_format();
+  void check_tokens() const;
+  void read_bytes(std::uint64_t offset_bytes, std::span<unsigned char> bytes) const;
+  std::vector<std::uint32_t> read_tokens(std::uint64_t first, std::uint64_t count) const;
+  void append_sequence(std::uint64_t begin, TokenBatch& batch) const;
+
+  // Constant after construction.
+  TrainConfig config_;
+  std::uint64_t micro_batches_;  // of a step, over all ranks
+  UniqueFd file_;
+  std::uint64_t file_bytes_ = 0;
+  std::uint64_t header_bytes_ = 0;
+  std::uint32_t token_bytes_ = 1;
+  std::uint64_t token_count_ = 0;
+  std::uint64_t training_tokens_ = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,84 @@
+#include "tools/gpt/train/device_trainer.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/stream_guard.h"
+
+namespace sluice {
+namespace {
+
+using Mode = gpt::DeviceGpt::Mode;
+
+std::vector<const std::byte*> parameters_of(const Lease& lease, const ModelSpec& model) {
+  std::vector<const std::byte*> list;
+  for (std::size_t i = 0; i < model.units[index_of(lease.unit())].tensors.size(); ++i)
+    list.push_back(lease.parameter(i));
+  return list;
+}
+
+std::vector<std::byte*> gradients_of(const Lease& lease, const ModelSpec& model) {
+  std::vector<std::byte*> list;
+  for (std::size_t i = 0; i < model.units[index_of(lease.unit())].tensors.size(); ++i)
+    list.push_back(lease.gradient(i));
+  return list;
+}
+
+}  // namespace
+
+DeviceTrainer::DeviceTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
+                             Device& device, gpt::DeviceGpt& gpt)
+    : config_(config),
+      dataset_(dataset),
+      engine_(engine),
+      device_(device),
+      gpt_(gpt),
+      model_(validated(gpt::gpt_model_spec(config.model))),
+      stream_(device, "compute") {}
+
+TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
+  TrainedStep trained;
+  const StreamGuard guard(device_, stream_);
+  Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
+                                  .micro_batches = config_.micro_batches});
+  gpt_.set_loss_scale(static_cast<float>(step.loss_scale()));
+  for (std::uint32_t micro_batch = 0; micro_batch < config_.micro_batches; ++micro_batch) {
+    const TokenBatch batch =
+        dataset_.training_batch(step_number, micro_batch * engine_.rank_count() + engine_.rank());
+    gpt_.start(Mode::kTraining, batch.tokens, batch.targets, stream_.id());
+    for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
+      const Lease lease = step.acquire(model_.forward_order[use], Pass::kForward, stream_);
+      gpt_.forward(use, parameters_of(lease, model_), stream_.id());
+    }
+    gpt_.add_loss(trained.loss, stream_.id());
+    for (std::uint32_t use = 0; use < model_.backward_order.size(); ++use) {
+      const Lease lease = step.acquire(model_.backward_order[use], Pass::kBackward, stream_);
+      gpt_.backward(use, parameters_of(lease, model_), gradients_of(lease, model_), stream_.id());
+    }
+  }
+  trained.report = step.finish();
+  for (std::string& note : gpt_.take_notes()) trained.report.notes.push_back(std::move(note));
+  device_.synchronize(stream_.id());
+  trained.loss /= config_.micro_batches;
+  return trained;
+}
+
+double DeviceTrainer::evaluate(std::span<const TokenBatch> batches) {
+  double loss = 0;
+  const StreamGuard guard(device_, stream_);
+  for (const TokenBatch& batch : batches) {
+    Inference inference = engine_.begin_inference();
+    gpt_.start(Mode::kEvaluation, batch.tokens, batch.targets, stream_.id());
+    for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
+      const Lease lease = inference.acquire(model_.forward_order[use], stream_);
+      gpt_.forward(use, parameters_of(lease, model_), stream_.id());
+    }
+    gpt_.add_loss(loss, stream_.id());
+    device_.synchronize(stream_.id());
+  }
+  return loss / static_cast<double>(batches.size());
+}
+
+}  // namespace sluice

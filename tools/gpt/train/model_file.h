@@ -1,0 +1,52 @@
+// A GPT saved as safetensors: the fp32 master weights under GPT-2's names, the model's shape in the
+// metadata. Files of published GPT-2 checkpoints, which lack that metadata, are understood by their
+// shapes (64 elements per head), and so are those that Hugging Face writes, with "transformer."
+// before each name but the head's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tools/gpt/model/gpt_config.h"
+#include "tools/report/safetensors.h"
+
+namespace sluice {
+
+// Of several ranks all take part, and rank 0 writes.
+// Fails with: as write_safetensors().
+// Requires: no step is active.
+void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);
+
+class ModelFile {
+ public:
+  // Fails with: kInput when the file is not a GPT with every tensor of its shape.
+  explicit ModelFile(const std::string& path);
+
+  const gpt::GptConfig& config() const { return config_; }
+  // As SafetensorsFile::read(), under the names that this project gives the tensors.
+  void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
+
+  // Fails with: kInput naming the first key of section "model" in which the file differs from
+  // `config`.
+  void require_shape_of(const gpt::GptConfig& config) const;
+
+  // For Engine::initialize(): the saved masters, bit for bit. The file must outlive it.
+  InitialValues initial_values() const;
+
+ private:
+  gpt::GptConfig read_config() const;
+  gpt::GptConfig config_from_metadata() const;
+  gpt::GptConfig config_from_shapes() const;
+  void check_tensors() const;
+  std::string name_in_file(const std::string& tensor) const;
+  const std::vector<std::uint64_t>& shape(const std::string& tensor) const;
+
+  SafetensorsFile file_;
+  std::string prefix_;
+  gpt::GptConfig config_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,104 @@
+#include "tools/gpt/train/order_choice.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/plan/parameter_groups.h"
+#include "engine/plan/sharding.h"
+#include "engine/planner/planner.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kUnbounded = std::uint64_t{1} << 62;
+
+bool is_tied(const ModelSpec& model) {
+  return model.backward_order.size() > model.units.size();
+}
+
+std::string summary_of(const OrderPlan& plan) {
+  if (!plan.obstacle.empty()) return in_short(plan.obstacle);
+  return fmt::format("{} read, {} written, {} copied, of which activations {} out and {} in",
+                     format_bytes(plan.traffic.nvme_read_bytes),
+                     format_bytes(plan.traffic.nvme_write_bytes), format_bytes(plan.copied_bytes),
+                     format_bytes(plan.traffic.activation_out_bytes),
+                     format_bytes(plan.traffic.activation_in_bytes));
+}
+
+OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks, bool fills_device,
+                     MicroBatchOrder order) {
+  OrderPlan plan;
+  plan.order = order;
+  config.activations.order = order;
+  const std::uint32_t micro_batches = config.activations.micro_batches;
+  if (order == MicroBatchOrder::kVertical && config.activations.home == ActivationHome::kKeep) {
+    plan.obstacle = "activations of all micro-batches at once cannot be kept";
+    return plan;
+  }
+  const Layout layout(model, state_format(config), config.storage.block_elements,
+                      ParameterGroups(config.optimizer, model).set_of_tensors(),
+                      shard_of(config.sharding, 0, ranks));
+  try {
+    const Placement placement =
+        plan_placement(layout, model, config.placement,
+                       {.device_bytes = config.memory.device_bytes.value_or(kUnbounded),
+                        .host_bytes = *config.memory.host_bytes},
+                       pass_needs(config, layout, ranks, fills_device));
+    StepPlans plans(model, layout, placement);
+    const StepPlan& step = plans.training(micro_batches, order);
+    plan.traffic = plans.predict_traffic(micro_batches, order);
+    plan.copied_bytes = plan.traffic.activation_out_bytes + plan.traffic.activation_in_bytes;
+    for (std::size_t use = 0; use < step.schedule.size(); ++use) {
+      if (step.window.uses[use].fetch)
+        plan.copied_bytes += layout.shard_parameter_bytes(step.schedule[use].unit);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    plan.obstacle = error.what();
+  }
+  return plan;
+}
+
+}  // namespace
+
+std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
+                                     std::uint32_t ranks, bool fills_device) {
+  return {plan_order(config, model, ranks, fills_device, MicroBatchOrder::kHorizontal),
+          plan_order(config, model, ranks, fills_device, MicroBatchOrder::kVertical)};
+}
+
+MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model) {
+  const auto& [horizontal, vertical] = plans;
+  const auto moved = [](const OrderPlan& plan) {
+    return std::tuple(!plan.obstacle.empty(),
+                      plan.traffic.nvme_read_bytes + plan.traffic.nvme_write_bytes,
+                      plan.copied_bytes);
+  };
+  return !is_tied(model) && vertical.obstacle.empty() && moved(vertical) < moved(horizontal)
+             ? MicroBatchOrder::kVertical
+             : MicroBatchOrder::kHorizontal;
+}
+
+void resolve_order(TrainConfig& config, std::uint32_t ranks) {
+  if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
+  if (!config.order) {
+    const ModelSpec model = validated(training_model(config));
+    config.order = better_order(
+        plan_orders(config.engine, model, ranks, config.device == DeviceChoice::kCuda), model);
+  }
+  config.engine.activations.order = *config.order;
+}
+
+std::string describe(const std::array<OrderPlan, 2>& plans, MicroBatchOrder chosen) {
+  const bool is_vertical = chosen == MicroBatchOrder::kVertical;
+  const OrderPlan& other = plans[is_vertical ? 0 : 1];
+  return fmt::format("micro-batches {}: {} a step; {}: {}", name_of(chosen),
+                     summary_of(plans[is_vertical ? 1 : 0]), name_of(other.order),
+                     summary_of(other));
+}
+
+}  // namespace sluice

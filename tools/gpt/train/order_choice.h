@@ -1,0 +1,42 @@
+// Which way the micro-batches of a step go through the units: what each order moves, and which one
+// `batch.order: auto` comes to. Vertical order saves the parameters that horizontal order fetches
+// again for every micro-batch, and costs the activations between the units, of all micro-batches at
+// once: their room, and their way to where they are kept. Pure; any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "engine/plan/step_plans.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+struct OrderPlan {
+  MicroBatchOrder order{};
+  std::string obstacle;  // why it cannot be; then nothing below holds
+  Traffic traffic;       // a step's
+  // Parameters and activations, between host and device, a step.
+  std::uint64_t copied_bytes = 0;
+};
+
+// Horizontal, then vertical. `config` has its memory budgets (without one for the device: all of
+// what it has), and its activations the step's
+// micro-batches; `model` is validated(). Of one of `ranks`; `fills_device` as PassNeeds has it.
+std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
+                                     std::uint32_t ranks, bool fills_device);
+
+// What "auto" comes to: vertical if it is possible and moves fewer bytes to and from storage, or as
+// many and fewer between host and device. Horizontal where backward uses a unit more than once
+// (tied weights): there the order changes bits, and a budget must not.
+MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
+
+// Settles `order`, and the activations' order with it, alike on all of `ranks` that have one
+// config, which has its memory settled.
+void resolve_order(TrainConfig& config, std::uint32_t ranks);
+
+// "micro-batches vertical: ... ; horizontal: ...": a line for people.
+std::string describe(const std::array<OrderPlan, 2>& plans, MicroBatchOrder chosen);
+
+}  // namespace sluice

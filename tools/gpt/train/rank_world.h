@@ -1,0 +1,79 @@
+// The ranks of a `sluice train`: what the launcher says (gpu/ranks/launcher_environment.h), what
+// connects them where there are several (MPI, and NCCL between GPUs), and this rank's share of its
+// host.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "gpu/ranks/launcher_environment.h"
+#include "gpu/ranks/mpi_collectives.h"
+#include "gpu/ranks/nccl_collectives.h"
+#include "tools/gpt/train/train_config.h"
+#include "tools/gpt/train/training_device.h"
+
+namespace sluice {
+
+// Fails with: kConfig for settings that several ranks cannot have.
+void check_ranks_config(const TrainConfig& config);
+
+// What "auto" means for one of several ranks of a host: its part of the cores, and the host to
+// compute on.
+void share_host_among(std::uint32_t ranks, TrainConfig& config);
+
+class RankWorld {
+ public:
+  // Starts MPI when the environment tells of several ranks, unless they compute on GPUs and
+  // torchrun says where they meet.
+  // Fails with: kConfig for an environment that contradicts itself and for settings that several
+  // ranks cannot have, kUnsupported without MPI or NCCL or with a launcher that does not start MPI.
+  explicit RankWorld(const TrainConfig& config);
+
+  bool are_several() const { return launch_ && launch_->rank_count > 1; }
+  std::uint32_t rank() const { return are_several() ? launch_->rank : 0; }
+  // How many share this host.
+  std::uint32_t host_ranks() const {
+    return are_several() ? std::max(1u, launch_->local_rank_count) : 1;
+  }
+  std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
+
+  // share_host_among() those of the host, and how many ranks "node" is.
+  // Fails with: kConfig.
+  void share_host(TrainConfig& config) const;
+  GpuChoice gpu() const;
+  // Null for one rank. `device` must outlive it, and so must this.
+  // Fails with: kRanks, kUnsupported.
+  std::unique_ptr<Collectives> join(TrainingDevice& device);
+
+  // Ends what connects the ranks, when all have come to the end. The last call.
+  // Fails with: kRanks.
+  void leave();
+
+  // Says why on standard error, and ends every rank: by MPI, or by ending this one, which torchrun
+  // and the others' deadline notice.
+  // Requires: are_several().
+  [[noreturn]] void give_up(const std::exception& failure);
+
+ private:
+  void start_mpi();
+  std::uint32_t ranks_of_node() const;
+  void prepare_gpus() const;
+  NcclId share_id();
+  void tell_of_end(const std::string& waiting);
+
+  const Config::Sharding sharding_;
+  const bool uses_gpus_;
+  std::optional<Launch> launch_;
+  std::atomic<bool> has_told_ = false;
+  std::unique_ptr<MpiWorld> mpi_;
+  // GPU ranks tell each other by messages between hosts where to meet.
+  std::unique_ptr<HostDevice> meeting_device_;
+};
+
+}  // namespace sluice

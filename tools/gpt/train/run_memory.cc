@@ -1,0 +1,57 @@
+#include "tools/gpt/train/run_memory.h"
+
+#include "base/topology.h"
+#include "base/units.h"
+#include "engine/plan/sharding.h"
+#include "tools/gpt/model/device_gpt.h"
+#include "tools/gpt/train/trainer.h"
+
+namespace sluice {
+namespace {
+
+// Code, libraries, threads and what they allocate.
+constexpr std::uint64_t kProgramBytes = 64_MiB;
+constexpr std::uint64_t kUnbounded = std::uint64_t{1} << 62;
+
+}  // namespace
+
+std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host) {
+  if (device_is_host)
+    return gpt::GptCompute::activation_bytes_of(config.model, batch_shape(config),
+                                                compute_options(config));
+  return gpt::DeviceGpt::activation_bytes_of(config.model, batch_shape(config),
+                                             config.engine.precision.parameters);
+}
+
+HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, std::uint32_t ranks) {
+  return {.device_is_host = device_is_host,
+          .beside_bytes = kProgramBytes + (device_is_host ? activation_bytes : 0),
+          .ranks = ranks,
+          .room = ranks == 1 ? memory_room() : MemoryRoom{topology().memory_bytes, "the machine"}};
+}
+
+void settle_budgets(Config::Memory& memory, const HostMemory& host) {
+  const bool has_auto = (host.device_is_host && !memory.device_bytes) || !memory.host_bytes;
+  if (has_auto) require_room(host);
+  memory = with_budgets(memory, host);
+}
+
+HostMemory check_memory(const TrainConfig& config, std::uint32_t rank_count, HostMemory host) {
+  const Config& engine = config.engine;
+  check_homes(engine.sharding, rank_count, engine.placement);
+  const ModelSpec model = validated(training_model(config));
+  const Layout layout(model, state_format(engine), engine.storage.block_elements, {},
+                      shard_of(engine.sharding, 0, rank_count));
+  const Placement placement =
+      plan_placement(layout, model, engine.placement,
+                     {.device_bytes = engine.memory.device_bytes.value_or(kUnbounded),
+                      .host_bytes = *engine.memory.host_bytes},
+                     pass_needs(engine, layout, rank_count, !host.device_is_host));
+  host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
+  host.host_pool_bytes = placement.host_bytes();
+  if (host.ranks > 1) host.room = memory_room();
+  require_room(host);
+  return host;
+}
+
+}  // namespace sluice

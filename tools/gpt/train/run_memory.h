@@ -1,0 +1,31 @@
+// How `sluice train` and `sluice plan` deal out the machine's memory: what the program and its
+// activations take, budgets where the config names none, and whether all of it fits. Any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/plan/host_memory.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// What the run keeps of activations beside the engine's pools: the host's, or with
+// `device_is_host` false a GPU's.
+std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host);
+
+// What `ranks` on this host have to share, and what each takes beside its pools, with
+// `activation_bytes` of activations. Several ranks deal out the memory that the machine has, so
+// that all come to the same budgets, one what is free.
+HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, std::uint32_t ranks);
+
+// Fills in the budgets that are "auto"; those of a GPU stay what is free there when the engine is
+// made.
+// Fails with: kOutOfMemory when the application leaves nothing to deal out.
+void settle_budgets(Config::Memory& memory, const HostMemory& host);
+
+// Holds what each of `ranks` will take of this host against what is free, and returns it. Before
+// any of them has its pools. `config` has budgets and order, its engine's ranks are `rank_count`.
+// Fails with: kOutOfMemory for a budget that is too small, and when the sum is too large.
+HostMemory check_memory(const TrainConfig& config, std::uint32_t rank_count, HostMemory host);
+
+}  // namespace sluice

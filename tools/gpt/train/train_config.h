@@ -1,0 +1,51 @@
+// What `sluice train` is told: the sections model, data, batch, optimizer (the schedule of the
+// learning rate) and run of a config file, beside the engine's own. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "engine/config/config.h"
+#include "engine/config/model_spec.h"
+#include "tools/gpt/model/gpt_config.h"
+
+namespace sluice {
+
+// Where computation runs; kAuto takes a GPU where there is one that can.
+enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
+
+enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16 };
+
+struct TrainConfig {
+  Config engine;
+  gpt::GptConfig model;
+  std::string data_file;
+  TokenFormat data_format = TokenFormat::kAuto;
+  double validation_fraction = 0.05;
+  std::uint32_t sequences = 8;  // in one micro-batch
+  std::uint32_t micro_batches = 1;
+  // Nothing = auto, which resolve_order() replaces (tools/gpt/train/order_choice.h).
+  std::optional<MicroBatchOrder> order;
+  double learning_rate = 1e-3;
+  double minimum_learning_rate = 1e-4;
+  std::uint64_t warmup_steps = 20;
+  std::uint64_t steps = 100;
+  DeviceChoice device = DeviceChoice::kAuto;
+  std::uint64_t seed = 1;
+  std::string trace_file;              // empty = none
+  std::uint64_t trace_ring_bytes = 0;  // of each thread
+  bool trace_nvtx = false;
+};
+
+// Fails with: kConfig, with the place in the file, for values that do not fit together.
+TrainConfig train_config(const ConfigDocument& document);
+
+// The model as the engine sees it, with what crosses from unit to unit where the engine keeps that.
+ModelSpec training_model(const TrainConfig& config);
+
+// Linear warm-up to learning_rate over warmup_steps, then a cosine down to minimum_learning_rate at
+// the last step (Loshchilov & Hutter 2017). `step` counts from 0.
+double learning_rate_at(const TrainConfig& config, std::uint64_t step);
+
+}  // namespace sluice

@@ -1,0 +1,215 @@
+#include "tools/gpt/train/train_report.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "tools/cli/print.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kBarWidth = 24;
+constexpr std::size_t kTerminalColumns = 80;  // where the terminal does not tell
+
+// null when the limits are not known.
+nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
+                                  const StepRecord& step) {
+  if (!run.limits) return nullptr;
+  return 100 * ((*run.limits).*limit).step_s / step.time_s;
+}
+
+nlohmann::ordered_json limits_json(const RunRecord& run) {
+  if (!run.limits) return nullptr;
+  const Rates& rates = run.limits->rates;
+  return {{"t_min_s", run.limits->least.step_s},
+          {"scarcest", name_of(run.limits->least.scarcest())},
+          {"t_bound_s", run.limits->bound.step_s},
+          {"policy", name_of(run.limits->policy)},
+          {"read_bytes_per_second", rates.read_bytes_per_second},
+          {"write_bytes_per_second", rates.write_bytes_per_second},
+          {"copy_bytes_per_second", rates.up_bytes_per_second},
+          {"adam_parameters_per_second", rates.adam_parameters_per_second},
+          {"norm_parameters_per_second", rates.norm_parameters_per_second}};
+}
+
+std::string duration_text(double duration_s) {
+  const auto whole = static_cast<std::uint64_t>(duration_s);
+  return whole >= 3600 ? fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60)
+                       : fmt::format("{}m{:02}s", whole / 60, whole % 60);
+}
+
+std::size_t terminal_columns() {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
+  return known ? size.ws_col : kTerminalColumns;
+}
+
+}  // namespace
+
+// Means over all steps but the first, as tools/trace/trace_steps.h takes them of a trace, so that
+// both say the same of one run.
+std::string time_report(const RunRecord& run) {
+  StepTimes sum;
+  std::int64_t hidden_ns = 0, worked_ns = 0;
+  const std::size_t first = run.steps.size() > 1 ? 1 : 0;
+  for (std::size_t i = first; i < run.steps.size(); ++i) {
+    const StepTimes& times = run.steps[i].times;
+    sum.total_ns += times.total_ns;
+    sum.compute_ns += times.compute_ns;
+    sum.exposed_io_ns += times.exposed_io_ns;
+    sum.exposed_optimizer_ns += times.exposed_optimizer_ns;
+    sum.other_ns += times.other_ns;
+    hidden_ns += times.hidden_ns();
+    worked_ns += times.work.any_ns;
+  }
+  if (sum.total_ns == 0) return {};
+  const auto percent = [&](std::int64_t part_ns) {
+    return 100 * static_cast<double>(part_ns) / static_cast<double>(sum.total_ns);
+  };
+  std::string text = fmt::format(
+      "steps: compute {:.1f} %, exposed I/O {:.1f} %, exposed optimizer {:.1f} %, other {:.1f} %; "
+      "hidden {:.1f} % of I/O and optimizer\n",
+      percent(sum.compute_ns), percent(sum.exposed_io_ns), percent(sum.exposed_optimizer_ns),
+      percent(sum.other_ns),
+      worked_ns <= 0 ? 100.0
+                     : 100 * static_cast<double>(hidden_ns) / static_cast<double>(worked_ns));
+  if (!run.limits) return text;
+  const double mean_s =
+      static_cast<double>(sum.total_ns) * 1e-9 / static_cast<double>(run.steps.size() - first);
+  const auto share = [&](const StepCost& limit) { return 100 * limit.step_s / mean_s; };
+  const auto part = [&](const StepCost& limit) {
+    return fmt::format("{:.1f} % of {:.3f} s", share(limit), limit.step_s);
+  };
+  text += fmt::format("the mean step of {:.3f} s reaches {} (T_min, {}) and {} (T_bound, {})\n",
+                      mean_s, part(run.limits->least), name_of(run.limits->least.scarcest()),
+                      part(run.limits->bound), name_of(run.limits->policy));
+  if (std::max(share(run.limits->least), share(run.limits->bound)) > 100)
+    text +=
+        "a share above 100 % is noise: the limits are made of mean rates, which vary from step to "
+        "step\n";
+  return text;
+}
+
+std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+                       const HostMemory& memory) {
+  const Placement& placement = engine.placement();
+  std::string table = fmt::format("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
+  const auto row = [&](std::string_view tier, std::string_view name, std::uint64_t bytes,
+                       std::string_view reason) {
+    table += fmt::format("{:<8}{:<24}{:>10}  {}\n", tier, name, format_bytes(bytes), reason);
+  };
+  const auto sum = [&](Tier tier, std::uint64_t bytes, std::uint64_t budget_bytes) {
+    row(name_of(tier), "= sum", bytes,
+        fmt::format("of a budget of {}", format_bytes(budget_bytes)));
+  };
+  Tier tier = Tier::kDevice;
+  for (const Pool& pool : placement.pools()) {
+    if (pool.tier != tier && tier == Tier::kDevice)
+      sum(tier, placement.device_bytes(), placement.device_budget_bytes);
+    if (pool.tier != tier && tier == Tier::kHost)
+      sum(tier, placement.host_bytes(), placement.host_budget_bytes);
+    tier = pool.tier;
+    if (pool.size_bytes != 0) row(name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
+  }
+  row(name_of(Tier::kNvme), "= sum", placement.nvme_bytes(), "in scratch files without a name");
+  const auto files = engine.storage_files();
+  for (const DirectFile& file : files) {
+    if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
+  }
+  row("-", "activations", activation_bytes, "the application's, beside the budgets");
+  // On a GPU activations are there, and not of the host's memory.
+  row("-", "program", memory.beside_bytes - (memory.device_is_host ? activation_bytes : 0),
+      "code, libraries, threads");
+  row("-", "= sum", memory.sum_bytes(),
+      fmt::format("all that is in the host's memory, of {} that {} leaves{}",
+                  format_bytes(memory.room_bytes()), memory.room.bound,
+                  memory.ranks == 1 ? "" : fmt::format(" each of {} ranks", memory.ranks)));
+  return table;
+}
+
+ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
+    : steps_(steps), quiet_(quiet), is_terminal_(::isatty(STDOUT_FILENO) == 1) {}
+
+void ProgressDisplay::show(const StepRecord& record) {
+  if (quiet_) return;
+  if (is_terminal_) return show_bar(record);
+  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
+      "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
+      record.step, steps_, record.loss, record.gradient_norm,
+      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
+      100 * record.times.hidden_share(),
+      record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
+  flush_said();
+}
+
+void ProgressDisplay::show_bar(const StepRecord& record) {
+  const double done = static_cast<double>(record.step) / static_cast<double>(steps_);
+  const auto filled = static_cast<int>(done * kBarWidth);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+  std::string line = fmt::format(
+      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {:.0f} tok/s  {:.3f} s/step  r {} w {}  stall "
+      "{:.3f} s",
+      "", filled, "", kBarWidth - filled, record.step, steps_,
+      duration_text(elapsed.count() * (1 / done - 1)), record.loss,
+      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
+  // A line that wraps could not be replaced by the next one. What matters stands first.
+  line.resize(std::min(line.size(), terminal_columns() - 1));
+  say("\r{}\x1b[K", line);
+  flush_said();
+  bar_is_open_ = true;
+}
+
+void ProgressDisplay::finish() {
+  if (bar_is_open_) say("\n");
+  bar_is_open_ = false;
+}
+
+void write_json(OutputFile& output, const RunRecord& run) {
+  using nlohmann::ordered_json;
+  ordered_json document;
+  document["parameters"] = run.parameters;
+  document["state_bytes"] = run.state_bytes;
+  document["seed"] = run.seed;
+  document["steps"] = ordered_json::array();
+  for (const StepRecord& step : run.steps) {
+    ordered_json figures = json_of(step);
+    figures["percent_of_t_min"] = percent_of(run, &StepLimits::least, step);
+    figures["percent_of_t_bound"] = percent_of(run, &StepLimits::bound, step);
+    document["steps"].push_back(std::move(figures));
+  }
+  document["limits"] = limits_json(run);
+  document["predicted_nvme_read_bytes"] = run.predicted.nvme_read_bytes;
+  document["predicted_gradient_spill_bytes"] = run.predicted.gradient_spill_bytes;
+  document["predicted_nvme_read_bytes_least"] = run.predicted.nvme_read_bytes_least;
+  document["predicted_nvme_write_bytes"] = run.predicted.nvme_write_bytes;
+  document["predicted_activation_out_bytes"] = run.predicted.activation_out_bytes;
+  document["predicted_activation_in_bytes"] = run.predicted.activation_in_bytes;
+  document["order"] = name_of(run.order);
+  document["matrix_products"] = {{"library", run.matrix_kernels.library},
+                                 {"kernels", run.matrix_kernels.kernels},
+                                 {"threads", run.threads}};
+  document["device_pool_bytes"] = run.device_pool_bytes;
+  document["host_pool_bytes"] = run.host_pool_bytes;
+  document["activation_bytes"] = run.activation_bytes;
+  document["validation_loss"] =
+      run.validation_loss ? json_number(*run.validation_loss) : ordered_json(nullptr);
+  document["bigram_cross_entropy"] =
+      run.bigram_cross_entropy ? json_number(*run.bigram_cross_entropy) : ordered_json(nullptr);
+  document["ranks"] = ordered_json::array();
+  for (const RankMemory& rank : run.ranks) document["ranks"].push_back(json_of(rank));
+  document["peak_rss_bytes"] = peak_rss_bytes();
+  document["state_sha256"] = run.state_sha256;
+  document["interrupted"] = run.interrupted;
+  write_whole(output, document.dump(2) + "\n");
+}
+
+}  // namespace sluice

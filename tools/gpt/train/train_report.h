@@ -1,0 +1,71 @@
+// What a training run tells the user and scripts: the table of pools at the start, a line for each
+// step or a progress bar on a terminal, and the JSON file at the end (docs/cli.md).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/plan/host_memory.h"
+#include "tools/cli/output_file.h"
+#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/train/train_config.h"
+#include "tools/report/rank_memory.h"
+#include "tools/report/step_limits.h"
+#include "tools/report/step_log.h"
+
+namespace sluice {
+
+struct RunRecord {
+  std::uint64_t parameters = 0;
+  std::uint64_t state_bytes = 0;
+  std::uint64_t seed = 0;
+  std::vector<StepRecord> steps;
+  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+  gpt::MatrixKernels matrix_kernels;
+  unsigned threads = 0;  // of the computation on the host, and of the optimizer
+  Traffic predicted;
+  std::uint64_t device_pool_bytes = 0;
+  std::uint64_t host_pool_bytes = 0;
+  std::uint64_t activation_bytes = 0;
+  PhaseMarks buffers;  // over all steps
+  std::vector<RankMemory> ranks;
+  std::optional<double> validation_loss;
+  std::optional<double> bigram_cross_entropy;
+  std::string state_sha256;
+  bool interrupted = false;
+  std::optional<StepLimits> limits;
+};
+
+// The pools of every tier with their reasons, and each tier's sum against its budget.
+std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
+                       const HostMemory& memory);
+
+// Where the time of the steps went, all but the first, and how near they came to their limits.
+std::string time_report(const RunRecord& run);
+
+// One line for `record`, or, on a terminal, a bar that replaces the one before it.
+class ProgressDisplay {
+ public:
+  ProgressDisplay(std::uint64_t steps, bool quiet);
+  void show(const StepRecord& record);
+  // Leaves the bar's line, so that what follows starts on a new one.
+  void finish();
+
+ private:
+  void show_bar(const StepRecord& record);
+
+  std::uint64_t steps_;
+  bool quiet_;
+  bool is_terminal_;
+  bool bar_is_open_ = false;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// Fails with: as OutputFile.
+void write_json(OutputFile& output, const RunRecord& run);
+
+}  // namespace sluice

@@ -1,0 +1,163 @@
+#include "tools/gpt/train/trainer.h"
+
+#include "base/topology.h"
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/stream_guard.h"
+
+namespace sluice {
+namespace {
+
+std::uint32_t micro_batches_at_once(const TrainConfig& config) {
+  return config.order == MicroBatchOrder::kVertical ? config.micro_batches : 1;
+}
+
+}  // namespace
+
+gpt::BatchShape batch_shape(const TrainConfig& config) {
+  return {.batch = config.sequences, .sequence = config.model.context};
+}
+
+gpt::GptComputeOptions compute_options(const TrainConfig& config) {
+  return {.threads = granted_threads(config.engine.threads),
+          .precision = {.parameters = config.engine.precision.parameters,
+                        .gradients = config.engine.precision.gradients},
+          .checkpoints = config.engine.activations.home == ActivationHome::kKeep
+                             ? gpt::Checkpoints::kNone
+                             : gpt::Checkpoints::kUnits,
+          .micro_batches = micro_batches_at_once(config)};
+}
+
+Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
+                 HostDevice& device)
+    : config_(config),
+      dataset_(dataset),
+      engine_(engine),
+      device_(device),
+      model_(validated(training_model(config))),
+      at_once_(micro_batches_at_once(config)),
+      compute_(config.model, batch_shape(config), compute_options(config)),
+      stream_(device, "compute") {}
+
+Trainer::ParameterList Trainer::parameters_of(const Lease& lease) const {
+  ParameterList list;
+  for (std::size_t tensor = 0; tensor < model_.units[index_of(lease.unit())].tensors.size();
+       ++tensor)
+    list.push_back(lease.parameter(tensor));
+  return list;
+}
+
+Trainer::GradientList Trainer::gradients_of(const Lease& lease) const {
+  GradientList list;
+  for (std::size_t tensor = 0; tensor < model_.units[index_of(lease.unit())].tensors.size();
+       ++tensor)
+    list.push_back(lease.gradient(tensor));
+  return list;
+}
+
+// In the sequence of engine/plan/activation_plan.h.
+template <class Walk>
+Trainer::BoundaryLeases Trainer::boundaries_of(Walk& walk, std::uint32_t forward_use,
+                                               std::uint32_t micro_batch, Pass pass) {
+  BoundaryLeases held;
+  held.boundaries.micro_batch = slot_of(micro_batch);
+  if (config_.engine.activations.home == ActivationHome::kKeep) return held;
+  gpt::Boundaries& boundaries = held.boundaries;
+  const bool is_first = forward_use == 0;
+  const bool is_last = forward_use + 1 == model_.forward_order.size();
+  const auto take = [&](ActivationLease lease) {
+    held.leases.push_back(std::move(lease));
+    return reinterpret_cast<float*>(held.leases.back().data());
+  };
+  const ActivationRef before{.boundary = forward_use - 1, .micro_batch = micro_batch};
+  const ActivationRef behind{.boundary = forward_use, .micro_batch = micro_batch};
+  const auto gradient = [](ActivationRef ref) {
+    ref.kind = ActivationKind::kGradient;
+    return ref;
+  };
+  if (!is_first) boundaries.input = take(walk.load(before, stream_));
+  if (pass != Pass::kBackward) {
+    if (!is_last) boundaries.output = take(walk.save(behind, stream_));
+    return held;
+  }
+  if (!is_last) boundaries.output_gradient = take(walk.load(gradient(behind), stream_));
+  if (!is_first) boundaries.input_gradient = take(walk.save(gradient(before), stream_));
+  return held;
+}
+
+void Trainer::forward(Step& step, const Use& use, double& loss) {
+  if (use.index == 0) {
+    device_.launch(stream_.id(), [this, use] {
+      // Ranks take turns: together they see what one rank sees with as many more micro-batches.
+      const TokenBatch batch = dataset_.training_batch(
+          use.step, use.micro_batch * engine_.rank_count() + engine_.rank());
+      compute_.start_training(batch.tokens, batch.targets, slot_of(use.micro_batch));
+    });
+  }
+  const Lease lease = step.acquire(model_.forward_order[use.index], Pass::kForward, stream_);
+  const BoundaryLeases held = boundaries_of(step, use.index, use.micro_batch, Pass::kForward);
+  device_.launch(stream_.id(),
+                 [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
+                   compute_.forward(use.index, parameters, boundaries);
+                 });
+  if (use.index + 1 == model_.forward_order.size())
+    device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
+}
+
+void Trainer::backward(Step& step, const Use& use) {
+  const Lease lease = step.acquire(model_.backward_order[use.index], Pass::kBackward, stream_);
+  const auto forward_use = static_cast<std::uint32_t>(model_.forward_order.size()) - 1 - use.index;
+  const BoundaryLeases held = boundaries_of(step, forward_use, use.micro_batch, Pass::kBackward);
+  device_.launch(stream_.id(), [this, use, parameters = parameters_of(lease),
+                                gradients = gradients_of(lease), boundaries = held.boundaries] {
+    compute_.backward(use.index, parameters, gradients, boundaries);
+  });
+}
+
+TrainedStep Trainer::train_step(std::uint64_t step_number) {
+  TrainedStep trained;
+  const StreamGuard guard(device_, stream_);
+  const MicroBatchOrder order = config_.order.value_or(MicroBatchOrder::kHorizontal);
+  Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
+                                  .micro_batches = config_.micro_batches,
+                                  .order = order});
+  device_.launch(stream_.id(), [this, scale = static_cast<float>(step.loss_scale())] {
+    compute_.set_loss_scale(scale);
+  });
+  const auto uses = static_cast<std::uint32_t>(model_.forward_order.size());
+  for (std::uint32_t first = 0; first < config_.micro_batches; first += at_once_) {
+    const auto for_each_use = [&](const auto& body) {
+      for (std::uint32_t use = 0; use < uses; ++use) {
+        for (std::uint32_t i = 0; i < at_once_; ++i)
+          body(Use{.index = use, .micro_batch = first + i, .step = step_number});
+      }
+    };
+    for_each_use([&](const Use& use) { forward(step, use, trained.loss); });
+    for_each_use([&](const Use& use) { backward(step, use); });
+  }
+  trained.report = step.finish();
+  trained.loss /= config_.micro_batches;
+  return trained;
+}
+
+double Trainer::evaluate(std::span<const TokenBatch> batches) {
+  double loss = 0;
+  const StreamGuard guard(device_, stream_);
+  for (const TokenBatch& batch : batches) {
+    Inference inference = engine_.begin_inference();
+    device_.launch(stream_.id(),
+                   [this, &batch] { compute_.start_evaluation(batch.tokens, batch.targets); });
+    for (std::uint32_t use = 0; use < model_.forward_order.size(); ++use) {
+      const Lease lease = inference.acquire(model_.forward_order[use], stream_);
+      const BoundaryLeases held = boundaries_of(inference, use, 0, Pass::kInference);
+      device_.launch(stream_.id(),
+                     [this, use, parameters = parameters_of(lease), boundaries = held.boundaries] {
+                       compute_.forward(use, parameters, boundaries);
+                     });
+    }
+    device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
+    device_.synchronize(stream_.id());
+  }
+  return loss / static_cast<double>(batches.size());
+}
+
+}  // namespace sluice

@@ -1,0 +1,68 @@
+// Trains the GPT on the host through the engine's public API, as any application would: one lease
+// for each use of a unit, computation submitted to a stream of the device. Where the engine keeps
+// activations, a use also holds leases on what crosses the unit's boundaries.
+//
+// Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
+// trainer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/engine.h"
+#include "gpu/host_device.h"
+#include "tools/gpt/model/gpt_compute.h"
+#include "tools/gpt/train/training.h"
+
+namespace sluice {
+
+// What `config` asks of the computation on the host.
+gpt::BatchShape batch_shape(const TrainConfig& config);
+gpt::GptComputeOptions compute_options(const TrainConfig& config);
+
+class Trainer final : public Training {
+ public:
+  Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, HostDevice& device);
+
+  TrainedStep train_step(std::uint64_t step) override;
+  double evaluate(std::span<const TokenBatch> batches) override;
+  std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
+
+ private:
+  using ParameterList = std::vector<const std::byte*>;
+  using GradientList = std::vector<std::byte*>;
+  // One use of a unit by one micro-batch.
+  struct Use {
+    std::uint32_t index = 0;  // in the pass
+    std::uint32_t micro_batch = 0;
+    std::uint64_t step = 0;
+  };
+  // What it holds of the boundaries' activations.
+  struct BoundaryLeases {
+    std::vector<ActivationLease> leases;
+    gpt::Boundaries boundaries;
+  };
+
+  ParameterList parameters_of(const Lease& lease) const;
+  GradientList gradients_of(const Lease& lease) const;
+  // Which of the micro-batches that are under way at once.
+  std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
+  void forward(Step& step, const Use& use, double& loss);
+  void backward(Step& step, const Use& use);
+  // `forward_use`: the place in forward order.
+  template <class Walk>
+  BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
+                               Pass pass);
+
+  const TrainConfig& config_;
+  const Dataset& dataset_;
+  Engine& engine_;
+  HostDevice& device_;
+  ModelSpec model_;
+  const std::uint32_t at_once_;  // micro-batches
+  gpt::GptCompute compute_;
+  Stream stream_;  // last: its work uses all of the above
+};
+
+}  // namespace sluice

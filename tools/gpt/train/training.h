@@ -1,0 +1,35 @@
+// What trains the GPT through the engine's public API: Trainer on the host (trainer.h),
+// DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/step/step.h"
+#include "tools/gpt/train/dataset.h"
+
+namespace sluice {
+
+struct TrainedStep {
+  double loss = 0;  // mean over the micro-batches, before the update
+  StepReport report;
+};
+
+class Training {
+ public:
+  Training() = default;
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+  virtual ~Training() = default;
+
+  // Step number `step`, counted from 0: forward and backward over its micro-batches, then the
+  // update.
+  virtual TrainedStep train_step(std::uint64_t step) = 0;
+
+  // Mean cross-entropy in nats a token.
+  virtual double evaluate(std::span<const TokenBatch> batches) = 0;
+
+  virtual std::uint64_t activation_bytes() const = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,96 @@
+#include "tools/gpt/train/training_device.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/topology.h"
+#include "base/units.h"
+#include "gpu/cuda/kernel_list.h"
+#include "gpu/cuda_device.h"
+#include "tools/gpt/model/cuda_ops.h"
+#include "tools/gpt/train/device_trainer.h"
+#include "tools/gpt/train/trainer.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kRanksTalkIn = 1_MiB;
+
+// Why no GPU computes what `config` asks for; empty when one can.
+std::string why_not_on_gpu(const TrainConfig& config) {
+  if (config.engine.activations.home != ActivationHome::kKeep)
+    return "activations are kept by the GPU's own computation; \"activations\" has to be \"keep\"";
+  try {
+    gpt::check_device_types(config.engine.precision.parameters, config.engine.precision.gradients);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Why none of this machine does.
+std::string why_no_gpu(const TrainConfig& config, int ordinal) {
+  const std::string why = why_no_cuda_device(ordinal);
+  return why.empty() ? why_not_on_gpu(config) : why;
+}
+
+void require_gpu(const TrainConfig& config, const std::string& why) {
+  if (config.device == DeviceChoice::kCuda && !why.empty())
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("run.device is \"cuda\": {}; \"auto\" computes on the host then", why));
+}
+
+}  // namespace
+
+void check_gpu_config(const TrainConfig& config) {
+  require_gpu(config, why_not_on_gpu(config));
+}
+
+bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu) {
+  return config.device == DeviceChoice::kHost ||
+         (config.device == DeviceChoice::kAuto && !why_no_gpu(config, gpu.ordinal).empty());
+}
+
+TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choice) {
+  const std::string why =
+      config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config, choice.ordinal);
+  require_gpu(config, why);
+  if (!why.empty()) {
+    // At least what ranks talk in, so that the engine gets as far as to say which budget works.
+    auto host = make_host_device(
+        {.memory_bytes = std::max(kRanksTalkIn, config.engine.memory.device_bytes.value_or(
+                                                    topology().memory_bytes / 4))});
+    host_ = host.get();
+    device_ = std::move(host);
+    matrix_kernels_ = gpt::matrix_kernels();
+    description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
+    return;
+  }
+  // Not bounded by memory.device, which is the engine's share: activations come on top.
+  // A member at once: what is made on it goes before it, also when something below fails.
+  auto gpu = make_cuda_device({.ordinal = choice.ordinal, .memory_source = choice.memory_source});
+  gpu_ = gpu.get();
+  device_ = std::move(gpu);
+  ops_ = gpt::make_cuda_ops(*gpu_, config.engine.precision.parameters,
+                            config.engine.precision.gradients);
+  gpt_ = std::make_unique<gpt::DeviceGpt>(
+      config.model, gpt::BatchShape{.batch = config.sequences, .sequence = config.model.context},
+      *gpu_, *ops_);
+  // Before ranks have communicators, whose work would hold up what is loaded, and before the engine
+  // takes what memory is left.
+  load_kernels(*gpu_);
+  gpt_->warm_up();
+  description_ = fmt::format("{} (matrix products by {})", gpu_->name(), ops_->description());
+  matrix_kernels_ = {.library = std::string(ops_->description()),
+                     .kernels = std::string(gpu_->name())};
+}
+
+std::unique_ptr<Training> TrainingDevice::make_trainer(const TrainConfig& config,
+                                                       const Dataset& dataset, Engine& engine) {
+  if (host_ != nullptr) return std::make_unique<Trainer>(config, dataset, engine, *host_);
+  return std::make_unique<DeviceTrainer>(config, dataset, engine, *device_, *gpt_);
+}
+
+}  // namespace sluice

@@ -1,0 +1,61 @@
+// Where a training run computes: the device that run.device asks for, and on a GPU the model's
+// memory and kernels, which are made before the engine takes what is left. Thread rule: one thread
+// at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "gpu/cuda_device.h"
+#include "gpu/host_device.h"
+#include "tools/gpt/model/device_gpt.h"
+#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/train/training.h"
+
+namespace sluice {
+
+// Which GPU, if one is taken.
+struct GpuChoice {
+  int ordinal = 0;
+  CudaMemorySource memory_source = {};
+};
+
+// Fails with: kUnsupported when run.device is "cuda" and no GPU computes what `config` asks for,
+// whichever it is.
+void check_gpu_config(const TrainConfig& config);
+// What "auto" comes to on this machine.
+bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
+
+class TrainingDevice {
+ public:
+  // "auto" takes a GPU that is there and computes what `config` asks for, else the host.
+  // Fails with: kUnsupported when run.device is "cuda" and no GPU can, kOutOfMemory.
+  explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
+  TrainingDevice(const TrainingDevice&) = delete;
+  TrainingDevice& operator=(const TrainingDevice&) = delete;
+
+  Device& device() { return *device_; }
+  HostDevice* host() { return host_; }  // null where the device is another one
+  CudaDevice* gpu() { return gpu_; }    // as host()
+  // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
+  const std::string& description() const { return description_; }
+
+  // What computes the matrix products; a GPU's kernels are named by the GPU.
+  const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
+
+  // All must outlive it.
+  std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
+                                         Engine& engine);
+
+ private:
+  std::unique_ptr<Device> device_;
+  HostDevice* host_ = nullptr;  // device_, where that is the host
+  CudaDevice* gpu_ = nullptr;
+  std::unique_ptr<gpt::DeviceOps> ops_;
+  std::unique_ptr<gpt::DeviceGpt> gpt_;
+  std::string description_;
+  gpt::MatrixKernels matrix_kernels_;
+};
+
+}  // namespace sluice

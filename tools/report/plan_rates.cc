@@ -1,0 +1,152 @@
+#include "tools/report/plan_rates.h"
+
+#include <cerrno>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace sluice {
+namespace {
+
+// A drive of today, a bus of 16 lanes of PCI Express 4, a server's memory, a large device. Only
+// there so that a plan without a word about the machine is a plan.
+constexpr double kAssumedRead = 6e9;
+constexpr double kAssumedWrite = 4e9;
+constexpr double kAssumedCopy = 20e9;
+constexpr double kAssumedAdam = 2e9;
+constexpr double kAssumedDeviceAdam = 60e9;
+constexpr double kAssumedFlops = 200e12;
+constexpr double kLatencyS = 100e-6;
+// Of interference: nearer to half duplex, or to full?
+constexpr double kHalfDuplexFrom = 0.75;
+
+nlohmann::json read_json(const std::string& path) {
+  std::ifstream file(path);
+  if (!file)
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot read the calibration \"{}\": {}", path, errno_text(errno)));
+  try {
+    return nlohmann::json::parse(file);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\" is no JSON: {}", path, error.what()));
+  }
+}
+
+// Parameters a second at the most threads measured.
+void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
+  const nlohmann::json document = read_json(options.adam_file);
+  const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
+                      : format.master == MasterLayout::kFp16    ? "fp16"
+                                                                : "fp32";
+  try {
+    unsigned threads = 0;
+    for (const nlohmann::json& row : document.at("results")) {
+      if (row.at("state") != state || row.at("threads").get<unsigned>() < threads) continue;
+      threads = row.at("threads").get<unsigned>();
+      plan.rates.adam_parameters_per_second = row.at("parameters_per_s").at("median").get<double>();
+    }
+    if (threads == 0) throw Error(ErrorCode::kInput, "");
+  } catch (const std::exception&) {
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" has no row for state {}; write it with sluice bench adam --json",
+                    options.adam_file, state));
+  }
+}
+
+void take_io_file(const PlanRateOptions& options, PlanRates& plan) {
+  const nlohmann::json document = read_json(options.io_file);
+  try {
+    const nlohmann::json& best = document.at("best");
+    const auto rate = [&](const char* pattern) {
+      return best.at(pattern).at("bytes_per_second").get<double>();
+    };
+    set_storage_rates(rate("read"), rate("write"), document.at("interference").get<double>(),
+                      plan.rates);
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no calibration of reads, writes and both; write it with "
+                            "sluice bench io --json",
+                            options.io_file));
+  }
+}
+
+double size_rate(const std::string& text, const char* option) {
+  const auto rate = static_cast<double>(parse_size(text));
+  if (rate < 1e6)
+    throw Error(ErrorCode::kConfig, fmt::format("plan: {} {} is below 1MB a second", option, text));
+  return rate;
+}
+
+double positive(double value, const char* option) {
+  if (!(value > 0))
+    throw Error(ErrorCode::kConfig, fmt::format("plan: {} {} is not positive", option, value));
+  return value;
+}
+
+const char* source_of(bool is_stated, const std::string& file) {
+  return is_stated ? "stated" : file.empty() ? "assumed" : "calibration";
+}
+
+}  // namespace
+
+void set_storage_rates(double read, double write, double interference, Rates& rates) {
+  rates.duplex = interference >= kHalfDuplexFrom ? Duplex::kHalf : Duplex::kFull;
+  // So that reading and writing at once takes as long as it was measured to.
+  const double scale = interference * (rates.duplex == Duplex::kHalf ? 1 : 2);
+  rates.read_bytes_per_second = read / scale;
+  rates.write_bytes_per_second = write / scale;
+}
+
+PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) {
+  PlanRates plan;
+  Rates& rates = plan.rates;
+  rates.read_bytes_per_second = kAssumedRead;
+  rates.write_bytes_per_second = kAssumedWrite;
+  rates.latency_s = kLatencyS;
+  rates.up_bytes_per_second = rates.down_bytes_per_second = kAssumedCopy;
+  rates.adam_parameters_per_second = kAssumedAdam;
+  plan.flops = options.flops ? positive(*options.flops, "--flops") : kAssumedFlops;
+  if (!options.io_file.empty()) take_io_file(options, plan);
+  if (!options.adam_file.empty()) take_adam_file(options, format, plan);
+  if (!options.read.empty()) rates.read_bytes_per_second = size_rate(options.read, "--read-rate");
+  if (!options.write.empty())
+    rates.write_bytes_per_second = size_rate(options.write, "--write-rate");
+  if (!options.duplex.empty())
+    rates.duplex = options.duplex == "half" ? Duplex::kHalf : Duplex::kFull;
+  if (!options.copy.empty())
+    rates.up_bytes_per_second = rates.down_bytes_per_second =
+        size_rate(options.copy, "--copy-rate");
+  if (options.adam) rates.adam_parameters_per_second = positive(*options.adam, "--adam-rate");
+  rates.device_adam_parameters_per_second =
+      options.device_adam ? positive(*options.device_adam, "--device-adam-rate")
+                          : kAssumedDeviceAdam;
+  // Both go at the pace of memory: the norm reads the gradient alone, Adam reads and writes all.
+  const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
+  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  rates.norm_parameters_per_second =
+      rates.adam_parameters_per_second * (2 * state_bytes + gradient_bytes) / gradient_bytes;
+  const auto gigabytes = [](double rate) { return fmt::format("{:.2f} GB/s", rate * 1e-9); };
+  plan.sources = {
+      fmt::format("storage reads   {:>14}  {}", gigabytes(rates.read_bytes_per_second),
+                  source_of(!options.read.empty(), options.io_file)),
+      fmt::format("storage writes  {:>14}  {}, {} duplex", gigabytes(rates.write_bytes_per_second),
+                  source_of(!options.write.empty(), options.io_file),
+                  rates.duplex == Duplex::kHalf ? "half" : "full"),
+      fmt::format("copies          {:>14}  {}, each way", gigabytes(rates.up_bytes_per_second),
+                  source_of(!options.copy.empty(), {})),
+      fmt::format("Adam            {:>7.2f} Gparam/s  {}", rates.adam_parameters_per_second * 1e-9,
+                  source_of(options.adam.has_value(), options.adam_file)),
+      fmt::format("on the device   {:>7.2f} Gparam/s  {}",
+                  rates.device_adam_parameters_per_second * 1e-9,
+                  source_of(options.device_adam.has_value(), {})),
+      fmt::format("computation     {:>7.1f} Tflop/s  {}", plan.flops * 1e-12,
+                  source_of(options.flops.has_value(), {}))};
+  return plan;
+}
+
+}  // namespace sluice

@@ -1,0 +1,77 @@
+// The figures of a training run's steps: one row of CSV and one line of JSON for each, written when
+// the step ends, so that a run that is killed leaves those of all steps before.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "engine/engine.h"
+#include "tools/cli/output_file.h"
+
+namespace sluice {
+
+struct StepRecord {
+  std::uint64_t step = 0;  // counted from 1
+  double loss = 0;
+  double gradient_norm = 0;
+  double loss_scale = 1;
+  bool skipped = false;
+  double time_s = 0;
+  std::uint64_t tokens = 0;
+  std::uint64_t nvme_read_bytes = 0;
+  std::uint64_t nvme_write_bytes = 0;
+  RankTraffic rank_traffic;
+  std::uint64_t activation_out_bytes = 0;
+  std::uint64_t activation_in_bytes = 0;
+  double stall_s = 0;
+  double stall_for_update_s = 0;
+  double optimizer_s = 0;
+  StepTimes times;
+  OverlapPolicy policy = OverlapPolicy::kSerial;
+};
+
+// JSON has no NaN: null. A skipped step's norm is such a number.
+nlohmann::ordered_json json_number(double value);
+// What `--json` says of a step, without its limits, which are known at the end of the run.
+nlohmann::ordered_json json_of(const StepRecord& step);
+
+class StepLog {
+ public:
+  // Every `every`-th step is written, and the last one. The files must outlive the log.
+  StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
+
+  bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
+  // Opens the files and writes the header of the CSV file. Fails with: as OutputFile.
+  void begin();
+  // Gives them their names.
+  void accept() noexcept;
+  // A file that fails gets no more rows, which a line on standard error says once: training goes
+  // on.
+  void add(const StepRecord& step);
+  // Adds the last step. Fails with: the first failure of each file.
+  void finish_csv();
+  void finish_json_lines();
+
+ private:
+  // One of the two files.
+  struct Rows {
+    OutputFile& file;
+    std::exception_ptr failure;
+  };
+
+  void write(const StepRecord& step);
+  static void append(Rows& rows, const std::string& text);
+  void finish(Rows& rows);
+
+  std::uint64_t every_;
+  Rows csv_;
+  Rows json_lines_;
+  std::optional<StepRecord> pending_;  // the newest step, where it is not written
+};
+
+}  // namespace sluice

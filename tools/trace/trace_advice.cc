@@ -1,0 +1,184 @@
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "tools/trace/trace_steps.h"
+#include "tools/trace/trace_summary.h"
+
+namespace sluice {
+namespace {
+
+double seconds(std::uint64_t duration_ns) {
+  return static_cast<double>(duration_ns) * 1e-9;
+}
+
+// Of all drives together while one of them was at work.
+double storage_rate(const TraceAnalysis& analysis) {
+  std::uint64_t size_bytes = 0;
+  IntervalSet busy;
+  for (const FlowStats& flow : analysis.flows()) {
+    if (flow.kind == TraceKind::kRead || flow.kind == TraceKind::kWrite)
+      size_bytes += flow.size_bytes;
+  }
+  for (std::size_t drive = 0; drive < analysis.drive_count(); ++drive) {
+    for (const auto& [begin_ns, end_ns] : analysis.drive(drive).joined())
+      busy.add(begin_ns, end_ns);
+  }
+  busy.seal();
+  return busy.busy_ns() == 0 ? 0 : static_cast<double>(size_bytes) / seconds(busy.busy_ns());
+}
+
+const FlowStats* stats_of(const TraceAnalysis& analysis, TraceKind kind) {
+  const auto found = std::ranges::find(analysis.flows(), kind, &FlowStats::kind);
+  return found == analysis.flows().end() ? nullptr : &*found;
+}
+
+// Parameters a second that the update goes at.
+double adam_rate(const TraceAnalysis& analysis, const TracedEngine& engine) {
+  std::uint64_t size_bytes = 0, busy_ns = 0;
+  for (const TraceRecord& record : analysis.trace().records) {
+    if (record.kind != TraceKind::kAdam) continue;
+    size_bytes += record.size_bytes;
+    busy_ns += record.end_ns - record.begin_ns;
+  }
+  if (busy_ns == 0 || engine.state_bytes == 0) return 0;
+  return static_cast<double>(size_bytes) / seconds(busy_ns) *
+         static_cast<double>(engine.parameters) / static_cast<double>(engine.state_bytes);
+}
+
+std::string collective_rates(const TraceAnalysis& analysis) {
+  std::string rates;
+  for (const FlowStats& flow : analysis.flows()) {
+    if (flow.kind != TraceKind::kCollective) continue;
+    rates += fmt::format("{}{} {:.2f} GB/s", rates.empty() ? "" : ", ", name_of(flow.key()),
+                         flow.bytes_per_second() * 1e-9);
+  }
+  return rates.empty() ? "the slowest rank decides" : rates;
+}
+
+std::string buffer_advice(TraceReason reason, const TracedEngine& engine) {
+  switch (reason) {
+    case TraceReason::kSlot:
+      return fmt::format("one more parameter slot ({} -> {}) needs memory.host +{}",
+                         engine.parameter_slots, engine.parameter_slots + 1,
+                         format_bytes(engine.parameter_slot_bytes));
+    case TraceReason::kGradientSlot:
+      return fmt::format("one more gradient slot ({} -> {}) needs memory.device +{}",
+                         engine.gradient_slots, engine.gradient_slots + 1,
+                         format_bytes(engine.gradient_slot_bytes));
+    case TraceReason::kActivation:
+      return "memory.device + one activation is one more place for them";
+    case TraceReason::kWindow:
+    case TraceReason::kCopy:
+      return fmt::format("one more unit in the window needs memory.device +{}",
+                         format_bytes(engine.largest_unit_bytes()));
+    default:
+      return fmt::format("optimizer.lanes {} -> {} needs memory.host +{}", engine.lanes,
+                         2 * engine.lanes, format_bytes(engine.lanes * engine.lane_bytes));
+  }
+}
+
+// Computation or the end of one of these steps waited, and for a reason.
+bool is_exposed(const Stall& stall, const std::vector<StepShare>& steps) {
+  if (stall.is_of_pass || stall.cause == StallCause::kEngine ||
+      stall.record->reason == TraceReason::kNone)
+    return false;
+  const auto after = std::ranges::upper_bound(steps, stall.begin_ns, {}, &StepShare::begin_ns);
+  return after != steps.begin() && stall.begin_ns < std::prev(after)->end_ns;
+}
+
+}  // namespace
+
+std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
+  struct Sums {
+    StallGroup group;
+    std::map<TraceReason, std::uint64_t> by_reason;
+    std::map<std::uint32_t, std::uint64_t> by_unit;
+    std::map<std::uint32_t, std::pair<std::uint64_t, std::uint32_t>> longest;  // by unit: block
+  };
+  std::map<StallCause, Sums> groups;
+  const std::vector<StepShare> steps = steady_steps(analysis);
+  for (const Stall& stall : analysis.stalls()) {
+    if (!is_exposed(stall, steps)) continue;
+    Sums& sums = groups[stall.cause];
+    ++sums.group.spans;
+    sums.group.total_ns += stall.duration_ns();
+    sums.by_reason[stall.record->reason] += stall.duration_ns();
+    sums.by_unit[stall.record->unit] += stall.duration_ns();
+    auto& longest = sums.longest[stall.record->unit];
+    longest = std::max(longest, std::pair(stall.duration_ns(), stall.record->block));
+  }
+  const auto most = [](const auto& sums) {
+    return std::ranges::max_element(sums, {}, [](const auto& item) { return item.second; })->first;
+  };
+  std::vector<StallGroup> list;
+  for (auto& [key, sums] : groups) {
+    sums.group.cause = key;
+    sums.group.reason = most(sums.by_reason);
+    sums.group.unit = most(sums.by_unit);
+    sums.group.block = sums.longest[sums.group.unit].second;
+    list.push_back(sums.group);
+  }
+  std::ranges::sort(list, std::greater(), &StallGroup::total_ns);
+  return list;
+}
+
+std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
+                       const TracedEngine& engine) {
+  const double steps = std::max<double>(1, static_cast<double>(steady_steps(analysis).size()));
+  const double step_s = seconds(group.total_ns) / steps;
+  switch (group.cause) {
+    case StallCause::kBandwidth: {
+      // A byte of state in memory saves two on the drive: one read and one written.
+      const double rate = storage_rate(analysis);
+      return fmt::format(
+          "the drives moved {:.2f} GB/s; memory.host +{} keeps as much state off them as is waited "
+          "for, a second drive halves it",
+          rate * 1e-9, format_bytes(static_cast<std::uint64_t>(step_s * rate / 2)));
+    }
+    case StallCause::kLatePrefetch:
+      return fmt::format(
+          "the drive was idle before: memory.device +{} (one more unit in the "
+          "window) lets reads begin a unit earlier",
+          format_bytes(engine.largest_unit_bytes()));
+    case StallCause::kLatencyTail: {
+      const FlowStats* const reads = stats_of(analysis, TraceKind::kRead);
+      if (reads == nullptr) return "look at the drive (smartctl)";
+      return fmt::format(
+          "reads take {:.2f} ms, one in a thousand {:.2f} ms: look at the drive "
+          "(smartctl), or ride it out with memory.device +{}",
+          seconds(reads->device.p50_ns) * 1e3, seconds(reads->device.p999_ns) * 1e3,
+          format_bytes(engine.largest_unit_bytes()));
+    }
+    case StallCause::kNoBuffer: return buffer_advice(group.reason, engine);
+    case StallCause::kCopyLink: {
+      const FlowStats* const copies = stats_of(analysis, TraceKind::kCopyToDevice);
+      return fmt::format(
+          "copies go at {:.2f} GB/s; units at home on the device need none: "
+          "memory.device +{} for one more",
+          copies == nullptr ? 0 : copies->bytes_per_second() * 1e-9,
+          format_bytes(engine.largest_unit_bytes()));
+    }
+    case StallCause::kAdam:
+      return fmt::format(
+          "{:.2f} Gparam/s on {} threads: twice the threads (run.threads) would take "
+          "up to {:.1f} ms off a step",
+          adam_rate(analysis, engine) * 1e-9, engine.threads, step_s * 1e3 / 2);
+    case StallCause::kChecksum:
+      return fmt::format(
+          "storage.verify sample checks one block in eight: up to {:.1f} ms less a "
+          "step",
+          step_s * 1e3 * 7 / 8);
+    case StallCause::kCollective:
+      return fmt::format(
+          "{}; the summary of all ranks' files together says whom the others wait for",
+          collective_rates(analysis));
+    case StallCause::kSchedule: return "declare the order of units that steps have";
+    case StallCause::kEngine: break;
+  }
+  return {};
+}
+
+}  // namespace sluice

@@ -1,0 +1,169 @@
+// What the records of a trace mean: each step's time by part and by cause, what every wait was due
+// to, and how each drive, link and processor was used.
+//
+// Thread rule: pure; the trace must outlive the analysis.
+// Invariants: the parts of a step sum to its time; every wait has one cause.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tools/trace/interval_set.h"
+#include "tools/trace/trace_reader.h"
+
+namespace sluice {
+
+// Why something waited. docs/tracing.md has the rules.
+enum class StallCause : std::uint8_t {
+  kEngine,  // nobody: hand-overs between threads
+  kLatePrefetch,
+  kBandwidth,
+  kLatencyTail,
+  kNoBuffer,
+  kCopyLink,
+  kAdam,
+  kCollective,
+  kChecksum,
+  kSchedule,
+};
+inline constexpr std::size_t kStallCauses = 10;
+
+std::string_view name_of(StallCause cause);
+
+// A wait and what it was due to.
+struct Stall {
+  const TraceRecord* record = nullptr;  // of kind kWait, or of the Adam that came late
+  std::uint64_t begin_ns = 0;
+  std::uint64_t end_ns = 0;
+  StallCause cause = StallCause::kEngine;
+  bool is_of_pass = false;  // the optimizer pass waited, not computation
+
+  std::uint64_t duration_ns() const { return end_ns - begin_ns; }
+};
+
+// Where a step's time went.
+struct StepShare {
+  std::uint64_t step = 0;
+  std::uint64_t begin_ns = 0;
+  std::uint64_t end_ns = 0;
+  std::int64_t compute_ns = 0;
+  std::int64_t exposed_io_ns = 0;
+  std::int64_t exposed_optimizer_ns = 0;
+  std::int64_t other_ns = 0;
+  // Storage, copies to the device or the optimizer were at work: as the engine has metered it, or
+  // else by the records.
+  std::uint64_t background_ns = 0;
+  std::int64_t rank_wait_ns = 0;  // of exposed I/O, waits for other ranks
+  bool is_open = false;           // the run was killed in it
+  std::array<std::int64_t, kStallCauses> by_cause{};
+
+  std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
+  std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
+  // With the waits for what was at work it sums to background, unless those are longer.
+  std::int64_t hidden_ns() const;
+};
+
+// Of durations, by nearest rank.
+struct Percentiles {
+  std::uint64_t p50_ns = 0;
+  std::uint64_t p99_ns = 0;
+  std::uint64_t p999_ns = 0;
+};
+Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
+
+// One direction of one drive, copies of one direction, or collectives of one sort.
+struct FlowKey {
+  TraceKind kind = TraceKind::kRead;
+  std::uint32_t drive = 0;  // of collectives: their TraceRecord::detail
+
+  auto operator<=>(const FlowKey&) const = default;
+};
+
+struct FlowStats {
+  TraceKind kind = TraceKind::kRead;
+  std::uint32_t drive = 0;
+  std::uint64_t spans = 0;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t busy_ns = 0;  // with at least one under way at the drive
+  Percentiles queue;          // from the request to when the drive took it up
+  Percentiles device;         // from there until the last byte
+  Percentiles whole;          // with checksum and hand-over
+
+  FlowKey key() const { return {kind, drive}; }
+  double bytes_per_second() const;
+};
+
+// "read drive 0", "copy to device", "gather".
+std::string name_of(const FlowKey& flow);
+
+// None for those that move nothing.
+std::optional<FlowKey> flow_of(const TraceRecord& record);
+// When what moves `record` took it up, and when its last byte was there.
+std::uint64_t started_ns(const TraceRecord& record);
+std::uint64_t moved_ns(const TraceRecord& record);
+
+class TraceAnalysis {
+ public:
+  explicit TraceAnalysis(const TraceFile& trace);
+
+  const TraceFile& trace() const { return trace_; }
+  const std::vector<StepShare>& steps() const { return steps_; }
+  // In order of time.
+  const std::vector<Stall>& stalls() const { return stalls_; }
+  const std::vector<FlowStats>& flows() const { return flows_; }
+  // Of both directions of a drive.
+  const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
+  std::size_t drive_count() const { return drives_.size(); }
+  const IntervalSet& processor() const { return processor_; }
+  const IntervalSet& link_up() const { return link_up_; }
+
+ private:
+  using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
+
+  // Activations have no blocks: they are found by their unit.
+  static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
+    return std::uint64_t{block_or_unit} << 8 | plane;
+  }
+  static std::uint64_t read_key(const TraceRecord& read) {
+    return read_key(read.detail == kTraceActivations ? read.unit : read.block, read.detail);
+  }
+  void lay_out();
+  void collect_flows();
+  void judge_waits();
+  void judge_pass();
+  void share_steps();
+  StallCause cause_of_wait(const TraceRecord& wait) const;
+  StallCause cause_of_read(std::uint32_t block, std::uint8_t plane, std::uint64_t begin_ns,
+                           std::uint64_t end_ns) const;
+  StallCause cause_of_update_read(std::uint32_t block, std::uint64_t begin_ns,
+                                  std::uint64_t end_ns) const;
+  StallCause cause_by_use(std::uint64_t begin_ns, std::uint64_t end_ns) const;
+  StallCause cause_of_slot(std::uint64_t begin_ns, std::uint64_t end_ns) const;
+  StallCause cause_of_activation(std::uint32_t unit, std::uint64_t begin_ns,
+                                 std::uint64_t end_ns) const;
+  StallCause cause_of_copy(std::uint32_t unit, std::uint64_t begin_ns, std::uint64_t end_ns) const;
+  const TraceRecord* find(const Index& index, std::uint64_t key, std::uint64_t begin_ns,
+                          std::uint64_t end_ns) const;
+
+  const TraceFile& trace_;
+  std::vector<IntervalSet> drives_;                 // from the drive's taking a request up
+  IntervalSet requests_{IntervalSet::For::kDepth};  // from the request on, all drives
+  IntervalSet processor_;
+  IntervalSet link_up_;
+  IntervalSet link_down_;
+  IntervalSet background_;
+  Index reads_;                                    // by block and plane
+  Index copies_;                                   // to the device, by unit
+  Index lanes_;                                    // by block
+  std::array<std::uint64_t, 4> median_read_ns_{};  // at the drive, by plane
+  std::vector<StepShare> steps_;
+  std::vector<Stall> stalls_;
+  std::vector<FlowStats> flows_;
+};
+
+}  // namespace sluice

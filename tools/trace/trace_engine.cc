@@ -1,0 +1,94 @@
+#include "tools/trace/trace_engine.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+// By unit, from runs of [count, tier] over blocks.
+std::vector<std::string> tiers_of(const json& runs, const std::vector<TracedUnit>& units) {
+  std::vector<std::string> tiers;
+  std::uint64_t block = 0;
+  for (const json& run : runs) {
+    const std::uint64_t end = block + run.at(0).get<std::uint64_t>();
+    while (tiers.size() < units.size() && units[tiers.size()].first_block < end)
+      tiers.push_back(run.at(1).get<std::string>());
+    block = end;
+  }
+  tiers.resize(units.size());
+  return tiers;
+}
+
+void read_units(const json& document, TracedEngine& engine) {
+  for (const json& from : document.at("units")) {
+    TracedUnit unit{.name = from.at("name"),
+                    .first_block = from.at("first_block"),
+                    .block_count = from.at("blocks"),
+                    .parameter_bytes = from.at("parameter_bytes"),
+                    .tensors = {}};
+    for (const json& tensor : from.at("tensors")) unit.tensors.push_back(tensor.at("name"));
+    engine.units.push_back(std::move(unit));
+  }
+  engine.parameter_tier = tiers_of(document.at("parameter_tier"), engine.units);
+  engine.record_tier = tiers_of(document.at("record_tier"), engine.units);
+}
+
+void read_memory(const json& memory, TracedEngine& engine) {
+  engine.device_bytes = memory.at("device_bytes");
+  engine.device_budget_bytes = memory.at("device_budget_bytes");
+  engine.host_bytes = memory.at("host_bytes");
+  engine.host_budget_bytes = memory.at("host_budget_bytes");
+  engine.nvme_bytes = memory.at("nvme_bytes");
+  engine.lane_bytes = memory.at("lane_bytes");
+  engine.parameter_slots = memory.at("parameter_slots");
+  engine.parameter_slot_bytes = memory.at("parameter_slot_bytes");
+  engine.gradient_slots = memory.at("gradient_slots");
+  engine.gradient_slot_bytes = memory.at("gradient_slot_bytes");
+  for (const json& pool : memory.at("pools"))
+    engine.pools.push_back(
+        {.tier = pool.at("tier"), .name = pool.at("name"), .size_bytes = pool.at("bytes")});
+}
+
+}  // namespace
+
+std::string TracedEngine::unit_name(std::uint32_t unit) const {
+  if (unit == kTraceNone) return "-";
+  return unit < units.size() ? units[unit].name : fmt::format("unit {}", unit);
+}
+
+std::uint64_t TracedEngine::largest_unit_bytes() const {
+  std::uint64_t largest = 0;
+  for (const TracedUnit& unit : units) largest = std::max(largest, unit.parameter_bytes);
+  return largest;
+}
+
+TracedEngine engine_of(const TraceFile& trace) {
+  const auto section = trace.sections.find("engine");
+  if (section == trace.sections.end()) return {};
+  try {
+    const json document = json::parse(section->second);
+    TracedEngine engine;
+    engine.processor = document.at("processor");
+    engine.granted_cores = document.at("granted_cores");
+    engine.parameters = document.at("parameters");
+    engine.state_bytes = document.at("state_bytes");
+    const json& config = document.at("config");
+    engine.lanes = config.at("lanes");
+    engine.threads = config.at("threads");
+    engine.verify = config.at("verify");
+    engine.policy = config.at("overlap");
+    read_units(document, engine);
+    read_memory(document.at("memory"), engine);
+    engine.is_known = true;
+    return engine;
+  } catch (const json::exception&) {
+    return {};
+  }
+}
+
+}  // namespace sluice

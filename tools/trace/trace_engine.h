@@ -1,0 +1,58 @@
+// What a trace says of the engine that it is of: units, budgets, placement. Plain data, read from
+// the section "engine"; a trace without one has none of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/trace/trace_reader.h"
+
+namespace sluice {
+
+struct TracedUnit {
+  std::string name;
+  std::uint32_t first_block = 0;
+  std::uint32_t block_count = 0;
+  std::uint64_t parameter_bytes = 0;
+  std::vector<std::string> tensors;
+};
+
+struct TracedPool {
+  std::string tier;
+  std::string name;
+  std::uint64_t size_bytes = 0;
+};
+
+struct TracedEngine {
+  bool is_known = false;
+  std::string processor;
+  std::uint64_t granted_cores = 0;
+  std::uint64_t parameters = 0;
+  std::uint64_t state_bytes = 0;
+  std::vector<TracedUnit> units;
+  std::vector<TracedPool> pools;
+  std::vector<std::string> parameter_tier;  // by unit: that of its first block
+  std::vector<std::string> record_tier;
+  std::uint64_t device_bytes = 0, device_budget_bytes = 0;
+  std::uint64_t host_bytes = 0, host_budget_bytes = 0;
+  std::uint64_t nvme_bytes = 0;
+  std::uint32_t lanes = 0;
+  std::uint64_t lane_bytes = 0;
+  std::uint32_t parameter_slots = 0;
+  std::uint64_t parameter_slot_bytes = 0;
+  std::uint32_t gradient_slots = 0;
+  std::uint64_t gradient_slot_bytes = 0;
+  unsigned threads = 0;
+  std::string verify;
+  std::string policy;
+
+  // The unit's name, or its number.
+  std::string unit_name(std::uint32_t unit) const;
+  std::uint64_t largest_unit_bytes() const;
+};
+
+// A damaged section is none.
+TracedEngine engine_of(const TraceFile& trace);
+
+}  // namespace sluice

@@ -1,0 +1,15 @@
+// The rates of the machine that a trace was taken on, as its records show them.
+//
+// Thread rule: pure.
+#pragma once
+
+#include "engine/bound/step_cost.h"
+#include "engine/plan/layout.h"
+#include "tools/trace/trace_analysis.h"
+
+namespace sluice {
+
+// With the time of each unit's computation. The first step is left out.
+Rates rates_of(const TraceAnalysis& analysis, const Layout& layout);
+
+}  // namespace sluice

@@ -1,0 +1,256 @@
+#include "tools/trace/trace_reader.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/trace/trace_format.h"
+#include "base/unique_fd.h"
+#include "base/units.h"
+#include "tools/trace/trace_open_spans.h"
+
+namespace sluice {
+namespace {
+
+// A file in memory, not copied.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path) {
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat status {};
+    if (!file || ::fstat(file.get(), &status) != 0) fail(path, errno);
+    if (!S_ISREG(status.st_mode)) fail(path, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
+    size_bytes_ = static_cast<std::size_t>(status.st_size);
+    if (size_bytes_ == 0) return;
+    void* const mapped =
+        ::mmap(nullptr, size_bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, file.get(), 0);
+    if (mapped == MAP_FAILED) fail(path, errno);
+    data_ = static_cast<const std::byte*>(mapped);
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile() {
+    if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_bytes_);
+  }
+
+  std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
+
+ private:
+  [[noreturn]] static void fail(const std::string& path, int error) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot read the trace \"{}\": {}", path, errno_text(error)));
+  }
+
+  const std::byte* data_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+// Memory that is about to be touched for the first time: by the page of 4 KiB that takes longer
+// than reading the file. A hint; whoever refuses it is as right.
+void use_huge_pages(void* data, std::size_t size_bytes) {
+  constexpr std::uintptr_t kPageBytes = 2u << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const std::uintptr_t end = (address + size_bytes) / kPageBytes * kPageBytes;
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+// Times and lengths that no monotonic clock and no run comes near, so that sums of them stay
+// numbers.
+constexpr std::uint64_t kTimeMaxNs = std::uint64_t{1} << 60;    // 36 years
+constexpr std::uint64_t kLengthMaxNs = std::uint64_t{1} << 53;  // 104 days
+constexpr std::uint64_t kSizeBytesMax = std::uint64_t{1} << 50;
+constexpr std::uint64_t kWallMaxNs = std::uint64_t{1} << 62;    // in the year 2116
+
+bool is_plausible(const TraceRecord& record) {
+  return record.begin_ns <= record.end_ns && record.end_ns <= kTimeMaxNs &&
+         record.started_ns <= kTimeMaxNs && record.moved_ns <= kTimeMaxNs &&
+         record.end_ns - record.begin_ns <= kLengthMaxNs && record.size_bytes <= kSizeBytesMax;
+}
+
+class Parser {
+ public:
+  Parser(TraceFile& file, std::span<const std::byte> bytes) : file_(file), bytes_(bytes) {}
+
+  void run() {
+    // Most of a file is records.
+    file_.records.reserve(bytes_.size() / sizeof(TraceRecord));
+    use_huge_pages(file_.records.data(), file_.records.capacity() * sizeof(TraceRecord));
+    std::size_t at = 0;
+    while (at + sizeof(TraceBlockHeader) <= bytes_.size()) {
+      const std::size_t block_bytes = take_block(bytes_.subspan(at));
+      if (block_bytes != 0) {
+        at += block_bytes;
+        continue;
+      }
+      // Blocks lie on multiples of 64 bytes, damaged neighbours or not.
+      if (!is_skipping_) ++file_.damaged_blocks;
+      is_skipping_ = true;
+      at += kTraceAlignBytes;
+    }
+    for (const auto& [thread, lost] : lost_by_thread_) file_.lost += lost;
+    add_open_spans(file_, begun_);
+  }
+
+ private:
+  // The bytes of the block at the front; 0 when there is no whole one.
+  std::size_t take_block(std::span<const std::byte> rest) {
+    TraceBlockHeader header;
+    std::memcpy(&header, rest.data(), sizeof(header));
+    rest = rest.subspan(sizeof(header));
+    if (header.magic != kTraceMagic || header.payload_bytes > rest.size() ||
+        header.payload_bytes % kTraceAlignBytes != 0)
+      return 0;
+    const auto payload = rest.first(header.payload_bytes);
+    if (trace_checksum(header, payload) != header.checksum) return 0;
+    is_skipping_ = false;
+    const auto type = static_cast<TraceBlockType>(header.type);
+    if (type == TraceBlockType::kRecords) take_records(header, payload);
+    if (type == TraceBlockType::kSection) take_section(header, payload);
+    return sizeof(header) + header.payload_bytes;
+  }
+
+  void take_records(const TraceBlockHeader& header, std::span<const std::byte> payload) {
+    const std::size_t count =
+        std::min<std::size_t>(header.count, payload.size() / sizeof(TraceRecord));
+    const std::size_t first = file_.records.size();
+    // Aligned, as everything in the file is; appended without being cleared first.
+    const auto* const records = reinterpret_cast<const TraceRecord*>(payload.data());
+    file_.records.insert(file_.records.end(), records, records + count);
+    lost_by_thread_[header.thread] = header.lost;
+    // Kinds and reasons of a later version are none of this one's.
+    const auto is_no_span = [this](const TraceRecord& record) {
+      if (static_cast<std::size_t>(record.kind) >= kTraceKinds ||
+          static_cast<std::size_t>(record.reason) >= kTraceReasons)
+        return true;
+      if (record.end_ns == 0 && record.begin_ns != 0 && record.begin_ns <= kTimeMaxNs)
+        begun_.push_back(record);
+      return !is_plausible(record);
+    };
+    const auto begin = file_.records.begin() + static_cast<std::ptrdiff_t>(first);
+    file_.records.erase(std::remove_if(begin, file_.records.end(), is_no_span),
+                        file_.records.end());
+  }
+
+  void take_section(const TraceBlockHeader& header, std::span<const std::byte> payload) {
+    const std::string name(header.name, strnlen(header.name, kTraceNameBytes));
+    const std::size_t length = std::min<std::size_t>(header.count, payload.size());
+    file_.sections[name] = std::string(reinterpret_cast<const char*>(payload.data()), length);
+    if (name == "end") file_.is_complete = true;
+  }
+
+  TraceFile& file_;
+  std::span<const std::byte> bytes_;
+  std::vector<TraceRecord> begun_;
+  std::map<std::uint32_t, std::uint64_t> lost_by_thread_;
+  bool is_skipping_ = false;
+};
+
+void read_description(TraceFile& file) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no trace of this version of sluice: {}", file.path, why));
+  };
+  const auto found = file.sections.find("sluice-trace");
+  if (found == file.sections.end()) fail("its description is missing");
+  try {
+    const nlohmann::json document = nlohmann::json::parse(found->second);
+    const auto version = document.at("version").get<std::uint32_t>();
+    if (version != kTraceVersion)
+      fail(fmt::format("its version is {}, this is {}", version, kTraceVersion));
+    file.rank = document.at("rank").get<std::uint32_t>();
+    file.ranks = document.at("ranks").get<std::uint32_t>();
+    file.host = document.at("host").get<std::string>();
+    file.boot = document.at("boot").get<std::string>();
+    file.steady_ns = document.at("steady_ns").get<std::uint64_t>();
+    file.wall_ns = document.at("wall_ns").get<std::uint64_t>();
+    if (file.steady_ns > kWallMaxNs || file.wall_ns > kWallMaxNs)
+      fail("its description is damaged: it was not recorded in this century");
+  } catch (const nlohmann::json::exception& error) {
+    fail(fmt::format("its description is damaged: {}", error.what()));
+  }
+}
+
+// Damaged, it is as if it were not there: the other clocks serve.
+void read_clock(TraceFile& file) {
+  const auto found = file.sections.find("clock");
+  if (found == file.sections.end()) return;
+  const auto document = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (!document.is_object()) return;
+  const auto offset = document.find("offset_ns"), error = document.find("error_ns");
+  if (offset == document.end() || !offset->is_number_integer() || error == document.end() ||
+      !error->is_number_unsigned())
+    return;
+  const auto offset_ns = offset->get<std::int64_t>();
+  if (std::abs(static_cast<double>(offset_ns)) > static_cast<double>(kTimeMaxNs)) return;
+  file.clock_offset_ns = offset_ns;
+  file.clock_error_ns = error->get<std::uint64_t>();
+}
+
+// What has to be added to the times of `file` for them to be on the clock of `first`.
+std::int64_t shift_between(const TraceFile& file, const TraceFile& first) {
+  if (file.clock_offset_ns && first.clock_offset_ns)
+    return *first.clock_offset_ns - *file.clock_offset_ns;
+  if (file.boot == first.boot) return 0;
+  const auto offset_of = [](const TraceFile& of) {
+    return static_cast<std::int64_t>(of.wall_ns - of.steady_ns);
+  };
+  return offset_of(file) - offset_of(first);
+}
+
+// So that its records are on the clock of `first`.
+void align_clock(TraceFile& file, const TraceFile& first) {
+  const auto shift_ns = static_cast<std::uint64_t>(shift_between(file, first));
+  if (shift_ns == 0) return;
+  for (TraceRecord& record : file.records) {
+    for (std::uint64_t* time_ns :
+         {&record.begin_ns, &record.end_ns, &record.started_ns, &record.moved_ns}) {
+      if (*time_ns != 0) *time_ns += shift_ns;
+    }
+  }
+  // By a damaged clock, some have left the range of times.
+  std::erase_if(file.records, [](const TraceRecord& record) { return !is_plausible(record); });
+}
+
+}  // namespace
+
+TraceFile parse_trace(const std::string& path, std::span<const std::byte> bytes) {
+  TraceFile file;
+  file.path = path;
+  file.file_bytes = bytes.size();
+  Parser(file, bytes).run();
+  read_description(file);
+  read_clock(file);
+  return file;
+}
+
+TraceFile read_trace(const std::string& path) {
+  const MappedFile mapped(path);
+  return parse_trace(path, mapped.bytes());
+}
+
+std::vector<TraceFile> read_traces(const std::vector<std::string>& paths) {
+  std::vector<TraceFile> files;
+  for (const std::string& path : paths) {
+    files.push_back(read_trace(path));
+    for (std::size_t i = 0; i + 1 < files.size(); ++i) {
+      if (files[i].rank == files.back().rank)
+        throw Error(ErrorCode::kInput,
+                    fmt::format("\"{}\" and \"{}\" are both of rank {}; give one file of each rank",
+                                files[i].path, path, files[i].rank));
+    }
+    align_clock(files.back(), files.front());
+  }
+  std::ranges::sort(files, {}, &TraceFile::rank);
+  return files;
+}
+
+}  // namespace sluice

@@ -1,0 +1,60 @@
+#include "tools/trace/trace_session.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "base/units.h"
+#include "tools/trace/trace_summary.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kRingMax = 1 << 26;  // records; 4 GiB
+
+}  // namespace
+
+TraceSession::TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank)
+    : output_(output) {
+  if (!output_.is_wanted()) return;
+  output_.begin();
+  const std::uint64_t records = std::min<std::uint64_t>(ring_bytes / sizeof(TraceRecord), kRingMax);
+  trace_start({.file = output_.path(),
+               .descriptor = output_.descriptor(),
+               .ring_records = static_cast<std::uint32_t>(records),
+               .rank = rank.rank,
+               .ranks = rank.ranks});
+}
+
+TraceSession::~TraceSession() {
+  (void)trace_stop();
+}
+
+TraceEnd TraceSession::finish() {
+  if (!output_.is_wanted()) return {};
+  const TraceResult result = trace_stop();
+  TraceEnd end;
+  end.summary = fmt::format("trace: {} records in {} ({})\n", result.records, output_.path(),
+                            format_bytes(result.file_bytes));
+  try {
+    output_.commit();  // one that is cut may still be read, up to there
+  } catch (const Error& error) {
+    end.failure = error;
+  }
+  if (!result.failure.empty())
+    end.failure = output_.failure(fmt::format("it ends at {}", format_bytes(result.file_bytes)),
+                                  result.error);
+  if (!output_.is_regular()) return end;  // nobody can read it back
+  try {
+    const TraceFile trace = read_trace(output_.path());
+    std::vector<TraceAnalysis> ranks;
+    ranks.emplace_back(trace);
+    end.summary += summary_of(ranks, {});
+  } catch (const Error& error) {
+    end.summary += fmt::format("no summary: {}\n", error.what());
+  }
+  return end;
+}
+
+}  // namespace sluice

@@ -1,0 +1,185 @@
+#include "tools/trace/trace_summary.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "tools/trace/trace_ranks.h"
+#include "tools/trace/trace_steps.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kLinesMax = 40;
+constexpr std::size_t kRanksMax = 8;   // shown one by one
+constexpr std::size_t kFlowsMax = 12;  // of all ranks
+constexpr std::size_t kStallsMax = 5;  // each takes two lines
+constexpr double kSecondsADay = 86400;
+
+double ms(std::uint64_t duration_ns) {
+  return static_cast<double>(duration_ns) * 1e-6;
+}
+
+double percent(std::int64_t part, std::int64_t whole) {
+  return whole <= 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string head_line(const TraceAnalysis& rank) {
+  const TraceFile& trace = rank.trace();
+  const TracedEngine engine = engine_of(trace);
+  std::string line =
+      fmt::format("rank {} of {}: {} steps, {} records, {} lost", trace.rank, trace.ranks,
+                  rank.steps().size(), trace.records.size(), trace.lost);
+  if (!trace.is_complete) line += "; the run did not end its trace";
+  if (trace.open_step != 0) line += fmt::format(", which ends in step {}", trace.open_step);
+  if (trace.damaged_blocks != 0)
+    line += fmt::format("; {} damaged pieces left out", trace.damaged_blocks);
+  if (engine.is_known)
+    line += fmt::format("; {} parameters, {}", engine.parameters, engine.processor);
+  return line;
+}
+
+std::string time_lines(const TraceAnalysis& rank) {
+  const StepMeans means = means_of(steady_steps(rank));
+  if (means.count == 0) return "no step ended while it was traced\n";
+  const auto percent_of = [&](double part_s) { return 100 * means.share_of_step(part_s); };
+  return fmt::format(
+      "mean step {:.2f} ms [{:.2f}, {:.2f}]: compute {:.1f} %, exposed I/O {:.1f} %, exposed "
+      "optimizer {:.1f} %, other {:.1f} %\n"
+      "hidden: {:.1f} % of the {:.2f} ms per step that storage, copies and the optimizer worked\n",
+      1e3 * means.total_s, 1e3 * means.least_s, 1e3 * means.most_s, percent_of(means.compute_s),
+      percent_of(means.exposed_io_s), percent_of(means.exposed_optimizer_s),
+      percent_of(means.other_s), 100 * means.hidden_share(), 1e3 * means.background_s);
+}
+
+// Beside what the placement needs: every parameter on storage read in forward and backward, every
+// record once, all of it written once. Of the steps whose update has ended under the trace: all but
+// the last, and the first, which finds nothing in memory.
+std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
+                       const SummaryOptions& options) {
+  if (rank.steps().size() < 3) return {};
+  const std::uint64_t first = rank.steps()[1].step;
+  const std::uint64_t last = rank.steps()[rank.steps().size() - 2].step;
+  std::uint64_t read = 0, written = 0;
+  for (const TraceRecord& record : rank.trace().records) {
+    if (record.step < first || record.step > last) continue;
+    if (record.kind == TraceKind::kRead) read += record.size_bytes;
+    if (record.kind == TraceKind::kWrite) written += record.size_bytes;
+  }
+  const auto steps = static_cast<double>(last - first + 1);
+  const double span_s =
+      static_cast<double>(rank.steps().back().begin_ns - rank.steps()[1].begin_ns) * 1e-9;
+  std::string lines;
+  if (engine.parameters != 0) {
+    std::uint64_t parameter_bytes = 0, stored = 0;  // of one copy
+    for (const TracedPool& pool : engine.pools) {
+      if (pool.tier != "nvme" || pool.name == "shadow copies") continue;
+      stored += pool.size_bytes;
+      if (pool.name == "parameters") parameter_bytes += pool.size_bytes;
+    }
+    const auto each = [&](double bytes) { return bytes / static_cast<double>(engine.parameters); };
+    lines += fmt::format(
+        "bytes a parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
+        each(static_cast<double>(read) / steps),
+        each(static_cast<double>(stored + parameter_bytes)),
+        each(static_cast<double>(written) / steps), each(static_cast<double>(stored)));
+  }
+  if (written == 0) return lines;
+  const double a_day = static_cast<double>(written) / span_s * kSecondsADay;
+  lines += fmt::format("written to storage: {:.2f} TB a day", a_day * 1e-12);
+  if (options.bytes_written_rating != 0)
+    lines += fmt::format("; drives rated for {} last {:.0f} days",
+                         format_bytes(options.bytes_written_rating),
+                         static_cast<double>(options.bytes_written_rating) / a_day);
+  return lines + "\n";
+}
+
+std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const PeakRates& peaks) {
+  const double peak = flow.kind == TraceKind::kRead    ? peaks.read_bytes_per_second
+                      : flow.kind == TraceKind::kWrite ? peaks.write_bytes_per_second
+                                                       : 0;
+  const auto three = [](const Percentiles& times) {
+    return fmt::format("{:.2f}/{:.2f}/{:.2f}", ms(times.p50_ns), ms(times.p99_ns),
+                       ms(times.p999_ns));
+  };
+  return fmt::format(
+      "{:>4} {:<15}{:>9}{:>10}{:>8.2f}{:>8}  {:<21}{:<21}\n", rank.trace().rank,
+      name_of(flow.key()), flow.spans, format_bytes(flow.size_bytes),
+      flow.bytes_per_second() * 1e-9,
+      peak == 0 ? "-" : fmt::format("{:.0f} %", 100 * flow.bytes_per_second() / peak),
+      three(flow.queue), three(flow.device));
+}
+
+// What computation, or the end of the step, waited for. Waits of the optimizer pass are left out:
+// as long as nobody waits for the pass, they cost nothing, and where somebody does, it is that
+// wait.
+std::string stall_lines(const TraceAnalysis& rank, std::size_t lines_left) {
+  const TracedEngine engine = engine_of(rank.trace());
+  std::int64_t total_ns = 0;
+  for (const StepShare& step : steady_steps(rank)) total_ns += step.total_ns();
+  std::string lines;
+  std::size_t shown = 0;
+  for (const StallGroup& group : group_stalls(rank)) {
+    if (shown++ == kStallsMax || 2 * shown > lines_left) break;
+    const std::string place =
+        group.unit == kTraceNone ? ""
+        : group.block == kTraceNone
+            ? fmt::format(", longest for unit {}", engine.unit_name(group.unit))
+            : fmt::format(", longest for unit {}, block {}", engine.unit_name(group.unit),
+                          group.block);
+    lines += fmt::format("{:>6.2f} %  {}: {} waits{}\n          {}\n",
+                         percent(static_cast<std::int64_t>(group.total_ns), total_ns),
+                         name_of(group.cause), group.spans, place, advice_for(group, rank, engine));
+  }
+  return lines;
+}
+
+// Whom the ranks wait for.
+std::string lag_line(const std::vector<TraceAnalysis>& ranks) {
+  const RankLags lags = rank_lags(ranks);
+  if (lags.collectives == 0) return {};
+  const RankLag& most = *std::ranges::max_element(lags.ranks, {}, &RankLag::late_ns);
+  const std::size_t steps = std::max<std::size_t>(1, ranks.front().steps().size());
+  return fmt::format(
+      "the others wait for rank {} most: last to {} of {} collectives, by {:.2f} ms a step\n",
+      most.rank, most.last, lags.collectives, ms(most.late_ns) / static_cast<double>(steps));
+}
+
+std::size_t lines_of(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count(text, '\n'));
+}
+
+}  // namespace
+
+std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options) {
+  // The slowest rank decides how long a step takes.
+  const TraceAnalysis& slowest = *std::ranges::max_element(
+      ranks, {}, [](const TraceAnalysis& rank) { return means_of(steady_steps(rank)).total_s; });
+  std::string text = verdict_of(slowest) + "\n";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kRanksMax); ++i)
+    text += head_line(ranks[i]) + "\n";
+  if (ranks.size() > kRanksMax)
+    text += fmt::format("and {} more ranks\n", ranks.size() - kRanksMax);
+  if (ranks.size() > 1) text += fmt::format("of rank {}, the slowest:\n", slowest.trace().rank);
+  text += time_lines(slowest);
+  text += byte_lines(slowest, engine_of(slowest.trace()), options);
+  std::size_t flows = 0;
+  for (const TraceAnalysis& rank : ranks) {
+    for (const FlowStats& flow : rank.flows()) {
+      if (flows == 0)
+        text +=
+            fmt::format("{:>4} {:<15}{:>9}{:>10}{:>8}{:>8}  {:<21}{:<21}\n", "rank", "flow",
+                        "spans", "bytes", "GB/s", "of peak", "queued p50/99/99.9", "moved (ms)");
+      if (flows++ < kFlowsMax) text += flow_line(rank, flow, options.peaks);
+    }
+  }
+  if (flows > kFlowsMax) text += fmt::format("     and {} more\n", flows - kFlowsMax);
+  text += lag_line(ranks);
+  const std::string stalls = stall_lines(slowest, kLinesMax - lines_of(text) - 1);
+  if (!stalls.empty())
+    text += "exposed waits, as shares of the steps' time, and what would help:\n" + stalls;
+  return text;
+}
+
+}  // namespace sluice

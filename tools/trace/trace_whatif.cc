@@ -1,0 +1,286 @@
+#include "tools/trace/trace_whatif.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "engine/bound/bound.h"
+#include "engine/run/engine_trace.h"
+#include "tools/trace/trace_rates.h"
+#include "tools/trace/trace_steps.h"
+
+namespace sluice {
+namespace {
+
+[[noreturn]] void refuse(const std::string& setting, const std::string& why) {
+  throw Error(ErrorCode::kConfig, fmt::format("trace whatif: --set {}: {}", setting, why));
+}
+
+// Everything that a setting may change.
+struct Scenario {
+  Config config;
+  Rates rates;
+  OverlapPolicy policy{};
+  std::optional<std::uint64_t> window_units;
+};
+
+double number_in(const std::string& setting, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value > 0) || value > 1e9)
+    refuse(setting, fmt::format("\"{}\" is no positive number", text));
+  return value;
+}
+
+double factor_in(const std::string& setting, std::string_view text) {
+  if (text.empty() || text.back() != 'x') refuse(setting, "a factor such as 2x is wanted");
+  return number_in(setting, text.substr(0, text.size() - 1));
+}
+
+void apply_rate(const std::string& setting, const std::string& key, double factor, Rates& rates) {
+  const auto scale_units = [&] {
+    for (UnitTime& unit : rates.units) {
+      unit.forward_s /= factor;
+      unit.backward_s /= factor;
+    }
+  };
+  if (key == "nvme" || key == "nvme.read") rates.read_bytes_per_second *= factor;
+  if (key == "nvme" || key == "nvme.write") rates.write_bytes_per_second *= factor;
+  if (key == "nvme.latency") rates.latency_s *= factor;
+  if (key == "copy") rates.up_bytes_per_second *= factor;
+  if (key == "copy") rates.down_bytes_per_second *= factor;
+  if (key == "adam") rates.adam_parameters_per_second *= factor;
+  if (key == "adam") rates.norm_parameters_per_second *= factor;
+  if (key == "compute") scale_units();
+  constexpr const char* kKeys[] = {"nvme", "nvme.read", "nvme.write", "nvme.latency",
+                                   "copy", "adam",      "compute"};
+  if (std::ranges::find(kKeys, key) == std::end(kKeys))
+    refuse(setting,
+           fmt::format("there is no such key; there are {}, drives, prefetch_window, lanes, "
+                       "memory.host, memory.device and policy",
+                       fmt::join(kKeys, ", ")));
+}
+
+OverlapPolicy policy_in(const std::string& setting, const std::string& text) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
+    if (text == name_of(policy)) return policy;
+  }
+  refuse(setting, "the policies are eager, deferred, speculative and serial");
+}
+
+void apply(const std::string& setting, Scenario& scenario) {
+  const std::size_t equals = setting.find('=');
+  if (equals == std::string::npos) refuse(setting, "KEY=VALUE is wanted");
+  const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
+  const auto count = [&] { return static_cast<std::uint32_t>(number_in(setting, value)); };
+  if (key == "drives")
+    return apply_rate(setting, "nvme", number_in(setting, value), scenario.rates);
+  if (key == "prefetch_window") {
+    scenario.window_units = count();
+  } else if (key == "lanes") {
+    scenario.config.optimizer.lanes = std::max(1u, count());
+  } else if (key == "memory.host") {
+    scenario.config.memory.host_bytes = parse_size(value);
+  } else if (key == "memory.device") {
+    scenario.config.memory.device_bytes = parse_size(value);
+  } else if (key == "policy") {
+    scenario.policy = policy_in(setting, value);
+  } else {
+    apply_rate(setting, key, factor_in(setting, value), scenario.rates);
+  }
+}
+
+// What "auto" came to: updates that end before a step's computation does are early ones.
+OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
+  if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
+  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
+    return OverlapPolicy::kEager;
+  std::uint64_t early = 0, updates = 0;
+  for (const TraceRecord& record : analysis.trace().records) {
+    if (record.kind != TraceKind::kAdam) continue;
+    const auto step = std::ranges::find(analysis.steps(), record.step, &StepShare::step);
+    if (step == analysis.steps().end()) continue;
+    ++updates;
+    early += record.end_ns < step->end_ns ? 1 : 0;
+  }
+  return 2 * early > updates ? OverlapPolicy::kSpeculative : OverlapPolicy::kDeferred;
+}
+
+class Replay {
+ public:
+  Replay(const TraceAnalysis& analysis, const std::string& section)
+      : model_(model_of_trace(section)),
+        config_(config_of_trace(section)),
+        pass_(pass_of_trace(section)) {
+    validate(config_);
+    pass_.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial;
+    pass_.activations = config_.activations;
+    layout_.emplace(model_, state_format(config_), config_.storage.block_elements,
+                    std::span<const std::uint32_t>(), shard_of_trace(section));
+    std::map<std::uint32_t, std::uint32_t> units;  // by use
+    for (const TraceRecord& record : analysis.trace().records) {
+      if (record.kind == TraceKind::kCompute && record.step == analysis.steps()[1].step)
+        units[record.use] = record.unit;
+    }
+    const std::size_t uses_each = model_.forward_order.size() + model_.backward_order.size();
+    micro_batches_ = static_cast<std::uint32_t>(std::max<std::size_t>(1, units.size() / uses_each));
+    // Vertically, the first unit is used for every micro-batch before the second one is.
+    const bool is_vertical = micro_batches_ > 1 && model_.forward_order.size() > 1 &&
+                             model_.forward_order[0] != model_.forward_order[1] &&
+                             units[0] == units[1];
+    order_ = is_vertical ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
+    schedule_ = training_schedule(model_, micro_batches_, order_);
+  }
+
+  const Config& config() const { return config_; }
+  const Layout& layout() const { return *layout_; }
+
+  StepCost cost(const Scenario& scenario) const {
+    PassNeeds pass = pass_;
+    pass.lanes = scenario.config.optimizer.lanes;
+    Placement placement = plan_placement(*layout_, model_, scenario.config.placement,
+                                         {.device_bytes = *scenario.config.memory.device_bytes,
+                                          .host_bytes = *scenario.config.memory.host_bytes},
+                                         pass);
+    if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
+    const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
+    if (scenario.window_units)
+      placement.window_bytes =
+          *scenario.window_units * align_up(std::ranges::max(unit_bytes), kStorageAlignBytes);
+    const WindowPlan window =
+        plan_window(schedule_, unit_bytes, placement.window_bytes, model_.concurrent_leases);
+    const std::uint32_t places = placement.activation_window.count;
+    const ActivationPlan activations =
+        places == 0
+            ? ActivationPlan{}
+            : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
+                               places);
+    const StepShape shape{*layout_, placement, schedule_, window, scenario.rates, &activations};
+    return bound_step(shape, scenario.policy);
+  }
+
+ private:
+  ModelSpec model_;
+  Config config_;
+  PassNeeds pass_;  // without lanes
+  std::optional<Layout> layout_;
+  std::uint32_t micro_batches_ = 1;
+  MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
+  Schedule schedule_;
+};
+
+// What the prediction does not know, so that nobody takes it for known.
+std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config& config) {
+  const TraceFile& trace = analysis.trace();
+  std::vector<std::string> notes;
+  if (trace.ranks > 1) {
+    std::int64_t waits_ns = 0;
+    for (const StepShare& step : analysis.steps())
+      waits_ns += step.by_cause[static_cast<std::size_t>(StallCause::kCollective)];
+    notes.push_back(fmt::format(
+        "rank {} of {} alone, with its share of the state: gathers, reductions and "
+        "waiting for other ranks ({:.3f} ms a step) stay as they were",
+        trace.rank, trace.ranks,
+        static_cast<double>(waits_ns) * 1e-6 / static_cast<double>(analysis.steps().size())));
+  }
+  if (config.activations.home == ActivationHome::kHost ||
+      config.activations.home == ActivationHome::kNvme)
+    notes.push_back(
+        "boundary activations are work for copies and storage, beside an ideal schedule of all "
+        "else: waits for them stay as they were");
+  if (trace.lost != 0)
+    notes.push_back(fmt::format("{} records are lost: rates and times lack them", trace.lost));
+  return notes;
+}
+
+// Of a step that the model knows to take `replayed_s`.
+void require_fitting_model(const TraceAnalysis& analysis, double measured_s, double replayed_s) {
+  if (!(measured_s > 0) || !std::isfinite(replayed_s))
+    throw Error(ErrorCode::kInput,
+                fmt::format("trace whatif: the steps in \"{}\" took no time; it is damaged",
+                            analysis.trace().path));
+  const double error = replayed_s / measured_s - 1;
+  if (std::abs(error) <= kWhatIfErrorMax) return;
+  const StepMeans means = means_of(steady_steps(analysis));
+  throw Error(
+      ErrorCode::kInput,
+      fmt::format("trace whatif: no prediction from \"{}\": its mean step took {:.3f} ms (of {}, "
+                  "from {:.3f} to {:.3f} ms), and the model says {:.3f} ms of it, an error of "
+                  "{:+.1f} %, where at most {:.0f} % is good enough. A machine under other load, "
+                  "or steps that differ much, are the usual reasons; trace a longer run on a quiet "
+                  "machine",
+                  analysis.trace().path, 1e3 * measured_s, means.count, 1e3 * means.least_s,
+                  1e3 * means.most_s, 1e3 * replayed_s, 100 * error, 100 * kWhatIfErrorMax));
+}
+
+// What the model leaves out of a step stays what it was; where it takes too long for the recorded
+// step, it does so by the same factor for the other one, which therefore never comes out negative.
+double predicted_step_s(double measured_s, double replayed_s, double changed_s) {
+  return replayed_s <= measured_s ? changed_s + (measured_s - replayed_s)
+                                  : changed_s * measured_s / replayed_s;
+}
+
+}  // namespace
+
+WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings) {
+  const TraceFile& trace = analysis.trace();
+  const auto section = trace.sections.find("engine");
+  if (analysis.steps().size() < 3 || section == trace.sections.end())
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" has {} steps{}; whatif needs three, and the engine's description",
+                    trace.path, analysis.steps().size(),
+                    section == trace.sections.end() ? " and says nothing of its engine" : ""));
+  const Replay replay(analysis, section->second);
+  Scenario scenario{.config = replay.config(),
+                    .rates = rates_of(analysis, replay.layout()),
+                    .policy = policy_of(analysis, replay.config()),
+                    .window_units = {}};
+  WhatIf result{.measured_s = means_of(steady_steps(analysis)).total_s,
+                .replayed = replay.cost(scenario),
+                .changed = {},
+                .predicted_s = 0,
+                .policy = scenario.policy,
+                .rates = scenario.rates,
+                .left_out = left_out_of(analysis, replay.config())};
+  for (const std::string& setting : settings) apply(setting, scenario);
+  require_fitting_model(analysis, result.measured_s, result.replayed.step_s);
+  result.changed = replay.cost(scenario);
+  result.predicted_s =
+      predicted_step_s(result.measured_s, result.replayed.step_s, result.changed.step_s);
+  return result;
+}
+
+std::string text_of(const WhatIf& what_if) {
+  std::string text = fmt::format(
+      "recorded step {:.3f} ms (mean, {}); the model alone says {:.3f} ms, an error of {:+.1f} %\n"
+      "predicted step {:.3f} ms, {:+.1f} %\n"
+      "busiest: {} for {:.3f} ms a step, before {} for {:.3f} ms\n",
+      1e3 * what_if.measured_s, name_of(what_if.policy), 1e3 * what_if.replayed.step_s,
+      100 * what_if.error(), 1e3 * what_if.predicted_s,
+      100 * (what_if.predicted_s / what_if.measured_s - 1), name_of(what_if.changed.scarcest()),
+      1e3 * what_if.changed.busy(what_if.changed.scarcest()), name_of(what_if.replayed.scarcest()),
+      1e3 * what_if.replayed.busy(what_if.replayed.scarcest()));
+  text += fmt::format("{:<26}{:>12}{:>12}\n", "busy, ms a step", "recorded", "predicted");
+  for (std::size_t i = 0; i < kResourceCount; ++i) {
+    const double before = what_if.replayed.busy_s[i], after = what_if.changed.busy_s[i];
+    if (before == 0 && after == 0) continue;
+    text += fmt::format("{:<26}{:>12.3f}{:>12.3f}\n", name_of(static_cast<Resource>(i)),
+                        1e3 * before, 1e3 * after);
+  }
+  const auto& traffic = what_if.changed.traffic;
+  if (traffic.activation_out_bytes != 0)
+    text += fmt::format("boundary activations, bytes a step: {} out, {} back\n",
+                        traffic.activation_out_bytes, traffic.activation_in_bytes);
+  for (const std::string& note : what_if.left_out) text += "left out: " + note + "\n";
+  return text;
+}
+
+}  // namespace sluice

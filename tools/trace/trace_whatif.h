@@ -1,0 +1,49 @@
+// What a step would take on another machine or under other settings: rates and times are taken from
+// a trace, the engine is planned again from what the trace says of it, and the bound's simulation
+// (engine/bound/bound_simulation.h) plays the step through. What the recorded step took beyond the
+// simulation of itself is added to every prediction; a step that took less scales it. Either is
+// shown as the model's error, and a model that is too far off predicts nothing.
+//
+// Thread rule: pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/bound/step_cost.h"
+#include "tools/trace/trace_analysis.h"
+
+namespace sluice {
+
+// Of the recorded step: a model that is wrong by more says nothing about other settings.
+inline constexpr double kWhatIfErrorMax = 0.25;
+
+struct WhatIf {
+  double measured_s = 0;   // the recorded steps' mean
+  StepCost replayed;       // the recorded step in the model
+  StepCost changed;        // with the settings
+  double predicted_s = 0;  // changed, and what the model leaves out
+  OverlapPolicy policy{};
+  Rates rates;                        // recorded
+  std::vector<std::string> left_out;  // of the model, in words
+
+  // Of the model alone, of the recorded step.
+  double error() const { return replayed.step_s / measured_s - 1; }
+};
+
+// `settings`: KEY=VALUE, where VALUE is a factor ("2x") or, as the key has it, a number or size.
+//   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
+//   nvme.latency                                       a factor
+//   drives                                             a number, of what was one
+//   prefetch_window                                    units that the device window holds
+//   lanes                                              blocks in the optimizer pass
+//   memory.host, memory.device                         sizes; the placement is planned again
+//   policy                                             as optimizer.overlap, not auto
+// Fails with: kConfig for a setting; kInput when the trace has less than three steps or does not
+// describe its engine, or when the model misses the recorded step by more than kWhatIfErrorMax;
+// kOutOfMemory when a budget is too small.
+WhatIf what_if(const TraceAnalysis& analysis, const std::vector<std::string>& settings);
+
+std::string text_of(const WhatIf& what_if);
+
+}  // namespace sluice
