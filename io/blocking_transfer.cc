@@ -10,6 +10,8 @@
 namespace sluice {
 
 std::int64_t attempt_blocking(const IoRequest& request) {
+  if (request.kind == IoKind::kFlush)
+    return ::fdatasync(request.descriptor) == 0 ? 0 : -static_cast<std::int64_t>(errno);
   const TransferAttempt next = next_attempt(request);
   const auto offset = static_cast<off_t>(next.offset_bytes);
   const ssize_t moved = request.kind == IoKind::kRead

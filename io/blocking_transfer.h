@@ -1,6 +1,6 @@
-// A whole transfer by pread and pwrite on the calling thread, under the rules of
-// transfer_progress.h. What sync_queue and thread_queue have in common. Thread rule: any thread;
-// the request belongs to the caller.
+// A whole transfer by pread and pwrite, or a flush by fdatasync, on the calling thread, under the
+// rules of transfer_progress.h. What sync_queue and thread_queue have in common. Thread rule: any
+// thread; the request belongs to the caller.
 #pragma once
 
 #include <cstdint>

@@ -22,13 +22,14 @@ struct ErrnoRule {
 };
 
 // The rule for `error` (positive) of a transfer of `kind`.
-//   errno                                reads        writes
+//   errno                                reads        writes, flushes
 //   EINTR, EAGAIN, ECANCELED             kRetry       kRetry
 //   EIO, ETIMEDOUT, EILSEQ, EREMOTEIO,
 //     EBADMSG                            kReread      kFail
 //   everything else                      kFail        kFail
 // A write is not attempted again after EIO: what the drive holds is unknown then, and a later read
-// that succeeds would prove nothing.
+// that succeeds would prove nothing. Likewise a flush: the kernel reports a lost page once, and the
+// next flush would succeed without it.
 ErrnoRule errno_rule(IoKind kind, int error);
 
 }  // namespace sluice

@@ -22,16 +22,20 @@
 
 namespace sluice {
 
-enum class IoKind : std::uint8_t { kRead, kWrite };
+// kFlush: makes durable what has been written to the file (fdatasync).
+enum class IoKind : std::uint8_t { kRead, kWrite, kFlush };
 
 // Who goes first while a queue has more requests than it can start. Once the kernel has a request,
 // the kernel decides.
 enum class IoPriority : std::uint8_t { kHigh, kNormal, kLow };
 inline constexpr std::size_t kIoPriorities = 3;
 
-// One transfer. The caller owns it; it and `data` stay where they are, untouched, until on_complete
-// has been called. For files opened with O_DIRECT, offset, length and address are multiples of
-// DirectFile::alignment_bytes().
+// One transfer, or one flush. The caller owns it; it and `data` stay where they are, untouched,
+// until on_complete has been called. For files opened with O_DIRECT, offset, length and address are
+// multiples of DirectFile::alignment_bytes().
+// A flush has neither data nor length. It covers the writes to its file that had completed when it
+// was submitted, on whichever queue, and says nothing of any other. After one that has failed, no
+// later one proves anything: the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
@@ -62,6 +66,7 @@ struct IoCounters {
   std::uint64_t read_bytes = 0;
   std::uint64_t write_requests = 0;
   std::uint64_t write_bytes = 0;
+  std::uint64_t flush_requests = 0;
   std::uint64_t resumed = 0;  // short transfers, and those beyond 1 GiB, continued
   std::uint64_t retried = 0;  // EINTR, EAGAIN
   std::uint64_t failed = 0;

@@ -24,6 +24,8 @@ void RequestLedger::count(const IoRequest& request, TransferStep step) {
   } else if (request.kind == IoKind::kRead) {
     ++counters_.read_requests;
     counters_.read_bytes += request.length_bytes;
+  } else if (request.kind == IoKind::kFlush) {
+    ++counters_.flush_requests;
   } else {
     ++counters_.write_requests;
     counters_.write_bytes += request.length_bytes;
@@ -56,6 +58,7 @@ IoCounters& IoCounters::operator+=(const IoCounters& other) {
   read_bytes += other.read_bytes;
   write_requests += other.write_requests;
   write_bytes += other.write_bytes;
+  flush_requests += other.flush_requests;
   resumed += other.resumed;
   retried += other.retried;
   failed += other.failed;

@@ -90,7 +90,7 @@ class DeadlineQueue final : public ThrottledQueue {
                  "a callback must neither submit to its own queue nor wait for it");
   }
   Line& line_of(IoKind kind) {
-    return lines_[options_.duplex == Duplex::kFull && kind == IoKind::kWrite ? 1 : 0];
+    return lines_[options_.duplex == Duplex::kFull && kind != IoKind::kRead ? 1 : 0];
   }
   static void moved(IoRequest& real);
   void run();
@@ -211,6 +211,7 @@ DeadlineQueue::Job* DeadlineQueue::next_answer() {
 }
 
 std::uint64_t DeadlineQueue::transfer_ns(const IoRequest& request) const {
+  if (request.kind == IoKind::kFlush) return options_.flush_ns;
   const std::uint64_t rate = request.kind == IoKind::kRead ? options_.read_bytes_per_second
                                                            : options_.write_bytes_per_second;
   if (rate == 0) return 0;

@@ -25,6 +25,8 @@ struct ThrottleOptions {
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // of each request, beside its transfer time; overlaps with others
+  // A flush takes its turn among the writes (half duplex: among all) and keeps the drive so long.
+  std::uint64_t flush_ns = 0;
 };
 
 class ThrottledQueue : public IoQueue {

@@ -42,6 +42,8 @@ void begin_transfer(IoRequest& request) {
   constexpr std::uint64_t kFileBytesMax = std::numeric_limits<std::int64_t>::max();
   SLUICE_CHECK(request.on_complete != nullptr, "a request needs on_complete");
   SLUICE_CHECK(request.data != nullptr || request.length_bytes == 0, "a request needs data");
+  SLUICE_CHECK(request.kind != IoKind::kFlush || request.length_bytes == 0,
+               "a flush is about the whole file");
   SLUICE_CHECK(request.offset_bytes <= kFileBytesMax &&
                    request.length_bytes <= kFileBytesMax - request.offset_bytes,
                "a request must end below 2^63");

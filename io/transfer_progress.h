@@ -42,7 +42,7 @@ bool has_started(const IoRequest& request);
 
 // Sets the results of `request` back, for a request that is new or used again. Checks what no
 // kernel would notice: a missing callback or buffer, a range beyond 2^63 (to io_uring, offset -1
-// would mean "the current position").
+// would mean "the current position"), a flush of a part.
 void begin_transfer(IoRequest& request);
 
 // The next attempt: the rest of the request. After a short transfer that ended inside a page, that

@@ -190,7 +190,9 @@ void UringRing::prepare(IoKind kind, int descriptor, const TransferAttempt& atte
   const auto length_bytes = static_cast<unsigned>(attempt.length_bytes);
   const int slab = parts_->memory.slab_of(attempt);
   const bool is_read = kind == IoKind::kRead;
-  if (slab >= 0 && is_read) {
+  if (kind == IoKind::kFlush) {
+    io_uring_prep_fsync(entry, descriptor, IORING_FSYNC_DATASYNC);
+  } else if (slab >= 0 && is_read) {
     io_uring_prep_read_fixed(entry, descriptor, attempt.data, length_bytes, attempt.offset_bytes,
                              slab);
   } else if (slab >= 0) {

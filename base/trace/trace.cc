@@ -109,6 +109,7 @@ std::string_view name_of(TraceKind kind) {
     case TraceKind::kResident: return "resident";
     case TraceKind::kCollective: return "collective";
     case TraceKind::kOnDevice: return "on device";
+    case TraceKind::kFlush: return "flush";
   }
   return "unknown";
 }

@@ -40,8 +40,9 @@ enum class TraceKind : std::uint8_t {
   kResident = 13,    // a unit in the device window, from its last copy to its eviction
   kCollective = 14,  // among ranks
   kOnDevice = 15,    // on the device: gradients to where they wait there, or a unit's update
+  kFlush = 16,       // storage makes durable what it has been given
 };
-inline constexpr std::size_t kTraceKinds = 16;
+inline constexpr std::size_t kTraceKinds = 17;
 
 std::string_view name_of(TraceKind kind);
 

@@ -5,6 +5,7 @@
 // Cases are skipped where the implementation answers kUnsupported.
 #pragma once
 
+#include "tests/contract/io_queue_flush_cases.h"
 #include "tests/contract/io_queue_lifetime_cases.h"
 #include "tests/contract/io_queue_priority_cases.h"
 #include "tests/contract/io_queue_transfer_cases.h"

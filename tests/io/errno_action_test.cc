@@ -25,6 +25,7 @@ TEST(ErrnoRule, IsTheTableOfItsHeader) {
     }
     EXPECT_EQ(errno_rule(IoKind::kRead, error).action, read) << error;
     EXPECT_EQ(errno_rule(IoKind::kWrite, error).action, write) << error;
+    EXPECT_EQ(errno_rule(IoKind::kFlush, error).action, write) << error;
     EXPECT_NE(std::string(errno_rule(IoKind::kRead, error).advice), "") << error;
   }
 }

@@ -35,7 +35,7 @@ class ThrottledQueueOrder : public ::testing::Test {
     char name = 0;
   };
 
-  // One submission: 'R' and 'W' for a read or a write of 10 KB.
+  // One submission: 'R' and 'W' for a read or a write of 10 KB, 'F' for a flush.
   std::string completions(const std::string& requests, const ThrottleOptions& options) {
     const auto queue = make_throttled_queue(make_sync_queue({}), options);
     std::vector<Named> all(requests.size());
@@ -43,12 +43,16 @@ class ThrottledQueueOrder : public ::testing::Test {
     for (std::size_t i = 0; i < all.size(); ++i) {
       Named& named = all[i];
       named.test = this;
-      named.name = static_cast<char>((requests[i] == 'R' ? 'a' : 'A') + counts_[requests[i]]++);
-      named.request = {.kind = requests[i] == 'R' ? IoKind::kRead : IoKind::kWrite,
+      const char kind = requests[i];
+      const char first = kind == 'R' ? 'a' : kind == 'W' ? 'A' : '1';
+      named.name = static_cast<char>(first + counts_[kind]++);
+      named.request = {.kind = kind == 'R'   ? IoKind::kRead
+                               : kind == 'W' ? IoKind::kWrite
+                                             : IoKind::kFlush,
                        .descriptor = file_.get(),
                        .offset_bytes = i * kBytes,
                        .data = data_.data() + i * kBytes,
-                       .length_bytes = kBytes,
+                       .length_bytes = kind == 'F' ? 0 : kBytes,
                        .on_complete =
                            [](IoRequest& done) {
                              auto* ended = static_cast<Named*>(done.context);
@@ -99,6 +103,20 @@ TEST_F(ThrottledQueueOrder, HalfDuplexServesInOrderOfArrival) {
 TEST_F(ThrottledQueueOrder, LatencyOverlaps) {
   EXPECT_EQ(completions("RRWW", {.write_bytes_per_second = 2'000'000, .latency_ns = 10'000'000}),
             "abAB");
+}
+
+// Writes end at 5 and 22 ms, the flush between them at 17, reads at 10 and 20: a flush holds up the
+// writes behind it, and reads only where the drive does one thing at a time.
+TEST_F(ThrottledQueueOrder, AFlushTakesItsTurnAmongTheWrites) {
+  const ThrottleOptions both{.read_bytes_per_second = 1'000'000,
+                             .write_bytes_per_second = 2'000'000,
+                             .flush_ns = 12'000'000};
+  EXPECT_EQ(completions("WFWRR", both), "Aa1bB");
+  order_.clear();
+  counts_.clear();
+  ThrottleOptions half = both;
+  half.duplex = Duplex::kHalf;
+  EXPECT_EQ(completions("WFRW", half), "A1aB");
 }
 
 TEST_F(ThrottledQueueOrder, NothingEndsBeforeItsTime) {

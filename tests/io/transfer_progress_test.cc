@@ -170,6 +170,18 @@ TEST(TransferProgressOfWrites, NothingWrittenIsRetriedThenEIO) {
   EXPECT_EQ(stuck.error, EIO);
 }
 
+TEST(TransferProgressOfFlushes, EndWithoutBytesAndAreNotTriedAgainAfterAnError) {
+  IoRequest flush = make_request(IoKind::kFlush, 0);
+  EXPECT_EQ(next_attempt(flush).length_bytes, 0u);
+  EXPECT_EQ(advance_transfer(flush, -EINTR), TransferStep::kRetry);
+  EXPECT_EQ(advance_transfer(flush, 0), TransferStep::kEnded);
+  EXPECT_EQ(flush.error, 0);
+
+  IoRequest lost = make_request(IoKind::kFlush, 0);
+  EXPECT_EQ(advance_transfer(lost, -EIO), TransferStep::kEnded);
+  EXPECT_EQ(lost.error, EIO);
+}
+
 TEST(TransferProgressDeathTest, ProgrammerErrorsAbort) {
   IoRequest request = make_request(IoKind::kRead, 4096);
   EXPECT_DEATH((void)advance_transfer(request, 4097), "more bytes than it was asked for");

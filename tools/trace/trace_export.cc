@@ -93,6 +93,7 @@ class ChromeWriter {
       case TraceKind::kNorm: return slice_on(kProcessor);
       case TraceKind::kRead:
       case TraceKind::kWrite:
+      case TraceKind::kFlush:
         return async(record, fmt::format("drive {}", record.lane), name, arguments);
       case TraceKind::kCopyToDevice:
       case TraceKind::kCopyToHost:

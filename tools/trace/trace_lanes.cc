@@ -89,6 +89,8 @@ std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t ori
     }
   }
   for (TraceLane& drive : drives) lanes.push_back(std::move(drive));
+  TraceLane flushes{"flushes", "write", spans_of(analysis, TraceKind::kFlush, origin_ns)};
+  if (!flushes.spans.empty()) lanes.push_back(std::move(flushes));
   TraceLane ranks{"among ranks", "rank", spans_of(analysis, TraceKind::kCollective, origin_ns)};
   if (!ranks.spans.empty()) lanes.push_back(std::move(ranks));
   TraceLane device{"updates on the device", "adam",
