@@ -1,12 +1,15 @@
-# Builds TARGET with clang's libFuzzer and AddressSanitizer and runs it:
-# cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DWORK=... -DSECONDS=... -P run.cmake
-set(sources
+# Builds the fuzzer of TARGET with clang's libFuzzer and AddressSanitizer and runs it:
+# cmake -DCOMPILER=... -DSOURCE=... -DTARGET=... -DFUZZER=... -DWORK=... -DSECONDS=... -P run.cmake
+set(commit_record_sources
+  base/error.cc io/checksum.cc engine/store/commit_choice.cc engine/store/commit_format.cc engine/store/commit_record.cc)
+set(trace_reader_sources
   base/error.cc base/topology.cc base/numa.cc base/aligned_buffer.cc base/units.cc base/trace/trace.cc base/trace/trace_clock.cc base/trace/trace_format.cc base/trace/trace_writer.cc
-  tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_summary.cc
-  ${TARGET})
+  tools/trace/interval_set.cc tools/trace/trace_advice.cc tools/trace/trace_analysis.cc tools/trace/trace_causes.cc tools/trace/trace_engine.cc tools/trace/trace_open_spans.cc tools/trace/trace_ranks.cc tools/trace/trace_reader.cc tools/trace/trace_summary.cc)
+set(sources ${${TARGET}_sources})
 list(TRANSFORM sources PREPEND ${SOURCE}/)
+list(APPEND sources ${FUZZER})
 file(MAKE_DIRECTORY ${WORK}/corpus)
-execute_process(COMMAND ${COMPILER} -std=c++20 -O1 -g -fsanitize=fuzzer,address -I${SOURCE} ${sources} -o ${WORK}/trace_reader_fuzz -lfmt -lxxhash -lhwloc -lpthread
+execute_process(COMMAND ${COMPILER} -std=c++20 -O1 -g -fsanitize=fuzzer,address -I${SOURCE} ${sources} -o ${WORK}/${TARGET}_fuzz -lfmt -lxxhash -lhwloc -lpthread
                 COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${WORK}/trace_reader_fuzz -max_total_time=${SECONDS} -rss_limit_mb=2048 -max_len=65536 ${WORK}/corpus
+execute_process(COMMAND ${WORK}/${TARGET}_fuzz -max_total_time=${SECONDS} -rss_limit_mb=2048 -max_len=65536 ${WORK}/corpus
                 WORKING_DIRECTORY ${WORK} COMMAND_ERROR_IS_FATAL ANY)

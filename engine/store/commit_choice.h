@@ -1,0 +1,61 @@
+// What a store's record slots, as they were found, say: which commit is the newest, what has to be
+// mended, and where the next record goes. And which step several ranks can go on from.
+//
+// A slot's twins are written one after the other, each flushed before the next, so that a power cut
+// tears one of them at most. The slot's record is the newer whole one; a slot without a whole one,
+// where something has been written, has been damaged otherwise, and the other slot's record is no
+// substitute: what that names may have been replaced since.
+//
+// Thread rule: pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/store/commit_record.h"
+
+namespace sluice {
+
+// By slot and twin. `names`: for messages.
+struct FoundCommits {
+  std::array<std::array<CommitReading, kCommitTwins>, kCommitSlots> readings;
+  std::array<std::string, kCommitTwins> names;
+};
+
+struct SlotTwin {
+  std::uint32_t slot = 0;
+  std::uint32_t twin = 0;
+  bool operator==(const SlotTwin&) const = default;
+};
+
+struct CommitChoice {
+  std::optional<std::uint32_t> newest;  // the slot of the newest commit
+  std::optional<std::uint32_t> older;   // of the one before, where that slot still has it
+  std::uint32_t next_slot = 0;          // for the next record
+  std::uint64_t next_generation = 1;
+  // Twins that do not hold their slot's record: written again from the other, before the first
+  // store.
+  std::vector<SlotTwin> mends;
+};
+
+// The record that a slot holds: its newer whole twin. Requires: choose_commit() has not failed.
+const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
+
+// Fails with: kDamaged where a slot has lost both twins, or twins contradict each other;
+// kUnsupported for another version of the format; kInput where records are of different stores.
+CommitChoice choose_commit(const FoundCommits& found);
+
+// The steps that a rank can go on from.
+struct CommitOffer {
+  std::optional<std::uint64_t> newest;
+  std::optional<std::uint64_t> older;
+};
+
+// The newest step that every rank can go on from; none where there is no such step.
+std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
+
+}  // namespace sluice

@@ -1,0 +1,99 @@
+// The on-disk layout of a commit record (docs/storage-format.md): a header of 256 bytes, the table
+// of planes, the settings, the application's blob. A record file holds two slots of equal length,
+// for records that alternate; a second file, the twin, holds the same. Everything is little-endian
+// and without padding.
+//
+// Thread rule: pure.
+// Invariant: a record is whole if its checksum fits; magic, length and checksum keep their places
+// in every version. The meaning of a field never changes without a new version, and no persisted
+// value is renumbered.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace sluice {
+
+inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
+inline constexpr std::uint32_t kCommitVersion = 1;
+// Slots, and what is written into them, are multiples of it, as O_DIRECT wants.
+inline constexpr std::uint64_t kCommitAlignBytes = 4096;
+inline constexpr std::uint32_t kCommitSlots = 2;
+inline constexpr std::uint32_t kCommitTwins = 2;
+inline constexpr std::uint32_t kCopiesMax = 3;
+inline constexpr std::uint64_t kSettingsBytesMax = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kApplicationBytesMax = std::uint64_t{1} << 20;
+
+// Persisted: never renumber.
+enum class CommitKind : std::uint32_t {
+  kState = 1,  // the state of a step
+  kVoid = 2,   // takes back the record that the slot held before; without planes
+};
+
+struct CommitHeader {
+  std::uint64_t magic = kCommitMagic;
+  std::uint32_t version = kCommitVersion;
+  std::uint32_t kind = 0;          // CommitKind
+  std::uint64_t length_bytes = 0;  // of the record, this header included
+  std::uint64_t checksum = 0;      // XXH3 of the record with this field 0
+  std::uint8_t store_id[16] = {};  // random; the names of the store's files have it, too
+  std::uint32_t rank = 0;
+  std::uint32_t rank_count = 0;
+  std::uint64_t generation = 0;  // one more with every record that this rank writes
+  std::uint64_t step = 0;        // whose end the state is
+  std::uint64_t model_hash = 0;
+  std::uint64_t layout_hash = 0;
+  std::uint64_t config_hash = 0;
+  std::uint32_t file_count = 0;  // data files that extents name
+  std::uint32_t plane_count = 0;
+  std::uint32_t settings_bytes = 0;     // JSON: optimizer, hyperparameters, kernels
+  std::uint32_t application_bytes = 0;  // the application's own
+  // The loss scaler's state, as of the end of the step.
+  std::uint64_t loss_scale_bits = 0;  // of a double
+  std::uint64_t good_steps = 0;
+  std::uint32_t hysteresis_left = 0;
+  std::uint32_t reserved = 0;
+  std::uint8_t reserved_bytes[120] = {};
+};
+static_assert(sizeof(CommitHeader) == 256 && alignof(CommitHeader) == 8);
+static_assert(offsetof(CommitHeader, length_bytes) == 16);
+static_assert(offsetof(CommitHeader, checksum) == 24);
+static_assert(offsetof(CommitHeader, store_id) == 32);
+static_assert(offsetof(CommitHeader, generation) == 56);
+static_assert(offsetof(CommitHeader, step) == 64);
+static_assert(offsetof(CommitHeader, model_hash) == 72);
+static_assert(offsetof(CommitHeader, file_count) == 96);
+static_assert(offsetof(CommitHeader, application_bytes) == 108);
+static_assert(offsetof(CommitHeader, loss_scale_bits) == 112);
+static_assert(offsetof(CommitHeader, reserved_bytes) == 136);
+
+// A copy's place in a data file.
+struct CommitExtent {
+  std::uint32_t file = 0;  // index of the file in the store, whichever path it lies on
+  std::uint32_t reserved = 0;
+  std::uint64_t offset_bytes = 0;  // a multiple of kCommitAlignBytes
+};
+static_assert(sizeof(CommitExtent) == 16);
+
+// One plane of one block: where its copies are, and which of them the record is about.
+struct CommitPlane {
+  std::uint64_t length_bytes = 0;  // of each copy
+  std::uint64_t version = 0;       // updates that the named copy has seen
+  std::uint64_t checksum = 0;      // XXH3 of the named copy
+  std::uint32_t copy_count = 0;    // 1..kCopiesMax
+  std::uint32_t named_copy = 0;
+  CommitExtent copies[kCopiesMax] = {};  // those beyond copy_count are zero
+};
+static_assert(sizeof(CommitPlane) == 80);
+
+static_assert(std::endian::native == std::endian::little);
+static_assert(std::has_unique_object_representations_v<CommitHeader> &&
+              std::has_unique_object_representations_v<CommitPlane>);
+
+// Of a record: its header, whose own field counts as zero, and the rest of its length.
+std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
+
+}  // namespace sluice

@@ -1,0 +1,75 @@
+// A commit record as a value, its bytes, and what may be wrong with bytes that ought to be one.
+//
+// Thread rule: pure.
+// Invariant: decode_commit() takes any bytes, and accepts only what encode_commit() can have made:
+// a record that it calls whole has planes that lie inside their files' address range, do not
+// overlap, and name a copy that they have.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/store/commit_format.h"
+
+namespace sluice {
+
+// A store's random name.
+using StoreId = std::array<std::uint8_t, 16>;
+// 32 hexadecimal digits: in file names and messages.
+std::string text_of(const StoreId& id);
+
+// The loss scaler's state at the end of the step.
+struct CommittedScale {
+  double scale = 1;
+  std::uint64_t good_steps = 0;
+  std::uint32_t hysteresis_left = 0;
+  bool operator==(const CommittedScale&) const = default;
+};
+
+struct CommitRecord {
+  CommitKind kind = CommitKind::kState;
+  StoreId store_id{};
+  std::uint32_t rank = 0;
+  std::uint32_t rank_count = 1;
+  std::uint64_t generation = 0;
+  std::uint64_t step = 0;
+  std::uint64_t model_hash = 0;
+  std::uint64_t layout_hash = 0;
+  std::uint64_t config_hash = 0;
+  CommittedScale scale = {};
+  std::uint32_t file_count = 0;
+  std::vector<CommitPlane> planes = {};
+  std::string settings = {};
+  std::vector<std::byte> application = {};
+};
+
+// The bytes that the record takes, and those of the slot that it needs: whole pages.
+std::uint64_t commit_bytes(const CommitRecord& record);
+std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
+
+// Writes the record to `target`, zeros behind it up to a whole page, and returns the page count's
+// bytes: what has to be written to the slot.
+// Requires: that much room; settings and blob within their limits; a void record has neither.
+std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
+
+enum class CommitState : std::uint8_t {
+  kEmpty,    // never written: zeros where the header would be
+  kWhole,
+  kDamaged,  // torn or altered; `problem` names the field, what was expected and what was found
+  kForeign,  // whole as it seems, of another version of the format
+};
+
+struct CommitReading {
+  CommitState state = CommitState::kEmpty;
+  CommitRecord record = {};    // when whole
+  std::uint64_t checksum = 0;  // likewise
+  std::string problem = {};    // when damaged or foreign
+};
+
+CommitReading decode_commit(std::span<const std::byte> slot);
+
+}  // namespace sluice

@@ -1,0 +1,47 @@
+#include "engine/store/plane_copies.h"
+
+#include "base/error.h"
+#include "engine/store/commit_format.h"
+
+namespace sluice {
+
+PlaneCopies::PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count)
+    : planes_(plane_count), copy_count_(copy_count) {
+  SLUICE_CHECK(copy_count >= 1 && copy_count <= kCopiesMax, "a plane has one to three copies");
+}
+
+std::optional<std::uint8_t> PlaneCopies::target(std::uint32_t plane, InPlace in_place) const {
+  const Plane& of = planes_[plane];
+  for (std::uint8_t copy = 0; copy < copy_count_; ++copy)
+    if (copy != of.home && !is_named(of, copy)) return copy;
+  if (in_place == InPlace::kYes && !is_named(of, of.home)) return of.home;
+  return std::nullopt;
+}
+
+void PlaneCopies::stored(std::uint32_t plane, std::uint8_t copy) {
+  Plane& of = planes_[plane];
+  SLUICE_CHECK(copy < copy_count_ && !is_named(of, copy), "a store goes to a copy without a name");
+  of.home = copy;
+}
+
+void PlaneCopies::begin_commit() {
+  SLUICE_CHECK(!is_committing_, "one commit is under way at a time");
+  is_committing_ = true;
+  for (Plane& plane : planes_) plane.next = plane.home;
+}
+
+void PlaneCopies::end_commit() {
+  SLUICE_CHECK(is_committing_, "a commit is under way");
+  is_committing_ = false;
+  for (Plane& plane : planes_) {
+    plane.counts = plane.next;
+    plane.next = kNone;
+  }
+}
+
+void PlaneCopies::restore(std::uint32_t plane, std::uint8_t copy) {
+  SLUICE_CHECK(copy < copy_count_, "the record names a copy that there is");
+  planes_[plane] = {.home = copy, .counts = copy};
+}
+
+}  // namespace sluice
