@@ -12,9 +12,9 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/numa.h"
-#include "base/units.h"
 
 namespace sluice {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/error.h"
+#include <sluice/error.h>
 
 #include <cstdio>
 #include <cstdlib>

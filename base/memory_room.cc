@@ -10,8 +10,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/cgroup.h"
-#include "base/units.h"
 
 namespace sluice {
 namespace {

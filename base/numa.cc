@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

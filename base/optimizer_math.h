@@ -7,8 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/device_function.h"
-#include "base/dtype.h"
+#include <sluice/device_function.h>
+#include <sluice/dtype.h>
+#include <sluice/optimizer.h>
 
 namespace sluice {
 
@@ -42,15 +43,6 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
     return float_from_bits(high | static_cast<std::uint16_t>(split.low));
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
-
-// Hyperparameters of AdamW (Loshchilov & Hutter 2019, decoupled decay) and, with decay as an L2
-// term of the gradient, of Adam (Kingma & Ba 2015).
-struct AdamOptions {
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double weight_decay = 0.01;
-};
 
 // What one step multiplies with, rounded once from double to fp32. Made by adam_coefficients().
 struct AdamCoefficients {

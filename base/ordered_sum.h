@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 
 namespace sluice {
 

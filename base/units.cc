@@ -1,11 +1,11 @@
-#include "base/units.h"
+#include <sluice/units.h>
 
 #include <array>
 #include <cstddef>
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

@@ -34,7 +34,12 @@ add_library(sluice_flags INTERFACE)
 target_compile_options(sluice_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffp-contract=off>)
-target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+# Public headers lie in the layers' folders `include`; everything else is included by its path from the root.
+foreach(layer base gpu engine)
+  target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/${layer}/include>)
+endforeach()
+target_include_directories(sluice_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                                                  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 set_target_properties(sluice_flags PROPERTIES EXPORT_NAME flags)
 set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_flags)
 
@@ -82,7 +87,6 @@ function(sluice_add_library name)
   target_compile_features(sluice_${name} PUBLIC cxx_std_20)
   target_compile_options(sluice_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${SLUICE_WARNINGS}>)
   target_link_libraries(sluice_${name} PUBLIC sluice_flags)
-  target_include_directories(sluice_${name} PUBLIC $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sluice>)
   set_property(GLOBAL APPEND PROPERTY SLUICE_LIBRARIES sluice_${name})
   if(SLUICE_SANITIZE)
     sluice_precompile(sluice_${name} sluice_base)

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "cpu_optim/simd_kernels.h"
 #include "cpu_optim/worker_arena.h"
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "base/norm_accumulator.h"
 
 namespace sluice {

@@ -7,27 +7,10 @@
 #include <span>
 #include <string_view>
 
+#include <sluice/optimizer.h>
 #include "cpu_optim/update.h"
 
 namespace sluice {
-
-enum class OptimizerKind : std::uint8_t {
-  kAdamW,    // decoupled decay
-  kAdam,     // decay as an L2 term, like the two below
-  kLion,     // decoupled decay
-  kAdagrad,  // L2
-  kSgd,      // L2, with momentum
-};
-
-std::string_view name_of(OptimizerKind kind);
-
-// Hyperparameters that stay for a run. An optimizer reads those it has: Adam and AdamW both betas,
-// epsilon and decay; Lion both betas and decay; Adagrad epsilon and decay; SGD momentum and decay.
-struct OptimizerOptions {
-  OptimizerKind kind = OptimizerKind::kAdamW;
-  AdamOptions adam;
-  double momentum = 0.9;
-};
 
 // Which moments `kind` keeps; the sum is 1 or 2.
 bool keeps_exp_avg(OptimizerKind kind);

@@ -1,6 +1,6 @@
 #include "cpu_optim/rank_sum.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 

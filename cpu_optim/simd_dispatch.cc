@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "base/norm_accumulator.h"
 #include "base/ordered_sum.h"
 #include "cpu_optim/update.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <variant>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "base/optimizer_math.h"
 
 namespace sluice {

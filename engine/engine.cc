@@ -1,16 +1,24 @@
-#include "engine/engine.h"
+#include <sluice/engine.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
+#include "engine/flow/activation_flow.h"
+#include "engine/plan/parameter_groups.h"
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
+#include "engine/run/scheduler.h"
+#include "engine/run/worker.h"
+#include "engine/step/step_loop.h"
+#include "engine/store/block_store.h"
+#include "engine/store/state_access.h"
 #include "engine/store/storage_queue.h"
+#include "engine/store/tiers.h"
 #include "io/direct_file.h"
 
 namespace sluice {
@@ -306,6 +314,26 @@ std::uint32_t Engine::rank() const {
 }
 std::uint32_t Engine::rank_count() const {
   return parts_->ranks.count();
+}
+
+UnitId Engine::unit(std::string_view name) const {
+  const std::vector<UnitSpec>& units = parts_->model.units;
+  const auto found = std::ranges::find(units, name, &UnitSpec::name);
+  if (found == units.end())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("unit: the model has {} units, none of them \"{}\"", units.size(), name));
+  return UnitId{static_cast<std::uint32_t>(found - units.begin())};
+}
+
+TensorId Engine::tensor(std::string_view name) const {
+  const auto& tensors = parts_->layout.tensors();
+  const auto found = std::ranges::find(tensors, name, &TensorPlace::name);
+  if (found == tensors.end())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("tensor: the model has {} tensors, none of them \"{}\"", tensors.size(), name));
+  return found->id;
 }
 
 const Layout& Engine::layout() const {

@@ -12,9 +12,9 @@
 
 #include <fmt/format.h>
 
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
-#include "base/units.h"
 
 namespace sluice {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "io/io_queue.h"
 
 namespace sluice {

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/named_thread.h"
 #include "io/blocking_transfer.h"
 #include "io/io_queue.h"

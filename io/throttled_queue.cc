@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/named_thread.h"
 #include "base/trace/trace.h"
 #include "io/pending_list.h"

@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <limits>
 
+#include <sluice/error.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
 #include "io/errno_action.h"
 
 namespace sluice {

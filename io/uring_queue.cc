@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/named_thread.h"
 #include "base/trace/trace_clock.h"
 #include "io/handover.h"

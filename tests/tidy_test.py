@@ -24,8 +24,7 @@ FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
 TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
 CPP_SUFFIXES = {".h", ".cc", ".cu"}
 
-README_SAMPLE = "tests/consumer/main.cc"
-README_MARKER = f"(`{README_SAMPLE}`):"
+README_SAMPLE = "examples/sine/main.cc"
 
 
 class Tree:
@@ -44,8 +43,10 @@ class Tree:
                     self.texts[path.as_posix()] = (self.root / path).read_text(encoding="utf-8")
         self.cpp = {path: text for path, text in self.texts.items() if pathlib.Path(path).suffix in CPP_SUFFIXES}
         self.headers = {path for path in self.cpp if path.endswith(".h")}
-        # (line, name, is_project) of every include.
-        self.includes = {path: list(self._includes(text)) for path, text in self.cpp.items()}
+        self.public = {path[path.index("sluice/"):]: path for path in self.headers if "/include/sluice/" in path}
+        # (line, path or name, is_project) of every include.
+        self.includes = {path: [(line, self.resolved(name), is_project) for line, name, is_project in self._includes(text)]
+                         for path, text in self.cpp.items()}
 
     def _is_foreign(self, path):
         if path.parts == (".ci",):
@@ -58,7 +59,11 @@ class Tree:
         for number, line in enumerate(text.splitlines(), 1):
             match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
             if match:
-                yield number, match[2], match[1] == '"'
+                yield number, match[2], match[1] == '"' or match[2].startswith("sluice/")
+
+    def resolved(self, name):
+        """The path of the file that an include names: a public header is included as <sluice/NAME.h>."""
+        return self.public.get(name, name)
 
     def report(self, rule, path, line, message):
         self.violations.append((path, line, rule, message))
@@ -100,12 +105,16 @@ def check_house(tree):
             tree.report("house", path, 1, f"{folder} is not in the table of {HOUSE}")
         allowed = reachable(rows, folder)
         for line, name, is_project in includes:
+            if "/include/sluice" in path and not is_project and not re.fullmatch(r"[a-z_]+", name):
+                tree.report("public-header", path, line, f"<{name}> is neither the standard library's nor public")
             if VENDOR_HEADER.search(name) and path.endswith(".h"):
                 tree.report("vendor-header", path, line, f"<{name}> belongs into a .cc or .cu file")
-            if not is_project or name.split("/")[0] not in LAYERS:
+            if not is_project or name.split("/")[0] not in LAYERS | {"sluice"}:
                 continue
             if name not in tree.texts:
                 tree.report("include-path", path, line, f'"{name}" is no file of this repository')
+            elif "/include/sluice" in path and "/include/sluice" not in name:
+                tree.report("house", path, line, f"a public header includes public ones only ({name})")
             elif is_source and os.path.dirname(name) not in allowed:
                 tree.report("house", path, line, f"{folder} does not stand on {os.path.dirname(name)} ({name})")
     folders = {os.path.dirname(path) for path in tree.cpp}
@@ -183,7 +192,8 @@ def check_headers(tree):
                 if re.match(r"\s*using namespace\b", line):
                     tree.report("using-namespace", path, number, "not in a header")
             continue
-        own = str(pathlib.PurePosixPath(path).with_suffix(".h"))
+        stem = pathlib.PurePosixPath(path).stem
+        own = tree.public.get(f"sluice/{stem}.h", str(pathlib.PurePosixPath(path).with_suffix(".h")))
         names = [name for _, name, _ in tree.includes[path]]
         # Highway includes a file once per instruction set; its own headers must come first there.
         if own in names and names[0] != own and "hwy/foreach_target.h" not in names:
@@ -213,7 +223,7 @@ def check_references(tree):
         if path not in tree.cpp:
             tree.report("missing-source", cmake, line, f"{path} does not exist")
     included = {name for path, includes in tree.includes.items() for _, name, _ in includes
-                if pathlib.PurePosixPath(path).with_suffix(".h").as_posix() != name}
+                if pathlib.PurePosixPath(path).stem != pathlib.PurePosixPath(name).stem}
     cmake_texts = "\n".join(text for path, text in tree.texts.items() if path.endswith((".cmake", "CMakeLists.txt")))
     for path in tree.texts:
         pure = pathlib.PurePosixPath(path)
@@ -271,14 +281,14 @@ def check_words(tree):
 
 
 def check_readme(tree):
-    """README.md shows the consumer program as it is compiled and run by the test `consumer`."""
+    """The lines of code that README.md shows are lines of the example that a test compiles and runs."""
     text = tree.texts.get("README.md", "")
-    match = re.search(re.escape(README_MARKER) + r"\s*```cpp\n(.*?)```", text, re.DOTALL)
+    match = re.search(r"```cpp\n(.*?)```", text, re.DOTALL)
     if not match:
-        tree.report("readme-sample", "README.md", 1, f"no ```cpp block behind {README_MARKER}")
-    elif match[1] != tree.texts.get(README_SAMPLE):
+        tree.report("readme-sample", "README.md", 1, "no ```cpp block")
+    elif match[1] not in tree.texts.get(README_SAMPLE, ""):
         line = text[:match.start(1)].count("\n") + 1
-        tree.report("readme-sample", "README.md", line, f"the sample differs from {README_SAMPLE}")
+        tree.report("readme-sample", "README.md", line, f"the sample is not in {README_SAMPLE}")
 
 
 CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references,
@@ -294,24 +304,25 @@ def violations_of(root):
 
 HEADER = "// A header.\n#pragma once\n"
 SAMPLE = "int main() {}\n"
-CLEAN_HOUSE = ("| `base` | | errors |\n| `io` | `base` | queues |\n| `engine/plan` | `base` | pure |\n"
+CLEAN_HOUSE = ("| `base/include/sluice` | | public |\n| `base` | `base/include/sluice` | errors |\n| `io` | `base` | queues |\n| `engine/plan` | `base` | pure |\n"
                "| `engine/flow` | `engine/plan`, `io` | moves |\n| `tools` | `engine/flow` | the command |\n")
 CLEAN_TREE = {
     "CMakeLists.txt": "project(sluice)\n",
-    "README.md": f"{README_MARKER}\n```cpp\n{SAMPLE}```\n",
+    "README.md": f"```cpp\n{SAMPLE}```\n",
     "base/CMakeLists.txt": "sluice_add_library(base error.cc)\n",
+    "base/include/sluice/ids.h": HEADER,
     "base/error.h": HEADER,
     "base/error.cc": '#include "base/error.h"\n\n#include <hwloc.h>\n',
-    "io/queue.h": HEADER + '#include "base/error.h"\n',
+    "io/queue.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
     "engine/CMakeLists.txt": "sluice_add_library(engine\n  plan/a.cc\n  flow/b.cc)\n",
-    "engine/plan/a.h": HEADER + '#include "base/error.h"\n',
+    "engine/plan/a.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
     "engine/plan/a.cc": '#include "engine/plan/a.h"\n',
-    "engine/flow/b.h": HEADER + '#include "engine/plan/a.h"\n#include "io/queue.h"\n',
+    "engine/flow/b.h": HEADER + '#include <sluice/ids.h>\n' + '#include "engine/plan/a.h"\n#include "io/queue.h"\n',
     "engine/flow/b.cc": '#include "engine/flow/b.h"\n' + "void f() {\n" + "  g();\n" * (FUNCTION_LINES_MAX - 2) + "}\n",
     "tools/CMakeLists.txt": "add_executable(sluice main.cc)\n",
-    "tools/main.cc": '#include "base/error.h"\n#include "engine/flow/b.h"\n',
-    "tests/consumer/CMakeLists.txt": "add_executable(consumer main.cc)\n",
-    "tests/consumer/main.cc": SAMPLE,
+    "tools/main.cc": '#include <sluice/ids.h>\n#include "base/error.h"\n#include "engine/flow/b.h"\n',
+    "examples/sine/CMakeLists.txt": "add_executable(consumer main.cc)\n",
+    "examples/sine/main.cc": SAMPLE,
     "configs/sluice.schema.json": '{"properties": {"run": {"properties": {"steps": {}}}}}',
     "configs/x.json": '// A comment.\n{"run": {"steps": 1}}\n',
     HOUSE: CLEAN_HOUSE,
@@ -327,6 +338,10 @@ PLANTED = [
     ("house", HOUSE, {HOUSE: CLEAN_HOUSE + "| `gone` | `base` | nothing |\n"}),
     ("house", HOUSE, {HOUSE: CLEAN_HOUSE.replace("| `base` | queues", "| `tools` | queues").replace(
         "`engine/plan`, `io`", "`engine/plan`, `io`, `base`")}),
+    ("public-header", "base/include/sluice/x.h", {"base/include/sluice/x.h": HEADER + "#include <fmt/format.h>\n",
+                                                  "base/error.h": HEADER + "#include <sluice/x.h>\n"}),
+    ("house", "base/include/sluice/x.h", {"base/include/sluice/x.h": HEADER + '#include "base/error.h"\n',
+                                          "io/queue.h": HEADER + "#include <sluice/x.h>\n"}),
     ("vendor-header", "io/queue.h", {"io/queue.h": HEADER + '#include <liburing.h>\n#include "base/error.h"\n'}),
     ("vendor-header", "engine/plan/a.h", {"engine/plan/a.h": HEADER + '#include <tbb/task_arena.h>\n#include "base/error.h"\n'}),
     ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n#include "base/none.h"\n'}),
@@ -348,7 +363,7 @@ PLANTED = [
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": '}),
     ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n// TODO: later\n'}),
-    ("readme-sample", "README.md", {"tests/consumer/main.cc": "int main() { }\n"}),
+    ("readme-sample", "README.md", {"examples/sine/main.cc": "int main() { }\n"}),
     ("readme-sample", "README.md", {"README.md": "# Sluice\n"}),
 ]
 

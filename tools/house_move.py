@@ -120,6 +120,14 @@ RENAMES = {
     "tools/phase_memory.h": "engine/planner/phase_memory.h",
     "tools/phase_memory.cc": "engine/planner/phase_memory.cc",
 }
+# Public headers: included as <sluice/NAME.h>.
+PUBLIC = {
+    "base": "device_function dtype error ids units",
+    "gpu": "collectives cuda_device device host_device",
+    "engine": "engine",
+    "engine/config": "config config_document model_spec",
+    "engine/step": "step",
+}
 TEXT = {".h", ".cc", ".cu", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".html", ".yml"}
 
 
@@ -140,6 +148,28 @@ def moves():
                     if (ROOT / old).exists() or (ROOT / new).exists():
                         result[old] = new
     return result
+
+
+def public_headers():
+    """old path -> new path of the public headers."""
+    return {f"{folder}/{name}.h": f"{folder.split('/')[0]}/include/sluice/{name}.h"
+            for folder, names in PUBLIC.items() for name in names.split()}
+
+
+def with_public_includes(text):
+    """Includes of public headers in their form, at the head of their block."""
+    public = public_headers()
+    text = re.sub(r'#include "([^"]+)"',
+                  lambda match: f"#include <sluice/{os.path.basename(match[1])}>" if match[1] in public else match[0], text)
+    text = re.sub(r"(?<![\w/.-])(?:base|gpu|engine)/[\w/.]*\w",
+                  lambda match: f"sluice/{os.path.basename(match[0])}" if match[0] in public else match[0], text)
+
+    def sorted_block(match):
+        lines = match[0].splitlines()
+        if not any(line.startswith("#include <sluice/") for line in lines):
+            return match[0]
+        return "\n".join(sorted(lines, key=lambda line: (line.startswith('#include "'), line))) + "\n"
+    return re.sub(r'(?:^#include (?:"[^"]+"|<sluice/[^>]+>)\n)+', sorted_block, text, flags=re.MULTILINE)
 
 
 def rewritten(path, text, paths):
@@ -180,17 +210,17 @@ def with_sorted_includes(old, new):
 def main():
     paths = moves()
     if "--includes" not in sys.argv[1:]:
-        for old, new in sorted(paths.items()):
+        for old, new in sorted(paths.items()) + sorted(public_headers().items()):
             if (ROOT / old).exists():
                 (ROOT / new).parent.mkdir(parents=True, exist_ok=True)
                 subprocess.run(["git", "mv", old, new], cwd=ROOT, check=True)
     gone = {old: new for old, new in paths.items() if not (ROOT / old).exists()}
     for path in tracked() + tracked("--others", "--exclude-standard"):
         file = ROOT / path
-        if file.suffix not in TEXT or path == "tools/house_move.py" or not file.exists():
+        if file.suffix not in TEXT or path in ("tools/house_move.py", "tests/tidy_test.py") or not file.exists():
             continue
         text = file.read_text(encoding="utf-8")
-        new = with_sorted_includes(text, rewritten(path, text, gone))
+        new = with_public_includes(with_sorted_includes(text, rewritten(path, text, gone)))
         if new != text:
             file.write_text(new, encoding="utf-8")
 

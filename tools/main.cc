@@ -13,7 +13,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/version.h>
 #include "gpu/cuda/cuda_environment.h"
 #include "tools/bench/step_regimes.h"
 #include "tools/cli/exit_codes.h"
@@ -311,7 +312,7 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Sluice trains models whose training state fits neither the GPU nor the host's memory.",
       "sluice");
-  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.set_version_flag("--version", "sluice " + std::string(sluice::kVersion));
   app.require_subcommand(1);
   Commands commands;
   add_train(app, commands.train);

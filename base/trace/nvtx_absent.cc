@@ -1,5 +1,5 @@
 // base/trace/trace_ranges.h where NVTX was not found: the switch says so.
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace_ranges.h"
 
 namespace sluice {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace_ring.h"
 #include "base/trace/trace_writer.h"
 

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/trace_reason.h>
 #include "base/trace/trace_clock.h"
 
 namespace sluice {
@@ -45,29 +46,6 @@ enum class TraceKind : std::uint8_t {
 inline constexpr std::size_t kTraceKinds = 17;
 
 std::string_view name_of(TraceKind kind);
-
-// What a wait was for. Persisted: never renumber.
-enum class TraceReason : std::uint8_t {
-  kNone = 0,
-  kRead = 1,            // the block's parameters are being read
-  kSlot = 2,            // no parameter slot is free
-  kWindow = 3,          // leases are still held on the place in the window
-  kCopy = 4,            // copies to the device
-  kGradientSlot = 5,    // no gradient slot is free
-  kUpdateRead = 6,      // the block's update waits for its state to be read
-  kUpdateLane = 7,      // the block's update waits for a lane
-  kUpdate = 8,          // the block is being updated, or its update waits for the processor
-  kUpdateWrite = 9,     // updates are on their way home
-  kGradientCopy = 10,   // gradients are on their way from the device
-  kNorm = 11,           // the norm of the last gradients is being taken
-  kCollective = 12,     // other ranks
-  kSchedule = 13,       // the schedule has changed: nothing could be prefetched
-  kGradientSpill = 14,  // gradients are on their way to where they wait for the update
-  kActivation = 15,     // a boundary activation, or room for it
-};
-inline constexpr std::size_t kTraceReasons = 16;
-
-std::string_view name_of(TraceReason reason);
 
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 

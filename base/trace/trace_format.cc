@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

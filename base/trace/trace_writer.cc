@@ -11,9 +11,9 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/named_thread.h"
-#include "base/units.h"
 
 namespace sluice {
 namespace {

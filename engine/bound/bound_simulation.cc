@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/bound/simulated_pass.h"
 #include "engine/bound/simulated_spill.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

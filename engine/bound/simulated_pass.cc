@@ -1,6 +1,6 @@
 #include "engine/bound/simulated_pass.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

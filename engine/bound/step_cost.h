@@ -7,7 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
+#include <sluice/step_report.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/traffic.h"
@@ -15,12 +16,6 @@
 #include "io/duplex.h"
 
 namespace sluice {
-
-// Seconds of computation for each use of a unit.
-struct UnitTime {
-  double forward_s = 0;
-  double backward_s = 0;
-};
 
 // What the machine gives one rank. A rate of 0 means that the resource costs no time.
 struct Rates {

@@ -1,10 +1,10 @@
-#include "engine/config/config.h"
+#include <sluice/config.h>
 
 #include <cmath>
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

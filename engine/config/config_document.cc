@@ -1,4 +1,4 @@
-#include "engine/config/config_document.h"
+#include <sluice/config_document.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,9 +11,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/config_document.h>
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/unique_fd.h"
-#include "base/units.h"
 #include "engine/config/config_schema_check.h"
 
 namespace sluice {

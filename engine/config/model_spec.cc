@@ -1,4 +1,4 @@
-#include "engine/config/model_spec.h"
+#include <sluice/model_spec.h>
 
 #include <algorithm>
 #include <ranges>
@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

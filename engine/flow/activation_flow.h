@@ -18,20 +18,15 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/device.h>
+#include <sluice/use.h>
 #include "engine/plan/placement.h"
 #include "engine/run/scheduler.h"
 #include "engine/run/step_timeline.h"
 #include "engine/store/block_store.h"
 #include "engine/store/tiers.h"
-#include "gpu/device.h"
 
 namespace sluice {
-
-struct LeasedActivation {
-  std::uint32_t access = 0;
-  StreamId stream{};
-  std::byte* data = nullptr;  // device memory
-};
 
 class ActivationFlow {
  public:

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace.h"
 
 namespace sluice {

@@ -1,5 +1,5 @@
 // A lane of the optimizer pass: what brings a block into it, and home again.
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace.h"
 #include "engine/flow/optimizer_pass.h"
 

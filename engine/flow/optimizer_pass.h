@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/flow/device_updates.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

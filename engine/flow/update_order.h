@@ -1,5 +1,5 @@
 // Which block of an update comes next, and whether it may be updated yet: what the policies of
-// optimizer.overlap differ in (docs/architecture.md, "When the optimizer runs"). Knows gradients,
+// optimizer.overlap differ in (docs/design/updates.md). Knows gradients,
 // coefficients and orders; lanes, transfers and arithmetic are the optimizer pass's.
 //
 //   serial       nothing starts before apply()
@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 #include "engine/flow/block_update.h"
 #include "engine/plan/placement.h"
 

@@ -16,23 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include <sluice/use.h>
 
 namespace sluice {
-
-enum class ActivationKind : std::uint8_t { kValue, kGradient };
-
-// Boundary `boundary` lies between forward uses `boundary` and `boundary` + 1.
-struct ActivationRef {
-  std::uint32_t boundary = 0;
-  std::uint32_t micro_batch = 0;
-  ActivationKind kind = ActivationKind::kValue;
-
-  bool operator==(const ActivationRef&) const = default;
-};
-
-std::string describe(const ActivationRef& ref);
 
 enum class ActivationAction : std::uint8_t { kSave, kLoad };
 

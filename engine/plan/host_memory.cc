@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 
 namespace sluice {
 namespace {

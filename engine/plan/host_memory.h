@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include <sluice/config.h>
 #include "base/memory_room.h"
-#include "engine/config/config.h"
 
 namespace sluice {
 

@@ -4,8 +4,9 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "cpu_optim/optimizer_options.h"
 
 namespace sluice {
 namespace {

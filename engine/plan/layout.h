@@ -16,10 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "base/ids.h"
+#include <sluice/config.h>
+#include <sluice/ids.h>
+#include <sluice/model_spec.h>
+#include <sluice/state.h>
 #include "cpu_optim/update.h"
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
 
 namespace sluice {
 
@@ -65,15 +66,6 @@ struct Shard {
   std::uint64_t keep_gathered_bytes = 0;  // parameters of units that take no more, without padding
   // A part is cut further, among so many, for the time of a reduction.
   std::uint32_t pieces = 1;
-};
-
-struct TensorPlace {
-  TensorId id{};
-  UnitId unit{};
-  std::string name;
-  std::uint64_t offset_elements = 0;     // in the unit
-  std::uint64_t element_count = 0;       // without padding
-  std::uint32_t hyperparameter_set = 0;  // of engine/plan/parameter_groups.h
 };
 
 struct BlockPlace {

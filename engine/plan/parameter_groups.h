@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
 #include "cpu_optim/optimizer_options.h"
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
 
 namespace sluice {
 

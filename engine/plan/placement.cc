@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/plan/sharding.h"
 
 namespace sluice {

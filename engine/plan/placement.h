@@ -11,17 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
+#include <sluice/config.h>
+#include <sluice/memory_marks.h>
+#include <sluice/model_spec.h>
 #include "engine/plan/activation_plan.h"
 #include "engine/plan/layout.h"
 
 namespace sluice {
 
-enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
-inline constexpr std::size_t kTiers = 3;
 
-std::string_view name_of(Tier tier);
 
 // A row of the table printed at start.
 struct Pool {

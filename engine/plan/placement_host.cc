@@ -2,8 +2,8 @@
 // saves.
 #include <algorithm>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/plan/placement_planner.h"
 
 namespace sluice {

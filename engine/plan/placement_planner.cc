@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/plan/window_plan.h"
 
 namespace sluice {

@@ -6,15 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/ids.h"
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
+#include <sluice/config.h>
+#include <sluice/ids.h>
+#include <sluice/model_spec.h>
+#include <sluice/use.h>
 
 namespace sluice {
-
-enum class Pass : std::uint8_t { kForward, kBackward, kInference };
-
-std::string_view name_of(Pass pass);
 
 struct ScheduledUse {
   UnitId unit{};

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 #include "engine/plan/layout.h"
 
 namespace sluice {

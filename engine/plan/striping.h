@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 

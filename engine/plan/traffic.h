@@ -7,27 +7,13 @@
 
 #include <cstdint>
 
+#include <sluice/step_report.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/window_plan.h"
 #include "io/io_queue.h"
 
 namespace sluice {
-
-struct Traffic {
-  std::uint64_t nvme_read_bytes = 0;
-  std::uint64_t nvme_write_bytes = 0;
-  // Under overlap, reads may be fewer: as far as parameter slots keep what the update wants after
-  // backward, or the next forward after the update. Of records, none is spared. Serial: the same as
-  // nvme_read_bytes.
-  std::uint64_t nvme_read_bytes_least = 0;
-  // Of boundary activations, from the device to their homes and back; where those are on storage,
-  // part of the above.
-  std::uint64_t activation_out_bytes = 0;
-  std::uint64_t activation_in_bytes = 0;
-  // Of gradients that wait on storage, written, and as much read; part of the above.
-  std::uint64_t gradient_spill_bytes = 0;
-};
 
 // Counts what a queue moves for steps.
 class TrafficMeter {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 
 namespace sluice {
 

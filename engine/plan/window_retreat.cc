@@ -4,7 +4,7 @@
 #include <functional>
 #include <numeric>
 
-#include "base/units.h"
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/planner/plan_subject.h"
 
 namespace sluice {

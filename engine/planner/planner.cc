@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/plan/sharding.h"
 #include "engine/planner/plan_subject.h"
 

@@ -8,11 +8,11 @@
 #include <memory>
 #include <utility>
 
-#include "base/ids.h"
+#include <sluice/collectives.h>
+#include <sluice/device.h>
+#include <sluice/ids.h>
 #include "base/trace/trace_ranges.h"
 #include "engine/run/step_timeline.h"
-#include "gpu/collectives.h"
-#include "gpu/device.h"
 
 namespace sluice {
 

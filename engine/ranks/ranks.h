@@ -23,23 +23,13 @@
 #include <utility>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
+#include <sluice/step_report.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/sharding.h"
 #include "engine/ranks/rank_sequence.h"
 
 namespace sluice {
-
-// Bytes that a rank's collectives have moved for a step: for every operation the length of the
-// whole unit without padding. Of a gather or a reduction (N - 1) / N of it comes in, and as much
-// goes out.
-struct RankTraffic {
-  std::uint64_t gathered_bytes = 0;
-  std::uint64_t reduced_bytes = 0;
-  // Hybrid: of the rank's shard, in fp32 out of the group and in the gradients' type back. With G
-  // groups, (G - 1) / G of it goes out, and comes in.
-  std::uint64_t crossed_bytes = 0;
-};
 
 // From the least to the most that a rank says of something.
 struct RankRange {

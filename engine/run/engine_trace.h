@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "io/io_queue.h"

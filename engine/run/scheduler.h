@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/plan/pool_meter.h"
 #include "engine/run/task_thread.h"
 #include "engine/run/work_meter.h"

@@ -17,12 +17,13 @@
 #include <optional>
 #include <vector>
 
+#include <sluice/device.h>
+#include <sluice/step_report.h>
 #include "base/trace/trace_ranges.h"
 #include "engine/bound/step_cost.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/schedule.h"
 #include "engine/run/work_meter.h"
-#include "gpu/device.h"
 
 namespace sluice {
 
@@ -38,27 +39,6 @@ struct WaitCause {
 
   WaitCause with(TraceReason other) const { return {other, unit, block}; }
   bool operator==(const WaitCause&) const = default;
-};
-
-// Of one step, from begin_step() to finish()'s return.
-struct StepTimes {
-  std::int64_t total_ns = 0;
-  std::int64_t compute_ns = 0;            // under leases, and between them on their stream
-  std::int64_t exposed_io_ns = 0;         // waits for storage, copies and their buffers
-  std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
-  std::int64_t other_ns = 0;              // before the first lease; what nobody is to blame for
-  std::array<std::int64_t, kTraceReasons> wait_ns{};  // by TraceReason
-  // Of the waits, those of computation before a unit; and of these, for updates.
-  std::int64_t stall_ns = 0;
-  std::int64_t stall_for_update_ns = 0;
-  WorkTimes work;  // what was at work beside computation, in this time
-
-  std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // Of the time in which storage, copies or the optimizer worked, that during which nothing waited
-  // for them. Waits for other ranks are none of theirs.
-  std::int64_t hidden_ns() const;
-  // The same as a share of work.any_ns; 1 when they did nothing.
-  double hidden_share() const;
 };
 
 class StepTimeline {

@@ -10,17 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <sluice/step_report.h>
+
 namespace sluice {
-
-enum class Work : std::uint8_t { kStorage, kCopyUp, kCpu };
-inline constexpr std::size_t kWorkCount = 3;
-
-struct WorkTimes {
-  std::array<std::int64_t, kWorkCount> busy_ns{};  // by Work
-  std::int64_t any_ns = 0;
-
-  std::int64_t busy(Work work) const { return busy_ns[static_cast<std::size_t>(work)]; }
-};
 
 class WorkMeter {
  public:

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 
 namespace sluice {
 

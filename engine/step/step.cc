@@ -1,10 +1,18 @@
-#include "engine/step/step.h"
+#include <sluice/step.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include "engine/flow/activation_flow.h"
+#include "engine/plan/activation_plan.h"
+#include "engine/plan/layout.h"
+#include "engine/step/step_loop.h"
 
 namespace sluice {
 
@@ -58,6 +66,37 @@ std::byte* Lease::gradient(std::size_t tensor) const {
                                              "Pass::kBackward"));
   }
   return use_.gradients + offset * layout_->format().gradient_bytes();
+}
+
+namespace {
+
+void require_dtype(const char* call, const char* key, DType asked, DType kept) {
+  if (asked == kept) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: elements of {} were asked for, but {} is {}; ask for those, or set "
+                          "the key",
+                          call, name_of(asked), key, name_of(kept)));
+}
+
+}  // namespace
+
+void Lease::require_parameter_dtype(DType asked) const {
+  require_dtype("parameter", "precision.parameters", asked, layout_->format().parameter);
+}
+
+void Lease::require_gradient_dtype(DType asked) const {
+  require_dtype("gradient", "precision.gradients", asked, layout_->format().gradient);
+}
+
+std::size_t Lease::tensor(std::string_view name) const {
+  const auto tensors = layout_->tensors_of(use_.unit);
+  const auto found = std::ranges::find(tensors, name, &TensorPlace::name);
+  if (found != tensors.end()) return static_cast<std::size_t>(found - tensors.begin());
+  std::vector<std::string> names;
+  for (const TensorPlace& tensor : tensors) names.push_back(tensor.name);
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("tensor: unit \"{}\" has no tensor \"{}\"; it has: {}",
+                          layout_->unit(use_.unit).name, name, fmt::join(names, ", ")));
 }
 
 ActivationLease::ActivationLease(ActivationLease&& other) noexcept
@@ -117,6 +156,14 @@ ActivationLease Step::save(const ActivationRef& ref, const Stream& stream) {
 ActivationLease Step::load(const ActivationRef& ref, const Stream& stream) {
   (void)loop("load");
   return {*activations_, activations_->acquire(ref, ActivationAction::kLoad, stream.id())};
+}
+
+double Step::loss_scale() const {
+  return loop("loss_scale").loss_scale();
+}
+
+std::uint64_t Step::number() const {
+  return loop("number").scheduled_step() + 1;
 }
 
 StepReport Step::finish() {

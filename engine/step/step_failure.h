@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/flow/optimizer_pass.h"
 
 namespace sluice {

@@ -1,6 +1,6 @@
 // The sequence of a step: acquire and release unit by unit as the schedule says, then drain, norm,
 // clip factor and pass. Composes prefetcher, gradient drain and optimizer pass, which meet at
-// blocks and parameter slots; leases and steps (engine/step/step.h) are its handles. Under every
+// blocks and parameter slots; leases and steps (sluice/step.h) are its handles. Under every
 // policy but serial the pass goes on while the next step computes.
 //
 // Thread rule: one application thread at a time calls it; the parts run on the scheduler's thread.
@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/step_report.h>
+#include <sluice/use.h>
 #include "engine/flow/gradient_drain.h"
 #include "engine/flow/prefetcher.h"
 #include "engine/plan/update_policy.h"
@@ -23,48 +25,6 @@
 #include "engine/step/step_failure.h"
 
 namespace sluice {
-
-struct StepOptions {
-  double learning_rate = 0;
-  std::uint32_t micro_batches = 1;
-  // In which the application goes through units and micro-batches.
-  MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-};
-
-struct StepReport {
-  double loss_scale = 1;     // that the gradients came with
-  std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
-  double gradient_norm = 0;  // of the mean gradient over micro-batches and ranks, before clipping
-  double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
-  bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
-  // When blocks were updated: not kAuto, which has decided by now.
-  OverlapPolicy policy = OverlapPolicy::kSerial;
-  bool redone = false;        // speculative: clipping bit, so the update was made again
-  StepTimes times;            // where the step's time went
-  std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
-  std::int64_t stall_for_update_ns = 0;  // of that, for parameters that were still being updated
-  // Times that computation left the schedule: each costs a wait for what is now needed.
-  std::uint32_t schedule_changes = 0;
-  std::int64_t optimizer_ns = 0;  // finish() waited from the norm on; serial: to the last write
-  // Since the report before: under overlap, with the update that the step before left running.
-  std::uint64_t nvme_read_bytes = 0;
-  std::uint64_t nvme_write_bytes = 0;
-  RankTraffic rank_traffic;  // likewise
-  PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
-  // Likewise of boundary activations, from the device to their homes and back; on storage, part of
-  // the above.
-  std::uint64_t activation_out_bytes = 0;
-  std::uint64_t activation_in_bytes = 0;
-  std::vector<std::string> notes;  // for the user: slow transfers, reads that were repeated
-};
-
-// What a lease refers to.
-struct LeasedUse {
-  std::uint32_t use = 0;
-  UnitId unit{};
-  const std::byte* parameters = nullptr;  // device memory
-  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
-};
 
 class StepLoop {
  public:

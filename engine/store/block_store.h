@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
+#include <sluice/config.h>
 #include "base/trace/trace_ranges.h"
-#include "engine/config/config.h"
 #include "engine/plan/layout.h"
 #include "engine/run/scheduler.h"
 #include "engine/store/integrity.h"

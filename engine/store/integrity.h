@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 
 namespace sluice {
 

@@ -1,6 +1,6 @@
 #include "engine/store/plane_copies.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/store/commit_format.h"
 
 namespace sluice {

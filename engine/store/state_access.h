@@ -11,24 +11,12 @@
 #include <span>
 #include <string_view>
 
+#include <sluice/device.h>
+#include <sluice/state.h>
 #include "engine/store/block_store.h"
 #include "engine/store/tiers.h"
-#include "gpu/device.h"
 
 namespace sluice {
-
-enum class StateKind : std::uint8_t {
-  kParameter,  // compute dtype
-  kMaster,     // fp32
-  kExpAvg,     // fp32
-  kExpAvgSq,   // fp32
-};
-std::string_view name_of(StateKind kind);
-
-// Fills `values` with the initial fp32 masters of elements [first_element, first_element +
-// values.size()) of a tensor.
-using InitialValues = std::function<void(const TensorPlace& tensor, std::uint64_t first_element,
-                                         std::span<float> values)>;
 
 class StateAccess {
  public:

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 #include "io/io_queue.h"
 
 namespace sluice {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include <sluice/config.h>
+#include <sluice/device.h>
 #include "base/aligned_buffer.h"
-#include "engine/config/config.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
-#include "gpu/device.h"
 #include "io/direct_file.h"
 
 namespace sluice {

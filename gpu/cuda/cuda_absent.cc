@@ -1,8 +1,8 @@
-// What gpu/cuda_device.h and the headers beside it promise, in a build without CUDA.
-#include "base/error.h"
+// What sluice/cuda_device.h and the headers beside it promise, in a build without CUDA.
+#include <sluice/cuda_device.h>
+#include <sluice/error.h>
 #include "gpu/cuda/cuda_copies.h"
 #include "gpu/cuda/kernel_list.h"
-#include "gpu/cuda_device.h"
 #include "gpu/math/device_math.h"
 
 namespace sluice {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 
 namespace sluice {
 

@@ -1,4 +1,4 @@
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 
 #include <cuda_runtime.h>
 
@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"

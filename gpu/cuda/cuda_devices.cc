@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/cuda_device.h>
+#include <sluice/units.h>
 #include "gpu/cuda/cuda_error.h"
-#include "gpu/cuda_device.h"
 
 namespace sluice {
 

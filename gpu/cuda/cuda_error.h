@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <sluice/cuda_device.h>
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/kernel_list.h"
-#include "gpu/cuda_device.h"
 #include "gpu/math/kernel_elements.h"
 
 namespace sluice {

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 #include "gpu/device/memory_ledger.h"
 
 namespace sluice {

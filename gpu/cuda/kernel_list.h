@@ -9,7 +9,7 @@
 
 #include <span>
 
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 
 namespace sluice {
 

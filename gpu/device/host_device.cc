@@ -1,4 +1,4 @@
-#include "gpu/host_device.h"
+#include <sluice/host_device.h>
 
 #include <mutex>
 #include <string>
@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/error.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
 #include "gpu/device/host_event.h"
 #include "gpu/device/host_stream.h"
 #include "gpu/device/memory_ledger.h"

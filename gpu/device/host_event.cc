@@ -1,6 +1,6 @@
 #include "gpu/device/host_event.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace.h"
 
 namespace sluice {

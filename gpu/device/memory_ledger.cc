@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 
 namespace sluice {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

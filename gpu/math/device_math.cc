@@ -1,6 +1,6 @@
 #include "gpu/math/device_math.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/math/device_math_over.h"
 #include "gpu/math/host_launcher.h"
 

@@ -1,6 +1,6 @@
 // What happens to gradients and to state that lives on the device: conversions, accumulation, the
 // squared norm, unscaling, and the optimizers. Every result has the bits of the scalar definitions
-// (base/dtype.h, base/optimizer_math.h, base/norm_accumulator.h), as on the CPU; NaNs are equal
+// (sluice/dtype.h, base/optimizer_math.h, base/norm_accumulator.h), as on the CPU; NaNs are equal
 // only in being NaN.
 //
 // Thread rule: as Device. Every call enqueues and returns; memory may be reused by later work on
@@ -11,10 +11,10 @@
 #include <memory>
 #include <variant>
 
-#include "base/dtype.h"
+#include <sluice/cuda_device.h>
+#include <sluice/device.h>
+#include <sluice/dtype.h>
 #include "base/optimizer_math.h"
-#include "gpu/cuda_device.h"
-#include "gpu/device.h"
 
 namespace sluice {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <variant>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/math/math_bodies.h"
 
 namespace sluice {

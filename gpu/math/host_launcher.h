@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "gpu/host_device.h"
+#include <sluice/host_device.h>
 #include "gpu/math/kernel_elements.h"
 
 namespace sluice {

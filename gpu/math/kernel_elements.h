@@ -9,17 +9,11 @@
 
 #include <cstdint>
 
-#include "base/device_function.h"
-#include "base/dtype.h"
+#include <sluice/device_function.h>
+#include <sluice/dtype.h>
+#include <sluice/elements.h>
 
 namespace sluice {
-
-struct Bf16 {
-  std::uint16_t bits;
-};
-struct Fp16 {
-  std::uint16_t bits;
-};
 
 SLUICE_HOST_DEVICE inline float load(float value) {
   return value;

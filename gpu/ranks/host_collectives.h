@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
+#include <sluice/collectives.h>
+#include <sluice/host_device.h>
 #include "base/ordered_sum.h"
-#include "gpu/collectives.h"
-#include "gpu/host_device.h"
 #include "gpu/ranks/rank_failure.h"
 
 namespace sluice {

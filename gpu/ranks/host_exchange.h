@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/ranks/host_collectives.h"
 #include "gpu/ranks/host_neighbors.h"
 #include "gpu/ranks/rank_failure.h"

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <memory>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/ranks/mpi_port.h"
 
 namespace sluice {

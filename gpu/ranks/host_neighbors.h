@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/ranks/shared_segment.h"
 
 namespace sluice {

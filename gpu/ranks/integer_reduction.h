@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
 
 namespace sluice {
 

@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/ranks/integer_reduction.h"
 
 namespace sluice {

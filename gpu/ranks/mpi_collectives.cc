@@ -11,8 +11,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "gpu/ranks/host_exchange.h"
 #include "gpu/ranks/integer_reduction.h"
 #include "gpu/ranks/message_thread.h"

@@ -1,5 +1,5 @@
 // What gpu/ranks/nccl_collectives.h promises, in a build without NCCL or without CUDA.
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/ranks/nccl_collectives.h"
 
 namespace sluice {

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "gpu/cuda/cuda_environment.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/ranks/exchanged_sum.h"

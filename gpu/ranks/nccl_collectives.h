@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
 #include "gpu/ranks/nccl_communicator.h"
 
 namespace sluice {

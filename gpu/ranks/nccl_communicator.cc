@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/cuda/cuda_current_device.h"
 
 namespace sluice {

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
+#include <sluice/dtype.h>
 
 namespace sluice {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <optional>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "base/dtype.h"
-#include "base/units.h"
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
+#include <sluice/dtype.h>
+#include <sluice/units.h>
 
 namespace sluice {
 

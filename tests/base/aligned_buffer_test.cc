@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "base/norm_accumulator.h"
 #include "base/optimizer_math.h"
 #include "tests/base/float_oracle.h"

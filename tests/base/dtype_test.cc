@@ -1,4 +1,4 @@
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 
 #include <gtest/gtest.h>
 

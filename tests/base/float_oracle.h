@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 
 namespace sluice {
 

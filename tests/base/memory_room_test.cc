@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "base/units.h"
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {

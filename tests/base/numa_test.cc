@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

@@ -1,11 +1,11 @@
-#include "base/units.h"
+#include <sluice/units.h>
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

@@ -21,7 +21,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/mpi_collectives.h"
 

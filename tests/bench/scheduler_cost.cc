@@ -16,10 +16,12 @@
 
 #include <fmt/format.h>
 
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include "engine/plan/layout.h"
+#include "io/io_queue.h"
 
 namespace sluice {
 namespace {

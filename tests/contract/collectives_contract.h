@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/units.h"
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
+#include <sluice/units.h>
 #include "tests/contract/collectives_contract_fixture.h"
 #include "tests/contract/collectives_stress_cases.h"
 #include "tests/support/campaign.h"

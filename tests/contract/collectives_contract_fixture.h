@@ -10,9 +10,9 @@
 #include <functional>
 #include <string>
 
-#include "base/dtype.h"
-#include "base/units.h"
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
+#include <sluice/dtype.h>
+#include <sluice/units.h>
 #include "tests/contract/device_contract_fixture.h"
 
 namespace sluice {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/collectives.h"
+#include <sluice/collectives.h>
 #include "tests/contract/collectives_contract_fixture.h"
 #include "tests/support/campaign.h"
 

@@ -10,9 +10,9 @@
 #include <random>
 #include <string>
 
+#include <sluice/device.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
-#include "gpu/device.h"
 
 namespace sluice {
 

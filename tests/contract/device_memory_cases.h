@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/contract/device_contract_fixture.h"
 
 namespace sluice {

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "io/direct_file.h"
 #include "tests/contract/io_queue_fixture.h"
 #include "tests/support/request_batch.h"

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
 
+#include <sluice/error.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "cpu_optim/worker_arena.h"
 #include "tests/cpu_optim/optimizer_data.h"

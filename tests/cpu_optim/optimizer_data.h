@@ -14,7 +14,7 @@
 
 #include <fmt/format.h>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "cpu_optim/update.h"
 
 namespace sluice {

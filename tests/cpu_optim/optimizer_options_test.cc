@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

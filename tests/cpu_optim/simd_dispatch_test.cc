@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "cpu_optim/simd_kernels.h"
 #include "tests/cpu_optim/optimizer_data.h"
 

@@ -2,6 +2,7 @@
 // optimizer, master layout and gradient type.
 #include <gtest/gtest.h>
 
+#include "cpu_optim/optimizer_options.h"
 #include "cpu_optim/simd_kernels.h"
 #include "tests/cpu_optim/optimizer_data.h"
 

@@ -5,8 +5,9 @@
 #include <limits>
 #include <optional>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -91,6 +92,53 @@ TEST_F(EngineCall, ATensorThatTheLeaseDoesNotHave) {
   const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream_);
   expect_refused({"unit \"embedding\"", "tensor 2", "has 2"}, [&] { (void)lease.parameter(2); });
   expect_refused({"unit \"embedding\"", "Pass::kBackward"}, [&] { (void)lease.gradient(0); });
+}
+
+// The elements are what the caller takes them for, or nothing is handed out.
+TEST_F(EngineCall, AnotherElementType) {
+  Step step = engine_.begin_step({.learning_rate = 1});
+  const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream_);
+  expect_refused({"parameter", "fp32", "precision.parameters is bf16"},
+                 [&] { (void)lease.parameter<float>(0); });
+  expect_refused({"parameter", "fp16"}, [&] { (void)lease.parameter<Fp16>(0); });
+  expect_refused({"gradient", "fp32", "precision.gradients is bf16"},
+                 [&] { (void)lease.gradient<float>(0); });
+  EXPECT_EQ(static_cast<const void*>(lease.parameter<Bf16>(0)), lease.parameter(0));
+}
+
+TEST_F(EngineCall, ATensorByName) {
+  Step step = engine_.begin_step({.learning_rate = 1});
+  const Lease lease = step.acquire(UnitId{0}, Pass::kForward, stream_);
+  const UnitSpec& unit = model_.units[0];
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i)
+    EXPECT_EQ(lease.tensor(unit.tensors[i].name), i);
+  expect_refused({"tensor", "\"none\"", unit.name.c_str(), unit.tensors[0].name.c_str()},
+                 [&] { (void)lease.tensor("none"); });
+}
+
+TEST_F(EngineCall, UnitsAndTensorsByName) {
+  const UnitSpec& unit = model_.units[1];
+  EXPECT_EQ(engine_.unit(unit.name), UnitId{1});
+  const TensorId first{static_cast<std::uint32_t>(model_.units[0].tensors.size())};
+  EXPECT_EQ(engine_.tensor(unit.tensors[0].name), first);
+  expect_refused({"unit", "none"}, [&] { (void)engine_.unit("none"); });
+  expect_refused({"tensor", "none"}, [&] { (void)engine_.tensor("none"); });
+}
+
+TEST(StepReportText, SaysWhatAStepDid) {
+  StepReport report;
+  report.step = 7;
+  report.gradient_norm = 2;
+  report.clip_factor = 0.5;
+  report.nvme_read_bytes = 3 << 20;
+  report.times.total_ns = 4'000'000;
+  report.times.compute_ns = 3'000'000;
+  report.times.exposed_io_ns = 1'000'000;
+  report.times.work.any_ns = 2'000'000;
+  EXPECT_EQ(
+      to_string(report),
+      "step 7: norm 2, 4.000 ms (compute 75 %, I/O 25 %, optimizer 0 %, other 0 %), read 3.00 "
+      "MiB, written 0 B, 50 % hidden, clipped by 0.5");
 }
 
 TEST_F(EngineCall, AGradientThatThereIsNot) {

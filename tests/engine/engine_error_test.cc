@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"

@@ -4,8 +4,9 @@
 
 #include <cerrno>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <string>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tests/support/toy_training.h"
 
 namespace sluice::test {

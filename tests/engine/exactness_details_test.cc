@@ -4,7 +4,8 @@
 
 #include <cstring>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"

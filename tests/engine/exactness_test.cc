@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tests/engine/exactness_cases.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"

@@ -1,8 +1,10 @@
 // Units without gradients: parameters and nothing else, wherever they live.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"

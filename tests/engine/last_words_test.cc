@@ -8,8 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"

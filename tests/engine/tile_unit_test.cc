@@ -3,7 +3,8 @@
 
 #include <cmath>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "engine/store/commit_choice.h"
 
 namespace sluice {

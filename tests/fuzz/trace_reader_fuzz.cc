@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/trace/trace_format.h"
 #include "tools/trace/trace_summary.h"
 

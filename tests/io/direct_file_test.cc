@@ -19,8 +19,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"
 #include "tests/support/temp_directory.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "gpu/host_device.h"
+#include <sluice/host_device.h>
 
 namespace sluice::test {
 

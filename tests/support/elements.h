@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 
 namespace sluice::test {
 

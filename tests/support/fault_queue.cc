@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/error.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
 #include "io/blocking_transfer.h"
 #include "io/request_ledger.h"
 #include "io/transfer_progress.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "gpu/ranks/host_collectives.h"
 #include "gpu/ranks/integer_reduction.h"
 

@@ -4,7 +4,11 @@
 #include <cstring>
 #include <utility>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "base/optimizer_math.h"
+#include "cpu_optim/optimizer_options.h"
+#include "cpu_optim/update.h"
+#include "engine/plan/layout.h"
 #include "tests/support/delays.h"
 #include "tests/support/toy_training.h"
 

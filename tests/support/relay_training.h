@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
 
 namespace sluice::test {
 

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/support/toy_training.h"
 
 namespace sluice::test {

@@ -5,6 +5,11 @@
 #include <cmath>
 #include <map>
 
+#include "base/norm_accumulator.h"
+#include "base/optimizer_math.h"
+#include "cpu_optim/gradient_ops.h"
+#include "cpu_optim/optimizer_options.h"
+#include "cpu_optim/update.h"
 #include "tests/support/toy_computation.h"
 
 namespace sluice::test {

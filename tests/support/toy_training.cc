@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/toy_computation.h"
 
 namespace sluice::test {

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/unique_fd.h"
 #include "io/io_queue.h"
 

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstring>
 
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
-#include "base/units.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "cpu_optim/worker_arena.h"
 

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <fstream>
 
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/error.h"
-#include "base/units.h"
 #include "engine/bound/bound.h"
 #include "engine/store/storage_queue.h"
 #include "tools/bench/io_bench.h"

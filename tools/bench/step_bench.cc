@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "tools/bench/bench_adam.h"
 

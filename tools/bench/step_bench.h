@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
 #include "base/trace/trace.h"
 #include "engine/bound/bound.h"
-#include "engine/engine.h"
-#include "gpu/host_device.h"
 #include "io/throttled_queue.h"
 
 namespace sluice {

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "cpu_optim/cpu_optimizer.h"
 #include "engine/store/block_store.h"
 #include "engine/store/storage_queue.h"

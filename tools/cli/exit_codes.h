@@ -1,7 +1,7 @@
 // The exit codes of the sluice command; scripts rely on them (docs/cli.md).
 #pragma once
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 

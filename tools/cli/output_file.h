@@ -23,7 +23,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/unique_fd.h"
 #include "tools/cli/file_place.h"
 #include "tools/cli/temporary_file.h"

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "gpu/cuda/cuda_copies.h"
 #include "tools/bench/bench_adam.h"
 #include "tools/bench/gpu_bench.h"

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "engine/store/storage_queue.h"
 #include "tools/bench/io_bench.h"
 #include "tools/cli/exit_codes.h"

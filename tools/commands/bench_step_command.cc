@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "tools/bench/step_regimes.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"

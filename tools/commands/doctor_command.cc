@@ -13,11 +13,11 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/cuda_device.h>
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "gpu/cuda/cuda_environment.h"
-#include "gpu/cuda_device.h"
 #include "gpu/ranks/mpi_collectives.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "base/topology.h"
-#include "base/units.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/model/gpt_compute.h"

@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "engine/planner/compute_factor.h"
 #include "engine/planner/planner.h"
 #include "tools/cli/exit_codes.h"

@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
-#include "base/units.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/output_file.h"

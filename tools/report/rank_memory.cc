@@ -4,7 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "engine/plan/placement.h"
 
 namespace sluice {
 

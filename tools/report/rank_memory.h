@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 
 namespace sluice {
 

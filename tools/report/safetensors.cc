@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "base/unique_fd.h"
 
 namespace sluice {

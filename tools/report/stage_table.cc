@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/plan/sharding.h"
 #include "engine/plan/window_plan.h"
 #include "engine/planner/phase_memory.h"

@@ -9,7 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include "engine/plan/layout.h"
 
 namespace sluice {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 
 namespace sluice {
 

@@ -1,6 +1,6 @@
 #include "tools/report/step_limits.h"
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/report/plan_rates.h"
 
 namespace sluice {

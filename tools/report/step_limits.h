@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
+#include <sluice/engine.h>
 #include "base/trace/trace.h"
 #include "engine/bound/bound.h"
-#include "engine/engine.h"
 
 namespace sluice {
 

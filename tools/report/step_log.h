@@ -10,7 +10,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 #include "tools/cli/output_file.h"
 
 namespace sluice {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tools/trace/trace_steps.h"
 #include "tools/trace/trace_summary.h"
 

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/trace/trace_engine.h"
 #include "tools/trace/trace_steps.h"
 

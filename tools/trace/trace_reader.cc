@@ -11,10 +11,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/trace/trace_format.h"
 #include "base/unique_fd.h"
-#include "base/units.h"
 #include "tools/trace/trace_open_spans.h"
 
 namespace sluice {

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
 #include "tools/trace/trace_summary.h"
 
 namespace sluice {

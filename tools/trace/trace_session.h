@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/cli/output_file.h"
 
 namespace sluice {

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tools/trace/trace_ranks.h"
 #include "tools/trace/trace_steps.h"
 

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/bound/bound.h"
 #include "engine/run/engine_trace.h"
 #include "tools/trace/trace_rates.h"

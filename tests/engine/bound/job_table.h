@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/engine/bound/schedule_oracle.h"
 
 namespace sluice::test {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/config/config.h"
+#include <sluice/config.h>
 
 namespace sluice::test {
 

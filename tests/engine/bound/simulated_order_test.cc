@@ -13,12 +13,12 @@
 
 #include <fmt/format.h>
 
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
 #include "engine/bound/bound.h"
-#include "engine/engine.h"
 #include "engine/run/task_thread.h"
-#include "gpu/host_device.h"
 #include "io/throttled_queue.h"
 #include "tests/engine/bound/bound_model.h"
 #include "tests/engine/bound/schedule_oracle.h"

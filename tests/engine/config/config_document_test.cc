@@ -1,11 +1,11 @@
-#include "engine/config/config_document.h"
+#include <sluice/config_document.h>
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "base/error.h"
-#include "engine/config/config.h"
+#include <sluice/config.h>
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

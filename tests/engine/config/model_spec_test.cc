@@ -1,8 +1,8 @@
-#include "engine/config/model_spec.h"
+#include <sluice/model_spec.h>
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

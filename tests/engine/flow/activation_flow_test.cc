@@ -10,8 +10,10 @@
 #include <random>
 #include <thread>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/flow/activation_flow.h"
+#include "engine/plan/activation_plan.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"

@@ -11,9 +11,11 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "engine/run/task_thread.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"

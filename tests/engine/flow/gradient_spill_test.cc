@@ -6,8 +6,10 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"

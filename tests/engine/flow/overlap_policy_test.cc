@@ -6,9 +6,11 @@
 #include <chrono>
 #include <thread>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "engine/plan/update_policy.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"

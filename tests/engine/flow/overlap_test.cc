@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
+#include "engine/plan/layout.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"

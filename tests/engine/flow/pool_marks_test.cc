@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/plan/pool_meter.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"

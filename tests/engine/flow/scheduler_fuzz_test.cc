@@ -7,8 +7,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/placement.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/fault_queue.h"

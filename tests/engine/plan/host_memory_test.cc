@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "tests/support/expect_error.h"
 
 namespace sluice {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/plan/placement_planner.h"
 #include "engine/plan/striping.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/support/campaign.h"
 
 namespace sluice {

@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <sluice/units.h>
 #include "base/trace/trace.h"
-#include "base/units.h"
 #include "engine/plan/placement.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"

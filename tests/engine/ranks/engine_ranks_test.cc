@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
 

@@ -2,8 +2,8 @@
 // device. The same bits, and the memory and gathers of stage 2 for exactly these units.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/plan/placement.h"
 #include "engine/plan/window_plan.h"
 #include "tests/engine/ranks/rank_threads.h"

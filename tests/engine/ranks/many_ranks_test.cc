@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "base/units.h"
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/many_ranks.h"
 #include "tests/support/temp_directory.h"

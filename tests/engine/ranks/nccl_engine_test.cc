@@ -10,8 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
 #include "cpu_optim/rank_sum.h"
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
 #include "gpu/ranks/nccl_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"

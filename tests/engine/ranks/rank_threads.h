@@ -7,8 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
+#include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/delays.h"

@@ -5,7 +5,8 @@
 #include <chrono>
 #include <thread>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "base/trace/trace.h"
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/rank_threads.h"

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
+#include "engine/plan/layout.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/temp_directory.h"

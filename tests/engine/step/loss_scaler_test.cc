@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice {
 namespace {

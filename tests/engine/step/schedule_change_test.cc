@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <random>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"

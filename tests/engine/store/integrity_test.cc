@@ -12,11 +12,11 @@
 
 #include <gtest/gtest.h>
 
+#include <sluice/host_device.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "engine/plan/placement.h"
 #include "engine/store/block_store.h"
-#include "gpu/host_device.h"
 #include "io/checksum.h"
 #include "tests/support/campaign.h"
 #include "tests/support/expect_error.h"

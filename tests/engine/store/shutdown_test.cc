@@ -7,8 +7,8 @@
 #include <random>
 #include <thread>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "engine/store/storage_queue.h"
 #include "io/direct_file.h"
 #include "tests/support/campaign.h"

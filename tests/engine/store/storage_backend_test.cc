@@ -9,8 +9,9 @@
 #include <map>
 #include <mutex>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "engine/store/storage_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/refused_syscall.h"

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/store/block_store.h"
 #include "io/throttled_queue.h"
 #include "io/transfer_progress.h"

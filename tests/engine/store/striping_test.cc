@@ -16,8 +16,10 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "io/direct_file.h"
+#include "io/io_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/cuda_device.h>
 #include "base/aligned_buffer.h"
-#include "gpu/cuda_device.h"
 #include "tests/contract/device_contract.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 

@@ -1,6 +1,6 @@
 // The device contract on a GPU, and what only this device has: page-locked memory that io_uring has
 // registered, errors in words, a machine without a GPU.
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
-#include "base/units.h"
-#include "gpu/host_device.h"
+#include <sluice/error.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
 
 namespace sluice::test {
 namespace {

@@ -1,6 +1,6 @@
 // The device contract over host memory, and what only this device has: launch(), the copy throttle,
 // its checks of the caller.
-#include "gpu/host_device.h"
+#include <sluice/host_device.h>
 
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu_optim/gradient_ops.h"
+#include "cpu_optim/optimizer_options.h"
 #include "cpu_optim/update.h"
 #include "gpu/math/device_math.h"
 #include "tests/contract/device_contract_fixture.h"

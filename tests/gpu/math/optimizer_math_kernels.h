@@ -1,6 +1,6 @@
-// The element functions of base/dtype.h and base/optimizer_math.h, run on the GPU over arrays: what
-// optimizer_math_cuda_test compares with the CPU. Thread rule: one thread at a time.
-// Fails with: std::runtime_error naming the CUDA call.
+// The element functions of sluice/dtype.h and base/optimizer_math.h, run on the GPU over arrays:
+// what optimizer_math_cuda_test compares with the CPU. Thread rule: one thread at a time. Fails
+// with: std::runtime_error naming the CUDA call.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "tests/gpu/ranks/fake_nccl_world.h"
 
 using sluice::test::count_fake_nccl;

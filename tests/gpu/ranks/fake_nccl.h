@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 struct fake_nccl_counts {
   int reductions = 0;   // by NCCL itself

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/mpi_collectives.h"
 

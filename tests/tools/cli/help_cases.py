@@ -53,7 +53,7 @@ class Help(CliCase):
             self.assertEqual(set(file.readline().strip().split(",")) - written, set())
 
     def test_documentation_has_every_exit_code(self):
-        with open(os.path.join(SOURCE, "tools", "exit_codes.h"), encoding="utf-8") as file:
+        with open(os.path.join(SOURCE, "tools", "cli", "exit_codes.h"), encoding="utf-8") as file:
             codes = set(re.findall(r"constexpr int kExit\w+ = (\d+);", file.read()))
         self.assertGreaterEqual(len(codes), 5)
         written = set(re.findall(r"^\| (\d+) \|", self.documentation(), re.MULTILINE))

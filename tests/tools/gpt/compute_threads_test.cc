@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice::gpt {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/device.h"
+#include <sluice/device.h>
 #include "tests/tools/gpt/model_state.h"
 #include "tools/gpt/model/device_gpt.h"
 

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/tools/gpt/device_gpt_cases.h"
 #include "tools/gpt/model/slow_products.h"
 

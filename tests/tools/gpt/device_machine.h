@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "gpu/math/host_launcher.h"
 #include "tools/gpt/model/cuda_ops.h"
 #include "tools/gpt/model/device_ops_over.h"

@@ -1,8 +1,9 @@
 // The same ten steps of the PyTorch twin, trained through the engine with all of the state on NVMe.
 #include <gtest/gtest.h>
 
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include "engine/plan/layout.h"
 #include "tests/golden/golden_run.h"
 #include "tests/support/temp_directory.h"
 #include "tools/gpt/model/gpt_compute.h"

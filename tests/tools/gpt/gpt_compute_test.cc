@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/tools/gpt/model_state.h"
 #include "tests/tools/gpt/reference_gpt.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_compute.h"
 

@@ -1,6 +1,7 @@
 // What is made of collectives: traces of ranks whose times are known in closed form.
 #include <gtest/gtest.h>
 
+#include <sluice/collectives.h>
 #include "tests/tools/trace/trace_builder.h"
 #include "tools/trace/trace_diff.h"
 #include "tools/trace/trace_html.h"

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "engine/run/engine_trace.h"
 #include "io/throttled_queue.h"
 #include "tests/support/temp_directory.h"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tests/tools/train/device_trainer_cases.h"
 #include "tools/gpt/train/training_device.h"
 

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/plan/layout.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 #include "tests/tools/train/small_gpt.h"

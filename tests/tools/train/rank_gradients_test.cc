@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "cpu_optim/rank_sum.h"
+#include "engine/plan/layout.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/support/temp_directory.h"
 #include "tests/tools/train/small_gpt.h"

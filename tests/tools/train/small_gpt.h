@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/units.h"
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
+#include "engine/plan/layout.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/train_config.h"
 

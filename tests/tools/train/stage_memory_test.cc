@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/support/temp_directory.h"

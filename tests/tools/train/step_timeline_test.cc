@@ -9,7 +9,7 @@
 #include <future>
 #include <thread>
 
-#include "gpu/host_device.h"
+#include <sluice/host_device.h>
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 #include "tools/trace/trace_reader.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/model/row_kernels.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "cpu_optim/worker_arena.h"
 
 namespace sluice::gpt {

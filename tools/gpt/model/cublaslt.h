@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 #include "tools/gpt/model/device_ops.h"
 
 namespace sluice::gpt {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "gpu/cuda_device.h"
+#include <sluice/cuda_device.h>
 #include "tools/gpt/model/device_ops.h"
 
 namespace sluice::gpt {

@@ -1,5 +1,5 @@
 // What tools/gpt/model/cuda_ops.h promises, in a build without CUDA.
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/cuda_ops.h"
 
 namespace sluice::gpt {

@@ -5,8 +5,8 @@
 
 #include <fmt/core.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "tools/gpt/model/gpt_model.h"
 
 namespace sluice::gpt {

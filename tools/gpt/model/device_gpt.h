@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include <sluice/device.h>
+#include <sluice/model_spec.h>
+#include <sluice/units.h>
 #include "base/aligned_buffer.h"
-#include "base/units.h"
-#include "engine/config/model_spec.h"
-#include "gpu/device.h"
 #include "tools/gpt/model/activations.h"
 #include "tools/gpt/model/device_ops.h"
 #include "tools/gpt/model/gpt_config.h"

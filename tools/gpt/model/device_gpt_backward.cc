@@ -1,5 +1,5 @@
 // The backward pass of DeviceGpt: forward read from the end.
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/model/gpt_model.h"
 

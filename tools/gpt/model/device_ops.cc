@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 
 namespace sluice::gpt {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
-#include "gpu/device.h"
+#include <sluice/device.h>
+#include <sluice/dtype.h>
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/model/row_kernels.h"
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/device_bodies.h"
 #include "tools/gpt/model/device_ops.h"
 

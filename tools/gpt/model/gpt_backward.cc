@@ -1,7 +1,7 @@
 // The backward pass of GptCompute: forward read from the end.
 #include <cstring>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/attention.h"
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/model/layers.h"

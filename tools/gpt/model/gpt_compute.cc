@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/attention.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/model/layers.h"

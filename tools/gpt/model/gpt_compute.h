@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/model_spec.h"
+#include <sluice/model_spec.h>
 #include "tools/gpt/model/activations.h"
 #include "tools/gpt/model/compute_threads.h"
 #include "tools/gpt/model/gpt_config.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/config/model_spec.h"
+#include <sluice/model_spec.h>
 #include "tools/gpt/model/gpt_config.h"
 
 namespace sluice::gpt {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/units.h"
+#include <sluice/units.h>
 
 namespace sluice::gpt {
 namespace {

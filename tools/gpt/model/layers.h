@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 #include "tools/gpt/model/compute_threads.h"
 #include "tools/gpt/model/row_kernels.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 
 extern "C" void openblas_set_num_threads(int threads);
 extern "C" char* openblas_get_config();

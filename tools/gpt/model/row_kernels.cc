@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "base/dtype.h"
+#include <sluice/dtype.h>
 
 // One source, compiled for several instruction sets and chosen when the program is loaded. The
 // sanitizers cannot run inside the loader, so they get the plain version.

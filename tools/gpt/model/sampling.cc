@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/counter_random.h"
 
 namespace sluice::gpt {

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <span>
 
+#include <sluice/dtype.h>
+#include <sluice/model_spec.h>
 #include "base/aligned_buffer.h"
-#include "base/dtype.h"
-#include "engine/config/model_spec.h"
 #include "tools/gpt/model/compute_threads.h"
 #include "tools/gpt/model/gpt_model.h"
 

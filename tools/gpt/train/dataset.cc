@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "io/errno_action.h"
 #include "io/transfer_progress.h"
 #include "tools/gpt/model/counter_random.h"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/train/training.h"
 

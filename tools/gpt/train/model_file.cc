@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
 #include "tools/gpt/model/gpt_model.h"
 
 namespace sluice {

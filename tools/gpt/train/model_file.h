@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/report/safetensors.h"
 

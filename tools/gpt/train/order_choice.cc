@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/units.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "engine/plan/parameter_groups.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/planner.h"

@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "cpu_optim/rank_sum.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"

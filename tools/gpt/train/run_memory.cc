@@ -1,7 +1,8 @@
 #include "tools/gpt/train/run_memory.h"
 
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
+#include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/train/trainer.h"

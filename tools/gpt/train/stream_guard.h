@@ -2,7 +2,7 @@
 // variables of the function that leaves. Both must outlive it. Thread rule: one thread.
 #pragma once
 
-#include "gpu/device.h"
+#include <sluice/device.h>
 
 namespace sluice {
 

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include <sluice/units.h>
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/model/gpt_model.h"
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
 #include "tools/gpt/model/gpt_config.h"
 
 namespace sluice {

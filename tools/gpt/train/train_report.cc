@@ -9,7 +9,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/units.h"
+#include <sluice/units.h>
+#include "io/direct_file.h"
 #include "tools/cli/print.h"
 
 namespace sluice {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include <sluice/engine.h>
 #include "engine/plan/host_memory.h"
 #include "tools/cli/output_file.h"
 #include "tools/gpt/model/matmul.h"

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
 #include "tools/gpt/model/gpt_compute.h"
 #include "tools/gpt/train/training.h"
 

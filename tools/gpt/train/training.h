@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/step/step.h"
+#include <sluice/step.h>
 #include "tools/gpt/train/dataset.h"
 
 namespace sluice {

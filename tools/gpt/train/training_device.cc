@@ -4,11 +4,11 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include <sluice/cuda_device.h>
+#include <sluice/error.h>
+#include <sluice/units.h>
 #include "base/topology.h"
-#include "base/units.h"
 #include "gpu/cuda/kernel_list.h"
-#include "gpu/cuda_device.h"
 #include "tools/gpt/model/cuda_ops.h"
 #include "tools/gpt/train/device_trainer.h"
 #include "tools/gpt/train/trainer.h"

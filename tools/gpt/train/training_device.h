@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "engine/engine.h"
-#include "gpu/cuda_device.h"
-#include "gpu/host_device.h"
+#include <sluice/cuda_device.h>
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/model/matmul.h"
 #include "tools/gpt/train/training.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/units.h"
-#include "engine/engine.h"
-#include "gpu/host_device.h"
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/units.h>
 
 using namespace sluice;
 
@@ -79,13 +79,13 @@ int main(int argc, char** argv) {
     Step step = engine.begin_step({.learning_rate = 0.01});
     for (const UnitId unit : {kHidden, kOutput}) {
       const Lease lease = step.acquire(unit, Pass::kForward, stream);
-      const auto* weight = reinterpret_cast<const float*>(lease.parameter(0));
+      const auto* weight = lease.parameter<float>(0);
       device->launch(stream.id(), [=, &network] { network.forward(unit, weight); });
     }
     for (const UnitId unit : {kOutput, kHidden}) {
       const Lease lease = step.acquire(unit, Pass::kBackward, stream);
-      const auto* weight = reinterpret_cast<const float*>(lease.parameter(0));
-      auto* gradient = reinterpret_cast<float*>(lease.gradient(0));
+      const auto* weight = lease.parameter<float>(0);
+      auto* gradient = lease.gradient<float>(0);
       device->launch(stream.id(), [=, &network] { network.backward(unit, weight, gradient); });
     }
     const StepReport report = step.finish();  // Adam over all blocks, then home to NVMe

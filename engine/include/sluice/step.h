@@ -6,12 +6,20 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <string_view>
 
-#include "engine/flow/activation_flow.h"
-#include "engine/step/step_loop.h"
+#include <sluice/device.h>
+#include <sluice/elements.h>
+#include <sluice/step_report.h>
+#include <sluice/use.h>
 
 namespace sluice {
+
+class ActivationFlow;
+class Layout;
+class StepLoop;
 
 // One unit, on the device, until the lease ends. Its end records an event behind the work enqueued
 // so far on the stream that acquired it: work enqueued later must not touch the unit, and where the
@@ -28,11 +36,27 @@ class Lease {
   // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
   // Fails with: kInvalidArgument when the unit has no such tensor, or the lease has ended.
   const std::byte* parameter(std::size_t tensor) const;
+  // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
+  // Fails with: the same, and kInvalidArgument when T is not the compute dtype.
+  template <class T>
+  const T* parameter(std::size_t tensor) const {
+    require_parameter_dtype(dtype_of<T>);
+    return reinterpret_cast<const T*>(parameter(tensor));
+  }
   // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
   // stream.
   // Fails with: the same, and kInvalidArgument where there is no gradient: the lease is not a
   // backward one, or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
+  // Fails with: the same, and kInvalidArgument when T is not the gradient dtype.
+  template <class T>
+  T* gradient(std::size_t tensor) const {
+    require_gradient_dtype(dtype_of<T>);
+    return reinterpret_cast<T*>(gradient(tensor));
+  }
+  // The place of the tensor `name` in UnitSpec::tensors.
+  // Fails with: kInvalidArgument naming the unit's tensors when there is none of that name.
+  std::size_t tensor(std::string_view name) const;
 
   // Ends the lease early.
   void release();
@@ -44,6 +68,8 @@ class Lease {
       : loop_(&loop), layout_(&layout), use_(use) {}
 
   std::uint64_t offset_elements(const char* call, std::size_t tensor) const;
+  void require_parameter_dtype(DType asked) const;
+  void require_gradient_dtype(DType asked) const;
 
   StepLoop* loop_ = nullptr;  // null once released
   const Layout* layout_ = nullptr;
@@ -104,9 +130,9 @@ class Step {
 
   // What the loss has to be multiplied with before its gradients are computed; 1 unless
   // Config::Precision::loss_scale says otherwise.
-  double loss_scale() const { return loop("loss_scale").loss_scale(); }
+  double loss_scale() const;
   // The update that this step will make, counted from 1.
-  std::uint64_t number() const { return loop("number").scheduled_step() + 1; }
+  std::uint64_t number() const;
 
   // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
   // optimizer.overlap "serial" returns when the new state is home; else the update goes on while

@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/device.h"
+#include <sluice/device.h>
 
 namespace sluice {
 

@@ -9,10 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
-#include "base/optimizer_math.h"
-#include "cpu_optim/optimizer_options.h"
-#include "engine/config/config_document.h"
+#include <sluice/config_document.h>
+#include <sluice/dtype.h>
+#include <sluice/optimizer.h>
 
 namespace sluice {
 
@@ -30,7 +29,7 @@ enum class Verify : std::uint8_t {
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 
-// When blocks are updated (docs/architecture.md, "When the optimizer runs"). No choice changes a
+// When blocks are updated (docs/design/updates.md). No choice changes a
 // bit of the result.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
@@ -92,7 +91,7 @@ struct Config {
 
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
-    AdamOptions adam;        // of every kind: cpu_optim/optimizer_options.h says who reads what
+    AdamOptions adam;        // of every kind: sluice/optimizer.h says which one reads what
     double momentum = 0.9;   // of kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
@@ -144,7 +143,7 @@ struct Config {
     double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
   } storage;
 
-  // What several ranks share (docs/architecture.md, "Several ranks"); of no meaning for one.
+  // What several ranks share (docs/design/ranks.md); of no meaning for one.
   struct Sharding {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters

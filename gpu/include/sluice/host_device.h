@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-#include "gpu/device.h"
+#include <sluice/device.h>
 
 namespace sluice {
 

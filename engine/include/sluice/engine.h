@@ -4,13 +4,21 @@
 //
 //   Engine engine(config, model, device);
 //   engine.initialize(values);
-//   for (...) {
+//   for (int i = 0; i < steps; ++i) {
 //     Step step = engine.begin_step({.learning_rate = 1e-3});
-//     for (unit : forward order)  { Lease lease = step.acquire(unit, Pass::kForward, stream);  ...
-//     } for (unit : backward order) { Lease lease = step.acquire(unit, Pass::kBackward, stream);
-//     ... } StepReport report = step.finish();
+//     for (UnitId unit : forward_order) {
+//       Lease lease = step.acquire(unit, Pass::kForward, stream);
+//       ...  // enqueue the unit's computation on `stream`
+//     }
+//     for (UnitId unit : backward_order) {
+//       Lease lease = step.acquire(unit, Pass::kBackward, stream);
+//       ...
+//     }
+//     StepReport report = step.finish();
 //   }
 //   engine.close();
+//
+// examples/sine is the whole program.
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
@@ -30,15 +38,22 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "engine/config/config.h"
-#include "engine/config/model_spec.h"
-#include "engine/step/step.h"
-#include "engine/store/state_access.h"
-#include "io/direct_file.h"
+#include <sluice/collectives.h>
+#include <sluice/config.h>
+#include <sluice/device.h>
+#include <sluice/model_spec.h>
+#include <sluice/state.h>
+#include <sluice/step.h>
 
 namespace sluice {
+
+class DirectFile;
+class IoQueue;
+class Layout;
+struct Placement;
 
 // Wraps the queue that an engine opens: to slow it down, to observe it, to make it fail in tests.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
@@ -100,6 +115,12 @@ class Engine {
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
 
+  // The unit or the tensor of that name.
+  // Fails with: kInvalidArgument when the model has none.
+  UnitId unit(std::string_view name) const;
+  TensorId tensor(std::string_view name) const;
+
+  // For Sluice's own tools: engine/plan/layout.h, engine/plan/placement.h.
   const Layout& layout() const;
   const Placement& placement() const;
   // What one step with `micro_batches` moves to and from storage: exact under the serial policy,

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "base/device_function.h"
+#include <sluice/device_function.h>
 
 namespace sluice {
 

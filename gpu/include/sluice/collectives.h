@@ -22,9 +22,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/dtype.h"
-#include "base/error.h"
-#include "gpu/device.h"
+#include <sluice/device.h>
+#include <sluice/dtype.h>
+#include <sluice/error.h>
 
 namespace sluice {
 

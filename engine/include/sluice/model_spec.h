@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/ids.h"
+#include <sluice/ids.h>
 
 namespace sluice {
 
@@ -38,7 +38,7 @@ struct ModelSpec {
   // The order in which one micro-batch acquires units. Empty means 0, 1, ... forward, and the
   // reverse of forward_order backward. A unit may appear more than once (a tied head acquires the
   // embedding again); its gradients add up. Steps that go otherwise cost waits
-  // (engine/step/step.h).
+  // (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 

@@ -1,0 +1,28 @@
+// Element types as C++ types, for typed access to parameters and gradients: float is fp32, Bf16 and
+// Fp16 hold the bits of theirs. Convert with the functions of sluice/dtype.h.
+#pragma once
+
+#include <cstdint>
+
+#include <sluice/dtype.h>
+
+namespace sluice {
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct Fp16 {
+  std::uint16_t bits;
+};
+
+// The dtype that T stands for; no other type has one.
+template <class T>
+inline constexpr DType dtype_of = T::has_no_dtype;
+template <>
+inline constexpr DType dtype_of<float> = DType::kFp32;
+template <>
+inline constexpr DType dtype_of<Bf16> = DType::kBf16;
+template <>
+inline constexpr DType dtype_of<Fp16> = DType::kFp16;
+
+}  // namespace sluice

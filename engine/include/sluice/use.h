@@ -1,0 +1,45 @@
+// What an application asks for in a step: uses of units and boundary activations. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <sluice/device.h>
+#include <sluice/ids.h>
+
+namespace sluice {
+
+enum class Pass : std::uint8_t { kForward, kBackward, kInference };
+
+std::string_view name_of(Pass pass);
+
+enum class ActivationKind : std::uint8_t { kValue, kGradient };
+
+// Boundary `boundary` lies between forward uses `boundary` and `boundary` + 1.
+struct ActivationRef {
+  std::uint32_t boundary = 0;
+  std::uint32_t micro_batch = 0;
+  ActivationKind kind = ActivationKind::kValue;
+
+  bool operator==(const ActivationRef&) const = default;
+};
+
+std::string describe(const ActivationRef& ref);
+
+// What a lease refers to.
+struct LeasedUse {
+  std::uint32_t use = 0;
+  UnitId unit{};
+  const std::byte* parameters = nullptr;  // device memory
+  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
+};
+
+struct LeasedActivation {
+  std::uint32_t access = 0;
+  StreamId stream{};
+  std::byte* data = nullptr;  // device memory
+};
+
+}  // namespace sluice
