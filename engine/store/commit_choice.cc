@@ -48,12 +48,12 @@ void check_same_store(const FoundCommits& found) {
       if (record.store_id == first->store_id && record.rank == first->rank &&
           record.rank_count == first->rank_count)
         continue;
-      throw Error(ErrorCode::kInput,
-                  fmt::format("{} is of store {}, rank {} of {}, and others here of store {}, "
-                              "rank {} of {}; bring the files of one store together",
-                              place_of(found, slot, twin), text_of(record.store_id), record.rank,
-                              record.rank_count, text_of(first->store_id), first->rank,
-                              first->rank_count));
+      throw Error(
+          ErrorCode::kInput,
+          fmt::format("{} is of store {}, rank {} of {}, and others here of store {}, "
+                      "rank {} of {}; bring the files of one store together",
+                      place_of(found, slot, twin), text_of(record.store_id), record.rank,
+                      record.rank_count, text_of(first->store_id), first->rank, first->rank_count));
     }
   }
 }

@@ -191,12 +191,10 @@ CommitReading decode_commit(std::span<const std::byte> slot) {
             .problem = fmt::format("it has version {} of the format, and this program knows {}",
                                    header.version, kCommitVersion)};
   if (const auto problem = problem_of(header)) return damaged(*problem);
-  CommitReading reading{.state = CommitState::kWhole,
-                        .record = record_of(header, rest),
-                        .checksum = header.checksum};
+  CommitReading reading{
+      .state = CommitState::kWhole, .record = record_of(header, rest), .checksum = header.checksum};
   if (const auto problem = problem_of(reading.record)) return damaged(*problem);
-  if (!is_encoding_of(reading.record, whole)) 
-    return damaged(kReserved);
+  if (!is_encoding_of(reading.record, whole)) return damaged(kReserved);
   return reading;
 }
 

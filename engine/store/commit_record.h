@@ -57,7 +57,7 @@ std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {
-  kEmpty,    // never written: zeros where the header would be
+  kEmpty,  // never written: zeros where the header would be
   kWhole,
   kDamaged,  // torn or altered; `problem` names the field, what was expected and what was found
   kForeign,  // whole as it seems, of another version of the format

@@ -122,10 +122,8 @@ TEST(CommitRecord, WhatNoWriterWritesIsDamagedThoughItsChecksumFits) {
       {"lies at",
        [](CommitHeader&, CommitPlane& plane) { plane.copies[1].offset_bytes = ~0ull << 12; }},
       {"lies at", [](CommitHeader&, CommitPlane& plane) { plane.length_bytes = ~0ull; }},
-      {"overlap",
-       [](CommitHeader&, CommitPlane& plane) {
-         plane.copies[1] = {.file = 0, .offset_bytes = 4096};
-       }},
+      {"overlap", [](CommitHeader&,
+                     CommitPlane& plane) { plane.copies[1] = {.file = 0, .offset_bytes = 4096}; }},
       {"ought to be zero", [](CommitHeader& header, CommitPlane&) { header.reserved = 1; }},
       {"ought to be zero", [](CommitHeader&, CommitPlane& plane) { plane.copies[2].file = 1; }},
   };
@@ -160,8 +158,8 @@ TEST(CommitRecord, AnyBytesGetAnAnswer) {
     ++whole;
     const std::vector<std::byte> again = encoded(reading.record);
     const std::uint64_t length = commit_bytes(reading.record);
-    ASSERT_TRUE(std::equal(again.begin(), again.begin() + static_cast<long>(length),
-                           bytes.begin()));
+    ASSERT_TRUE(
+        std::equal(again.begin(), again.begin() + static_cast<long>(length), bytes.begin()));
   }
   EXPECT_GT(whole, 100);
 }

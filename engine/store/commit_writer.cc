@@ -1,0 +1,118 @@
+#include "engine/store/commit_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/trace/trace.h"
+#include "engine/store/commit_format.h"
+#include "io/errno_action.h"
+
+namespace sluice {
+
+struct CommitWriter::Action {
+  CommitWriter* writer = nullptr;
+  CommitAction what;
+  IoRequest request;
+  std::uint64_t begin_ns = 0;
+};
+
+CommitWriter::CommitWriter(IoQueue& queue, const CommitFiles& files,
+                           std::function<void(std::function<void()>)> post)
+    : queue_(queue),
+      files_(files),
+      post_(std::move(post)),
+      buffer_(files.slot_bytes, "commit records") {
+  SLUICE_CHECK(files.twins.size() == kCommitTwins, "a store has twins of its records");
+  SLUICE_CHECK(files.slot_bytes % kCommitAlignBytes == 0, "a slot is whole pages");
+  while (actions_.size() < std::max(files.data.size(), files.twins.size()))
+    actions_.push_back(std::make_unique<Action>());
+}
+
+CommitWriter::~CommitWriter() = default;
+
+void CommitWriter::begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
+                         std::uint64_t step, std::function<void(std::optional<Error>)> ended) {
+  SLUICE_CHECK(is_idle() && !sequence.empty(), "one commit at a time");
+  SLUICE_CHECK(slot < kCommitSlots && record_bytes <= files_.slot_bytes &&
+                   record_bytes % kCommitAlignBytes == 0,
+               "a record fits into its slot");
+  sequence_ = std::move(sequence);
+  stage_ = 0;
+  slot_ = slot;
+  record_bytes_ = record_bytes;
+  step_ = step;
+  ended_ = std::move(ended);
+  begin_stage();
+}
+
+const StoreFile& CommitWriter::file_of(const CommitAction& action) const {
+  return action.kind == CommitActionKind::kFlushData ? files_.data[action.index]
+                                                     : files_.twins[action.index];
+}
+
+void CommitWriter::begin_stage() {
+  const CommitStage& stage = sequence_[stage_];
+  pending_ = stage.size();
+  // A submitted request may end, and the stage after this one begin, before this function goes on.
+  std::vector<IoRequest*> requests;
+  for (std::size_t i = 0; i < stage.size(); ++i) {
+    Action& action = *actions_.at(i);
+    action.writer = this;
+    action.what = stage[i];
+    action.begin_ns = trace_now_ns();
+    const StoreFile& file = file_of(stage[i]);
+    const bool is_write = stage[i].kind == CommitActionKind::kWriteTwin;
+    action.request = {.kind = is_write ? IoKind::kWrite : IoKind::kFlush,
+                      .priority = IoPriority::kNormal,
+                      .drive = file.drive,
+                      .descriptor = file.descriptor,
+                      .offset_bytes = is_write ? slot_ * files_.slot_bytes : 0,
+                      .data = is_write ? buffer_.data() : nullptr,
+                      .length_bytes = is_write ? record_bytes_ : 0};
+    action.request.context = &action;
+    action.request.on_complete = [](IoRequest& request) {
+      auto* done = static_cast<Action*>(request.context);
+      done->writer->post_([done] { done->writer->action_ended(*done); });
+    };
+    requests.push_back(&action.request);
+  }
+  queue_.submit(requests);
+}
+
+void CommitWriter::action_ended(Action& action) {
+  if (action.request.error != 0) {
+    if (!failure_) failure_ = error_of(action);
+  } else {
+    const IoRequest& request = action.request;
+    trace_span({.begin_ns = action.begin_ns,
+                .end_ns = trace_now_ns(),
+                .started_ns = std::max(request.started_ns, action.begin_ns),
+                .moved_ns = std::max(request.moved_ns, action.begin_ns),
+                .size_bytes = request.length_bytes,
+                .step = step_,
+                .kind = request.kind == IoKind::kFlush ? TraceKind::kFlush : TraceKind::kWrite,
+                .lane = static_cast<std::uint8_t>(request.drive),
+                .detail = kTraceOptimizerState});
+  }
+  if (--pending_ != 0) return;
+  if (!failure_ && ++stage_ < sequence_.size()) return begin_stage();
+  sequence_.clear();
+  const auto ended = std::exchange(ended_, {});
+  ended(std::exchange(failure_, std::nullopt));  // may begin the next
+}
+
+Error CommitWriter::error_of(const Action& action) const {
+  const StoreFile& file = file_of(action.what);
+  const IoRequest& request = action.request;
+  const std::string what = request.kind == IoKind::kFlush
+                               ? fmt::format("cannot make {} durable", file.name)
+                               : fmt::format("cannot write commit record {} to {} [{}, +{})", slot_,
+                                             file.name, request.offset_bytes, request.length_bytes);
+  return Error(ErrorCode::kIo, fmt::format("{} for the commit of step {}: {}; {}", what, step_,
+                                           errno_text(request.error),
+                                           errno_rule(request.kind, request.error).advice));
+}
+
+}  // namespace sluice

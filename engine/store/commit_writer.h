@@ -1,0 +1,84 @@
+// Makes commits durable beside whatever else the queue does: goes through a commit's sequence
+// (commit_sequence.h), one stage after the other, by the queue's completions. Owns the bytes of the
+// record that it writes.
+//
+// Thread rule: one thread, the scheduler's in an engine; `post` brings completions there.
+// Invariants: at most one record is being written. The first failure ends the sequence: nothing
+// behind it is begun, and `ended` says so once all that was under way has come back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sluice/error.h>
+#include "base/aligned_buffer.h"
+#include "engine/store/commit_sequence.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// An open file of a store, whoever owns it.
+struct StoreFile {
+  int descriptor = -1;
+  std::uint32_t drive = 0;
+  std::string name;  // for messages
+};
+
+struct CommitFiles {
+  std::vector<StoreFile> data;
+  std::vector<StoreFile> twins;  // kCommitTwins record files
+  std::uint64_t slot_bytes = 0;  // of each of a record file's slots
+};
+
+class CommitWriter {
+ public:
+  // `queue` must outlive the writer, and so must `files`. `post` runs a function on the writer's
+  // thread, later; it may be called from any thread.
+  CommitWriter(IoQueue& queue, const CommitFiles& files,
+               std::function<void(std::function<void()>)> post);
+  // Requires: is_idle(), or a queue that will not complete anything any more.
+  ~CommitWriter();
+  CommitWriter(const CommitWriter&) = delete;
+  CommitWriter& operator=(const CommitWriter&) = delete;
+
+  // For the record that comes next. Requires: is_idle().
+  std::span<std::byte> buffer() { return buffer_.span(); }
+  bool is_idle() const { return sequence_.empty(); }
+
+  // Writes `record_bytes` of the buffer to `slot` in the course of `sequence`. On return it is
+  // under way. `ended` runs on the writer's thread: without an error all is durable; the buffer is
+  // free.
+  // Requires: is_idle(); record_bytes is a multiple of kCommitAlignBytes.
+  void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
+             std::uint64_t step, std::function<void(std::optional<Error>)> ended);
+
+ private:
+  struct Action;
+
+  void begin_stage();
+  void action_ended(Action& action);
+  const StoreFile& file_of(const CommitAction& action) const;
+  Error error_of(const Action& action) const;
+
+  IoQueue& queue_;
+  const CommitFiles& files_;
+  std::function<void(std::function<void()>)> post_;
+  AlignedBuffer buffer_;
+
+  CommitSequence sequence_;  // empty: idle
+  std::size_t stage_ = 0;
+  std::vector<std::unique_ptr<Action>> actions_;  // of the stage; kept for the next
+  std::size_t pending_ = 0;
+  std::uint32_t slot_ = 0;
+  std::uint64_t record_bytes_ = 0;
+  std::uint64_t step_ = 0;
+  std::optional<Error> failure_;
+  std::function<void(std::optional<Error>)> ended_;
+};
+
+}  // namespace sluice
