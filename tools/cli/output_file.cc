@@ -77,8 +77,19 @@ void OutputFile::check() {
   if (place_.error != 0) throw failure("follow the path", place_.error);
   if (place_.kind == FileKind::kFolder) refuse("it is a folder; name a file in it");
   if (place_.kind == FileKind::kBlockDevice) refuse("it is a drive; name a file");
-  if (!place_.descriptor) check_place();
+  if (place_.descriptor) {
+    check_descriptor();
+  } else {
+    check_place();
+  }
   is_checked_ = true;
+}
+
+void OutputFile::check_descriptor() const {
+  const int flags = ::fcntl(*place_.descriptor, F_GETFL);
+  if (flags >= 0 && (flags & O_ACCMODE) == O_RDONLY)
+    refuse(fmt::format("descriptor {} is open for reading alone; open it for writing",
+                       *place_.descriptor));
 }
 
 void OutputFile::check_place() const {
@@ -91,6 +102,15 @@ void OutputFile::check_place() const {
 }
 
 void OutputFile::check_folder() const {
+  struct stat folder {};
+  const uid_t user = ::geteuid();
+  // Where the sticky bit is set, as in /tmp, only these may give its name to another file.
+  if (place_.kind == FileKind::kRegular && user != 0 && user != place_.owner &&
+      ::stat(place_.folder.c_str(), &folder) == 0 && (folder.st_mode & S_ISVTX) != 0 &&
+      user != folder.st_uid)
+    refuse(
+        "it is another user's, and its folder is sticky, so nobody else can replace it; name "
+        "another place");
   try {
     (void)create();
   } catch (const Error& error) {

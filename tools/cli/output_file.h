@@ -85,6 +85,7 @@ class OutputFile {
   static constexpr std::uint64_t kWriteBackBytes = 32 << 20;
 
   [[noreturn]] void refuse(const std::string& why) const;
+  void check_descriptor() const;
   void check_place() const;
   void check_folder() const;
   TemporaryFile create() const;

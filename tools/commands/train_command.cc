@@ -12,6 +12,7 @@
 
 #include <sluice/units.h>
 #include "base/topology.h"
+#include "base/trace/trace.h"
 #include "base/trace/trace_ranges.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
@@ -299,6 +300,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld
     // Before the engine goes: its destructor would wait for ranks that wait for this one, or for
     // the drive. Other destructors do not run either.
     remove_temporary_files();
+    (void)trace_stop();  // whole up to here: the rank's steps are often all there
     if (ranks.are_several()) ranks.give_up(failure);
     warn("sluice: {}\n", failure.what());
     std::fflush(nullptr);

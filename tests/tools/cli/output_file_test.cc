@@ -1,10 +1,13 @@
-// Of a long file all but the last pieces are on the drive before the end asks for it, so that the
-// fsync there is short: other ranks wait for it.
+// What is known of an output before it is written, and that of a long file all but the last pieces
+// are on the drive before the end asks for it: other ranks wait for the fsync there.
 #include "tools/cli/output_file.h"
 
+#include <fcntl.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,8 +15,11 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/unique_fd.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice {
@@ -52,6 +58,46 @@ TEST(OutputFile, SendsLongFilesToTheDriveAsTheyGrow) {
   const std::int64_t all = unplaced_bytes(output.descriptor(), 160 * kMebibyte);
   if (early < 0) GTEST_SKIP() << "this file system does not tell where a file lies";
   EXPECT_EQ(early, 0) << "of 160 MiB the first 128 wait for the end (all in all " << all << ")";
+}
+
+TEST(OutputFile, RefusesADescriptorThatIsOpenForReading) {
+  const test::TempDirectory folder;
+  const std::string path = folder.path() + "/input";
+  const UniqueFd writer(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  const UniqueFd reader(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const auto output_to = [](const UniqueFd& file) {
+    return OutputFile("--json", fmt::format("/dev/fd/{}", file.get()));
+  };
+  const std::string refusal =
+      test::expect_error(ErrorCode::kInput, [&] { output_to(reader).check(); });
+  EXPECT_NE(refusal.find("open for reading alone"), std::string::npos) << refusal;
+  EXPECT_NO_THROW(output_to(writer).check());
+}
+
+// As another user for a while; the process is the test's alone.
+class OtherUser {
+ public:
+  OtherUser() { EXPECT_EQ(::seteuid(65'534), 0); }
+  ~OtherUser() { EXPECT_EQ(::seteuid(0), 0); }
+};
+
+// The rename would be refused hours later.
+TEST(OutputFile, RefusesAnotherUsersFileInAStickyFolder) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can act as other users";
+  const test::TempDirectory folder;
+  const std::string shared = folder.path() + "/shared";
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
+  ASSERT_EQ(::mkdir(shared.c_str(), 0700), 0);
+  const std::string path = shared + "/run.json";
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(::fchmod(file.get(), 0666), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 01777), 0);
+  EXPECT_NO_THROW(OutputFile("--json", path).check()) << "root may";
+  const OtherUser other;
+  const std::string refusal =
+      test::expect_error(ErrorCode::kInput, [&] { OutputFile("--json", path).check(); });
+  EXPECT_NE(refusal.find("its folder is sticky"), std::string::npos) << refusal;
+  EXPECT_NO_THROW(OutputFile("--json", shared + "/mine.json").check());
 }
 
 }  // namespace

@@ -74,6 +74,15 @@ class RanksCase(RanksTest):
             done = self.run_sluice("train", self.write_config({"sharding.group": value}), expect=2)
             self.assertIn(told, done.stderr)
 
+    def test_an_output_that_fails_leaves_the_trace_whole(self):
+        config = self.write_config({"run.threads": 1})
+        command = (*self.mpirun(2), *self.command("train", config, "--quiet", "--trace", "run.trace", "--json", "/dev/full"))
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=self.environment(), timeout=100,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn('rank 0 of 2: cannot write --json "/dev/full"', done.stderr)
+        self.assertNotIn("did not end its trace", self.run_sluice("trace", "summary", "run.trace").stdout)
+
     def test_saved_model_is_that_of_all_ranks(self):
         self.train_ranks(3, {}, "--save", "three.safetensors")
         again = self.train_ranks(3, {"sharding.stage": 0}, "--save", "zero.safetensors")
