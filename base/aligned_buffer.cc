@@ -69,6 +69,9 @@ AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose)
                     format_bytes(size_bytes), purpose, errno_text(errno)));
   }
   mapping_ = static_cast<std::byte*>(mapping);
+  // A forked child has no use for it, and would make this process copy each page that it writes
+  // next. Advice only.
+  (void)::madvise(mapping, mapping_bytes_, MADV_DONTFORK);
   const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
   data_ = mapping_ + (align_up(address, alignment) - address);
   size_bytes_ = size_bytes;

@@ -336,6 +336,9 @@ TensorId Engine::tensor(std::string_view name) const {
   return found->id;
 }
 
+std::span<const TensorPlace> Engine::tensors() const {
+  return layout().tensors();
+}
 const Layout& Engine::layout() const {
   return parts_->layout;
 }

@@ -16,7 +16,7 @@ LINE_CHARACTERS_MAX = 100
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
-LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "tools", "tests"}
+LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "capi", "tools", "tests"}
 HOUSE = "docs/architecture.md"
 VENDOR_HEADER = re.compile(
     r"^(liburing|xxhash|xxh_x86dispatch|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")

@@ -57,7 +57,8 @@ ParameterGroups::ParameterGroups(const Config::Optimizer& optimizer, const Model
       const auto group = std::ranges::find_if(
           optimizer.groups, [&](const auto& candidate) { return names(candidate, tensor.name); });
       if (group != optimizer.groups.end()) {
-        has_tensors[static_cast<std::size_t>(group - optimizer.groups.begin())] = true;
+        set.group = static_cast<std::size_t>(group - optimizer.groups.begin());
+        has_tensors[*set.group] = true;
         set.learning_rate_factor = group->learning_rate_factor;
         set.weight_decay = group->weight_decay.value_or(set.weight_decay);
       }
@@ -79,14 +80,17 @@ std::uint32_t ParameterGroups::index_of(const Set& set) {
   return static_cast<std::uint32_t>(sets_.size() - 1);
 }
 
-StepCoefficients ParameterGroups::coefficients(double learning_rate, std::uint64_t step,
-                                               float gradient_scale) const {
+StepCoefficients ParameterGroups::coefficients(double learning_rate,
+                                               std::span<const double> group_learning_rates,
+                                               std::uint64_t step, float gradient_scale) const {
   StepCoefficients coefficients;
   for (const Set& set : sets_) {
     OptimizerOptions options = options_;
     options.adam.weight_decay = set.weight_decay;
-    coefficients.of_set.push_back(
-        coefficients_of(options, learning_rate * set.learning_rate_factor, step, gradient_scale));
+    const double rate = set.group && !group_learning_rates.empty()
+                            ? group_learning_rates[*set.group]
+                            : learning_rate * set.learning_rate_factor;
+    coefficients.of_set.push_back(coefficients_of(options, rate, step, gradient_scale));
   }
   return coefficients;
 }

@@ -1,11 +1,13 @@
 // Which hyperparameters each tensor is updated with: the optimizer's own, without decay where the
-// tensor says so, changed by the first of the config's groups that names the tensor. Tensors with
-// equal hyperparameters share a set, and a set's coefficients are computed once a step.
+// tensor says so, changed by the first of the config's groups that names the tensor. Tensors of one
+// group with equal decay share a set, and a set's coefficients are computed once a step.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -30,12 +32,16 @@ class ParameterGroups {
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // Of `step`, counted from 1. Requires: what coefficients_of() does.
-  StepCoefficients coefficients(double learning_rate, std::uint64_t step,
-                                float gradient_scale) const;
+  // Of `step`, counted from 1. `group_learning_rates`: one for each group of the config, instead of
+  // `learning_rate` times its factor; or none.
+  // Requires: what coefficients_of() does.
+  StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
+                                std::uint64_t step, float gradient_scale) const;
 
  private:
   struct Set {
+    std::optional<std::size_t> group =
+        {};  // of the config; their rates may differ from step to step
     double learning_rate_factor = 1;
     double weight_decay = 0;
     bool operator==(const Set&) const = default;

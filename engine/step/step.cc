@@ -166,10 +166,10 @@ std::uint64_t Step::number() const {
   return loop("number").scheduled_step() + 1;
 }
 
-StepReport Step::finish() {
+StepReport Step::finish(const FinishOptions& options) {
   (void)loop("finish");
   activations_->require_complete();
-  StepReport report = loop_->finish_step();
+  StepReport report = loop_->finish_step(options);
   loop_ = nullptr;
   const ActivationFlow::Report activations = activations_->finish();
   report.activation_out_bytes = activations.out_bytes;

@@ -19,18 +19,32 @@ namespace {
 // the most of each travel with the norm's words, and all have to be equal. A value of which the
 // least decides, such as the last step that every rank has on storage, is one more of them.
 struct StepVote {
-  std::uint64_t learning_rate = 0;  // its bits
+  std::uint64_t learning_rate = 0;     // its bits
+  std::uint64_t gradient_divisor = 0;  // likewise
+  std::uint64_t group_rates = 0;       // a hash of them
   std::uint64_t micro_batches = 0;
   std::uint64_t order = 0;
   std::uint64_t step = 0;
 
   std::string text() const {
-    return fmt::format("in step {} with learning rate {} and {} {} micro-batches", step + 1,
-                       std::bit_cast<double>(learning_rate), micro_batches,
-                       name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
+    const double divisor = std::bit_cast<double>(gradient_divisor);
+    std::string text = fmt::format("in step {} with learning rate {} and {} {} micro-batches",
+                                   step + 1, std::bit_cast<double>(learning_rate), micro_batches,
+                                   name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
+    if (divisor != static_cast<double>(micro_batches))
+      text += fmt::format(" divided by {}", divisor);
+    if (group_rates != 0) text += fmt::format(", groups' rates of hash {:x}", group_rates);
+    return text;
   }
   friend bool operator==(const StepVote&, const StepVote&) = default;
 };
+
+std::uint64_t hash_of(std::span<const double> values) {
+  std::uint64_t hash = 0;
+  for (const double value : values)
+    hash = std::rotl((hash ^ std::bit_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15u, 29);
+  return hash;
+}
 
 // All ranks have seen that one differs, and say which.
 [[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
@@ -46,7 +60,7 @@ struct StepVote {
 
 }  // namespace
 
-StepReport StepLoop::finish_step() {
+StepReport StepLoop::finish_step(const FinishOptions& finish) {
   failure_.throw_if_unusable();
   if (!is_active()) throw Error(ErrorCode::kInvalidArgument, "finish: no step is active");
   if (leases_held_ != 0)
@@ -57,6 +71,7 @@ StepReport StepLoop::finish_step() {
                 fmt::format("finish: no unit has been through backward in this step; the schedule "
                             "expects {} next",
                             course_.describe(course_.next())));
+  const bool is_announced = take(finish);
   const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
   if (!course_.is_over()) end_schedule();
@@ -77,7 +92,7 @@ StepReport StepLoop::finish_step() {
   report.loss_scale = scaler_.scale();
   const std::uint64_t pass_begin_ns = steady_now_ns();
   if (norm.finite()) {
-    apply(norm, report);
+    apply(norm, is_announced, report);
   } else if (config_.optimizer.non_finite == NonFinitePolicy::kSkip) {
     report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
     report.skipped = true;
@@ -112,6 +127,27 @@ StepReport StepLoop::finish_step() {
   return report;
 }
 
+// The options of the step are what `finish` says from here on. Returns whether they are still those
+// that the update was announced with, by which blocks may have been updated.
+bool StepLoop::take(const FinishOptions& finish) {
+  StepOptions options = options_;
+  if (finish.learning_rate) options.learning_rate = *finish.learning_rate;
+  if (finish.gradient_divisor) options.gradient_divisor = *finish.gradient_divisor;
+  if (finish.group_learning_rates) options.group_learning_rates = *finish.group_learning_rates;
+  check_options("finish", options);
+  const bool is_announced = options.learning_rate == options_.learning_rate &&
+                            options.group_learning_rates == options_.group_learning_rates &&
+                            options.gradient_divisor.value_or(options.micro_batches) ==
+                                options_.gradient_divisor.value_or(options_.micro_batches);
+  if (!is_announced && policy_ == OverlapPolicy::kEager)
+    throw Error(ErrorCode::kInvalidArgument,
+                "finish: learning rate or divisor are not those of begin_step(), with which "
+                "optimizer.overlap \"eager\" has updated blocks by now; give them to begin_step(), "
+                "or set optimizer.overlap to \"deferred\"");
+  options_ = std::move(options);
+  return is_announced;
+}
+
 void StepLoop::describe_changes(StepReport& report) const {
   report.schedule_changes = course_.changes();
   if (course_.changes() != 0)
@@ -129,34 +165,40 @@ void StepLoop::describe_changes(StepReport& report) const {
 NormAccumulator StepLoop::agree() {
   if (!ranks_.are_several()) return drain_.norm();
   const StepVote own{.learning_rate = std::bit_cast<std::uint64_t>(options_.learning_rate),
+                     .gradient_divisor = std::bit_cast<std::uint64_t>(
+                         options_.gradient_divisor.value_or(options_.micro_batches)),
+                     .group_rates = hash_of(options_.group_learning_rates),
                      .micro_batches = options_.micro_batches,
                      .order = static_cast<std::uint64_t>(options_.order),
                      .step = step_};
   NormAccumulator::Words words{};
   if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
-  std::array ranges{RankRange(own.learning_rate), RankRange(own.micro_batches),
-                    RankRange(own.order), RankRange(own.step)};
+  std::array ranges{RankRange(own.learning_rate), RankRange(own.gradient_divisor),
+                    RankRange(own.group_rates),   RankRange(own.micro_batches),
+                    RankRange(own.order),         RankRange(own.step)};
   ranks_.all_reduce(words, ranges, "the gradient norm");
   if (!std::ranges::all_of(ranges, &RankRange::is_equal)) fail_unequal(ranks_, own);
   return NormAccumulator::of_words(words);
 }
 
 // The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how
-// many times the mean gradient that is.
+// many times the gradient that is wanted.
 double StepLoop::gradient_count() const {
-  return static_cast<double>(options_.micro_batches) * ranks_.count() * scaler_.scale();
+  return options_.gradient_divisor.value_or(options_.micro_batches) * ranks_.count() *
+         scaler_.scale();
 }
 
 StepCoefficients StepLoop::coefficients(double clip_factor) const {
   const auto scale = static_cast<float>(clip_factor / gradient_count());
-  return groups_.coefficients(options_.learning_rate, step_ + 1, scale);
+  return groups_.coefficients(options_.learning_rate, options_.group_learning_rates, step_ + 1,
+                              scale);
 }
 
 // The norm is known: lets the update run, or what is left of it.
-void StepLoop::apply(const NormAccumulator& norm, StepReport& report) {
+void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport& report) {
   report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
-  const bool as_assumed = report.clip_factor == 1 && !drain_.was_reopened();
+  const bool as_assumed = is_announced && report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
   const StepCoefficients known = coefficients(report.clip_factor);
   has_undrained_update_ = true;

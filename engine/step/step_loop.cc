@@ -63,19 +63,34 @@ bool StepLoop::pump() {
   return true;
 }
 
+void StepLoop::check_options(const char* call, const StepOptions& options) const {
+  const auto fail = [call](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
+  };
+  const auto check_rate = [&](const std::string& name, double rate) {
+    if (!(rate >= 0) || !std::isfinite(rate))
+      fail(fmt::format("{} is {}; it must be finite and not negative", name, rate));
+  };
+  check_rate("learning_rate", options.learning_rate);
+  if (options.micro_batches == 0) fail("micro_batches is 0; a step has at least one");
+  const double divisor = options.gradient_divisor.value_or(1);
+  if (!(divisor > 0) || !std::isfinite(divisor))
+    fail(fmt::format("gradient_divisor is {}; it must be finite and positive", divisor));
+  const std::vector<double>& rates = options.group_learning_rates;
+  if (!rates.empty() && rates.size() != config_.optimizer.groups.size())
+    fail(fmt::format("group_learning_rates has {} entries, but optimizer.groups has {}",
+                     rates.size(), config_.optimizer.groups.size()));
+  for (std::size_t i = 0; i < rates.size(); ++i)
+    check_rate(fmt::format("group_learning_rates[{}]", i), rates[i]);
+}
+
 void StepLoop::begin_step(const StepOptions& options) {
-  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("begin_step: learning_rate is {}; it must be finite and not negative",
-                            options.learning_rate));
-  if (options.micro_batches == 0)
-    throw Error(ErrorCode::kInvalidArgument,
-                "begin_step: micro_batches is 0; a step has at least one");
+  check_options("begin_step", options);
   failure_.throw_if_unusable();
+  throw_if_active();
   options_ = options;
   policy_ = update_policy_.choose();
   const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
-  throw_if_active();
   course_.begin_training(options.micro_batches, options.order);
   begin();
   scheduler_.run(

@@ -44,7 +44,7 @@ class StepLoop {
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
 
-  StepReport finish_step();
+  StepReport finish_step(const FinishOptions& finish = {});
   // Ends a step or an inference without an update; the state is as before. Returns when nothing is
   // in flight any more, unless the store is stuck.
   void abandon() noexcept;
@@ -91,6 +91,7 @@ class StepLoop {
   };
 
   void throw_if_active() const;
+  void check_options(const char* call, const StepOptions& options) const;
   void begin();
   // Something has moved: others may too, once all that has happened is known.
   void note_change() { has_changed_ = true; }
@@ -105,9 +106,10 @@ class StepLoop {
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();
   double gradient_count() const;
+  bool take(const FinishOptions& finish);
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
-  void apply(const NormAccumulator& norm, StepReport& report);
+  void apply(const NormAccumulator& norm, bool is_announced, StepReport& report);
   bool is_ready(std::uint32_t use);
   bool is_over();
 

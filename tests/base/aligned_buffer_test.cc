@@ -1,6 +1,9 @@
 #include "base/aligned_buffer.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -24,6 +27,23 @@ TEST(AlignedBuffer, IsAlignedAndZeroFilled) {
     EXPECT_TRUE(std::all_of(buffer.span().begin(), buffer.span().end(),
                             [](std::byte byte) { return byte == std::byte{0}; }));
     std::memset(buffer.data(), 0xff, size_bytes);  // all of it is there
+  }
+}
+
+// A child, such as a loader of data, neither keeps its pages nor makes the parent copy them.
+TEST(AlignedBuffer, IsNotInAForkedChild) {
+  for (const std::uint64_t size_bytes : {4_KiB, 4_MiB}) {
+    const AlignedBuffer buffer(size_bytes, "test");
+    const pid_t child = ::fork();
+    ASSERT_NE(child, -1);
+    if (child == 0) {
+      unsigned char is_resident = 0;
+      const bool is_mapped = ::mincore(buffer.data(), 1, &is_resident) == 0;
+      ::_exit(is_mapped ? 1 : 0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   }
 }
 

@@ -120,6 +120,9 @@ class Engine {
   UnitId unit(std::string_view name) const;
   TensorId tensor(std::string_view name) const;
 
+  // Where each tensor lies, in the order of the model. A unit's last one ends, padded to a multiple
+  // of 256 elements, where the unit's parameters and gradients do.
+  std::span<const TensorPlace> tensors() const;
   // For Sluice's own tools: engine/plan/layout.h, engine/plan/placement.h.
   const Layout& layout() const;
   const Placement& placement() const;

@@ -2,7 +2,7 @@
 // uses it, Step and Inference are one walk through the schedule. All are move-only, and all must be
 // gone before their engine.
 //
-// Thread rule: used by the application's thread that made them.
+// Thread rule: one thread at a time; it need not be the one that made them.
 #pragma once
 
 #include <cstddef>
@@ -138,9 +138,10 @@ class Step {
   // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
   // the next step computes, and its failure is reported by a later call.
   // Units without a gradient have one of zeros.
-  // Fails with: kInvalidArgument while a lease is held, and before any backward use; kNonFinite
-  // (the state is unchanged); kIo (the engine is poisoned).
-  StepReport finish();
+  // Fails with: kInvalidArgument while a lease is held, before any backward use, for options that
+  // begin_step() would refuse, and for other ones than it was given under the eager policy: the
+  // step goes on then; kNonFinite (the state is unchanged); kIo (the engine is poisoned).
+  StepReport finish(const FinishOptions& options = {});
 
  private:
   friend class Engine;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,14 +85,29 @@ struct StepOptions {
   std::uint32_t micro_batches = 1;
   // The order in which the application goes through units and micro-batches.
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
+  // What the sum of the micro-batches' gradients is divided by. Nothing = micro_batches, which
+  // gives their mean; 1 leaves the sum, for an application that scales its losses itself.
+  std::optional<double> gradient_divisor = {};
+  // The learning rates of Config::Optimizer::groups, in their order, each instead of
+  // `learning_rate` times the group's factor. Empty = by the factors.
+  std::vector<double> group_learning_rates = {};
+};
+
+// What an application may know only when the gradients have come, such as the rate that a scheduler
+// sets between backward and update. What is not given is as begin_step() was told.
+struct FinishOptions {
+  std::optional<double> learning_rate = {};
+  std::optional<double> gradient_divisor = {};
+  std::optional<std::vector<double>> group_learning_rates = {};
 };
 
 struct StepReport {
-  double loss_scale = 1;     // what the loss had been multiplied with
-  std::uint64_t step = 0;    // updates that the state has seen, or is about to, after this step
-  double gradient_norm = 0;  // of the mean gradient over micro-batches and ranks, before clipping
-  double clip_factor = 1;    // what the gradient was multiplied with to respect clip_norm
-  bool skipped = false;      // non-finite gradient under policy "skip": nothing was updated
+  double loss_scale = 1;   // what the loss had been multiplied with
+  std::uint64_t step = 0;  // updates that the state has seen, or is about to, after this step
+  // Of the gradient behind its divisor, the mean over ranks, before clipping.
+  double gradient_norm = 0;
+  double clip_factor = 1;  // what the gradient was multiplied with to respect clip_norm
+  bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
   // When blocks were updated: not kAuto, which has decided by now.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;        // speculative: clipping bit, so the update was made again

@@ -32,7 +32,7 @@ Config::Optimizer optimizer(std::vector<Config::Optimizer::Group> groups) {
 // What tensor `index` is updated with under a learning rate of 1 in step 1.
 AdamCoefficients coefficients(const Config::Optimizer& options, std::size_t index) {
   const ParameterGroups groups(options, model());
-  const StepCoefficients step = groups.coefficients(1.0, 1, 1.0f);
+  const StepCoefficients step = groups.coefficients(1.0, {}, 1, 1.0f);
   return std::get<AdamCoefficients>(step.of_set.at(groups.set_of_tensors()[index]));
 }
 
@@ -40,7 +40,7 @@ TEST(ParameterGroups, WithoutGroupsTheTensorsDecide) {
   const ParameterGroups groups(optimizer({}), model());
   EXPECT_EQ(std::vector(groups.set_of_tensors().begin(), groups.set_of_tensors().end()),
             (std::vector<std::uint32_t>{0, 1, 0, 1}));
-  EXPECT_EQ(groups.coefficients(1.0, 1, 1.0f).of_set.size(), 2u);
+  EXPECT_EQ(groups.coefficients(1.0, {}, 1, 1.0f).of_set.size(), 2u);
   EXPECT_EQ(coefficients(optimizer({}), 0).decay_factor, 0.5f);
   EXPECT_EQ(coefficients(optimizer({}), 1).decay_factor, 1.0f);
 }
@@ -59,15 +59,30 @@ TEST(ParameterGroups, TheFirstGroupThatNamesATensorCounts) {
   EXPECT_FLOAT_EQ(coefficients(options, 3).step_size, 2.5f);
 }
 
-TEST(ParameterGroups, EqualHyperparametersShareASet) {
-  const ParameterGroups groups(optimizer({{.tensors = {"a.bias"}, .weight_decay = 0.5},
+TEST(ParameterGroups, TensorsOfAGroupWithEqualDecayShareASet) {
+  const ParameterGroups groups(optimizer({{.tensors = {"a.*"}, .weight_decay = 0.5},
                                           {.tensors = {"b.bias"}, .learning_rate_factor = 1}}),
                                model());
   EXPECT_EQ(std::vector(groups.set_of_tensors().begin(), groups.set_of_tensors().end()),
-            (std::vector<std::uint32_t>{0, 0, 0, 1}));
+            (std::vector<std::uint32_t>{0, 0, 1, 2}));
   const Layout layout(model(), {}, 4096, groups.set_of_tensors());
-  EXPECT_EQ(layout.tensors()[2].hyperparameter_set, 0u);
-  EXPECT_EQ(layout.tensors()[3].hyperparameter_set, 1u);
+  EXPECT_EQ(layout.tensors()[2].hyperparameter_set, 1u);
+  EXPECT_EQ(layout.tensors()[3].hyperparameter_set, 2u);
+}
+
+TEST(ParameterGroups, TheRateOfAGroupTakesThePlaceOfItsFactor) {
+  const ParameterGroups groups(optimizer({{.tensors = {"a.*"}, .learning_rate_factor = 0.25},
+                                          {.tensors = {"b.bias"}, .learning_rate_factor = 0.25}}),
+                               model());
+  const std::vector<double> rates{2.0, 4.0};
+  const StepCoefficients step = groups.coefficients(1.0, rates, 1, 1.0f);
+  const auto step_size = [&](std::size_t tensor) {
+    return std::get<AdamCoefficients>(step.of_set.at(groups.set_of_tensors()[tensor])).step_size;
+  };
+  EXPECT_FLOAT_EQ(step_size(0), 20.0f);  // 1 / (1 - beta1)
+  EXPECT_FLOAT_EQ(step_size(1), 20.0f);
+  EXPECT_FLOAT_EQ(step_size(2), 10.0f);
+  EXPECT_FLOAT_EQ(step_size(3), 40.0f);
 }
 
 TEST(ParameterGroups, PatternsWithoutEffectAreNamed) {

@@ -1,0 +1,23 @@
+// A model as the C interface describes it, in the engine's words, and the way back. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include <sluice/state.h>
+
+#include "capi/sluice.h"
+
+namespace sluice {
+
+// Fails with: kInvalidArgument for a null pointer where there have to be values, with the place.
+// What the engine itself checks of a model is left to it.
+ModelSpec model_from_c(const sluice_model& model);
+
+// Fails with: kInvalidArgument for a unit that does not exist.
+sluice_unit_info describe_unit(const ModelSpec& model, std::span<const TensorPlace> tensors,
+                               const Config::Precision& precision, std::uint32_t unit);
+
+}  // namespace sluice

@@ -1,0 +1,386 @@
+#include "capi/sluice.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/config_document.h>
+#include <sluice/engine.h>
+#include <sluice/error.h>
+#include <sluice/host_device.h>
+#include <sluice/version.h>
+
+#include "base/topology.h"
+#include "capi/model.h"
+
+using namespace sluice;
+
+struct sluice_engine {
+  ~sluice_engine() {
+    leases.clear();
+    step.reset();
+    inference.reset();
+  }
+
+  const pid_t owner = getpid();
+  std::atomic<bool> is_in_a_call = false;
+  ModelSpec model;
+  Config::Precision precision;
+  std::unique_ptr<HostDevice> device;
+  std::unique_ptr<Engine> engine;
+  Stream stream;
+  std::optional<Step> step;
+  std::optional<Inference> inference;
+  std::map<std::uint64_t, Lease> leases;
+  std::uint64_t next_lease_id = 1;
+  std::deque<std::string> notes;
+  std::string note;  // the last one handed out
+};
+
+namespace {
+
+constexpr std::size_t kNotesMax = 100;  // of which nobody has asked for any
+
+thread_local std::string last_error;
+
+sluice_status set_error(sluice_status status, const char* message) noexcept {
+  try {
+    last_error = message;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();
+  }
+  return status;
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+// A null pointer that the contract forbids.
+void require(const void* pointer, const char* call, const char* name) {
+  if (pointer == nullptr) refuse(fmt::format("{}: {} is null", call, name));
+}
+
+struct CallbackFailed {};
+
+// Runs `call` and turns what it throws into a status.
+template <typename Call>
+sluice_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return SLUICE_OK;
+  } catch (const Error& error) {
+    return set_error(static_cast<sluice_status>(static_cast<int>(error.code()) + 1), error.what());
+  } catch (const CallbackFailed&) {
+    return set_error(SLUICE_CALLBACK, "sluice_initialize: the function for values has failed");
+  } catch (const std::bad_alloc&) {
+    return set_error(SLUICE_OUT_OF_MEMORY, "the process is out of memory");
+  } catch (const std::exception& error) {
+    return set_error(SLUICE_INTERNAL, error.what());
+  } catch (...) {
+    return set_error(SLUICE_INTERNAL, "something was thrown that is no exception");
+  }
+}
+
+// The same for the call `name` of `engine`, which no other thread may be in and no other process
+// may make. Of another process's engine nothing but the owner is looked at: its threads and its
+// pools are not here.
+template <typename Call>
+sluice_status guarded(sluice_engine* engine, const char* name, const Call& call) noexcept {
+  if (engine != nullptr && engine->owner != getpid())
+    return set_error(SLUICE_FORKED,
+                     "this engine belongs to the process that forked this one; make an engine of "
+                     "its own, or use it in the parent alone");
+  return guarded([&] {
+    require(engine, name, "the engine");
+    if (engine->is_in_a_call.exchange(true))
+      refuse(
+          fmt::format("{}: another call of this engine has not returned; one thread at a time "
+                      "may use it",
+                      name));
+    struct Leave {
+      sluice_engine& engine;
+      ~Leave() { engine.is_in_a_call = false; }
+    } leave{*engine};
+    call(name);
+  });
+}
+
+void add_notes(sluice_engine& engine, std::span<const std::string> notes) {
+  for (const std::string& note : notes) {
+    if (engine.notes.size() == kNotesMax) engine.notes.pop_front();
+    engine.notes.push_back(note);
+  }
+}
+
+const TensorPlace& tensor_of(const sluice_engine& engine, const char* call, std::uint32_t id) {
+  const std::span<const TensorPlace> all = engine.engine->tensors();
+  if (id >= all.size())
+    refuse(fmt::format("{}: tensor {} does not exist; the model has {}", call, id, all.size()));
+  return all[id];
+}
+
+std::vector<double> rates_of(const char* call, const double* rates, std::uint32_t count) {
+  if (rates == nullptr && count != 0)
+    refuse(fmt::format("{}: group_learning_rates is null, but group_count is {}", call, count));
+  return rates == nullptr ? std::vector<double>() : std::vector<double>(rates, rates + count);
+}
+
+// Leases end before the step that gave them.
+void end_step(sluice_engine& engine) {
+  engine.leases.clear();
+  engine.step.reset();
+}
+
+Lease acquire(sluice_engine& engine, UnitId unit, Pass pass) {
+  if (engine.step) return engine.step->acquire(unit, pass, engine.stream);
+  if (!engine.inference)
+    refuse(
+        "sluice_acquire: neither a step nor an inference is active; sluice_begin_step() and "
+        "sluice_begin_inference() begin one");
+  if (pass != Pass::kInference)
+    refuse("sluice_acquire: an inference is active, whose pass is SLUICE_INFERENCE");
+  return engine.inference->acquire(unit, engine.stream);
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t sluice_abi_version(void) {
+  return SLUICE_ABI_VERSION;
+}
+
+const char* sluice_version(void) {
+  return kVersion.data();
+}
+
+const char* sluice_last_error(void) {
+  return last_error.c_str();
+}
+
+sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
+                                   sluice_engine** engine) {
+  const char* const name = __func__;
+  return guarded([&] {
+    require(engine, name, "the place for the engine");
+    *engine = nullptr;
+    require(config_json, name, "config_json");
+    require(model, name, "the model");
+    const ModelSpec spec = model_from_c(*model);
+    const Config config = engine_config(ConfigDocument(config_json, "config"));
+    auto made = std::make_unique<sluice_engine>();
+    made->model = spec;
+    made->precision = config.precision;
+    made->device = make_host_device(
+        {.memory_bytes = config.memory.device_bytes.value_or(topology().memory_bytes / 4)});
+    made->engine = std::make_unique<Engine>(config, spec, *made->device);
+    made->engine->set_last_words(
+        [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
+    made->stream = Stream(*made->device, "caller");
+    add_notes(*made, made->engine->notes());
+    *engine = made.release();
+  });
+}
+
+void sluice_engine_destroy(sluice_engine* engine) {
+  if (engine != nullptr && engine->owner == getpid()) delete engine;
+}
+
+sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context) {
+  return guarded(engine, __func__, [&](const char*) {
+    if (values == nullptr) refuse("sluice_initialize: the function for values is null");
+    engine->engine->initialize(
+        [&](const TensorPlace& tensor, std::uint64_t first, std::span<float> target) {
+          const int returned =
+              values(context, index_of(tensor.id), first, target.data(), target.size());
+          if (returned != 0) throw CallbackFailed{};
+        });
+  });
+}
+
+sluice_status sluice_close(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) { engine->engine->close(); });
+}
+
+sluice_status sluice_drain(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) { engine->engine->drain(); });
+}
+
+sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(options, name, "options");
+    StepOptions begin{.learning_rate = options->learning_rate,
+                      .micro_batches = options->micro_batches,
+                      .group_learning_rates =
+                          rates_of(name, options->group_learning_rates, options->group_count)};
+    if (options->gradient_divisor != 0) begin.gradient_divisor = options->gradient_divisor;
+    engine->step.emplace(engine->engine->begin_step(begin));
+  });
+}
+
+sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_options* options,
+                                 sluice_step_report* report) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(report, name, "the report");
+    if (!engine->step) refuse("sluice_finish_step: no step is active");
+    FinishOptions finish;
+    if (options != nullptr) {
+      if (!(options->learning_rate < 0)) finish.learning_rate = options->learning_rate;
+      if (options->gradient_divisor != 0) finish.gradient_divisor = options->gradient_divisor;
+      if (options->group_learning_rates != nullptr || options->group_count != 0)
+        finish.group_learning_rates =
+            rates_of(name, options->group_learning_rates, options->group_count);
+    }
+    StepReport done;
+    try {
+      done = engine->step->finish(finish);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) end_step(*engine);
+      throw;
+    }
+    engine->step.reset();
+    add_notes(*engine, done.notes);
+    *report = {.step = done.step,
+               .gradient_norm = done.gradient_norm,
+               .clip_factor = done.clip_factor,
+               .loss_scale = done.loss_scale,
+               .nvme_read_bytes = done.nvme_read_bytes,
+               .nvme_write_bytes = done.nvme_write_bytes,
+               .stall_ns = done.stall_ns,
+               .optimizer_ns = done.optimizer_ns,
+               .schedule_changes = done.schedule_changes,
+               .is_skipped = done.skipped ? 1 : 0};
+  });
+}
+
+sluice_status sluice_abandon_step(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) {
+    if (!engine->step) refuse("sluice_abandon_step: no step is active");
+    end_step(*engine);
+  });
+}
+
+sluice_status sluice_loss_scale(sluice_engine* engine, double* scale) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(scale, name, "the place for the scale");
+    if (!engine->step) refuse("sluice_loss_scale: no step is active");
+    *scale = engine->step->loss_scale();
+  });
+}
+
+sluice_status sluice_begin_inference(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) {
+    engine->inference.emplace(engine->engine->begin_inference());
+  });
+}
+
+sluice_status sluice_end_inference(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) {
+    if (!engine->inference) refuse("sluice_end_inference: no inference is active");
+    engine->leases.clear();
+    engine->inference.reset();
+  });
+}
+
+sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
+                             sluice_lease* lease) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(lease, name, "the place for the lease");
+    if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
+      refuse(fmt::format("sluice_acquire: pass is {}; it must be a sluice_pass", pass));
+    Lease acquired = acquire(*engine, UnitId{unit}, static_cast<Pass>(pass));
+    // Computation is the caller's thread, so that waits for what the stream waits for.
+    engine->device->synchronize(engine->stream.id());
+    const bool has_gradient = pass == SLUICE_BACKWARD && !engine->model.units[unit].is_frozen;
+    *lease = {.parameters = acquired.parameter(0),
+              .gradients = has_gradient ? acquired.gradient(0) : nullptr,
+              .id = engine->next_lease_id};
+    engine->leases.emplace(engine->next_lease_id++, std::move(acquired));
+  });
+}
+
+sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id) {
+  return guarded(engine, __func__, [&](const char*) {
+    if (engine->leases.erase(lease_id) == 0)
+      refuse(fmt::format("sluice_release: lease {} does not exist or has ended", lease_id));
+  });
+}
+
+sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
+                                uint64_t first, uint64_t element_count, void* target) {
+  return guarded(engine, __func__, [&](const char* name) {
+    if (kind < SLUICE_PARAMETER || kind > SLUICE_EXP_AVG_SQ)
+      refuse(fmt::format("sluice_read_state: kind is {}; it must be a sluice_state", kind));
+    const TensorPlace& place = tensor_of(*engine, name, tensor);
+    if (element_count > place.element_count)
+      refuse(fmt::format("sluice_read_state: {} elements of tensor \"{}\", which has {}",
+                         element_count, place.name, place.element_count));
+    if (element_count != 0) require(target, name, "the target");
+    const std::uint64_t element_bytes =
+        kind == SLUICE_PARAMETER ? size_of(engine->precision.parameters) : sizeof(float);
+    engine->engine->read_state(
+        TensorId{tensor}, static_cast<StateKind>(kind), first,
+        std::span(static_cast<std::byte*>(target), element_count * element_bytes));
+  });
+}
+
+sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(step, name, "the place for the step");
+    *step = engine->engine->applied_step();
+  });
+}
+
+sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(info, name, "the place for the description");
+    *info = describe_unit(engine->model, engine->engine->tensors(), engine->precision, unit);
+  });
+}
+
+sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
+                                     sluice_tensor_info* info) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(info, name, "the place for the description");
+    const TensorPlace& place = tensor_of(*engine, name, tensor);
+    *info = {.offset_elements = place.offset_elements,
+             .element_count = place.element_count,
+             .unit = index_of(place.unit),
+             .reserved = 0};
+  });
+}
+
+sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
+                                       sluice_traffic* traffic) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(traffic, name, "the place for the prediction");
+    const Traffic predicted = engine->engine->predicted_traffic(micro_batches);
+    *traffic = {.nvme_read_bytes = predicted.nvme_read_bytes,
+                .nvme_write_bytes = predicted.nvme_write_bytes};
+  });
+}
+
+sluice_status sluice_next_note(sluice_engine* engine, const char** note) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(note, name, "the place for the note");
+    *note = nullptr;
+    if (engine->notes.empty()) return;
+    engine->note = std::move(engine->notes.front());
+    engine->notes.pop_front();
+    *note = engine->note.c_str();
+  });
+}
+
+}  // extern "C"

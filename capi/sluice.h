@@ -1,0 +1,216 @@
+// Sluice's interface in C: an engine that keeps a model's parameters and optimizer state in device
+// memory, host memory and on NVMe, brings each unit to computation just before it is used, and
+// updates all of it once a step. For bindings to other languages and for programs in C; the C++
+// interface (<sluice/engine.h>) has the longer explanations, and the same order of calls:
+//
+//   sluice_engine_create, sluice_initialize,
+//   per step: sluice_begin_step, sluice_acquire and sluice_release for each use of a unit,
+//             sluice_finish_step,
+//   sluice_close, sluice_engine_destroy.
+//
+// Computation runs on the calling thread, over host memory: what sluice_acquire gives may be read
+// (and its gradients written) from its return to sluice_release.
+//
+// Threads: one thread at a time per engine, not always the same one. A call that meets another one
+// of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are independent.
+// Processes: an engine belongs to the process that made it. In a forked child every call is refused
+// with SLUICE_FORKED, and sluice_engine_destroy does nothing.
+// Errors: every call returns SLUICE_OK or what failed, and sluice_last_error() says it in words. A
+// wrong argument, a null pointer included, is refused and changes nothing. Only memory that is not
+// there, such as an engine that has been destroyed, is beyond these checks.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Grows with every change of this file that is not an addition at its end.
+#define SLUICE_ABI_VERSION 1
+
+typedef enum sluice_status {
+  SLUICE_OK = 0,
+  SLUICE_INTERNAL = 1,          // a broken invariant inside Sluice: a defect to be reported
+  SLUICE_INVALID_ARGUMENT = 2,  // a call that its contract forbids
+  SLUICE_CONFIG = 3,            // a key or value of the config
+  SLUICE_INPUT = 4,             // a file or value that is not what it should be
+  SLUICE_IO = 5,                // a transfer failed
+  SLUICE_DAMAGED = 6,           // storage returned other bytes than were written
+  SLUICE_TIMEOUT = 7,           // storage has not answered in time
+  SLUICE_NO_SPACE = 8,          // a storage path cannot hold what is needed
+  SLUICE_OUT_OF_MEMORY = 9,     // a budget or the machine's memory is too small
+  SLUICE_UNSUPPORTED = 10,      // this machine or build lacks what was asked for
+  SLUICE_NON_FINITE = 11,       // a gradient or value that is NaN or infinite
+  SLUICE_RANKS = 12,            // another rank has failed or disagrees
+  SLUICE_POISONED = 13,         // an earlier failure left the engine between two steps
+  SLUICE_FORKED = 14,           // the engine belongs to another process
+  SLUICE_CALLBACK = 15          // a function of the caller's returned something else than 0
+} sluice_status;
+
+typedef struct sluice_engine sluice_engine;
+
+typedef struct sluice_tensor {
+  const char* name;       // unique in the model
+  const uint64_t* shape;  // row-major; every extent at least 1
+  uint32_t dimensions;    // 0: one element
+  int32_t has_decay;      // 0: without weight decay
+} sluice_tensor;
+
+// Tensors that computation needs together: the grain of transfers and leases.
+typedef struct sluice_unit {
+  const char* name;  // unique in the model
+  const sluice_tensor* tensors;
+  uint32_t tensor_count;
+  int32_t is_frozen;  // not 0: parameters alone, no gradient and no optimizer state
+} sluice_unit;
+
+// Tensors count from 0 through all units in this order.
+typedef struct sluice_model {
+  const sluice_unit* units;
+  uint32_t unit_count;
+  // How many units computation holds at the same time at most; at least 1.
+  uint32_t concurrent_leases;
+  // In which one micro-batch uses units. Null: 0, 1, ... forward, and the reverse of it backward.
+  // A step that goes otherwise costs waits, and the next one is expected to go like it.
+  const uint32_t* forward_order;
+  const uint32_t* backward_order;
+  uint32_t forward_count;
+  uint32_t backward_count;
+} sluice_model;
+
+typedef enum sluice_pass {
+  SLUICE_FORWARD = 0,
+  SLUICE_BACKWARD = 1,
+  SLUICE_INFERENCE = 2
+} sluice_pass;
+
+typedef enum sluice_state {
+  SLUICE_PARAMETER = 0,  // in the parameters' type
+  SLUICE_MASTER = 1,     // fp32, as the moments
+  SLUICE_EXP_AVG = 2,
+  SLUICE_EXP_AVG_SQ = 3
+} sluice_state;
+
+typedef struct sluice_step_options {
+  double learning_rate;
+  // What the sum of the micro-batches' gradients is divided by; 0 = micro_batches, the mean.
+  double gradient_divisor;
+  // Learning rates of the config's optimizer.groups, in their order; null = by their factors.
+  const double* group_learning_rates;
+  uint32_t group_count;
+  uint32_t micro_batches;  // that are expected; at least 1
+} sluice_step_options;
+
+// What is known only when the gradients have come.
+typedef struct sluice_finish_options {
+  double learning_rate;                // negative = as sluice_begin_step said
+  double gradient_divisor;             // 0 = likewise
+  const double* group_learning_rates;  // null = likewise
+  uint32_t group_count;
+  uint32_t reserved;  // 0
+} sluice_finish_options;
+
+typedef struct sluice_step_report {
+  uint64_t step;              // updates that the state has seen after this step
+  double gradient_norm;       // before clipping; NaN in a step that was skipped
+  double clip_factor;         // what the gradient was multiplied with
+  double loss_scale;          // that the gradients came with
+  uint64_t nvme_read_bytes;   // since the report before
+  uint64_t nvme_write_bytes;  // likewise
+  int64_t stall_ns;           // computation waited for units and gradient slots
+  int64_t optimizer_ns;       // the call waited from the norm on
+  uint32_t schedule_changes;  // times that units were not used as expected
+  int32_t is_skipped;         // not 0: a gradient was not finite, nothing was updated
+} sluice_step_report;
+
+typedef struct sluice_lease {
+  const void* parameters;  // the unit's, of sluice_unit_info.parameter_bytes
+  void* gradients;         // zero at first; null but in backward of a unit that is trained
+  uint64_t id;             // never 0, and used once
+} sluice_lease;
+
+typedef struct sluice_unit_info {
+  uint64_t parameter_bytes;  // with padding
+  uint64_t gradient_bytes;   // likewise; 0 if frozen
+  uint32_t first_tensor;
+  uint32_t tensor_count;
+} sluice_unit_info;
+
+typedef struct sluice_tensor_info {
+  uint64_t offset_elements;  // in its unit's parameters and gradients
+  uint64_t element_count;
+  uint32_t unit;
+  uint32_t reserved;
+} sluice_tensor_info;
+
+typedef struct sluice_traffic {
+  uint64_t nvme_read_bytes;
+  uint64_t nvme_write_bytes;
+} sluice_traffic;
+
+// Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the thread
+// that called. Returns 0, or anything else to stop. Must not call the same engine.
+typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
+                             uint64_t count);
+
+uint32_t sluice_abi_version(void);
+const char* sluice_version(void);
+// Of the calling thread's last call that failed; empty before. Valid until its next one that
+// fails.
+const char* sluice_last_error(void);
+
+// `config_json` is the text of a config file (docs/configuration.md), of which the engine's part is
+// read. Host memory stands for a device's, as much as memory.device says.
+sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
+                                   sluice_engine** engine);
+// Ends what is under way without an update. An engine that was not closed may not finish the update
+// of its last step; what that has failed with is in sluice_last_error() then. Null does nothing.
+void sluice_engine_destroy(sluice_engine* engine);
+
+// Sets the fp32 master weights, with zero moments. Once, before the first step.
+sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
+// Waits for every update, and reports what one has failed with. The last call but destroy.
+sluice_status sluice_close(sluice_engine* engine);
+// Returns when every update that is under way has been applied and is home.
+sluice_status sluice_drain(sluice_engine* engine);
+
+sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
+// Waits for gradients and norm, and starts the update. `options` may be null. After a failure the
+// step is over, but after SLUICE_INVALID_ARGUMENT, when it goes on.
+sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_options* options,
+                                 sluice_step_report* report);
+// Ends the step without an update, and every lease with it.
+sluice_status sluice_abandon_step(sluice_engine* engine);
+// What the loss has to be multiplied with in the step under way.
+sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
+sluice_status sluice_begin_inference(sluice_engine* engine);
+sluice_status sluice_end_inference(sluice_engine* engine);
+
+// Blocks until `unit` can be used. `pass` is a sluice_pass: in a step SLUICE_FORWARD or
+// SLUICE_BACKWARD, in an inference SLUICE_INFERENCE. Before use i of a step, the lease of use i -
+// concurrent_leases has to have been released.
+sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
+                             sluice_lease* lease);
+// After it, the lease's memory is the engine's again.
+sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
+
+// Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Not
+// while a step is active.
+sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
+                                uint64_t first, uint64_t element_count, void* target);
+sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
+sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
+sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
+                                     sluice_tensor_info* info);
+// What one step of `micro_batches` moves to and from storage: exact under optimizer.overlap
+// "serial", else a prediction.
+sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
+                                       sluice_traffic* traffic);
+// Lines for the user, about choices that the machine forced and about the last step; one per call,
+// each once, null when there are no more. Valid until the next call for the same engine.
+sluice_status sluice_next_note(sluice_engine* engine, const char** note);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,22 @@
+"""usage: exports_test.py LIBSLUICE.SO SLUICE.H: the library shows the functions of the header, and nothing else."""
+import re
+import subprocess
+import sys
+
+
+def main() -> int:
+    library, header = sys.argv[1:]
+    lines = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    shown = {line.split()[-1].split("@")[0] for line in lines.splitlines()}
+    with open(header, encoding="utf-8") as file:
+        text = re.sub(r"//.*", "", file.read())
+    declared = set(re.findall(r"\b(sluice_\w+)\(", text))
+    if shown == declared and declared:
+        return 0
+    print("shown, but not declared:", sorted(shown - declared)[:20])
+    print("declared, but not shown:", sorted(declared - shown))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+// Training through the C interface: what it reports is what has happened.
+#include "tests/capi/capi_support.h"
+
+namespace sluice::test {
+namespace {
+
+class CApiTraining : public CApi {
+ protected:
+  sluice_step_report step(const sluice_step_options& begin, const sluice_finish_options* finish,
+                          float factor = 1) {
+    EXPECT_EQ(sluice_begin_step(engine_, &begin), SLUICE_OK) << sluice_last_error();
+    walk(factor);
+    sluice_step_report report{};
+    EXPECT_EQ(sluice_finish_step(engine_, finish, &report), SLUICE_OK) << sluice_last_error();
+    return report;
+  }
+};
+
+// Plain gradient descent: p -= rate * p / divisor.
+constexpr const char* kSgd = R"("type": "sgd", "momentum": 0, "weight_decay": 0, "clip_norm": 0,
+                                "overlap": "serial")";
+
+TEST_F(CApiTraining, OptionsOfBeginAndFinishReachTheUpdate) {
+  make(kSgd);
+  std::vector<float> expected = master(0, 5000);
+  const auto scale_by = [&](float factor) {
+    for (float& value : expected) value *= factor;
+  };
+  (void)step({.learning_rate = 0.25,
+              .gradient_divisor = 0,
+              .group_learning_rates = nullptr,
+              .group_count = 0,
+              .micro_batches = 1},
+             nullptr);
+  scale_by(0.75f);
+  EXPECT_EQ(master(0, 5000), expected);
+  sluice_finish_options finish{.learning_rate = 0.5,
+                               .gradient_divisor = 0,
+                               .group_learning_rates = nullptr,
+                               .group_count = 0,
+                               .reserved = 0};
+  (void)step(step_, &finish);
+  scale_by(0.5f);
+  EXPECT_EQ(master(0, 5000), expected);
+  finish.gradient_divisor = 4;
+  const sluice_step_report report = step(step_, &finish);
+  scale_by(0.875f);
+  EXPECT_EQ(master(0, 5000), expected);
+  EXPECT_EQ(report.step, 3u);
+  EXPECT_EQ(report.schedule_changes, 0u);
+  EXPECT_GT(report.gradient_norm, 0);
+  std::uint64_t applied = 0;
+  ASSERT_EQ(sluice_applied_step(engine_, &applied), SLUICE_OK);
+  EXPECT_EQ(applied, 3u);
+}
+
+TEST_F(CApiTraining, RatesOfGroupsReachTheUpdate) {
+  make(std::string(kSgd) + R"(, "groups": [{"tensors": ["*.bias"]}])");
+  const std::vector<float> weight = master(0, 50), bias = master(1, 50);
+  const double rate = 0.5;
+  (void)step({.learning_rate = 0,
+              .gradient_divisor = 0,
+              .group_learning_rates = &rate,
+              .group_count = 1,
+              .micro_batches = 1},
+             nullptr);
+  EXPECT_EQ(master(0, 50), weight);
+  for (std::size_t i = 0; i < 50; ++i) EXPECT_EQ(master(1, 50)[i], 0.5f * bias[i]);
+}
+
+TEST_F(CApiTraining, BytesAreThePlans) {
+  make(R"("overlap": "serial")");
+  (void)step(step_, nullptr);
+  sluice_traffic traffic{};
+  ASSERT_EQ(sluice_predicted_traffic(engine_, 1, &traffic), SLUICE_OK);
+  const sluice_step_report report = step(step_, nullptr);
+  EXPECT_EQ(report.nvme_read_bytes, traffic.nvme_read_bytes);
+  EXPECT_EQ(report.nvme_write_bytes, traffic.nvme_write_bytes);
+  EXPECT_NE(report.nvme_write_bytes, 0u);
+}
+
+TEST_F(CApiTraining, WhereTensorsLie) {
+  make();
+  sluice_tensor_info bias{}, scale{};
+  ASSERT_EQ(sluice_tensor_describe(engine_, 1, &bias), SLUICE_OK);
+  ASSERT_EQ(sluice_tensor_describe(engine_, 2, &scale), SLUICE_OK);
+  EXPECT_EQ(bias.unit, 0u);
+  EXPECT_EQ(bias.element_count, 50u);
+  EXPECT_EQ(scale.unit, 1u);
+  EXPECT_EQ(scale.element_count, 1u);
+  ASSERT_EQ(sluice_begin_inference(engine_), SLUICE_OK);
+  sluice_lease lease{};
+  ASSERT_EQ(sluice_acquire(engine_, 0, SLUICE_INFERENCE, &lease), SLUICE_OK);
+  const std::vector<float> expected = [&] {
+    std::vector<float> values(50);
+    (void)sine_values(nullptr, 1, 0, values.data(), 50);
+    return values;
+  }();
+  const float* found = static_cast<const float*>(lease.parameters) + bias.offset_elements;
+  EXPECT_EQ(std::vector<float>(found, found + 50), expected);
+  ASSERT_EQ(sluice_end_inference(engine_), SLUICE_OK);
+}
+
+// A gradient that is not finite ends the step and nothing else.
+TEST_F(CApiTraining, AGradientThatIsNotFinite) {
+  make();
+  const std::vector<float> before = master(0, 5000);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  walk(INFINITY);
+  sluice_step_report report{};
+  EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_NON_FINITE);
+  EXPECT_EQ(master(0, 5000), before);
+  EXPECT_EQ(step(step_, nullptr).step, 1u);
+}
+
+TEST_F(CApiTraining, NotesComeOnceEach) {
+  make();
+  const char* note = nullptr;
+  do {
+    ASSERT_EQ(sluice_next_note(engine_, &note), SLUICE_OK);
+  } while (note != nullptr);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  use(1, SLUICE_FORWARD, 1);
+  use(0, SLUICE_FORWARD, 1);
+  for (const std::uint32_t unit : {1u, 0u}) use(unit, SLUICE_BACKWARD, 1);
+  sluice_step_report report{};
+  ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+  EXPECT_NE(report.schedule_changes, 0u);
+  ASSERT_EQ(sluice_next_note(engine_, &note), SLUICE_OK);
+  ASSERT_NE(note, nullptr);
+  EXPECT_NE(std::string(note).find("not used as scheduled"), std::string::npos);
+  ASSERT_EQ(sluice_next_note(engine_, &note), SLUICE_OK);
+  EXPECT_EQ(note, nullptr);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,153 @@
+// What finish() may be told: learning rates and the gradient's divisor. A rate that is set there
+// gives the bits of one that begin_step() had, under every policy; and steps may be driven by one
+// thread after another.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include <sluice/units.h>
+
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+class FinishOptionsTest : public testing::TestWithParam<OverlapPolicy> {
+ protected:
+  FinishOptionsTest() {
+    config_.placement = {TierChoice::kNvme, TierChoice::kNvme};
+    config_.memory.device_bytes = 400_KiB;
+    config_.optimizer.overlap = GetParam();
+    config_.optimizer.groups = {{.tensors = {"wte"}, .learning_rate_factor = 0.5},
+                                {.tensors = {"*.fc"}, .learning_rate_factor = 2}};
+    if (GetParam() == OverlapPolicy::kEager) config_.optimizer.clip_norm = 0;
+  }
+
+  struct Run {
+    StateBytes state;
+    std::vector<double> norms;
+  };
+
+  // Steps of `walked` micro-batches.
+  Run train(const StepOptions& begin, const FinishOptions& finish, std::uint32_t walked = 1,
+            int steps = 3) {
+    const auto device = make_host_device({.memory_bytes = 400_KiB});
+    Engine engine(config_, model_, *device);
+    engine.initialize(toy_values());
+    const Stream stream(*device, "compute");
+    Run run;
+    for (int i = 0; i < steps; ++i) {
+      Step step = engine.begin_step(begin);
+      walk_step(step, model_, engine, *device, stream, config_, walked);
+      run.norms.push_back(step.finish(finish).gradient_norm);
+    }
+    engine.drain();
+    run.state = read_state(engine);
+    engine.close();
+    return run;
+  }
+
+  TempDirectory directory_;
+  Config config_ = toy_config(directory_.path());
+  ModelSpec model_ = toy_model();
+};
+
+class FinishOptionsThatMayDiffer : public FinishOptionsTest {};
+
+TEST_P(FinishOptionsThatMayDiffer, ARateGivenLateGivesTheSameBits) {
+  const Run expected = train({.learning_rate = 1e-3}, {});
+  EXPECT_EQ(train({.learning_rate = 7}, {.learning_rate = 1e-3}).state, expected.state);
+  EXPECT_NE(train({.learning_rate = 7}, {}).state, expected.state);
+}
+
+TEST_P(FinishOptionsThatMayDiffer, RatesOfGroupsTakeThePlaceOfFactors) {
+  const Run expected = train({.learning_rate = 1e-3}, {});
+  const std::vector<double> rates{0.5e-3, 2e-3};
+  EXPECT_EQ(train({.learning_rate = 1e-3}, {.group_learning_rates = rates}).state, expected.state);
+  EXPECT_EQ(train({.learning_rate = 1e-3, .group_learning_rates = rates}, {}).state,
+            expected.state);
+  EXPECT_NE(train({.learning_rate = 1e-3}, {.group_learning_rates = {{1e-3, 2e-3}}}).state,
+            expected.state);
+}
+
+// An application that does not know beforehand how many micro-batches a step will have.
+TEST_P(FinishOptionsThatMayDiffer, ADivisorGivenLateGivesTheSameBits) {
+  const Run mean = train({.learning_rate = 1e-3, .micro_batches = 2}, {}, 2);
+  EXPECT_EQ(train({.learning_rate = 1e-3}, {.gradient_divisor = 2}, 2).state, mean.state);
+  const Run sum = train({.learning_rate = 1e-3}, {.gradient_divisor = 1}, 2);
+  EXPECT_EQ(sum.norms[0], 2 * mean.norms[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, FinishOptionsThatMayDiffer,
+                         testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                         OverlapPolicy::kSpeculative),
+                         [](const auto& policy) { return std::string(name_of(policy.param)); });
+
+using FinishOptionsCheck = FinishOptionsTest;
+
+TEST_P(FinishOptionsCheck, OptionsThatCannotBe) {
+  const auto device = make_host_device({.memory_bytes = 400_KiB});
+  Engine engine(config_, model_, *device);
+  engine.initialize(toy_values());
+  const Stream stream(*device, "compute");
+  const auto refuse = [](const auto& call, std::string_view word) {
+    const std::string message = expect_error(ErrorCode::kInvalidArgument, call);
+    EXPECT_NE(message.find(word), std::string::npos) << message;
+  };
+  refuse([&] { (void)engine.begin_step({.learning_rate = 1, .gradient_divisor = 0}); },
+         "begin_step: gradient_divisor is 0");
+  refuse([&] { (void)engine.begin_step({.learning_rate = 1, .group_learning_rates = {1}}); },
+         "group_learning_rates has 1 entries, but optimizer.groups has 2");
+  Step step = engine.begin_step({.learning_rate = 1e-3});
+  refuse([&] { (void)engine.begin_step({.learning_rate = 5}); }, "still active");
+  walk_step(step, model_, engine, *device, stream, config_, 1);
+  refuse([&] { (void)step.finish({.learning_rate = -1}); }, "finish: learning_rate is -1");
+  refuse([&] { (void)step.finish({.gradient_divisor = -2}); }, "gradient_divisor is -2");
+  refuse(
+      [&] {
+        (void)step.finish({.group_learning_rates = {{1, -1}}});
+      },
+      "group_learning_rates[1] is -1");
+  if (GetParam() == OverlapPolicy::kEager) {
+    refuse([&] { (void)step.finish({.learning_rate = 2e-3}); }, "\"eager\"");
+    refuse([&] { (void)step.finish({.gradient_divisor = 2}); }, "\"eager\"");
+  }
+  // None of it has changed anything.
+  EXPECT_EQ(step.finish({.learning_rate = 1e-3, .gradient_divisor = 1}).step, 1u);
+  engine.drain();
+  const StateBytes state = read_state(engine);
+  engine.close();
+
+  EXPECT_EQ(state, train({.learning_rate = 1e-3}, {}, 1, 1).state);
+}
+
+// One thread at a time, but not always the same one: what a framework's engine of gradients does.
+TEST_P(FinishOptionsCheck, EachCallFromAThreadOfItsOwn) {
+  const Run expected = train({.learning_rate = 1e-3}, {});
+  const auto device = make_host_device({.memory_bytes = 400_KiB});
+  Engine engine(config_, model_, *device);
+  const auto elsewhere = [](const auto& call) { std::thread(call).join(); };
+  elsewhere([&] { engine.initialize(toy_values()); });
+  const Stream stream(*device, "compute");
+  for (int i = 0; i < 3; ++i) {
+    std::optional<Step> step;
+    elsewhere([&] { step.emplace(engine.begin_step({.learning_rate = 1e-3})); });
+    elsewhere([&] { walk_step(*step, model_, engine, *device, stream, config_, 1); });
+    elsewhere([&] { (void)step->finish(); });
+    elsewhere([&] { step.reset(); });
+  }
+  elsewhere([&] { engine.drain(); });
+  StateBytes state;
+  elsewhere([&] { state = read_state(engine); });
+  EXPECT_EQ(state, expected.state);
+  elsewhere([&] { engine.close(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, FinishOptionsCheck,
+                         testing::Values(OverlapPolicy::kSerial, OverlapPolicy::kEager),
+                         [](const auto& policy) { return std::string(name_of(policy.param)); });
+
+}  // namespace
+}  // namespace sluice::test
