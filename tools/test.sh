@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds Sluice and runs its tests: a release build with every test but the slow ones, then the cpu and io tests under
-# AddressSanitizer and UndefinedBehaviorSanitizer. Installs missing Debian packages first.
+# AddressSanitizer and UndefinedBehaviorSanitizer, and the tests of the package for PyTorch, for which torch is fetched from the
+# package index into build/torch once. Installs missing Debian packages first.
 #   --slow      also ThreadSanitizer, and the tests labelled slow
 #   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that in the
 #               release build with --slow: under sanitizers it would take days)
@@ -66,6 +67,23 @@ run() {
     "build/$1/Testing/Temporary/LastTest.log"
 }
 
+# The package for PyTorch, installed as a wheel into an environment of its own, with the library of the release build.
+test_torch() {
+  say "testing the package for PyTorch"
+  local environment=$PWD/build/torch status=0
+  tools/torch_environment.py "$environment" || status=$?
+  if [[ $status == 77 ]]; then
+    say "SKIPPED: the tests of python/, for torch cannot be had here"
+    return
+  fi
+  [[ $status == 0 ]] || return "$status"
+  local pip=("$environment/bin/python" -m pip --quiet --disable-pip-version-check)
+  rm -rf build/wheel
+  SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
+  "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
+  (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider .)
+}
+
 tools/install_packages.sh run test
 mkdir -p build
 
@@ -78,6 +96,7 @@ fi
 
 build release "${cuda[@]}"
 SLUICE_TEST_CASES_SCALE=$scale run release --label-exclude slow
+test_torch
 build asan
 run asan --label-regex '^(cpu|io)$'
 if [[ $slow == yes ]]; then

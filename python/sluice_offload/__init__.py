@@ -1,0 +1,18 @@
+"""Sluice for PyTorch: trains models whose parameters and optimizer state do not fit into memory.
+
+    import sluice_offload as sluice
+    optimizer = sluice.offload(model, config, units=[Block])
+
+and the rest of the program as it was.
+"""
+
+from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, OutOfMemoryError, SluiceError,
+                     StorageError)
+from .offload import gathered, offload
+from .optimizer import OffloadOptimizer
+from .state import SafetensorsValues
+from .units import find_units
+
+__version__ = "0.1.0"
+__all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadOptimizer", "OutOfMemoryError",
+           "SafetensorsValues", "SluiceError", "StorageError", "find_units", "gathered", "offload"]

@@ -1,0 +1,232 @@
+"""One engine of the C interface, in Python's words: configs as dictionaries, units as units.py has them, numbers and
+bytes. Knows nothing of hooks or autograd.
+
+Thread rule: one thread at a time; the library refuses a second one. In a forked child every call raises ForkedError.
+"""
+
+import atexit
+import copy
+import ctypes as C
+import json
+import logging
+import os
+import weakref
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+
+from . import library as lib
+from .errors import NOT_COPIED, ArgumentError
+from .units import Member, Unit, Units, common_dtype
+
+logger = logging.getLogger("sluice_offload")
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+Config = Mapping[str, Any]
+
+
+def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
+    """A config as a dictionary, from one, or from the path of a JSON file without comments."""
+    if isinstance(config, Mapping):
+        return copy.deepcopy(dict(config))
+    with open(config, encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
+def complete_config(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
+    """Fills in what a torch program means where the config says nothing: the model's own type; gradients of the same;
+    an update that waits for the end of backward where an early one could be wrong, since torch does not say beforehand how
+    many backward passes a step has; half of the cores, for torch computes on the others."""
+    precision = config.setdefault("precision", {})
+    if "parameters" not in precision:
+        dtype = common_dtype(units)
+        if dtype not in _NAMES:
+            raise ArgumentError(f"the model is of {dtype}; parameters have to be of fp32, bf16 or fp16")
+        precision["parameters"] = _NAMES[dtype]
+    precision.setdefault("gradients", precision["parameters"])
+    optimizer = config.setdefault("optimizer", {})
+    if optimizer.get("overlap", "auto") == "auto" and optimizer.get("clip_norm") == 0:
+        optimizer["overlap"] = "deferred"
+    config.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))
+    return config
+
+
+def _order(order: "Sequence[int]") -> Any:
+    return (C.c_uint32 * len(order))(*order)
+
+
+def _close_at_exit(reference: "weakref.ref[Engine]") -> None:
+    engine = reference()
+    if engine is not None:
+        engine.destroy()
+
+
+class Engine:
+    """Owns the handle. `close` ends it with every update home; `destroy`, which also runs at the interpreter's exit, ends
+    it as it is."""
+
+    def __init__(self, config: "dict[str, Any]", units: Units) -> None:
+        self._lib = lib.library()
+        self._handle = C.c_void_p()
+        self._pid = os.getpid()
+        # The arrays that the structures point to have to live as long as the call.
+        keep: "list[Any]" = []
+        forward = [unit.index for site in units.sites for unit in site.units]
+        model = lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
+                          len(forward), len(forward))
+        self._lib.engine_create(json.dumps(config).encode(), C.byref(model), C.byref(self._handle))
+        atexit.register(_close_at_exit, weakref.ref(self))
+        self.dtype = _TYPES[config["precision"]["parameters"]]
+        self.gradient_dtype = _TYPES[config["precision"]["gradients"]]
+        self._parameters: "dict[int, int]" = {}
+        for unit in units.units:
+            info = lib.UnitInfo()
+            self._lib.unit_describe(self._handle, unit.index, C.byref(info))
+            self._parameters[unit.index] = info.parameter_bytes
+            for i, member in enumerate(unit.members):
+                member.tensor = info.first_tensor + i
+                place = lib.TensorInfo()
+                self._lib.tensor_describe(self._handle, member.tensor, C.byref(place))
+                member.offset = place.offset_elements
+        self.log_notes()
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
+
+    def parameter_bytes(self, unit: Unit) -> int:
+        return int(self._parameters[unit.index])
+
+    def initialize(self, values: "Callable[[Member], torch.Tensor]", units: Units) -> None:
+        """Sets every parameter from `values`, asked for once or more for each, in no order."""
+        members = {member.tensor: member for unit in units.units for member in unit.members}
+        failure: "list[BaseException]" = []
+        last: "tuple[int, Optional[torch.Tensor]]" = (-1, None)
+
+        def fill(_context: Any, tensor: int, first: int, target: Any, count: int) -> int:
+            nonlocal last
+            try:
+                if last[0] != tensor:
+                    last = (-1, None)
+                    last = (tensor, _flat(members[tensor], values(members[tensor])))
+                view = torch.frombuffer((C.c_float * count).from_address(C.addressof(target.contents)), dtype=torch.float32)
+                assert last[1] is not None
+                view.copy_(last[1][first:first + count])
+                return 0
+            except BaseException as error:  # raised below, on the other side of the C call
+                failure.append(error)
+                return 1
+
+        try:
+            self._lib.initialize(self._handle, lib.Values(fill), None)
+        except Exception:
+            if failure:
+                raise failure[0]
+            raise
+
+    def begin_step(self, rate: float, group_rates: "Sequence[float]") -> None:
+        rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
+        options = lib.StepOptions(rate, 1, rates, len(group_rates), 1)
+        self._lib.begin_step(self._handle, C.byref(options))
+
+    def finish_step(self, rate: float, group_rates: "Sequence[float]") -> lib.StepReport:
+        """The gradient is the sum over the backward passes, as torch's is."""
+        rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
+        options = lib.FinishOptions(rate, 1, rates, len(group_rates), 0)
+        report = lib.StepReport()
+        self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
+        self.log_notes()
+        return report
+
+    def abandon_step(self) -> None:
+        self._lib.abandon_step(self._handle)
+
+    def begin_inference(self) -> None:
+        self._lib.begin_inference(self._handle)
+
+    def end_inference(self) -> None:
+        self._lib.end_inference(self._handle)
+
+    def acquire(self, unit: Unit, which: int) -> "tuple[int, int, int]":
+        """The addresses of its parameters and gradients (0 without), and the lease's id."""
+        lease = lib.Lease()
+        self._lib.acquire(self._handle, unit.index, which, C.byref(lease))
+        return lease.parameters, lease.gradients or 0, lease.id
+
+    def release(self, lease_id: int) -> None:
+        self._lib.release(self._handle, lease_id)
+
+    def drain(self) -> None:
+        self._lib.drain(self._handle)
+
+    def read(self, member: Member, kind: int = lib.PARAMETER) -> torch.Tensor:
+        """A copy of a parameter, its fp32 master or a moment. Not while a step is active."""
+        dtype = self.dtype if kind == lib.PARAMETER else torch.float32
+        values = torch.empty(member.parameter.shape, dtype=dtype)
+        self._lib.read_state(self._handle, member.tensor, kind, 0, values.numel(), values.data_ptr())
+        return values
+
+    def applied_step(self) -> int:
+        step = C.c_uint64()
+        self._lib.applied_step(self._handle, C.byref(step))
+        return step.value
+
+    def predicted_traffic(self) -> "tuple[int, int]":
+        """Bytes that a step like the last one reads from storage and writes there, as planned."""
+        traffic = lib.Traffic()
+        self._lib.predicted_traffic(self._handle, 1, C.byref(traffic))
+        return traffic.nvme_read_bytes, traffic.nvme_write_bytes
+
+    def log_notes(self) -> None:
+        note = C.c_char_p()
+        self._lib.next_note(self._handle, C.byref(note))
+        while note.value is not None:
+            logger.info("%s", note.value.decode(errors="replace"))
+            self._lib.next_note(self._handle, C.byref(note))
+
+    def close(self) -> None:
+        if self._handle and os.getpid() == self._pid:
+            try:
+                self._lib.close(self._handle)
+            finally:
+                self.destroy()
+
+    def destroy(self) -> None:
+        handle, self._handle = self._handle, C.c_void_p()
+        if handle and os.getpid() == self._pid:
+            self._lib.destroy(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.destroy()
+
+
+def _units(units: Units, keep: "list[Any]") -> Any:
+    made = []
+    for unit in units.units:
+        tensors = (lib.Tensor * len(unit.members))()
+        for tensor, member in zip(tensors, unit.members):
+            shape = tuple(member.parameter.shape)
+            extents = (C.c_uint64 * max(1, len(shape)))(*shape)
+            tensor.name, tensor.shape, tensor.dimensions = member.name.encode(), extents, len(shape)
+            # As `sluice train` has it: matrices decay, biases and norms do not.
+            tensor.has_decay = int(len(shape) >= 2)
+            keep.append(extents)
+        keep.append(tensors)
+        made.append(lib.Unit(unit.name.encode(), tensors, len(unit.members), int(unit.is_frozen)))
+    array = (lib.Unit * len(made))(*made)
+    keep.append(array)
+    return array
+
+
+def _flat(member: Member, values: torch.Tensor) -> torch.Tensor:
+    if tuple(values.shape) != tuple(member.parameter.shape):
+        raise ArgumentError(f"the values of {member.name} have shape {tuple(values.shape)}, but the parameter has "
+                            f"{tuple(member.parameter.shape)}")
+    if values.is_meta:
+        raise ArgumentError(f"{member.name} is on the meta device and has no values; give offload() values=")
+    return values.detach().to("cpu", torch.float32).reshape(-1)

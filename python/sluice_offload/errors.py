@@ -1,0 +1,42 @@
+"""What Sluice fails with. Each class is also one of Python's own, so that a program that knows nothing of Sluice catches
+it where it belongs."""
+
+
+class SluiceError(RuntimeError):
+    """Every failure of Sluice; the message names the object, the numbers and what to try."""
+
+
+class ArgumentError(SluiceError, ValueError):
+    """A call that its contract forbids."""
+
+
+class ConfigError(SluiceError, ValueError):
+    """A key or value of the config."""
+
+
+class StorageError(SluiceError, OSError):
+    """A transfer failed, timed out, brought other bytes than were written, or found no space."""
+
+
+class OutOfMemoryError(SluiceError, MemoryError):
+    """A budget of the config, or the machine's memory, is too small."""
+
+
+class NonFiniteError(SluiceError, ArithmeticError):
+    """A gradient or a value that is NaN or infinite."""
+
+
+class ForkedError(SluiceError):
+    """The engine belongs to the process that forked this one."""
+
+
+NOT_COPIED = ArgumentError("an offloaded model can be neither copied nor pickled: its parameters are not in it; save its "
+                           "state_dict() instead, or copy the model before offload()")
+
+_BY_STATUS = {2: ArgumentError, 3: ConfigError, 4: ConfigError, 5: StorageError, 6: StorageError, 7: StorageError,
+              8: StorageError, 9: OutOfMemoryError, 11: NonFiniteError, 14: ForkedError}
+
+
+def error_of(status: int, message: str) -> SluiceError:
+    """The exception for a status of the C interface."""
+    return _BY_STATUS.get(status, SluiceError)(message)

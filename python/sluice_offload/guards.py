@@ -1,0 +1,88 @@
+"""What a torch program does to parameters that are the engine's by then: each way is made to work, or refused with words,
+instead of quietly doing nothing."""
+
+import weakref
+from typing import Any, Iterable
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .errors import NOT_COPIED, ArgumentError
+
+_installed = False
+
+
+class _Owner:
+    """Which optimizer a parameter belongs to."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = weakref.ref(optimizer)
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+
+def owner_of(parameters: "Iterable[Any]") -> Any:
+    """The optimizer of the first of `parameters` that is offloaded, or None."""
+    for parameter in parameters:
+        if isinstance(parameter, torch.Tensor):
+            known = getattr(parameter, "_sluice_owner", None)
+            owner = known.optimizer() if known is not None else None
+            if owner is not None:
+                return owner
+    return None
+
+
+def own(parameters: "Iterable[torch.Tensor]", optimizer: Any) -> None:
+    """From now on `parameters` are known to be `optimizer`'s."""
+    for parameter in parameters:
+        parameter._sluice_owner = _Owner(optimizer)  # type: ignore[attr-defined]
+    _install()
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    register_optimizer_step_pre_hook(_check_optimizer)
+    module = torch.nn.utils.clip_grad
+    original = module.clip_grad_norm_
+
+    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        owner = owner_of(listed)
+        if owner is None:
+            return original(listed, max_norm, *args, **kwargs)
+        if float(max_norm) != owner.clip_norm:
+            raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: the engine has the gradients of an offloaded "
+                                f"model and clips them itself, to optimizer.clip_norm, which is {owner.clip_norm}; set it "
+                                "in the config, and leave this call out or give it the same number")
+        return torch.tensor(owner.gradient_norm)
+
+    clip_grad_norm_.__doc__ = original.__doc__
+    module.clip_grad_norm_ = clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        owner = owner_of(group["params"])
+        if owner is not None and owner is not optimizer:
+            raise ArgumentError(f"{type(optimizer).__name__} holds parameters of an offloaded model, whose gradients the "
+                                "engine has: it would change nothing. Use the optimizer that offload() returned")
+
+
+def guard_model(model: nn.Module, dtype: torch.dtype) -> None:
+    """Refuses to move or convert any part of the model; a move to where it is does nothing."""
+    def checked(fn: Any, recurse: bool = True) -> nn.Module:
+        probe = torch.empty(0, dtype=dtype)
+        moved = fn(probe)
+        if moved.dtype != probe.dtype or moved.device != probe.device:
+            raise ArgumentError(f"the parameters of an offloaded model are the engine's, of {dtype} on the CPU; convert or "
+                                f"move the model (to {moved.dtype}, {moved.device}) before offload()")
+        return model
+
+    for module in model.modules():
+        object.__setattr__(module, "_apply", checked)

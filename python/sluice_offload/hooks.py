@@ -1,0 +1,354 @@
+"""The walk of a step through the model: torch's hooks acquire each unit before its module computes with it, forward and
+backward, and release it behind; gradients go to the engine as they come.
+
+    model.forward        begins a step (or an inference, without gradients)
+    site.forward         acquire, compute, release
+    outputs' gradients   the backward of the module begins: acquire
+    parameter's gradient copied into the lease's gradient, `p.grad` becomes None
+    inputs' gradients    the backward of the module is over: release
+    end of backward      releases what is left: modules whose inputs have no gradient, such as embeddings
+
+Rules: the engine asks that before use i the lease of use i - leases has ended, so older leases are ended before each
+acquire; a gradient that comes after that acquires anew. Thread rule: one thread at a time, not always the same.
+"""
+
+import ctypes as C
+import sys
+import warnings
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .engine import Engine
+from .errors import NOT_COPIED, ArgumentError, SluiceError
+from .library import BACKWARD, FORWARD, INFERENCE
+from .storage import UnitStorage
+from .units import Member, Site, Unit, Units
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class _BackwardIsOver(torch.autograd.Function):
+    """Identity on a module's inputs, whose backward runs when the module's own is over. Gives detached inputs, so that the
+    module may change them in place."""
+
+    @staticmethod
+    def forward(done: Callable[[], None], *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
+        return tuple(x.detach() for x in inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.done = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.done()
+        return (None,) + gradients
+
+
+class _Hook:
+    """A hook of a module, which pickles and copies of it meet."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+
+class _Held:
+    """A lease on a unit."""
+
+    def __init__(self, lease_id: int, gradients: int, use: int, which: int) -> None:
+        self.id, self.gradients, self.use, self.which = lease_id, gradients, use, which
+        self.written: "set[int]" = set()  # tensors whose gradient is no longer the zeros it began with
+
+
+class Walk:
+    """Hooks on every site of a model, and the state of its step. `rates` gives the learning rates of now."""
+
+    def __init__(self, model: nn.Module, units: Units, engine: Engine, storages: "list[UnitStorage]",
+                 rates: "Callable[[], tuple[float, list[float]]]") -> None:
+        self.model, self.units, self.engine, self.storages, self.rates = model, units, engine, storages, rates
+        self.leases = units.leases
+        self.held: "dict[int, _Held]" = {}  # by unit, in order of use
+        self.kept: "set[int]" = set()       # held units that have been copied for this step or inference
+        self.uses = 0
+        self.active: Optional[int] = None   # FORWARD in a step, INFERENCE
+        self.depth = 0
+        self.has_gradients = False          # in this step
+        self.in_backward = False
+        self._failure_before: Optional[BaseException] = None
+        self._views: "dict[tuple[int, int], torch.Tensor]" = {}
+        self._warned = False
+        self._handles: "list[Any]" = []
+        for site in units.sites:
+            self._watch(site)
+        # Behind those of the sites, of which the root may be one: the last to be prepended is the first to run.
+        self._handles.append(model.register_forward_pre_hook(self._root_begins, with_kwargs=True, prepend=True))
+        self._handles.append(model.register_forward_hook(self._root_ends, always_call=True))
+        for unit in units.units:
+            if not unit.is_frozen:
+                for member in unit.members:
+                    for owner, attribute in member.owners:
+                        self._watch_gradient(unit, member, owner._parameters[attribute])
+
+    def _watch(self, site: Site) -> None:
+        begins = _Hook(lambda module, args, kwargs: self._site_begins(site, args, kwargs))
+        ends = _Hook(lambda module, args, output: self._site_ends(site, args, output))
+        self._handles.append(site.module.register_forward_pre_hook(begins, with_kwargs=True, prepend=True))
+        self._handles.append(site.module.register_forward_hook(ends, always_call=True))
+
+    def _watch_gradient(self, unit: Unit, member: Member, parameter: Any) -> None:
+        self._handles.append(parameter.register_post_accumulate_grad_hook(
+            lambda p: self._take_gradient(unit, member, p)))
+
+    # --- Steps and inferences.
+
+    def _enter(self) -> None:
+        """The outermost module that is called begins what it needs."""
+        if self.depth == 0:
+            self._recover()
+            self._failure_before = sys.exc_info()[1]
+            self._begin(torch.is_grad_enabled())
+        self.depth += 1
+
+    def _leave(self) -> None:
+        self.depth -= 1
+        if self.depth > 0:
+            return
+        failure = sys.exc_info()[1]
+        if self.active == INFERENCE:
+            self._end_inference()
+        elif failure is not None and failure is not self._failure_before and not self.has_gradients:
+            self.abandon()  # a forward that raised is not a micro-batch
+
+    def _begin(self, trains: bool) -> None:
+        if self.active is not None:
+            if not trains:
+                raise ArgumentError("an evaluation inside of a step: call optimizer.step(), or optimizer.zero_grad() to "
+                                    "abandon the step, before the model runs under torch.no_grad()")
+            return
+        if trains:
+            self.engine.begin_step(*self.rates())
+            self.active, self.has_gradients = FORWARD, False
+        else:
+            self.engine.begin_inference()
+            self.active = INFERENCE
+        self.uses = 0
+
+    def _end_inference(self) -> None:
+        self._release_all()
+        self._drop_kept()
+        self.active = None
+        self.engine.end_inference()
+
+    def _recover(self) -> None:
+        """What an exception has left open that no hook was told of: one in backward, or an interrupt."""
+        if self.in_backward and torch._C._current_graph_task_id() == -1:
+            self._release_all()
+        if self.active == INFERENCE:
+            self._end_inference()
+
+    def finish(self) -> "Any | None":
+        """The update, if there are gradients. Returns its report."""
+        if self.active is None:
+            return None
+        if self.in_backward:
+            raise SluiceError("the last backward() ended with an exception, so the step has some of its gradients; "
+                              "optimizer.zero_grad() abandons it")
+        self._release_all()
+        if not self.has_gradients:
+            self.abandon()
+            return None
+        self._drop_kept()
+        try:
+            report = self.engine.finish_step(*self.rates())
+        except ArgumentError:
+            raise  # the step goes on
+        except Exception:
+            self.active = None
+            raise
+        self.active = None
+        return report
+
+    def abandon(self) -> None:
+        """Ends the step without an update, and forgets its gradients."""
+        self.in_backward = False
+        if self.active != FORWARD:
+            return
+        self._release_all()
+        self._drop_kept()
+        self.active, self.has_gradients = None, False
+        self.engine.abandon_step()
+
+    # --- Leases.
+
+    def _acquire(self, unit: Unit, which: int) -> int:
+        """Returns the address of the parameters."""
+        if self.active is None:  # backward of a graph whose step was abandoned
+            self._begin(True)
+        for index, held in list(self.held.items()):
+            if held.use <= self.uses - self.leases:
+                self._release(index)
+        parameters, gradients, lease_id = self.engine.acquire(unit, which)
+        self.held[unit.index] = _Held(lease_id, gradients, self.uses, which)
+        self.uses += 1
+        return parameters
+
+    def _release(self, index: int) -> None:
+        held = self.held.pop(index)
+        if not self.units.units[index].is_held:
+            self.storages[index].detach()
+        self.engine.release(held.id)
+
+    def _release_all(self) -> None:
+        for index in list(self.held):
+            self._release(index)
+
+    def _lend(self, unit: Unit, which: int) -> None:
+        """Makes the unit's parameters readable."""
+        if unit.is_held:
+            if unit.index not in self.kept:
+                self.storages[unit.index].attach(self._acquire(unit, which))
+                self._release(unit.index)
+                self.kept.add(unit.index)
+            return
+        if unit.index in self.held:
+            self._release(unit.index)
+        self.storages[unit.index].attach(self._acquire(unit, which))
+
+    def _drop_kept(self) -> None:
+        for index in self.kept:
+            self.storages[index].detach()
+        self.kept.clear()
+
+    def _is_lent_backward(self, unit: Unit) -> bool:
+        if unit.is_held:
+            return unit.index in self.kept
+        return unit.index in self.held and self.held[unit.index].which == BACKWARD
+
+    def _lend_backward(self, site: Site) -> None:
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        for unit in site.units:
+            if not self._is_lent_backward(unit):
+                self._lend(unit, BACKWARD)
+
+    # --- Hooks.
+
+    def _root_begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        self.depth = 0  # an interrupt may have kept it from getting there
+        self._enter()
+        if not self._warned and self.engine.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+            self._warned = True
+            warnings.warn("autocast keeps a copy of every weight for backward, which is the memory that offload saves; "
+                          "use parameters of bf16 without autocast", stacklevel=2)
+
+    def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._leave()
+
+    def _site_begins(self, site: Site, args: Any, kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:  # computed again for backward, by a checkpoint
+            self._lend_backward(site)
+            return None
+        self._enter()
+        assert self.active is not None
+        for unit in site.units:
+            self._lend(unit, self.active)
+        if self.active == INFERENCE or not torch.is_grad_enabled():
+            return None
+        return self._watch_inputs(site, args, kwargs)
+
+    def _watch_inputs(self, site: Site, args: Any, kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        # The same tensor twice stays the same one: modules ask whether query and key are.
+        distinct = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad}
+        if not distinct:
+            return None
+        watched = _BackwardIsOver.apply(lambda: self._site_is_over(site), *distinct.values())
+        replaced = dict(zip(distinct, watched))
+        return tree_unflatten([replaced.get(id(x), x) for x in leaves], spec)
+
+    def _site_ends(self, site: Site, args: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        for unit in site.units:
+            if unit.index in self.held and self.held[unit.index].which != BACKWARD:
+                self._release(unit.index)
+        failed = sys.exc_info()[1] not in (None, self._failure_before)
+        trains = self.active == FORWARD and torch.is_grad_enabled() and not failed
+        self._leave()
+        if trains:
+            self._watch_outputs(site, args, output)
+
+    def _watch_outputs(self, site: Site, args: Any, output: Any) -> None:
+        leaves = tree_flatten(output)[0]
+        watched = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+        if watched:
+            torch.autograd.graph.register_multi_grad_hook(watched, lambda _: self._lend_backward(site), mode="any")
+            return
+        for x in leaves:
+            if not isinstance(x, (torch.Tensor, *_PLAIN)):
+                raise ArgumentError(f"module \"{site.name}\" returns a {type(x).__name__}, in which its tensors cannot be "
+                                    "found; return tensors, tuples, lists or dictionaries, or register the class with "
+                                    "torch.utils._pytree")
+
+    def _site_is_over(self, site: Site) -> None:
+        for unit in site.units:
+            if unit.index in self.held and self.held[unit.index].which == BACKWARD:
+                self._release(unit.index)
+
+    def _take_gradient(self, unit: Unit, member: Member, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        held = self.held.get(unit.index)
+        if held is None or held.which != BACKWARD:
+            address = self._acquire(unit, BACKWARD)
+            if not unit.is_held:
+                self.storages[unit.index].attach(address)
+            held = self.held[unit.index]
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self.has_gradients = True
+        target = self._view(held.gradients, member)
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if member.tensor in held.written:
+            target.add_(gradient)
+        else:
+            target.copy_(gradient)
+            held.written.add(member.tensor)
+        parameter.grad = None
+        if unit.is_held:
+            self._release(unit.index)
+
+    def _view(self, gradients: int, member: Member) -> torch.Tensor:
+        """A tensor over a gradient's memory. Kept: there are few places where gradients wait."""
+        view = self._views.get((gradients, member.tensor))
+        if view is None:
+            size = self.engine.gradient_dtype.itemsize
+            count = member.parameter.numel()
+            memory = (C.c_char * (count * size)).from_address(gradients + member.offset * size)
+            view = torch.frombuffer(memory, dtype=self.engine.gradient_dtype).view(member.parameter.shape)
+            self._views[(gradients, member.tensor)] = view
+        return view
+
+    def _backward_ends(self) -> None:
+        self.in_backward = False
+        self._release_all()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

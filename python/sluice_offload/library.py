@@ -1,0 +1,153 @@
+"""libsluice.so by ctypes, which lets other Python threads run during every call. `Library` is the interface of capi/sluice.h
+function by function; a status that is not 0 becomes an exception."""
+
+import ctypes as C
+import os
+import pathlib
+from typing import Any
+
+from .errors import SluiceError, error_of
+
+ABI_VERSION = 1
+FORWARD, BACKWARD, INFERENCE = 0, 1, 2
+PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
+
+
+class Tensor(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("shape", C.POINTER(C.c_uint64)), ("dimensions", C.c_uint32),
+                ("has_decay", C.c_int32)]
+
+
+class Unit(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("tensors", C.POINTER(Tensor)), ("tensor_count", C.c_uint32),
+                ("is_frozen", C.c_int32)]
+
+
+class Model(C.Structure):
+    _fields_ = [("units", C.POINTER(Unit)), ("unit_count", C.c_uint32), ("concurrent_leases", C.c_uint32),
+                ("forward_order", C.POINTER(C.c_uint32)), ("backward_order", C.POINTER(C.c_uint32)),
+                ("forward_count", C.c_uint32), ("backward_count", C.c_uint32)]
+
+
+class StepOptions(C.Structure):
+    _fields_ = [("learning_rate", C.c_double), ("gradient_divisor", C.c_double),
+                ("group_learning_rates", C.POINTER(C.c_double)), ("group_count", C.c_uint32),
+                ("micro_batches", C.c_uint32)]
+
+
+class FinishOptions(C.Structure):
+    _fields_ = [("learning_rate", C.c_double), ("gradient_divisor", C.c_double),
+                ("group_learning_rates", C.POINTER(C.c_double)), ("group_count", C.c_uint32), ("reserved", C.c_uint32)]
+
+
+class StepReport(C.Structure):
+    """What one step did; capi/sluice.h says it field by field."""
+    _fields_ = [("step", C.c_uint64), ("gradient_norm", C.c_double), ("clip_factor", C.c_double),
+                ("loss_scale", C.c_double), ("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64),
+                ("stall_ns", C.c_int64), ("optimizer_ns", C.c_int64), ("schedule_changes", C.c_uint32),
+                ("is_skipped", C.c_int32)]
+
+    def __repr__(self) -> str:
+        return "StepReport(" + ", ".join(f"{name}={getattr(self, name)}" for name, _ in self._fields_) + ")"
+
+
+class Lease(C.Structure):
+    _fields_ = [("parameters", C.c_void_p), ("gradients", C.c_void_p), ("id", C.c_uint64)]
+
+
+class UnitInfo(C.Structure):
+    _fields_ = [("parameter_bytes", C.c_uint64), ("gradient_bytes", C.c_uint64), ("first_tensor", C.c_uint32),
+                ("tensor_count", C.c_uint32)]
+
+
+class TensorInfo(C.Structure):
+    _fields_ = [("offset_elements", C.c_uint64), ("element_count", C.c_uint64), ("unit", C.c_uint32),
+                ("reserved", C.c_uint32)]
+
+
+class Traffic(C.Structure):
+    _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64)]
+
+
+Values = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint32, C.c_uint64, C.POINTER(C.c_float), C.c_uint64)
+
+_ENGINE = C.c_void_p
+_ARGUMENTS = {
+    "engine_create": [C.c_char_p, C.POINTER(Model), C.POINTER(_ENGINE)],
+    "initialize": [_ENGINE, Values, C.c_void_p],
+    "close": [_ENGINE],
+    "drain": [_ENGINE],
+    "begin_step": [_ENGINE, C.POINTER(StepOptions)],
+    "finish_step": [_ENGINE, C.POINTER(FinishOptions), C.POINTER(StepReport)],
+    "abandon_step": [_ENGINE],
+    "begin_inference": [_ENGINE],
+    "end_inference": [_ENGINE],
+    "acquire": [_ENGINE, C.c_uint32, C.c_int32, C.POINTER(Lease)],
+    "release": [_ENGINE, C.c_uint64],
+    "read_state": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
+    "applied_step": [_ENGINE, C.POINTER(C.c_uint64)],
+    "unit_describe": [_ENGINE, C.c_uint32, C.POINTER(UnitInfo)],
+    "tensor_describe": [_ENGINE, C.c_uint32, C.POINTER(TensorInfo)],
+    "predicted_traffic": [_ENGINE, C.c_uint32, C.POINTER(Traffic)],
+    "next_note": [_ENGINE, C.POINTER(C.c_char_p)],
+}
+
+
+def _find() -> str:
+    given = os.environ.get("SLUICE_LIBRARY")
+    if given:
+        return given
+    return str(pathlib.Path(__file__).with_name("libsluice.so"))
+
+
+class Library:
+    """The functions of capi/sluice.h without their prefix, as methods that raise."""
+
+    def __init__(self) -> None:
+        path = _find()
+        try:
+            self._dll = C.CDLL(path)
+        except OSError as error:
+            raise SluiceError(f"cannot load {path}: {error}; the package is built by `pip wheel ./python` in Sluice's "
+                              "source tree, and SLUICE_LIBRARY may name another libsluice.so") from error
+        if self._dll.sluice_abi_version() != ABI_VERSION:
+            raise SluiceError(f"{path} has version {self._dll.sluice_abi_version()} of the C interface, but this package "
+                              f"is made for {ABI_VERSION}; install both from one source tree")
+        self._dll.sluice_last_error.restype = C.c_char_p
+        self._dll.sluice_version.restype = C.c_char_p
+        self._dll.sluice_engine_destroy.argtypes = [_ENGINE]
+        self._dll.sluice_engine_destroy.restype = None
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(self._dll, "sluice_" + name)
+            function.argtypes = arguments
+            function.restype = C.c_int
+            setattr(self, name, self._raising(function))
+
+    def _raising(self, function: Any) -> Any:
+        last_error = self._dll.sluice_last_error
+
+        def call(*arguments: Any) -> None:
+            status = function(*arguments)
+            if status != 0:
+                raise error_of(status, last_error().decode(errors="replace"))
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def version(self) -> str:
+        return str(self._dll.sluice_version().decode())
+
+    def destroy(self, handle: C.c_void_p) -> None:
+        self._dll.sluice_engine_destroy(handle)
+
+
+_library: "Library | None" = None
+
+
+def library() -> Library:
+    """The library, loaded when it is first asked for."""
+    global _library
+    if _library is None:
+        _library = Library()
+    return _library

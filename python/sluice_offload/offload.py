@@ -1,0 +1,121 @@
+"""`offload`: hands a model's parameters and optimizer state to the engine, and returns the optimizer."""
+
+import contextlib
+import os
+from typing import Any, Callable, ContextManager, Iterable, Mapping, Optional, Sequence
+
+import torch
+from torch import nn
+
+from . import guards
+from .engine import Config, Engine, complete_config, read_config
+from .errors import ArgumentError
+from .hooks import Walk
+from .optimizer import OffloadOptimizer
+from .state import Gatherer, hook_state_dict
+from .storage import CopyStorage, UnitStorage, storage_factory
+from .units import Member, Units, find_units
+
+Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
+
+
+class _Offloaded:
+    """What a model carries from offload() on: it keeps the engine alive, and says no to copies and pickles."""
+
+    def __init__(self, engine: Engine, gatherer: Gatherer, walk: Walk) -> None:
+        self.engine, self.gatherer, self.walk = engine, gatherer, walk
+
+    def __reduce__(self) -> Any:
+        return self.engine.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.engine.__reduce__()
+
+
+def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
+            units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
+            values: "Values | None" = None, storage: Optional[str] = None) -> OffloadOptimizer:
+    """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
+
+    config: a dictionary or a JSON file, as docs/configuration.md has it. What it does not say is taken from the model:
+        `precision`. The gradient is the sum over the backward passes of a step, as torch's, and clipped to
+        `optimizer.clip_norm`.
+    units: the classes of modules, or their names, that are fetched as one; by default those that the model names in
+        `_no_split_modules`, else the children of its ModuleLists and Sequentials.
+    lr: the learning rate, by default the config's `optimizer.learning_rate`.
+    values: where the parameters' values are, by name, for a model on the meta device.
+    storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
+
+    From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
+    Raises ConfigError, OutOfMemoryError naming a budget that works, ArgumentError, StorageError; the model is as before
+    then.
+    """
+    if hasattr(model, "_sluice"):
+        raise ArgumentError(f"this {type(model).__name__} is offloaded already")
+    found = find_units(model, units)
+    settings = complete_config(read_config(config), found)
+    if lr is None:
+        lr = float(settings["optimizer"].get("learning_rate", 1e-3))
+    engine = Engine(settings, found)
+    try:
+        engine.initialize(_values_of(values), found)
+        storages = _storages(found, engine, storage)
+    except BaseException:
+        engine.destroy()
+        raise
+    _adopt(found, engine, storages)
+    optimizer = OffloadOptimizer(found, engine, settings, lr)
+    walk = Walk(model, found, engine, storages, optimizer.rates)
+    optimizer.bind(walk)
+    hook_state_dict(found, engine)
+    guards.own(model.parameters(), optimizer)
+    guards.guard_model(model, engine.dtype)
+    object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
+    return optimizer
+
+
+def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None" = None) -> "ContextManager[None]":
+    """Inside of it, parameters of the offloaded `model` can be read: all of them, or those of `what`, a module or
+    parameters (whole units at a time). They are copies in host memory; a change of one is an error."""
+    offloaded = getattr(model, "_sluice", None)
+    if offloaded is None:
+        return contextlib.nullcontext()
+    return offloaded.gatherer.gathered(what)
+
+
+def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":
+    if values is None:
+        return lambda member: member.parameter
+    if callable(values):
+        return lambda member: values(member.name)
+
+    def look_up(member: Member) -> torch.Tensor:
+        try:
+            return values[member.name]
+        except KeyError:
+            raise ArgumentError(f"values has no {member.name}") from None
+    return look_up
+
+
+def _storages(units: Units, engine: Engine, way: Optional[str]) -> "list[UnitStorage]":
+    sizes = [engine.parameter_bytes(unit) for unit in units.units]
+    make = storage_factory(way, max(sizes))
+    return [CopyStorage(size) if unit.is_held else make(size) for unit, size in zip(units.units, sizes)]
+
+
+def _adopt(units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
+    """Puts every parameter over its unit's storage. A tied one becomes a parameter of its own at its second place: its
+    gradients come at two times, are added by the engine, and torch need not keep the first until the second comes."""
+    for unit in units.units:
+        for member in unit.members:
+            for i, (owner, attribute) in enumerate(member.owners):
+                view = torch.empty(0, dtype=engine.dtype)
+                shape = member.parameter.shape
+                view.set_(storages[unit.index].storage, member.offset, shape, torch.empty(shape, device="meta").stride())
+                if i > 0:
+                    owner._parameters[attribute] = nn.Parameter(view, requires_grad=not unit.is_frozen)
+                elif member.parameter.is_meta:
+                    fresh = nn.Parameter(view, requires_grad=not unit.is_frozen)
+                    torch.utils.swap_tensors(member.parameter, fresh)
+                else:
+                    member.parameter.data = view

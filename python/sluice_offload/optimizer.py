@@ -1,0 +1,110 @@
+"""torch's face of the engine: an Optimizer whose `step` is the engine's update."""
+
+import re
+from typing import Any, Callable, Optional
+
+import torch
+
+from .engine import Engine
+from .errors import NOT_COPIED, ArgumentError
+from .hooks import Walk
+from .library import StepReport
+from .units import Member, Units
+
+_FIXED = ("betas", "eps", "weight_decay", "momentum")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """As the config's patterns: '*' is any characters, '?' one."""
+    translated = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
+    return re.fullmatch(translated, name, re.DOTALL) is not None
+
+
+class OffloadOptimizer(torch.optim.Optimizer):
+    """The optimizer that `offload` returns. Its `param_groups` are the config's `optimizer.groups`, behind one of all other
+    parameters; `lr` of each is read at every step, all else is fixed by the config. `report` is what the last step did."""
+
+    def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
+        self._engine = engine
+        self._walk: Optional[Walk] = None
+        self.report: Optional[StepReport] = None
+        self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
+        patterns = config["optimizer"].get("groups", [])
+        groups: "list[dict[str, Any]]" = [
+            {"params": [], "lr": lr * group.get("learning_rate_factor", 1.0)} for group in [{}, *patterns]]
+        for unit in units.units:
+            for member in unit.members:
+                if not unit.is_frozen:
+                    groups[_group_of(member, patterns)]["params"].append(member.parameter)
+        # torch wants no group without parameters to be the first; engine and torch count alike otherwise.
+        self._has_rest = bool(groups[0]["params"])
+        super().__init__(groups if self._has_rest else groups[1:], {"lr": lr})
+        self._fixed = [self._others(group) for group in self.param_groups]
+
+    @staticmethod
+    def _others(group: "dict[str, Any]") -> "dict[str, Any]":
+        return {key: group[key] for key in _FIXED if key in group}
+
+    def bind(self, walk: Walk) -> None:
+        self._walk = walk
+
+    def rates(self) -> "tuple[float, list[float]]":
+        """The learning rate, and those of the config's groups."""
+        rates = [float(group["lr"]) for group in self.param_groups]
+        return (rates[0], rates[1:]) if self._has_rest else (rates[0], rates)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last step, before clipping; 0 before the first."""
+        return 0.0 if self.report is None else float(self.report.gradient_norm)
+
+    @torch.no_grad()
+    def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
+        """The update, if there are gradients. The parameters that it makes are those of the next forward."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, fixed in zip(self.param_groups, self._fixed):
+            if self._others(group) != fixed:
+                raise ArgumentError(f"a param_group says {self._others(group)}, but of a group only lr can change; the "
+                                    "config's optimizer.groups fixes the rest")
+        assert self._walk is not None
+        report = self._walk.finish()
+        if report is not None:
+            self.report = report
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Gradients that no step() has used are forgotten: the step is abandoned."""
+        assert self._walk is not None
+        if self._walk.has_gradients or self._walk.in_backward:
+            self._walk.abandon()
+
+    def add_param_group(self, param_group: "dict[str, Any]") -> None:
+        if self._walk is not None:
+            raise ArgumentError("parameters cannot be added to an offloaded model; optimizer.groups of the config names "
+                                "groups beforehand")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
+        """Takes the groups' learning rates, as schedulers need them. Moments are not in it."""
+        if state_dict.get("state"):
+            raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict")
+        super().load_state_dict(state_dict)
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+    def close(self) -> None:
+        """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
+        if self._walk is not None:
+            self._walk.abandon()
+        self._engine.close()
+
+
+def _group_of(member: Member, patterns: "list[dict[str, Any]]") -> int:
+    for i, group in enumerate(patterns):
+        if any(_matches(pattern, member.name) for pattern in group["tensors"]):
+            return i + 1
+    return 0

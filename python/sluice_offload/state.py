@@ -1,0 +1,130 @@
+"""Parameters outside of a step: `state_dict`, `gathered`, and reading values from safetensors files."""
+
+import contextlib
+import ctypes as C
+import json
+import mmap
+import os
+import struct
+import zlib
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from .engine import Engine
+from .errors import ArgumentError, SluiceError
+from .storage import UnitStorage
+from .units import Member, Unit, Units
+
+_SAFETENSORS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+def hook_state_dict(units: Units, engine: Engine) -> None:
+    """`state_dict()` of the model, and of any module in it, reads parameters from the engine; loading into them is
+    refused."""
+    members: "dict[int, dict[str, Member]]" = {}
+    owners: "dict[int, nn.Module]" = {}
+    for unit in units.units:
+        for member in unit.members:
+            for owner, attribute in member.owners:
+                members.setdefault(id(owner), {})[attribute] = member
+                owners[id(owner)] = owner
+    for key, owner in owners.items():
+        owner._register_state_dict_hook(_reader(members[key], engine))
+        owner._register_load_state_dict_pre_hook(_refuse_load)
+
+
+def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
+    def read(module: nn.Module, state: "dict[str, Any]", prefix: str, metadata: Any) -> None:
+        for attribute, member in members.items():
+            if prefix + attribute in state:
+                state[prefix + attribute] = engine.read(member)
+    return read
+
+
+def _refuse_load(state: Any, prefix: str, *_: Any) -> None:
+    raise ArgumentError(f"load_state_dict into \"{prefix.rstrip('.')}\": its parameters are the engine's; load the values "
+                        "before offload(), or give them to it as values=")
+
+
+class Gatherer:
+    """Makes units readable outside of steps, from copies."""
+
+    def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
+        self._units, self._engine, self._storages = units, engine, storages
+
+    def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
+        if what is None:
+            return self._units.units
+        parameters = what.parameters() if isinstance(what, nn.Module) else what
+        ids = {id(parameter) for parameter in parameters}
+        return [unit for unit in self._units.units if any(
+            id(owner._parameters[attribute]) in ids for member in unit.members for owner, attribute in member.owners)]
+
+    @contextlib.contextmanager
+    def gathered(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "Iterator[None]":
+        units = self._wanted(what)
+        if not units:
+            raise ArgumentError("gathered(): none of these is a parameter of the offloaded model")
+        copies = [self._copy(unit) for unit in units]
+        sums = [zlib.crc32(copy) for copy in copies]
+        for unit, copied in zip(units, copies):
+            self._storages[unit.index].attach(C.addressof(copied))
+        try:
+            yield
+            changed = [unit.name for unit, copied, before in zip(units, copies, sums)
+                       if zlib.crc32(self._bytes(unit, copied)) != before]
+        finally:
+            for unit in units:
+                self._storages[unit.index].detach()
+        if changed:
+            raise SluiceError(f"parameters of {', '.join(changed)} were changed inside of gathered(), which gives copies; "
+                              "the engine's own are as before")
+
+    def _bytes(self, unit: Unit, copied: Any) -> Any:
+        """What the unit's storage shows."""
+        address = self._storages[unit.index].storage.data_ptr()
+        return (C.c_char * len(copied)).from_address(address)
+
+    def _copy(self, unit: Unit) -> Any:
+        copied = C.create_string_buffer(self._engine.parameter_bytes(unit))
+        size = self._engine.dtype.itemsize
+        for member in unit.members:
+            values = self._engine.read(member)
+            C.memmove(C.addressof(copied) + member.offset * size, values.data_ptr(), values.numel() * size)
+        return copied
+
+
+class SafetensorsValues(Mapping[str, torch.Tensor]):
+    """The tensors of safetensors files by name, read one at a time, for `offload(values=...)`: a model on the meta device is
+    filled without ever being in memory as a whole."""
+
+    def __init__(self, *paths: "str | os.PathLike[str]") -> None:
+        self._places: "dict[str, tuple[mmap.mmap, int, int, torch.dtype, Sequence[int]]]" = {}
+        for path in paths:
+            self._add(path)
+
+    def _add(self, path: "str | os.PathLike[str]") -> None:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            length, = struct.unpack_from("<Q", mapped, 0)
+            header = json.loads(mapped[8:8 + length])
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    self._places[name] = (mapped, 8 + length + begin, 8 + length + end, _SAFETENSORS[entry["dtype"]],
+                                          entry["shape"])
+        except (KeyError, ValueError, struct.error) as error:
+            raise ArgumentError(f"{os.fspath(path)} is no safetensors file of floating-point tensors: {error!r}") from error
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        mapped, begin, end, dtype, shape = self._places[name]
+        return torch.frombuffer(bytearray(mapped[begin:end]), dtype=dtype).view(tuple(shape))
+
+    def __iter__(self) -> "Iterator[str]":
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

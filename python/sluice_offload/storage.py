@@ -1,0 +1,179 @@
+"""The memory behind a unit's parameters. Autograd keeps views of weights, such as the `weight.t()` of a linear layer, so the
+address cannot change by giving the parameter other data: the views would go on reading the old address, which belongs to
+another unit by then. Each unit therefore has one storage for good, whose *contents* move. Three ways, the first that this
+torch has:
+
+- swap: the storage's data pointer is exchanged by torch's own `_swap_data_ptr_`;
+- poke: the same by writing the pointer's word in the storage object, found and verified here;
+- copy: the storage is a fixed range of addresses, into which the unit is copied for each use.
+
+Outside of a lease a storage shows poison: read-only pages of 0xFF bytes, which are NaN in every type, so that a weight that is
+read there is noticed.
+"""
+
+import ctypes as C
+import mmap
+import os
+from typing import Callable, Optional
+
+import torch
+
+from .errors import ArgumentError, SluiceError
+
+_CHUNK_BYTES = 2 << 20
+_PROT_READ, _PROT_WRITE = 1, 2
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+_FAILED = C.c_void_p(-1).value
+
+_libc = C.CDLL(None, use_errno=True)
+_libc.mmap.restype = C.c_void_p
+_libc.mmap.argtypes = [C.c_void_p, C.c_size_t, C.c_int, C.c_int, C.c_int, C.c_long]
+_libc.munmap.argtypes = [C.c_void_p, C.c_size_t]
+
+
+def _map(address: Optional[int], nbytes: int, protection: int, flags: int, file: int = -1) -> int:
+    mapped = _libc.mmap(address, nbytes, protection, flags, file, 0)
+    if mapped == _FAILED:
+        raise SluiceError(f"cannot map {nbytes} bytes: {os.strerror(C.get_errno())}")
+    return int(mapped)
+
+
+class Region:
+    """Addresses of `nbytes`, which show poison or, after `fill`, memory of their own. Never given back while the process
+    lives: tensors over them have no owner."""
+
+    _poison_file: Optional[int] = None
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.address = _map(None, self.nbytes, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
+        self.show_poison()
+
+    @classmethod
+    def _poison(cls) -> int:
+        if cls._poison_file is None:
+            cls._poison_file = os.memfd_create("sluice-poison")
+            os.write(cls._poison_file, b"\xff" * _CHUNK_BYTES)
+        return cls._poison_file
+
+    def show_poison(self) -> None:
+        """One file of 2 MiB, mapped over and over: poison costs no more, however large the units are."""
+        file = self._poison()
+        for begin in range(0, self.nbytes, _CHUNK_BYTES):
+            _map(self.address + begin, min(_CHUNK_BYTES, self.nbytes - begin), _PROT_READ, _MAP_SHARED | _MAP_FIXED, file)
+
+    def fill(self, source: int, nbytes: int) -> None:
+        _map(self.address, self.nbytes, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED)
+        C.memmove(self.address, source, nbytes)
+
+
+def _storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
+    return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), nbytes)
+
+
+class UnitStorage:
+    """One storage for good. `attach` makes it show what lies at an address, `detach` poison."""
+
+    def __init__(self, nbytes: int, poison: Region) -> None:
+        self.nbytes = nbytes
+        self.poison = poison
+        self.storage = _storage_at(poison.address, nbytes)
+
+    def attach(self, address: int) -> None:
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        self.attach(self.poison.address)
+
+
+class SwapStorage(UnitStorage):
+    def attach(self, address: int) -> None:
+        self.storage._swap_data_ptr_(_storage_at(address, self.nbytes))
+
+
+class PokeStorage(UnitStorage):
+    _word: Optional[int] = None
+
+    def __init__(self, nbytes: int, poison: Region) -> None:
+        super().__init__(nbytes, poison)
+        if PokeStorage._word is None:
+            PokeStorage._word = _pointer_word()
+        self._pointer = C.c_uint64.from_address(self.storage._cdata + 8 * PokeStorage._word)
+
+    def attach(self, address: int) -> None:
+        self._pointer.value = address
+
+
+class CopyStorage(UnitStorage):
+    """Needs nothing of torch but tensors over given memory; costs a copy for each use, and memory for a unit as long as it
+    is attached."""
+
+    def __init__(self, nbytes: int) -> None:
+        region = Region(nbytes)
+        self._memory = (C.c_char * nbytes).from_address(region.address)
+        self.nbytes = nbytes
+        self.poison = region
+        self.storage = torch.frombuffer(self._memory, dtype=torch.uint8).untyped_storage()
+
+    def attach(self, address: int) -> None:
+        self.poison.fill(address, self.nbytes)
+
+    def detach(self) -> None:
+        self.poison.show_poison()
+
+
+def _pointer_word() -> int:
+    """Which 8-byte word of torch's storage object is its data pointer: the one that holds a known address, and that,
+    changed, changes what the storage says. Raises unless there is exactly one."""
+    buffers = [C.create_string_buffer(64), C.create_string_buffer(64)]
+    first, second = (C.addressof(buffer) for buffer in buffers)
+    storage = _storage_at(first, 64)
+    words = [C.c_uint64.from_address(storage._cdata + 8 * i) for i in range(8)]
+    found = [i for i, word in enumerate(words) if word.value == first]
+    if len(found) != 1:
+        raise SluiceError(f"torch {torch.__version__} keeps a storage's pointer in {len(found)} places; storage=\"copy\" "
+                          "works without it")
+    words[found[0]].value = second
+    is_it = storage.data_ptr() == second
+    words[found[0]].value = first
+    if not is_it or storage.data_ptr() != first:
+        raise SluiceError(f"torch {torch.__version__} keeps a storage's pointer where it cannot be found; "
+                          "storage=\"copy\" works without it")
+    return found[0]
+
+
+def _can_swap() -> bool:
+    if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        return False
+    buffers = [C.create_string_buffer(64), C.create_string_buffer(64)]
+    storage = _storage_at(C.addressof(buffers[0]), 64)
+    view = torch.empty(0, dtype=torch.uint8).set_(storage)
+    storage._swap_data_ptr_(_storage_at(C.addressof(buffers[1]), 64))
+    return bool(view.data_ptr() == C.addressof(buffers[1]))
+
+
+def _can_poke() -> bool:
+    try:
+        _pointer_word()
+    except (SluiceError, AttributeError):
+        return False
+    return True
+
+
+def best_way() -> str:
+    """The best of "swap", "poke" and "copy" that this torch has."""
+    if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
+        return "copy"
+    return "swap" if _can_swap() else "poke" if _can_poke() else "copy"
+
+
+def storage_factory(way: Optional[str], largest_bytes: int) -> Callable[[int], UnitStorage]:
+    """Makes storages of at most `largest_bytes` in `way`, or in the best one."""
+    way = way or best_way()
+    if way == "copy":
+        return CopyStorage
+    if way not in ("swap", "poke"):
+        raise ArgumentError(f"storage={way!r}; it has to be \"swap\", \"poke\" or \"copy\"")
+    poison = Region(largest_bytes)
+    kind = SwapStorage if way == "swap" else PokeStorage
+    return lambda nbytes: kind(nbytes, poison)

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""usage: tools/torch_environment.py FOLDER
+
+Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is one already, and checks
+that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch.
+
+The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
+nothing calls them; but the loader wants them there. So torch is installed without what it depends on, and each library that
+is missing is replaced by one whose every function returns "no device".
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
+NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
+MISSING = 77
+
+
+def output(*command):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
+
+
+def symbols(library, kind):
+    return {line.split()[-1].split("@")[0] for line in output("nm", "-D", f"--{kind}-only", library).splitlines() if line}
+
+
+def stand_in(folder):
+    """Writes libraries for those that the ones in `folder` need and that are nowhere, and returns their names."""
+    libraries = sorted(folder.glob("*.so*"))
+    needed = set()
+    for library in libraries:
+        needed |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", library)))
+    missing = sorted(name for name in needed - {library.name for library in libraries} if re.match(r"lib(cu|nv|nccl)", name))
+    if not missing:
+        return []
+    wanted, there = set(), set()
+    for library in libraries:
+        wanted |= symbols(library, "undefined")
+        there |= symbols(library, "defined")
+    names = sorted(name for name in wanted - there if re.match(r"_{0,2}(cu|nv|nccl|Cu|CU)[A-Za-z_]\w*$", name))
+    source = folder / "stand_ins.c"
+    source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names), encoding="utf-8")
+    # The functions are in a library of another name: the loader refuses one of the right name without the right versions.
+    functions = folder / "libstand_ins.so"
+    output("cc", "-shared", "-fPIC", "-w", "-o", functions, f"-Wl,-soname,{functions.name}", source)
+    for name in missing:
+        output("cc", "-shared", "-fPIC", "-o", folder / name, f"-Wl,-soname,{name}", "-Wl,--no-as-needed", functions,
+               "-Wl,-rpath,$ORIGIN", "-x", "c", "/dev/null")
+    return missing
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 2
+    folder = pathlib.Path(sys.argv[1])
+    python = folder / "bin" / "python"
+    done = folder / "complete"
+    begin = time.monotonic()
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for packages in (["--no-deps", "torch>=2.6", *PURE], ["pytest"]):
+            if subprocess.run([*install, *packages]).returncode != 0:
+                print(f"torch cannot be had: pip install {' '.join(packages)} failed")
+                return MISSING
+        folders = list(folder.glob("lib/python*/site-packages/torch/lib"))
+        names = stand_in(folders[0])
+        if names:
+            print(f"stand-ins for libraries of NVIDIA that a CPU does not use: {', '.join(names)}")
+        done.touch()
+    version = output(python, "-W", "ignore", "-c", "import torch; print(torch.__version__)").strip()
+    print(f"torch {version} in {folder} after {time.monotonic() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
