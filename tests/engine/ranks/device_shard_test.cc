@@ -95,6 +95,25 @@ TEST(DeviceShard, DelaysChangeNoBit) {
   }
 }
 
+// Some shards are at home on the device, and what is copied there from other homes may take what is
+// left of the place of a unit that a gather has evicted: it waits for the lease of that unit, too.
+// In the least window units also come back so soon that a gather has to wait for the update.
+TEST(DeviceShard, CopiesWaitForWhatAGatherEvicts) {
+  const Campaign campaign = test::campaign(6);
+  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
+       ++seed) {
+    const TempDirectory directory;
+    Config config = shard_config(directory.path(), TierChoice::kHost);
+    config.placement.parameters = TierChoice::kAuto;
+    config.memory.device_bytes = 500_KiB;
+    const ToyOptions options{
+        .steps = 2, .micro_batches = 2, .leases = 2, .streams = 2, .rank_count = 2};
+    expect_oracle_on_every_rank(
+        run_ranks(2, config, options, {.delay_us_max = 2'000, .seed = seed}),
+        toy_oracle(config, options), fmt::format("seed {}", seed));
+  }
+}
+
 // Homes as far as the budget goes, beside a window: some shards on the device, some not.
 TEST(DeviceShard, AutoFillsWhatTheWindowLeaves) {
   std::ptrdiff_t most = 0;

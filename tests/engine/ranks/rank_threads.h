@@ -49,7 +49,7 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
                                      conditions.delay_us_max);
       const auto collectives = world.join(rank, *device);
       try {
-        const ModelSpec model = toy_model(options.frozen_units);
+        const ModelSpec model = toy_model(options.frozen_units, options.leases);
         Config own_config = config;
         if (conditions.change) conditions.change(rank, own_config);
         Engine engine(own_config, model, *device, {}, collectives.get());
