@@ -1,6 +1,8 @@
 #include "io/direct_file.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -77,15 +79,21 @@ UniqueFd open_and_unlink(const std::string& directory) {
 }
 
 // Without O_DIRECT: a file system that refuses that flag does so after it has created the file.
-UniqueFd open_unnamed(const std::string& directory) {
+// `flags`: O_EXCL where nobody is to give the file a name later.
+UniqueFd open_unnamed(const std::string& directory, int flags) {
   const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (!parent) throw_unusable(directory, errno);
-  // O_EXCL: nobody can give the file a name later.
   UniqueFd descriptor(
-      ::openat(parent.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
+      ::openat(parent.get(), ".", O_TMPFILE | flags | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (descriptor) return descriptor;
   // EISDIR is the answer of kernels before 3.11, which do not know the flag.
-  if (errno == EOPNOTSUPP || errno == EISDIR) return open_and_unlink(directory);
+  const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR;
+  if (is_unknown && flags == O_EXCL) return open_and_unlink(directory);
+  if (is_unknown)
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("\"{}\" is on a file system without unnamed files (O_TMPFILE), which a "
+                            "durable store begins as; name a path on ext4, XFS or Btrfs",
+                            directory));
   throw_unusable(directory, errno);
 }
 
@@ -173,12 +181,53 @@ std::uint64_t free_bytes(const std::string& directory) {
 DirectFile DirectFile::create_scratch(const std::string& directory, std::uint64_t size_bytes) {
   DirectFile file;
   file.name_ = directory + "/(scratch)";
-  file.descriptor_ = open_unnamed(directory);
+  file.descriptor_ = open_unnamed(directory, O_EXCL);
   file.size_bytes_ = allocate(file.descriptor_, directory, size_bytes);
-  const std::uint64_t alignment_bytes = make_direct(file.descriptor_);
-  file.is_direct_ = alignment_bytes != 0;
-  if (file.is_direct_) file.alignment_bytes_ = alignment_bytes;
+  file.go_direct();
   return file;
+}
+
+DirectFile DirectFile::create_unnamed(const std::string& directory, std::uint64_t size_bytes) {
+  DirectFile file;
+  file.name_ = directory + "/(unnamed)";
+  file.descriptor_ = open_unnamed(directory, 0);
+  // Before the first byte. Where there is no such flag, nothing is copied on write either.
+  unsigned flags = 0;
+  if (::ioctl(file.descriptor_.get(), FS_IOC_GETFLAGS, &flags) == 0) {
+    flags |= FS_NOCOW_FL;
+    (void)::ioctl(file.descriptor_.get(), FS_IOC_SETFLAGS, &flags);
+  }
+  file.size_bytes_ = allocate(file.descriptor_, directory, size_bytes);
+  file.go_direct();
+  return file;
+}
+
+void DirectFile::link_as(const std::string& path) {
+  const std::string unnamed = fmt::format("/proc/self/fd/{}", descriptor_.get());
+  if (::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
+    throw Error(errno == EEXIST ? ErrorCode::kInput : ErrorCode::kIo,
+                fmt::format("cannot give a new file the name {}: {}", path, errno_text(errno)));
+  name_ = path;
+}
+
+DirectFile DirectFile::open_existing(const std::string& path) {
+  DirectFile file;
+  file.name_ = path;
+  file.descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  struct stat status {};
+  if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0)
+    throw Error(ErrorCode::kInput, fmt::format("cannot open {}: {}", path, errno_text(errno)));
+  if (!S_ISREG(status.st_mode))
+    throw Error(ErrorCode::kInput, fmt::format("{} is no plain file", path));
+  file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
+  file.go_direct();
+  return file;
+}
+
+void DirectFile::go_direct() {
+  const std::uint64_t alignment_bytes = make_direct(descriptor_);
+  is_direct_ = alignment_bytes != 0;
+  if (is_direct_) alignment_bytes_ = alignment_bytes;
 }
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// A scratch file for O_DIRECT transfers: preallocated to its full size, without a name, so that the
-// kernel frees the space however the process ends. Movable, one owner; the descriptor may be used
-// from any thread.
+// A file for O_DIRECT transfers, preallocated to its full size: a scratch file without a name, so
+// that the kernel frees the space however the process ends, or one that gets a name. Movable, one
+// owner; the descriptor may be used from any thread.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,16 @@ class DirectFile {
   // preallocate), kNoSpace (needed and free bytes named), kIo.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
+  // As create_scratch(), for a file that link_as() can give a name; not copied on write, where the
+  // file system has a flag for that.
+  // Fails with: as create_scratch(); kUnsupported where the file system has no unnamed files.
+  static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
+  // Gives the file a name that nothing has yet. The folder is not synced.
+  // Fails with: kInput where something has that name; kIo.
+  void link_as(const std::string& path);
+  // A file that is there. Fails with: kInput (none, no plain file, not writable).
+  static DirectFile open_existing(const std::string& path);
+
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // What offset, length and memory address must be multiples of, asked from statx(STATX_DIOALIGN);
@@ -30,10 +40,12 @@ class DirectFile {
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // False where the file system refused O_DIRECT and the page cache is used instead.
   bool is_direct() const { return is_direct_; }
-  // "DIRECTORY/(scratch)": for messages.
+  // Its path, or "DIRECTORY/(scratch)": for messages.
   const std::string& name() const { return name_; }
 
  private:
+  void go_direct();
+
   UniqueFd descriptor_;
   std::uint64_t size_bytes_ = 0;
   std::uint64_t alignment_bytes_ = 512;

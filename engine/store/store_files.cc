@@ -1,0 +1,209 @@
+#include "engine/store/store_files.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "engine/store/commit_format.h"
+
+namespace sluice {
+namespace {
+
+constexpr const char* kData = "data";
+constexpr const char* kRecords = "commit";
+
+// NAME.ID.rest -> ID
+std::optional<StoreId> id_in(const std::string& file, const std::string& name) {
+  StoreId id{};
+  const std::size_t begin = name.size() + 1;
+  if (!file.starts_with(name + ".") || file.size() < begin + 2 * id.size() + 1 ||
+      file[begin + 2 * id.size()] != '.')
+    return std::nullopt;
+  for (std::size_t i = 0; i < id.size(); ++i) {
+    const std::string digits = file.substr(begin + 2 * i, 2);
+    const auto digit = [](char c) {
+      return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    };
+    if (digit(digits[0]) < 0 || digit(digits[1]) < 0) return std::nullopt;
+    id[i] = static_cast<std::uint8_t>(digit(digits[0]) * 16 + digit(digits[1]));
+  }
+  return id;
+}
+
+void sync_folder(const std::string& directory) {
+  const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder || ::fsync(folder.get()) != 0)
+    throw Error(ErrorCode::kIo, fmt::format("cannot make the names in {} durable: {}", directory,
+                                            errno_text(errno)));
+}
+
+[[noreturn]] void throw_incomplete(const std::string& name, const StoreId& id,
+                                   const StorePath& path, const char* what) {
+  throw Error(ErrorCode::kInput,
+              fmt::format("store \"{}\" ({}) is there, but {} {}; mount what is missing, correct "
+                          "storage.paths, or give it up with `sluice state remove`",
+                          name, text_of(id), path.directory, what));
+}
+
+}  // namespace
+
+StorePath look_at_path(const std::string& directory, const std::string& name) {
+  StorePath path{.directory = directory, .mark = read_store_mark(directory, name), .files = {}};
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string file = entry->path().filename().string();
+    if (const auto id = id_in(file, name)) path.files.push_back({file, *id});
+  }
+  if (error)
+    throw Error(ErrorCode::kInput, fmt::format("cannot look for a store in {}: {}; correct "
+                                               "storage.paths",
+                                               directory, error.message()));
+  std::ranges::sort(path.files, {}, &StorePath::File::name);
+  return path;
+}
+
+StoreFinding find_store(const std::string& name, std::span<const StorePath> paths) {
+  std::optional<StoreId> id;
+  bool is_made = false;
+  bool has_files = false;
+  const auto meet = [&](const StoreId& met, const StorePath& path) {
+    if (!id) id = met;
+    if (*id != met) throw_incomplete(name, *id, path, "has another one of that name");
+  };
+  for (const StorePath& path : paths) {
+    if (path.mark && path.mark->stage != StoreStage::kNone) meet(path.mark->id, path);
+    is_made |= path.mark && path.mark->stage == StoreStage::kMade;
+    for (const StorePath::File& file : path.files) meet(file.id, path);
+    has_files |= !path.files.empty();
+  }
+  // Data files come after every path's mark: without any, nothing has been made.
+  if (!id || (!is_made && !has_files)) return {};
+  const auto is_creating = [](const StorePath& path) {
+    return path.mark && path.mark->stage == StoreStage::kCreating;
+  };
+  if (std::ranges::all_of(paths, is_creating)) return {StorePresence::kAbandoned, *id};
+  for (const StorePath& path : paths) {
+    if (!path.mark || path.mark->stage == StoreStage::kNone)
+      throw_incomplete(name, *id, path, "does not know it");
+    if (path.files.empty()) throw_incomplete(name, *id, path, "has none of its files");
+  }
+  return {StorePresence::kMade, *id};
+}
+
+StoreId random_store_id() {
+  StoreId id{};
+  SLUICE_CHECK(::getrandom(id.data(), id.size(), 0) == static_cast<ssize_t>(id.size()),
+               "the kernel gives 16 random bytes");
+  return id;
+}
+
+void remove_store_files(std::span<const StorePath> paths, const StoreId& id) {
+  for (const StorePath& path : paths) {
+    for (const StorePath::File& file : path.files) {
+      const std::string whole = path.directory + "/" + file.name;
+      if (file.id == id && ::unlink(whole.c_str()) != 0 && errno != ENOENT)
+        throw Error(ErrorCode::kIo, fmt::format("cannot remove {}: {}", whole, errno_text(errno)));
+    }
+    sync_folder(path.directory);
+  }
+}
+
+std::string StoreFiles::file_name(const char* kind, std::size_t index) const {
+  return fmt::format("{}.{}.r{}.{}{}", options_.name, text_of(options_.id), options_.rank, kind,
+                     index);
+}
+
+StoreFiles StoreFiles::create(const Options& options, std::span<const std::uint64_t> data_bytes,
+                              std::uint64_t slot_bytes) {
+  SLUICE_CHECK(data_bytes.size() == options.directories.size() && !data_bytes.empty(),
+               "a data file for each directory");
+  StoreFiles files(options);
+  const auto path_count = static_cast<std::uint32_t>(options.directories.size());
+  for (std::uint32_t i = 0; i < path_count; ++i) {
+    files.data_.push_back(DirectFile::create_unnamed(options.directories[i], data_bytes[i]));
+    files.data_paths_.push_back(i);
+  }
+  for (std::uint32_t twin = 0; twin < kCommitTwins; ++twin) {
+    files.record_paths_.push_back(twin % path_count);
+    files.records_.push_back(DirectFile::create_unnamed(options.directories[twin % path_count],
+                                                        kCommitSlots * slot_bytes));
+  }
+  return files;
+}
+
+void StoreFiles::sync_folders() const {
+  for (const std::string& directory : options_.directories) sync_folder(directory);
+}
+
+void StoreFiles::name_data() {
+  for (std::size_t i = 0; i < data_.size(); ++i)
+    data_[i].link_as(options_.directories[data_paths_[i]] + "/" + file_name(kData, i));
+  sync_folders();
+}
+
+void StoreFiles::name_records() {
+  for (std::size_t twin = 0; twin < records_.size(); ++twin)
+    records_[twin].link_as(options_.directories[record_paths_[twin]] + "/" +
+                           file_name(kRecords, twin));
+  sync_folders();
+}
+
+StoreFiles StoreFiles::open(const Options& options, std::uint32_t data_file_count) {
+  StoreFiles files(options);
+  std::vector<std::string> missing;
+  const auto find = [&](const char* kind, std::uint32_t count, std::vector<DirectFile>& target,
+                        std::vector<std::uint32_t>& paths) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::string name = files.file_name(kind, i);
+      const auto found = std::ranges::find_if(options.directories, [&](const std::string& folder) {
+        return ::access((folder + "/" + name).c_str(), F_OK) == 0;
+      });
+      if (found == options.directories.end()) {
+        missing.push_back(name);
+      } else {
+        target.push_back(DirectFile::open_existing(*found + "/" + name));
+        paths.push_back(static_cast<std::uint32_t>(found - options.directories.begin()));
+      }
+    }
+  };
+  find(kRecords, kCommitTwins, files.records_, files.record_paths_);
+  find(kData, data_file_count, files.data_, files.data_paths_);
+  if (!missing.empty())
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("store \"{}\": {} not found in {}; this host may not be the one that "
+                    "has them, or a path is not mounted",
+                    options.name, fmt::join(missing, ", "), fmt::join(options.directories, ", ")));
+  if (files.records_[0].size_bytes() != files.records_[1].size_bytes() ||
+      files.records_[0].size_bytes() % (kCommitSlots * kCommitAlignBytes) != 0)
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("{} has {} B and {} has {} B; both should have the same whole pages",
+                            files.records_[0].name(), files.records_[0].size_bytes(),
+                            files.records_[1].name(), files.records_[1].size_bytes()));
+  return files;
+}
+
+CommitFiles StoreFiles::commit_files() const {
+  CommitFiles all;
+  const auto as_store_file = [](const DirectFile& file, std::uint32_t drive) {
+    return StoreFile{.descriptor = file.descriptor(), .drive = drive, .name = file.name()};
+  };
+  for (std::size_t i = 0; i < data_.size(); ++i)
+    all.data.push_back(as_store_file(data_[i], data_paths_[i]));
+  for (std::size_t i = 0; i < records_.size(); ++i)
+    all.twins.push_back(as_store_file(records_[i], record_paths_[i]));
+  all.slot_bytes = records_[0].size_bytes() / kCommitSlots;
+  return all;
+}
+
+}  // namespace sluice

@@ -1,0 +1,189 @@
+#include "engine/store/store_lock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <ctime>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kTextBytes = 512;  // a sector: written whole
+constexpr const char* kTitle = "sluice store 1";
+
+// Descriptors that a forked child closes. A child that lived on would hold the lock for a parent
+// that is gone.
+constexpr std::size_t kLocksMax = 256;
+std::array<std::atomic<int>, kLocksMax> held;  // descriptor + 1; 0: free
+
+void close_in_child() {
+  for (std::atomic<int>& entry : held)
+    if (const int descriptor = entry.exchange(0) - 1; descriptor >= 0) ::close(descriptor);
+}
+
+void remember(int descriptor) {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
+  SLUICE_CHECK(registered == 0, "a fork handler can be registered");
+  for (std::atomic<int>& entry : held) {
+    int nobody = 0;
+    if (entry.compare_exchange_strong(nobody, descriptor + 1)) return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("more than {} storage paths are locked by one process", kLocksMax));
+}
+
+void forget(int descriptor) {
+  for (std::atomic<int>& entry : held) {
+    int own = descriptor + 1;
+    if (entry.compare_exchange_strong(own, 0)) return;
+  }
+}
+
+struct LockText {
+  StoreMark mark;
+  std::string job;
+  std::string holder;
+};
+
+constexpr std::array<const char*, 3> kStages{"none", "creating", "made"};
+
+std::string line_of(const std::string& text, const std::string& key) {
+  const std::size_t begin = text.find("\n" + key + ": ");
+  if (begin == std::string::npos) return {};
+  const std::size_t from = begin + key.size() + 3;
+  return text.substr(from, text.find('\n', from) - from);
+}
+
+std::optional<StoreId> id_of(const std::string& text) {
+  StoreId id{};
+  if (text.size() != 2 * id.size()) return std::nullopt;
+  for (std::size_t i = 0; i < id.size(); ++i) {
+    const char* begin = text.data() + 2 * i;
+    if (std::from_chars(begin, begin + 2, id[i], 16).ptr != begin + 2) return std::nullopt;
+  }
+  return id;
+}
+
+LockText read_text(int descriptor, const std::string& path) {
+  std::string text(kTextBytes, '\0');
+  const ssize_t count = ::pread(descriptor, text.data(), text.size(), 0);
+  if (count < 0)
+    throw Error(ErrorCode::kIo, fmt::format("cannot read {}: {}", path, errno_text(errno)));
+  text.resize(static_cast<std::size_t>(count));
+  if (text.empty()) return {};
+  LockText found{.mark = {},
+                 .job = line_of(text, "job"),
+                 .holder = fmt::format("process {} on {}, since {}", line_of(text, "pid"),
+                                       line_of(text, "host"), line_of(text, "since"))};
+  const std::string stage = line_of(text, "stage");
+  const std::optional<StoreId> id = id_of(line_of(text, "id"));
+  for (std::size_t i = 0; i < kStages.size(); ++i) {
+    if (stage != kStages[i] || !id || !text.starts_with(kTitle)) continue;
+    found.mark = {.stage = static_cast<StoreStage>(i), .id = *id};
+    return found;
+  }
+  throw Error(ErrorCode::kDamaged,
+              fmt::format("{} is not the lock file of a store, or is damaged; look at it, and "
+                          "choose another storage.state.name if it is not Sluice's",
+                          path));
+}
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "this host";
+  name.resize(name.find('\0'));
+  return name;
+}
+
+std::string time_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::string text(32, '\0');
+  text.resize(std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S UTC", &utc));
+  return text;
+}
+
+[[noreturn]] void throw_unusable(const std::string& path, int error) {
+  throw Error(ErrorCode::kInput,
+              fmt::format("cannot open the lock file {}: {}; make the path writable, or name "
+                          "another one in storage.paths",
+                          path, errno_text(error)));
+}
+
+}  // namespace
+
+StoreLock::StoreLock(const std::string& directory, const std::string& name, const std::string& job)
+    : path_(directory + "/" + name + ".lock"),
+      job_(job),
+      descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) {
+  if (!descriptor_) throw_unusable(path_, errno);
+  remember(descriptor_.get());
+  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    forget(descriptor_.get());
+    if (error != EWOULDBLOCK) throw_unusable(path_, error);
+    const LockText text = read_text(descriptor_.get(), path_);
+    if (job.empty() || text.job != job)
+      throw Error(ErrorCode::kInput,
+                  fmt::format("the store \"{}\" in {} is in use by {}; wait for it to end, or "
+                              "choose another storage.state.name",
+                              name, directory, text.holder));
+    mark_ = text.mark;
+    descriptor_ = UniqueFd();
+    return;
+  }
+  try {
+    mark_ = read_text(descriptor_.get(), path_).mark;
+    write_text();  // who has it
+  } catch (...) {
+    forget(descriptor_.get());
+    throw;
+  }
+}
+
+StoreLock::StoreLock(StoreLock&& other) noexcept = default;
+
+StoreLock::~StoreLock() {
+  if (descriptor_) forget(descriptor_.get());
+}
+
+void StoreLock::set_mark(const StoreMark& mark) {
+  SLUICE_CHECK(is_own(), "who has the lock sets its mark");
+  mark_ = mark;
+  write_text();
+}
+
+void StoreLock::write_text() {
+  std::string text =
+      fmt::format("{}\nstage: {}\nid: {}\nhost: {}\npid: {}\nsince: {}\njob: {}\n", kTitle,
+                  kStages[static_cast<std::size_t>(mark_.stage)], text_of(mark_.id),
+                  host_name().substr(0, 200), ::getpid(), time_text(), job_.substr(0, 64));
+  text.resize(kTextBytes, '\n');
+  errno = ENOSPC;  // what a short write means
+  if (::pwrite(descriptor_.get(), text.data(), text.size(), 0) !=
+          static_cast<ssize_t>(text.size()) ||
+      ::fdatasync(descriptor_.get()) != 0)
+    throw Error(ErrorCode::kIo, fmt::format("cannot write {}: {}", path_, errno_text(errno)));
+}
+
+std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name) {
+  const std::string path = directory + "/" + name + ".lock";
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file && errno == ENOENT) return std::nullopt;
+  if (!file) throw_unusable(path, errno);
+  return read_text(file.get(), path).mark;
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// The lock file of a store on one storage path, NAME.lock: two jobs meet there before either has
+// written a byte, and the second is told who the first is. It is never unlinked, and carries the
+// mark of the store's creation: whose files may lie on the path, and whether all of them were made.
+//
+// Thread rule: one thread at a time.
+// Invariants: the lock is this process's alone: a forked child lets go of it at once, so that it
+// ends with the process however that ends. The text is one sector, written whole and flushed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "engine/store/commit_record.h"
+
+namespace sluice {
+
+enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
+
+// What the path knows of the store.
+struct StoreMark {
+  StoreStage stage = StoreStage::kNone;
+  StoreId id{};
+  bool operator==(const StoreMark&) const = default;
+};
+
+class StoreLock {
+ public:
+  // Takes the lock, and makes its file where there is none. `job`: the random text of a job whose
+  // processes may share the lock; where another of them has it, this one counts as having it, too.
+  // Fails with: kInput naming host, process and start of who has it, or a path that cannot be used;
+  // kDamaged where the file is none of a store.
+  StoreLock(const std::string& directory, const std::string& name, const std::string& job);
+  ~StoreLock();
+  StoreLock(StoreLock&& other) noexcept;
+  StoreLock& operator=(StoreLock&& other) = delete;
+
+  const StoreMark& mark() const { return mark_; }
+  // Durable on return. Requires: this process has the lock itself.
+  void set_mark(const StoreMark& mark);
+  bool is_own() const { return static_cast<bool>(descriptor_); }
+
+ private:
+  void write_text();
+
+  std::string path_;
+  std::string job_;
+  UniqueFd descriptor_;
+  StoreMark mark_;
+};
+
+// What a path's lock file says, without taking it; none: there is no such file.
+// Fails with: kDamaged, kInput.
+std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
+
+}  // namespace sluice
