@@ -18,6 +18,7 @@ import time
 PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 MISSING = 77
+FETCH_SECONDS_MAX = 900  # half a gigabyte; a slower network counts as none
 
 
 def output(*command):
@@ -63,10 +64,12 @@ def main():
     begin = time.monotonic()
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for packages in (["--no-deps", "torch>=2.6", *PURE], ["pytest"]):
-            if subprocess.run([*install, *packages]).returncode != 0:
-                print(f"torch cannot be had: pip install {' '.join(packages)} failed")
+            try:
+                subprocess.run([*install, *packages], check=True, timeout=FETCH_SECONDS_MAX)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                print(f"torch cannot be had: {error}")
                 return MISSING
         folders = list(folder.glob("lib/python*/site-packages/torch/lib"))
         names = stand_in(folders[0])
