@@ -153,7 +153,7 @@ std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
 // Switches the page cache off. Returns the alignment that the file then asks for, or 0 where the
 // cache stays.
 std::uint64_t make_direct(const UniqueFd& descriptor) {
-  const int flags = ::fcntl(descriptor.get(), F_GETFL);
+  const int flags = ::fcntl(descriptor.get(), F_GETFL, 0);
   if (flags < 0 || ::fcntl(descriptor.get(), F_SETFL, flags | O_DIRECT) != 0) return 0;
 #ifdef STATX_DIOALIGN
   struct statx answer {};

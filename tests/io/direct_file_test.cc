@@ -37,7 +37,7 @@ struct stat status_of(const DirectFile& file) {
 }
 
 bool opened_direct(const DirectFile& file) {
-  return (::fcntl(file.descriptor(), F_GETFL) & O_DIRECT) != 0;
+  return (::fcntl(file.descriptor(), F_GETFL, 0) & O_DIRECT) != 0;
 }
 
 // Writes and reads one aligned piece at the end of the file.
