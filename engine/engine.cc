@@ -2,16 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
+#include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/flow/activation_flow.h"
 #include "engine/plan/parameter_groups.h"
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
+#include "engine/run/run_description.h"
 #include "engine/run/scheduler.h"
 #include "engine/run/worker.h"
 #include "engine/step/step_loop.h"
@@ -23,6 +26,8 @@
 
 namespace sluice {
 namespace {
+
+constexpr std::string_view kStateSource = "where a state comes from";
 
 Config checked(Config config) {
   validate(config);
@@ -97,7 +102,9 @@ struct Engine::Parts {
       name_trace_units(names);
     }
     ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
-    ranks.require_agreement(describe_run(), "what is trained, and how");
+    ranks.require_agreement(describe_run(config, model, layout, placement,
+                                         tiers.device_memory().size(), loop.scheduled_step()),
+                            "what is trained, and how");
     ranks.use_memory(tiers.device_memory());
     if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
     // Those that do not trace take part in it.
@@ -138,38 +145,6 @@ struct Engine::Parts {
     return decorate ? decorate(std::move(queue)) : std::move(queue);
   }
 
-  // All that decides which collectives come when, and what their bits are.
-  std::string describe_run() const {
-    std::string text = fmt::format("stage {}, group {}, device {}, window {}, leases {}, step {}\n",
-                                   config.sharding.stage, config.sharding.group_ranks,
-                                   tiers.device_memory().size(), placement.window_bytes,
-                                   model.concurrent_leases, loop.scheduled_step());
-    text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
-                        name_of(config.precision.gradients), name_of(config.optimizer.kind),
-                        config.optimizer.adam.beta1, config.optimizer.adam.beta2,
-                        config.optimizer.adam.epsilon, config.optimizer.adam.weight_decay,
-                        config.optimizer.momentum, config.optimizer.clip_norm,
-                        static_cast<int>(config.optimizer.non_finite));
-    const LossScaleOptions& scale = config.precision.loss_scale;
-    text +=
-        fmt::format("scale {} {} {} {} {} {}\n", scale.static_scale, scale.initial_scale_power,
-                    scale.window, scale.hysteresis, scale.consecutive_hysteresis, scale.minimum);
-    for (const Config::Optimizer::Group& group : config.optimizer.groups)
-      text += fmt::format("{} {} {}\n", fmt::join(group.tensors, " "), group.learning_rate_factor,
-                          group.weight_decay.value_or(-1));
-    for (const UnitSpec& unit : model.units) {
-      text += fmt::format("unit {}\n", unit.name);
-      for (const TensorSpec& tensor : unit.tensors)
-        text += fmt::format("{} {} {}\n", tensor.name, fmt::join(tensor.shape, "x"),
-                            static_cast<int>(tensor.weight_decay));
-    }
-    for (const auto* order : {&model.forward_order, &model.backward_order})
-      for (const UnitId unit : *order) text += fmt::format("{} ", index_of(unit));
-    for (const UnitPlace& unit : layout.units())
-      text += placement.unit_is_on_device(unit) ? "device " : "window ";
-    return text;
-  }
-
   // Fills in what other ranks own of elements [first_element, ...) of a tensor.
   void complete(TensorId id, StateKind kind, std::uint64_t first_element,
                 std::span<std::byte> target) {
@@ -199,6 +174,30 @@ struct Engine::Parts {
     if (!is_initialized)
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("{}: the state has no values yet; call initialize() first", call));
+  }
+
+  StateDescription description() const {
+    return describe_state(model, config.precision.parameters, config.optimizer.kind);
+  }
+
+  void fill(StateSource& source, const char* call) {
+    if (is_initialized)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the state has its values already; make a new engine", call));
+    ranks.together(kStateSource, [&] { source.prepare(description()); });
+    const StatePosition position = source.position();
+    const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
+    ranks.require_agreement(
+        fmt::format("step {}, loss scale {} {} {} {}", position.step,
+                    position.loss_scale.has_value(), scale.scale, scale.hysteresis_left,
+                    scale.good_steps),
+        "where training goes on");
+    ranks.together(kStateSource, [&] { state.restore(source); });
+    loop.restore(position);
+    state.lend_homes();
+    if (ranks.shard_optimizer()) loop.share_residents();
+    loop.return_buffers();
+    is_initialized = true;
   }
 
   std::vector<std::string> notes;
@@ -243,13 +242,39 @@ void Engine::initialize(const InitialValues& values) {
   if (!values)
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the function that gives the initial values is empty");
-  if (parts_->is_initialized)
-    throw Error(ErrorCode::kInvalidArgument,
-                "initialize: the state has its values already; make a new engine");
-  parts_->state.initialize(values);
-  if (parts_->ranks.shard_optimizer()) parts_->loop.share_residents();
-  parts_->loop.return_buffers();
-  parts_->is_initialized = true;
+  InitialSource source(values);
+  parts_->fill(source, "initialize");
+}
+
+void Engine::restore(StateSource& source) {
+  parts_->fill(source, "restore");
+}
+
+SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
+  parts_->require_idle("save");
+  parts_->loop.lend_buffers();
+  SaveOptions all = options;
+  all.hyperparameters.merge(hyperparameters_of(parts_->config.optimizer));
+  const StateDescription description = parts_->description();
+  CheckpointWriter writer(parts_->layout, description, parts_->state, parts_->ranks);
+  try {
+    SavedCheckpoint saved = writer.save(root, parts_->loop.position(), all);
+    parts_->loop.return_buffers();
+    return saved;
+  } catch (...) {
+    parts_->loop.return_buffers();
+    throw;
+  }
+}
+
+std::string Engine::share(const std::string& text) {
+  return parts_->ranks.share(text, "what rank 0 has to say");
+}
+
+StatePosition Engine::position() {
+  parts_->require_idle("position");
+  parts_->loop.drain();
+  return parts_->loop.position();
 }
 
 Step Engine::begin_step(const StepOptions& options) {

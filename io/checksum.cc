@@ -1,5 +1,7 @@
 #include "io/checksum.h"
 
+#include <fmt/format.h>
+
 #if defined(SLUICE_XXHASH_DISPATCH)
 // Replaces XXH3_64bits() by the version that looks for AVX2 and AVX-512 when it runs: the same
 // sums, 35 GB/s a core instead of 20 with SSE2.
@@ -29,10 +31,26 @@ std::uint64_t checksum(std::span<const std::byte> data) {
   if (has_upper_halves) leave_upper_halves();
   return sum;
 }
+
+Checksum128 checksum128(std::span<const std::byte> data) {
+  static const bool has_upper_halves = __builtin_cpu_supports("avx");
+  const XXH128_hash_t sum = XXH3_128bits(data.data(), data.size());
+  if (has_upper_halves) leave_upper_halves();
+  return {.high = sum.high64, .low = sum.low64};
+}
 #else
 std::uint64_t checksum(std::span<const std::byte> data) {
   return XXH3_64bits(data.data(), data.size());
 }
+
+Checksum128 checksum128(std::span<const std::byte> data) {
+  const XXH128_hash_t sum = XXH3_128bits(data.data(), data.size());
+  return {.high = sum.high64, .low = sum.low64};
+}
 #endif
+
+std::string hex_of(const Checksum128& sum) {
+  return fmt::format("{:016x}{:016x}", sum.high, sum.low);
+}
 
 }  // namespace sluice

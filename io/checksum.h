@@ -5,9 +5,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace sluice {
 
 std::uint64_t checksum(std::span<const std::byte> data);
+
+// XXH3 with 128 bits, for what is kept: as canonical text, 32 hexadecimal digits.
+struct Checksum128 {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+
+  bool operator==(const Checksum128&) const = default;
+};
+Checksum128 checksum128(std::span<const std::byte> data);
+std::string hex_of(const Checksum128& sum);
 
 }  // namespace sluice

@@ -33,6 +33,30 @@
 
 namespace {
 
+void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
+  train.add_option("--checkpoint", options.root,
+                   "Folder for checkpoints: all of the state, for --resume and other programs");
+  train
+      .add_option("--checkpoint-every", options.every,
+                  "Steps from one checkpoint to the next; 0 = only at the end or a signal")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  train.add_option("--keep", options.keep, "Checkpoints that stay; 0 = all")
+      ->check(CLI::Range(0, 1'000'000'000))
+      ->capture_default_str();
+  train
+      .add_flag("--resume{newest}", options.resume,
+                "Go on at the newest checkpoint that is whole, or begin anew where there is none; "
+                "--resume=required: fail there")
+      ->check(CLI::IsMember({"newest", "required"}));
+  train.add_flag("--convert", options.converts,
+                 "The checkpoint may have another precision, or other frozen units");
+  train.add_flag("--accept-config", options.accepts_config,
+                 "Other settings than the checkpoint was made with are meant so");
+  train.add_flag("--accept-data", options.accepts_data,
+                 "Another text than the checkpoint was made with is meant so");
+}
+
 void add_train(CLI::App& app, sluice::TrainOptions& options) {
   CLI::App* train = app.add_subcommand(
       "train", "Train a GPT on a text, its state in device memory, host memory and on NVMe");
@@ -64,6 +88,7 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
       ->capture_default_str();
   sluice::add_output(train, "--trace", options.trace_file,
                      "Record every transfer, copy, update and wait (sluice trace reads it)");
+  add_checkpoints(*train, options.checkpoints);
   train->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
@@ -336,6 +361,8 @@ int main(int argc, char** argv) {
     }
     return app.exit(error) == 0 ? finished(sluice::kExitOk) : sluice::kExitUsage;
   }
+  commands.train.checkpoints.command =
+      sluice::command_that_goes_on({argv, static_cast<std::size_t>(argc)});
   try {
     return finished(commands.run(app));
   } catch (const sluice::Error& error) {

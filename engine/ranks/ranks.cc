@@ -116,6 +116,44 @@ void Ranks::broadcast(std::span<std::byte> data, std::uint32_t root, std::string
   }
 }
 
+std::vector<std::vector<std::byte>> Ranks::gather(std::span<const std::byte> own,
+                                                  std::string_view subject) {
+  const std::uint64_t own_bytes = own.size();
+  RankRange length(own_bytes);
+  all_reduce({}, std::span(&length, 1), subject);
+  std::vector<std::byte> padded(sizeof own_bytes + length.most);
+  std::memcpy(padded.data(), &own_bytes, sizeof own_bytes);
+  std::ranges::copy(own, padded.begin() + sizeof own_bytes);
+  const std::vector<std::byte> all = exchange(padded, subject);
+  std::vector<std::vector<std::byte>> said;
+  for (std::uint32_t rank = 0; rank < count_; ++rank) {
+    const std::byte* const begin = all.data() + rank * padded.size();
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, begin, sizeof bytes);
+    said.emplace_back(begin + sizeof bytes, begin + sizeof bytes + bytes);
+  }
+  return said;
+}
+
+std::string Ranks::share(const std::string& text, std::string_view subject) {
+  RankRange length(rank_ == 0 ? text.size() : 0);
+  all_reduce({}, std::span(&length, 1), subject);
+  std::string shared = text;
+  shared.resize(length.most);
+  if (are_several() && length.most != 0)
+    broadcast(std::as_writable_bytes(std::span(shared)), 0, subject);
+  return shared;
+}
+
+void Ranks::share_failure(const std::optional<Error>& own, std::string_view subject) {
+  RankRange worst(own ? 1 + static_cast<std::uint64_t>(own->code()) : 0);
+  all_reduce({}, std::span(&worst, 1), subject);
+  if (own) throw *own;
+  if (worst.most != 0)
+    throw Error(static_cast<ErrorCode>(worst.most - 1),
+                fmt::format("{}: another rank has failed, and says why", subject));
+}
+
 void Ranks::require_agreement(std::string_view description, std::string_view subject) {
   const std::uint64_t own = checksum(std::as_bytes(std::span(description)));
   RankRange range(own);

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include <sluice/config.h>
+#include <sluice/error.h>
 #include <sluice/step_report.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/sharding.h"
@@ -82,9 +84,27 @@ class Ranks {
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
+  // What every rank has to say, by rank, each of its own length.
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
+                                             std::string_view subject);
+  // What rank 0 has to say.
+  std::string share(const std::string& text, std::string_view subject);
   // Every rank has to say the same.
   // Fails with: kRanks naming the ranks that do not, and `subject`.
   void require_agreement(std::string_view description, std::string_view subject);
+
+  // What `body` fails with on one rank fails on all, so that all are at the same place: with its
+  // own error there, elsewhere with one of the same code. Likewise.
+  template <class Body>
+  void together(std::string_view subject, const Body& body) {
+    std::optional<Error> failure;
+    try {
+      body();
+    } catch (const Error& error) {
+      failure = error;
+    }
+    share_failure(failure, subject);
+  }
 
   // Device memory that units are gathered into and gradients reduced in (Collectives::use_memory).
   void use_memory(std::span<std::byte> memory);
@@ -101,6 +121,7 @@ class Ranks {
     std::uint64_t element_count = 0;
   };
 
+  void share_failure(const std::optional<Error>& own, std::string_view subject);
   bool is_hybrid() const { return group_ > 1 && group_ < count_; }
   void reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream);
   void reduce_across(const Part& part, DType type, std::string_view subject, StreamId stream);

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include <sluice/config.h>
+#include <sluice/state_source.h>
 
 namespace sluice {
 
@@ -18,7 +19,11 @@ class LossScaler {
  public:
   explicit LossScaler(const LossScaleOptions& options);
 
-  double scale() const { return scale_; }
+  double scale() const { return state_.scale; }
+  const LossScaleState& state() const { return state_; }
+  // Goes on from `state`. A static scale stays as it is.
+  // Fails with: kInput for a state that no scale that moves can have.
+  void restore(const LossScaleState& state);
 
   // The step's gradients were or were not all finite: the scale for the next step. A static scale
   // stays as it is, whatever the minimum.
@@ -29,9 +34,7 @@ class LossScaler {
   void lower();
 
   const LossScaleOptions options_;
-  double scale_;
-  std::uint32_t hysteresis_left_;
-  std::uint32_t good_steps_ = 0;  // since the last overflow or doubling
+  LossScaleState state_;
 };
 
 }  // namespace sluice

@@ -131,6 +131,11 @@ void StepLoop::share_residents() {
   scheduler_.run([this] { (void)residents_.take_gathered_bytes(); });
 }
 
+void StepLoop::restore(const StatePosition& position) {
+  if (position.loss_scale) scaler_.restore(*position.loss_scale);
+  step_ = position.step;
+}
+
 void StepLoop::lend_buffers() {
   drain();
   traffic_.pause();

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <sluice/state_source.h>
 #include <sluice/step_report.h>
 #include <sluice/use.h>
 #include "engine/flow/gradient_drain.h"
@@ -65,6 +66,10 @@ class StepLoop {
     return course_.plans().inference_activations();
   }
   double loss_scale() const { return scaler_.scale(); }
+  // Requires: drained.
+  StatePosition position() const { return {.step = step_, .loss_scale = scaler_.state()}; }
+  // The state that was given is that of `position`. Requires: no step has begun.
+  void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }

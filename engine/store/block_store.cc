@@ -243,6 +243,14 @@ std::uint64_t BlockStore::stored_bytes(BlockId block, Plane plane) const {
                                  : layout_.parameter_slot_bytes(block);
 }
 
+void BlockStore::begin_at(BlockId block, std::uint64_t version) {
+  for (const Plane plane : {Plane::kParameter, Plane::kRecord}) {
+    Entry& home = entry(block, plane);
+    SLUICE_CHECK(!home.storing && home.fetches == 0, "a state is given while nothing moves");
+    home.version = version;
+  }
+}
+
 void BlockStore::read_now(BlockId block, Plane plane, std::byte* target) {
   transfer_now(block, plane, IoKind::kRead, target);
 }

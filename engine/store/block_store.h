@@ -93,6 +93,10 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
+  // What is written next, or lies in memory, is version `version` of the block's planes.
+  // The application's thread, outside of steps.
+  void begin_at(BlockId block, std::uint64_t version);
+
   // Blocking transfers of the application's thread, outside of steps.
   // Fails with: kIo naming unit, block, file, range and errno; kDamaged; kTimeout.
   void read_now(BlockId block, Plane plane, std::byte* target);

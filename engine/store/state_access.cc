@@ -12,20 +12,9 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kFillElements =
-    4096;  // initial values are asked for in runs of at most this many
+constexpr std::uint64_t kFillElements = 64 << 10;  // a source is asked for at most so many at once
 
 }  // namespace
-
-std::string_view name_of(StateKind kind) {
-  switch (kind) {
-    case StateKind::kParameter: return "parameter";
-    case StateKind::kMaster: return "master";
-    case StateKind::kExpAvg: return "exp_avg";
-    case StateKind::kExpAvgSq: break;
-  }
-  return "exp_avg_sq";
-}
 
 StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
                          BlockStore& store, Device& device, Scheduler& scheduler)
@@ -81,17 +70,22 @@ void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint
   device_.synchronize(stream_.id());
 }
 
-void StateAccess::initialize(const InitialValues& values) {
+void StateAccess::restore(StateSource& source) {
   invalidate();
   filled_ = {};
+  const std::uint64_t step = source.position().step;
   for (const BlockPlace& block : layout_.blocks()) {
     const View view = view_of(block);
     std::memset(view.parameters, 0, layout_.parameter_bytes(block.id));
     std::memset(view.record, 0, layout_.record_bytes(block.id));
-    fill(view, block, values);
+    fill(view, block, source);
+    store_.begin_at(block.id, layout_.is_frozen(block.id) ? 0 : step);
     store(view);
     count_homes(block);
   }
+}
+
+void StateAccess::lend_homes() {
   scheduler_.run([this] {
     for (std::size_t i = 0; i < kMemoryPools; ++i)
       scheduler_.pools().lend(static_cast<MemoryPool>(i), filled_.pool_bytes[i]);
@@ -119,21 +113,39 @@ void StateAccess::count_homes(const BlockPlace& block) {
               layout_.record_slot_bytes(block.id));
 }
 
-// Sets the masters of every tensor that reaches into `block`; padding stays zero.
-void StateAccess::fill(const View& view, const BlockPlace& block, const InitialValues& values) {
-  std::vector<float> run(kFillElements);
+// Sets the state of every tensor that reaches into `block`; padding stays zero.
+void StateAccess::fill(const View& view, const BlockPlace& block, StateSource& source) {
+  std::vector<float> run(std::min(kFillElements, block.element_count));
   for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
     const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
     const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
                                        block.offset_elements + block.element_count);
     for (std::uint64_t at = begin; at < end; at += kFillElements) {
       const std::uint64_t count = std::min(kFillElements, end - at);
-      values(tensor, at - tensor.offset_elements, std::span(run).first(count));
+      const auto values = std::span(run).first(count);
+      source.read(tensor, StateKind::kMaster, at - tensor.offset_elements, values);
       if (!layout_.unit(block.unit).is_frozen)
-        check_values(tensor, at - tensor.offset_elements, std::span(run).first(count));
-      set_masters(view, at - block.offset_elements, std::span(run).first(count));
+        check_values(tensor, at - tensor.offset_elements, values);
+      set_masters(view, at - block.offset_elements, values);
+      set_moments(view, tensor, at - tensor.offset_elements, count, source);
     }
   }
+}
+
+// Elements [first, first + count) of the tensor, as far as the optimizer keeps moments of it.
+void StateAccess::set_moments(const View& view, const TensorPlace& tensor, std::uint64_t first,
+                              std::uint64_t count, StateSource& source) const {
+  if (layout_.is_frozen(view.block)) return;
+  const BlockPlace& block = layout_.block(view.block);
+  const std::uint64_t at = tensor.offset_elements + first - block.offset_elements;
+  const auto set = [&](StateKind kind, std::uint64_t begin_bytes) {
+    auto* const moments =
+        reinterpret_cast<float*>(view.record + begin_bytes * block.element_count) + at;
+    source.read(tensor, kind, first, {moments, count});
+  };
+  const StateFormat& format = layout_.format();
+  if (format.keeps_exp_avg) set(StateKind::kExpAvg, format.exp_avg_begin_bytes());
+  if (format.keeps_exp_avg_sq) set(StateKind::kExpAvgSq, format.exp_avg_sq_begin_bytes());
 }
 
 // A value that is not finite would be found one step later, and blamed on the learning rate.
@@ -144,9 +156,9 @@ void StateAccess::check_values(const TensorPlace& tensor, std::uint64_t first_el
     if (is_finite_master(layout, values[i])) continue;
     throw Error(
         ErrorCode::kNonFinite,
-        fmt::format("initialize: the initial value of \"{}\" (unit \"{}\") at element {} is "
+        fmt::format("initialize: the value given for \"{}\" (unit \"{}\") at element {} is "
                     "{}, which {} cannot hold as a finite number; look at where the "
-                    "initial values come from",
+                    "values come from",
                     tensor.name, layout_.unit(tensor.unit).name, first_element + i, values[i],
                     name_of(layout_.format().parameter)));
   }

@@ -6,13 +6,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
-#include <string_view>
 
 #include <sluice/device.h>
 #include <sluice/state.h>
+#include <sluice/state_source.h>
 #include "engine/store/block_store.h"
 #include "engine/store/tiers.h"
 
@@ -24,10 +23,12 @@ class StateAccess {
   StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
               BlockStore& store, Device& device, Scheduler& scheduler);
 
-  // Writes masters from `values` and zero moments to every block's home.
+  // Writes masters and moments from `source` to every block's home, at the source's step.
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
   // parameters' type; kIo and others. It can be called again then.
-  void initialize(const InitialValues& values);
+  void restore(StateSource& source);
+  // The homes that restore() has filled count as in use. Once, when all ranks have filled theirs.
+  void lend_homes();
 
   // Fails with: kInvalidArgument where read() cannot be called so, with tensor and numbers.
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
@@ -54,7 +55,9 @@ class StateAccess {
   void store(const View& view);
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
-  void fill(const View& view, const BlockPlace& block, const InitialValues& values);
+  void fill(const View& view, const BlockPlace& block, StateSource& source);
+  void set_moments(const View& view, const TensorPlace& tensor, std::uint64_t first,
+                   std::uint64_t count, StateSource& source) const;
   void check_values(const TensorPlace& tensor, std::uint64_t first_element,
                     std::span<const float> values) const;
   void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;

@@ -184,7 +184,11 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options) {
   ToyResult result;
-  engine.initialize(toy_values());
+  if (options.source != nullptr) {
+    engine.restore(*options.source);
+  } else {
+    engine.initialize(toy_values());
+  }
   std::deque<ToySight> sights;
   std::vector<Stream> streams;  // last: their work uses all of the above
   for (std::uint32_t i = 0; i < options.streams; ++i) streams.emplace_back(device, "compute");

@@ -50,6 +50,8 @@ struct ToyOptions {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
+  // Of run_toy(): where the state comes from instead of toy_values(). Steps are counted on.
+  StateSource* source = nullptr;
 };
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.

@@ -105,6 +105,7 @@ class TrainRun {
         config_(config),
         memory_(memory),
         dataset_(config_, ranks.count()),
+        checkpoints_(options.checkpoints, config_, ranks.rank(), ranks.count()),
         init_(open_initial_model(options, config)),
         device_(config_, ranks.gpu()),
         collectives_(ranks.join(device_)),
@@ -117,7 +118,7 @@ class TrainRun {
   int run() {
     introduce();
     engine_.set_last_words([](const std::string& message) { warn("sluice: {}\n", message); });
-    engine_.initialize(initial_values());
+    resume();
     accept();
     train();
     engine_.drain();
@@ -169,6 +170,21 @@ class TrainRun {
     flush_said();
   }
 
+  // The state of the newest checkpoint, or a fresh one.
+  void resume() {
+    const auto resumed = checkpoints_.resume(engine_);
+    if (!resumed) engine_.initialize(initial_values());
+    steps_ended_ = record_.resumed_steps = resumed.value_or(0);
+    if (!checkpoints_.is_on() || engine_.rank() != 0) return;
+    for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
+    if (is_quiet_) return;
+    if (resumed)
+      say("going on behind step {}, from \"{}\"\n", *resumed, checkpoints_.saved_path());
+    else
+      say("beginning anew: there is no checkpoint yet\n");
+    flush_said();
+  }
+
   InitialValues initial_values() {
     if (init_ != nullptr) return init_->initial_values();
     return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
@@ -183,7 +199,7 @@ class TrainRun {
 
   // Nothing can be refused any more: what grows gets its name, in place of what had it.
   void accept() {
-    log_.begin();
+    log_.begin(steps_ended_);
     defer_interrupts("sluice: ending after this step; once more ends now, without saving\n");
     outputs_.trace.accept();
     log_.accept();
@@ -191,7 +207,8 @@ class TrainRun {
 
   void train() {
     ProgressDisplay progress(config_.steps, is_quiet_);
-    for (std::uint64_t step = 0; step < config_.steps && !record_.interrupted; ++step) {
+    while (steps_ended_ < config_.steps && !record_.interrupted) {
+      const std::uint64_t step = steps_ended_;
       const auto begin = std::chrono::steady_clock::now();
       const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
@@ -220,6 +237,7 @@ class TrainRun {
       if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
         progress.show(record_.steps.back());
       for (const std::string& note : trained.report.notes) warn("{}\n", note);
+      checkpoints_.step_ended(engine_, ++steps_ended_);
       record_.interrupted = mean_over_ranks(interrupted() ? 1 : 0) != 0;  // of one: all stop
     }
     progress.finish();
@@ -233,6 +251,8 @@ class TrainRun {
 
   void conclude() {
     defer_interrupts("sluice: the run is over and is being saved; once more ends now, without\n");
+    FirstFailure failures;
+    failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
     if (!record_.interrupted) {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
@@ -242,10 +262,12 @@ class TrainRun {
     }
     record_.state_sha256 = state_sha256(engine_);
     record_.ranks = memory_of_ranks(engine_, record_.buffers);
-    write_outputs();
+    write_outputs(failures);
+    if (record_.interrupted && engine_.rank() == 0) say_how_to_go_on();
     if (is_quiet_) return;
-    if (record_.interrupted) say("interrupted after step {}\n", record_.steps.size());
-    say("{}{}", time_report(record_), memory_report(record_.ranks[engine_.rank()]));
+    if (record_.interrupted) say("interrupted after step {}\n", steps_ended_);
+    if (!record_.steps.empty()) say("{}", time_report(record_));
+    say("{}", memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
       say("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
           *record_.validation_loss, *record_.bigram_cross_entropy);
@@ -255,8 +277,13 @@ class TrainRun {
     if (outputs_.save.is_wanted()) say("model saved to {}\n", outputs_.save.path());
   }
 
-  void write_outputs() {
-    FirstFailure failures;
+  void say_how_to_go_on() const {
+    if (checkpoints_.is_on())
+      warn("sluice: step {} is saved in \"{}\"; go on with: {}\n", steps_ended_,
+           checkpoints_.saved_path(), checkpoints_.command());
+  }
+
+  void write_outputs(FirstFailure& failures) {
     if (is_saved_) failures.attempt([this] { save_model(outputs_.save, config_.model, engine_); });
     failures.attempt([this] { log_.finish_csv(); });
     failures.attempt([this] { log_.finish_json_lines(); });
@@ -270,6 +297,7 @@ class TrainRun {
   const TrainConfig& config_;
   const HostMemory& memory_;
   Dataset dataset_;
+  Checkpointing checkpoints_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
   TrainingDevice device_;
@@ -279,6 +307,7 @@ class TrainRun {
   LimitMeter limits_;
   StepLog log_;
   RunRecord record_;
+  std::uint64_t steps_ended_ = 0;  // also before this run
 };
 
 int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,

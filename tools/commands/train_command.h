@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/gpt/train/checkpointing.h"
+
 namespace sluice {
 
 struct TrainOptions {
@@ -21,6 +23,7 @@ struct TrainOptions {
   std::string save_file;
   std::string init_file;
   std::string trace_file;
+  CheckpointOptions checkpoints;
   bool quiet = false;
 };
 

@@ -1,6 +1,8 @@
 #include "tools/report/step_log.h"
 
+#include <charconv>
 #include <cmath>
+#include <fstream>
 #include <string>
 
 #include <fmt/format.h>
@@ -31,6 +33,21 @@ std::string csv_row(const StepRecord& step) {
                      seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
                      step.activation_out_bytes, step.activation_in_bytes, step.loss_scale,
                      step.skipped, step.rank_traffic.crossed_bytes);
+}
+
+// The whole rows of the file that is about to be replaced, as far as they are of these steps.
+template <class StepOf>
+std::string kept_rows(const OutputFile& output, std::uint64_t steps, const StepOf& step_of) {
+  if (steps == 0 || !output.is_wanted() || !output.is_regular()) return {};
+  std::ifstream file(output.path());
+  std::string kept;
+  for (std::string row; std::getline(file, row) && !file.eof();) {
+    const std::string text = step_of(row);
+    std::uint64_t step = 0;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), step);
+    if (parsed.ec == std::errc{} && step != 0 && step <= steps) kept += row + "\n";
+  }
+  return kept;
 }
 
 }  // namespace
@@ -70,9 +87,17 @@ StepLog::StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every)
       csv_{.file = csv, .failure = {}},
       json_lines_{.file = json_lines, .failure = {}} {}
 
-void StepLog::begin() {
-  csv_.file.write(kCsvHeader);
+void StepLog::begin(std::uint64_t steps_before) {
+  const std::string rows = kept_rows(csv_.file, steps_before, [](const std::string& row) {
+    return row.substr(0, row.find(','));
+  });
+  const std::string lines = kept_rows(json_lines_.file, steps_before, [](const std::string& row) {
+    const auto step = nlohmann::json::parse(row, nullptr, /*allow_exceptions=*/false);
+    return step.is_object() ? step.value("step", nlohmann::json()).dump() : "";
+  });
+  csv_.file.write(kCsvHeader + rows);
   json_lines_.file.begin();
+  json_lines_.file.write(lines);
 }
 
 void StepLog::accept() noexcept {

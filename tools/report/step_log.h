@@ -46,8 +46,9 @@ class StepLog {
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
-  // Opens the files and writes the header of the CSV file. Fails with: as OutputFile.
-  void begin();
+  // Opens the files and writes the header of the CSV file. A run that goes on behind `steps_before`
+  // keeps the rows that the files have of those. Fails with: as OutputFile.
+  void begin(std::uint64_t steps_before);
   // Gives them their names.
   void accept() noexcept;
   // A file that fails gets no more rows, which a line on standard error says once: training goes

@@ -46,6 +46,7 @@
 #include <sluice/device.h>
 #include <sluice/model_spec.h>
 #include <sluice/state.h>
+#include <sluice/state_source.h>
 #include <sluice/step.h>
 
 namespace sluice {
@@ -54,6 +55,8 @@ class DirectFile;
 class IoQueue;
 class Layout;
 struct Placement;
+struct SaveOptions;
+struct SavedCheckpoint;
 
 // Wraps the queue that an engine opens: to slow it down, to observe it, to make it fail in tests.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
@@ -81,6 +84,25 @@ class Engine {
   // kInvalidArgument without a function; kIo and others. After a failure it can be called again.
   void initialize(const InitialValues& values);
 
+  // Sets all of the state from `source`, instead of initialize(): masters, moments, step and loss
+  // scale. Training goes on from there with the bits that it would have had without a break,
+  // whatever the placement, the number of ranks and the stage were where the state comes from. Each
+  // rank asks for what it owns.
+  // Fails with: whatever the source fails with; kNonFinite and others as initialize(); kInput for a
+  // loss scale that cannot be; kRanks where ranks have sources at different positions. After a
+  // failure either can be called again.
+  void restore(StateSource& source);
+
+  // Writes all of the state as a checkpoint into a folder of its own below `root`, between two
+  // steps: it appears whole, synced, or not at all, and older ones go only after that. Of several
+  // ranks all take part, each with its own ranges, and all have to see `root`. When it returns, the
+  // checkpoint is on the drive. CheckpointSource reads it.
+  // Fails with: kInvalidArgument while a step is active; kInput, kNoSpace, kIo naming the file, on
+  // all ranks. The engine can go on then, and what was below `root` is as it was.
+  SavedCheckpoint save(const std::string& root, const SaveOptions& options);
+  // What rank 0 has to say, on every rank.
+  std::string share(const std::string& text);
+
   // Fails with: kInvalidArgument for a learning rate that is negative or not finite, no
   // micro-batch, an active step, or a state that was not initialized; the engine's first failure,
   // if there was one.
@@ -101,6 +123,9 @@ class Engine {
   // How many updates every block of the state has seen. Under overlap one less than
   // StepReport::step until the update is through; drain() waits for that.
   std::uint64_t applied_step() const;
+  // Where training stands, when every update that was scheduled is home: drains.
+  // Fails with: kInvalidArgument while a step is active, or for a state without values.
+  StatePosition position();
 
   // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the
   // compute dtype for kParameter, else fp32. A moment that the optimizer does not keep is zero.

@@ -35,7 +35,7 @@ OUTPUTS = GROWS | {
 # Needs a GPU before it comes to its output.
 NOT_TRIED = {("bench gpu", "--json")}
 # Options with a text that names no file that is written.
-NO_OUTPUTS = {"--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
+NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt"}
 
 

@@ -39,14 +39,17 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
   write_safetensors(output, tensors, metadata_of(config), read);
 }
 
+ModelFile::ModelFile(const std::string& path)
+    : file_(path), prefix_(find_prefix()), config_(read_config()) {
+  check_tensors();
+}
+
 // What Hugging Face's GPT2LMHeadModel.save_pretrained() writes has a prefix; a published GPT-2 has
 // none.
-ModelFile::ModelFile(const std::string& path)
-    : file_(path),
-      prefix_(file_.knows("wte.weight") || !file_.knows("transformer.wte.weight") ? ""
-                                                                                  : "transformer."),
-      config_(read_config()) {
-  check_tensors();
+std::string ModelFile::find_prefix() const {
+  const bool has_prefix =
+      file_.find("wte.weight") == nullptr && file_.find("transformer.wte.weight") != nullptr;
+  return has_prefix ? "transformer." : "";
 }
 
 std::string ModelFile::name_in_file(const std::string& tensor) const {
@@ -65,7 +68,7 @@ void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
 gpt::GptConfig ModelFile::read_config() const {
   gpt::GptConfig config =
       file_.metadata().contains("model.layers") ? config_from_metadata() : config_from_shapes();
-  config.tied_head = !file_.knows(kHead);
+  config.tied_head = file_.find(kHead) == nullptr;
   try {
     gpt::validate(config);
   } catch (const Error& error) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <sluice/engine.h>
+#include "engine/checkpoint/safetensors_file.h"
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/report/safetensors.h"
 
@@ -37,6 +38,7 @@ class ModelFile {
   InitialValues initial_values() const;
 
  private:
+  std::string find_prefix() const;
   gpt::GptConfig read_config() const;
   gpt::GptConfig config_from_metadata() const;
   gpt::GptConfig config_from_shapes() const;

@@ -180,6 +180,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["parameters"] = run.parameters;
   document["state_bytes"] = run.state_bytes;
   document["seed"] = run.seed;
+  document["resumed_steps"] = run.resumed_steps;
   document["steps"] = ordered_json::array();
   for (const StepRecord& step : run.steps) {
     ordered_json figures = json_of(step);

@@ -23,6 +23,7 @@ struct RunRecord {
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;
   std::uint64_t seed = 0;
+  std::uint64_t resumed_steps = 0;  // before this run, which began at a checkpoint
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;

@@ -1,7 +1,8 @@
-#include "tools/report/safetensors_header.h"
+#include "engine/checkpoint/safetensors_header.h"
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -140,6 +141,39 @@ void refuse_overlaps(const SafetensorsHeader& header) {
 }
 
 }  // namespace
+
+std::uint64_t safetensors_element_bytes(std::string_view dtype) {
+  constexpr std::pair<std::string_view, std::uint64_t> kTypes[] = {
+      {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"I16", 2}};
+  for (const auto& [name, bytes] : kTypes) {
+    if (name == dtype) return bytes;
+  }
+  return 0;
+}
+
+std::uint64_t SafetensorsEntry::size_bytes() const {
+  std::uint64_t bytes = safetensors_element_bytes(dtype);
+  for (const std::uint64_t extent : shape) bytes *= extent;
+  return bytes;
+}
+
+std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
+                                  const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header;
+  header["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    const std::uint64_t end = offset + entry.size_bytes();
+    header[entry.name] = {
+        {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string length;
+  for (int i = 0; i < 8; ++i) length += static_cast<char>(text.size() >> (8 * i));
+  return length + text;
+}
 
 SafetensorsHeader parse_safetensors_header(std::string_view text) {
   // The parser takes it for the end of the text.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,23 @@ struct SafetensorsHeader {
   std::map<std::string, HeaderTensor> tensors;
   std::map<std::string, std::string> metadata;
 };
+
+// Bytes of an element: 4 for "F32", 2 for "BF16"; 0 for a type of which nothing is known.
+std::uint64_t safetensors_element_bytes(std::string_view dtype);
+
+// A tensor that is to be written.
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;  // "F32", "BF16", "F16" or "I16"
+  std::vector<std::uint64_t> shape;
+
+  std::uint64_t size_bytes() const;
+};
+
+// What a file begins with: the header and its length, padded so that data begin at a multiple of 8.
+// The tensors' data follow in the order of `entries`, without gaps.
+std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
+                                  const std::map<std::string, std::string>& metadata);
 
 // Fails with: kInput, with what is wrong, when it is not JSON of the format's form, a name comes
 // twice, or two tensors share bytes.

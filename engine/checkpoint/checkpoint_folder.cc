@@ -1,0 +1,225 @@
+#include "engine/checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kUnfinished = ".new-";  // followed by what mkdtemp() chooses
+constexpr const char* kLatest = "latest";
+
+[[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
+  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
+                        error == EPERM || error == EEXIST || error == ENAMETOOLONG;
+  throw Error(is_full    ? ErrorCode::kNoSpace
+              : is_input ? ErrorCode::kInput
+                         : ErrorCode::kIo,
+              fmt::format("checkpoint: {} of \"{}\" failed: {}{}", what, path, errno_text(error),
+                          is_full ? "; make room there, or keep fewer checkpoints" : ""));
+}
+
+UniqueFd open_file(const std::string& path, int flags) {
+  UniqueFd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (!file) fail("open", path, errno);
+  return file;
+}
+
+void write_all(int file, const std::string& path, std::uint64_t offset_bytes,
+               std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done =
+        ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail("write", path, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+    offset_bytes += static_cast<std::uint64_t>(done);
+  }
+}
+
+void sync_file(int file, const std::string& path) {
+  if (::fsync(file) != 0) fail("fsync", path, errno);
+}
+
+void sync_folder(const std::string& path) {
+  const UniqueFd folder = open_file(path, O_RDONLY | O_DIRECTORY);
+  // Some network file systems refuse, and need not.
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail("fsync", path, errno);
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail("creation", path, error.value());
+}
+
+std::optional<CheckpointName> name_from(std::string_view text) {
+  if (!text.starts_with(kPrefix)) return std::nullopt;
+  text.remove_prefix(kPrefix.size());
+  CheckpointName name;
+  const char* const end = text.data() + text.size();
+  auto parsed = std::from_chars(text.data(), end, name.step);
+  if (parsed.ec != std::errc{}) return std::nullopt;
+  if (parsed.ptr != end) {
+    if (*parsed.ptr != '.') return std::nullopt;
+    parsed = std::from_chars(parsed.ptr + 1, end, name.revision);
+    if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
+  }
+  return name;
+}
+
+// Whatever happens in between, a checkpoint has its name and is whole, or has none.
+void remove_checkpoint(const std::string& root, const CheckpointName& name) {
+  const std::string path = root + "/" + name.text();
+  const std::string doomed = root + "/" + std::string(kUnfinished) + name.text();
+  std::error_code ignored;
+  if (::rename(path.c_str(), doomed.c_str()) == 0) fs::remove_all(doomed, ignored);
+}
+
+void replace_link(const std::string& root, const std::string& target) {
+  const std::string link = root + "/" + kLatest;
+  const std::string fresh = root + "/" + std::string(kUnfinished) + kLatest;
+  if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) fail("removal", fresh, errno);
+  if (::symlink(target.c_str(), fresh.c_str()) != 0) fail("creation", fresh, errno);
+  if (::rename(fresh.c_str(), link.c_str()) != 0) fail("renaming", link, errno);
+}
+
+}  // namespace
+
+std::string CheckpointName::text() const {
+  return revision == 0 ? fmt::format("{}{:09}", kPrefix, step)
+                       : fmt::format("{}{:09}.{}", kPrefix, step, revision);
+}
+
+std::vector<CheckpointName> list_checkpoints(const std::string& root) {
+  std::vector<CheckpointName> names;
+  std::error_code error;
+  if (!fs::exists(root, error)) return names;
+  fs::directory_iterator entries(root, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    if (const auto name = name_from(entries->path().filename().string())) names.push_back(*name);
+  }
+  if (error) fail("listing", root, error.value());
+  std::ranges::sort(names, std::ranges::greater());
+  return names;
+}
+
+CheckpointLock::CheckpointLock(const std::string& root) {
+  make_folder(root);
+  const std::string path = root + "/.lock";
+  file_ = open_file(path, O_RDWR | O_CREAT);
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail("locking", path, errno);
+    std::array<char, 256> owner{};
+    const ssize_t bytes = ::pread(file_.get(), owner.data(), owner.size(), 0);
+    throw Error(ErrorCode::kInput,
+                fmt::format("checkpoint: \"{}\" is being written by another process ({}); name "
+                            "another folder, or end that one first",
+                            root, std::string_view(owner.data(), bytes < 0 ? 0 : bytes)));
+  }
+  std::array<char, 128> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
+  if (::ftruncate(file_.get(), 0) != 0) fail("truncation", path, errno);
+  write_all(file_.get(), path, 0, std::as_bytes(std::span(owner)));
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kUnfinished)) removed_.push_back(name);
+  }
+  for (const std::string& name : removed_) {
+    fs::remove_all(root + "/" + name, error);
+    if (error) fail("removal", root + "/" + name, error.value());
+  }
+}
+
+NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root) {
+  make_folder(root);
+  std::string path = root + "/" + std::string(kUnfinished) + "XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) fail("creation", path, errno);
+  (void)::chmod(path.c_str(), 0755);  // mkdtemp() lets nobody else in
+  folder_ = path;
+}
+
+NewCheckpoint::~NewCheckpoint() {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+}
+
+void NewCheckpoint::create(const std::string& name, std::string_view beginning,
+                           std::uint64_t size_bytes) const {
+  const std::string path = folder_ + "/" + name;
+  const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  const auto length = static_cast<off_t>(size_bytes);
+  if (::fallocate(file.get(), 0, 0, length) != 0) {
+    if (errno != EOPNOTSUPP && errno != ENOSYS) fail("allocation", path, errno);
+    if (::ftruncate(file.get(), length) != 0) fail("allocation", path, errno);
+  }
+  write_all(file.get(), path, 0, std::as_bytes(std::span(beginning)));
+}
+
+void NewCheckpoint::write(const std::string& name, std::string_view text) const {
+  const std::string path = folder_ + "/" + name;
+  const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  write_all(file.get(), path, 0, std::as_bytes(std::span(text)));
+  sync_file(file.get(), path);
+}
+
+std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
+  sync_folder(folder_);
+  std::vector<CheckpointName> names = list_checkpoints(root_);
+  CheckpointName own{.step = step};
+  for (const CheckpointName& name : names) {
+    if (name.step == step) own.revision = std::max(own.revision, name.revision + 1);
+  }
+  const std::string path = root_ + "/" + own.text();
+  if (::rename(folder_.c_str(), path.c_str()) != 0) fail("renaming", path, errno);
+  folder_.clear();
+  sync_folder(root_);
+  replace_link(root_, own.text());
+  sync_folder(root_);
+  std::uint32_t kept = 1;
+  for (const CheckpointName& name : names) {
+    if (name.step > step) continue;  // was passed over, which is no reason to lose it
+    const bool is_replaced = name.step == step;
+    if (is_replaced || (keep != 0 && ++kept > keep)) remove_checkpoint(root_, name);
+  }
+  return path;
+}
+
+CheckpointFile::CheckpointFile(const std::string& folder, const std::string& name)
+    : path_(folder + "/" + name), file_(::open(path_.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!file_)
+    throw Error(ErrorCode::kInput,
+                fmt::format("checkpoint: \"{}\", which rank 0 has made, cannot be opened: {}; all "
+                            "ranks have to see the same folder",
+                            path_, errno_text(errno)));
+}
+
+void CheckpointFile::write(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+  write_all(file_.get(), path_, offset_bytes, bytes);
+}
+
+void CheckpointFile::sync() {
+  sync_file(file_.get(), path_);
+}
+
+}  // namespace sluice

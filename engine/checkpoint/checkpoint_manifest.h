@@ -1,0 +1,63 @@
+// sluice_state.json, the manifest of a checkpoint (docs/checkpoints.md): what was trained, where it
+// stood, and length and checksum of all that the folder holds. Tensors are checked in pieces, so
+// that whoever reads a range needs no more than the pieces that it touches.
+//
+// Thread rule: plain data and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sluice/state_source.h>
+#include "io/checksum.h"
+
+namespace sluice {
+
+inline constexpr std::string_view kManifestName = "sluice_state.json";
+
+// What a file holds of a tensor: the compute parameters, what these lack of the fp32 masters (all
+// of them, or the low half beside bf16), and the moments.
+enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
+std::string_view name_of(CheckpointPart part);
+
+struct CheckpointManifest {
+  struct File {
+    std::string name;
+    std::uint64_t size_bytes = 0;
+    Checksum128 beginning;  // of its header, with the length before it
+    std::uint64_t beginning_bytes = 0;
+  };
+  struct Piece {
+    std::uint64_t first_element = 0;
+    std::uint64_t element_count = 0;
+    Checksum128 sum;
+  };
+  struct Stored {
+    std::string tensor;
+    CheckpointPart part = CheckpointPart::kWeight;
+    std::uint32_t file = 0;  // in `files`
+    std::string dtype;       // as safetensors names it
+    std::uint64_t begin_bytes = 0;  // in the file
+    std::vector<Piece> pieces;      // in order, without gaps
+  };
+
+  StatePosition position;
+  StateDescription state;
+  std::map<std::string, double> hyperparameters;  // for the reader: nothing depends on them
+  std::vector<std::string> application;           // what each rank had to say
+  std::vector<File> files;
+  std::vector<Stored> stored;
+};
+
+// Fails with: kInvalidArgument where the application's texts are not UTF-8.
+std::string manifest_text(const CheckpointManifest& manifest);
+
+// `path` stands in messages.
+// Fails with: kDamaged where the text is not what was written; kInput where it never was a manifest
+// of this format, with the field, what was expected and what was found.
+CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
+
+}  // namespace sluice

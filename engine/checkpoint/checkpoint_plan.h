@@ -1,0 +1,43 @@
+// Which tensors of a checkpoint lie in which of its files, and where. Weights in the compute type
+// under the model's own names, as other programs load them, apart from what only training needs:
+// "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or "NAME.master_low" (the half that
+// bf16 lacks). A function of the model alone: all ranks come to the same, whatever their number.
+//
+// Thread rule: plain data and a pure function.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint_manifest.h"
+#include "engine/plan/layout.h"
+
+namespace sluice {
+
+struct CheckpointPlan {
+  struct File {
+    std::string name;
+    std::string beginning;  // the header, with the length before it
+    std::uint64_t size_bytes = 0;
+  };
+  struct Tensor {
+    std::uint32_t tensor = 0;  // in the model
+    CheckpointPart part = CheckpointPart::kWeight;
+    std::uint32_t file = 0;
+    std::string dtype;
+    std::uint64_t begin_bytes = 0;  // in the file
+  };
+
+  std::vector<File> files;
+  std::vector<Tensor> tensors;
+  std::vector<std::vector<std::uint32_t>> stored_of;  // of each of the model's: in `tensors`
+  std::string index;  // model.safetensors.index.json
+  std::uint64_t size_bytes = 0;
+};
+
+// A tensor lies in one file whole; else no file takes more than `file_bytes_max` of data.
+CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
+                               std::uint64_t file_bytes_max);
+
+}  // namespace sluice

@@ -1,0 +1,266 @@
+#include "engine/checkpoint/checkpoint_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/dtype.h>
+#include <sluice/error.h>
+#include "base/optimizer_math.h"
+
+namespace sluice {
+namespace {
+
+std::string text_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file)
+    throw Error(ErrorCode::kInput,
+                fmt::format("checkpoint: \"{}\" cannot be read; a checkpoint is a folder with this "
+                            "file in it, such as the \"latest\" of where they are saved",
+                            path));
+  return text;
+}
+
+std::uint64_t element_count(const StateDescription::Tensor& tensor) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : tensor.shape) count *= extent;
+  return count;
+}
+
+float float_from(std::string_view dtype, const std::byte* bytes) {
+  std::uint16_t half = 0;
+  if (dtype == "F32") {
+    float value = 0;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  }
+  std::memcpy(&half, bytes, sizeof half);
+  return dtype == "BF16" ? float_from_bf16(half) : float_from_fp16(half);
+}
+
+}  // namespace
+
+CheckpointSource::CheckpointSource(const std::string& folder, CheckpointPrecision precision)
+    : folder_(folder),
+      precision_(precision),
+      manifest_(parse_manifest(text_of_file(path_of(std::string(kManifestName))),
+                               path_of(std::string(kManifestName)))) {
+  for (const CheckpointManifest::Stored& stored : manifest_.stored)
+    places_[{stored.tensor, stored.part}] = &stored;
+  check_places();
+  open_files();
+}
+
+CheckpointSource::~CheckpointSource() = default;
+
+// What the manifest says of the model, and of what is stored of it, fit together.
+void CheckpointSource::check_places() const {
+  const std::string path = path_of(std::string(kManifestName));
+  for (const StateDescription::Tensor& tensor : manifest_.state.tensors) {
+    const auto require = [&](CheckpointPart part) {
+      const CheckpointManifest::Stored* const stored = find(tensor.name, part);
+      if (stored == nullptr)
+        throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"tensors\" has no {} of \"{}\"",
+                                                   path, name_of(part), tensor.name));
+      std::uint64_t count = 0;
+      for (const CheckpointManifest::Piece& piece : stored->pieces) count += piece.element_count;
+      if (count != element_count(tensor))
+        throw Error(ErrorCode::kInput,
+                    fmt::format("\"{}\": field \"tensors\" has {} elements for the {} of \"{}\", "
+                                "expected {}",
+                                path, count, name_of(part), tensor.name, element_count(tensor)));
+    };
+    require(CheckpointPart::kWeight);
+    if (tensor.is_frozen) continue;
+    if (manifest_.state.parameter == DType::kBf16) require(CheckpointPart::kMasterLow);
+    if (manifest_.state.parameter == DType::kFp16) require(CheckpointPart::kMaster);
+  }
+}
+
+void CheckpointSource::open_files() {
+  for (const CheckpointManifest::File& file : manifest_.files) {
+    const std::string path = path_of(file.name);
+    files_.push_back(std::make_unique<SafetensorsFile>(path));
+    if (const std::uint64_t found = files_.back()->file_bytes(); found != file.size_bytes)
+      throw Error(ErrorCode::kDamaged,
+                  fmt::format("\"{}\" has {} bytes, expected {} (sluice_state.json): it was cut, "
+                              "or is of another checkpoint",
+                              path, found, file.size_bytes));
+    const Checksum128 found = files_.back()->beginning_sum();
+    if (found != file.beginning)
+      throw Error(ErrorCode::kDamaged,
+                  fmt::format("\"{}\": the checksum of its header is {}, expected {} "
+                              "(sluice_state.json): it is damaged, or of another checkpoint",
+                              path, hex_of(found), hex_of(file.beginning)));
+  }
+  for (const CheckpointManifest::Stored& stored : manifest_.stored) {
+    std::uint64_t count = 0;
+    for (const CheckpointManifest::Piece& piece : stored.pieces) count += piece.element_count;
+    const std::uint64_t end =
+        stored.begin_bytes + count * safetensors_element_bytes(stored.dtype);
+    if (end < stored.begin_bytes || end > manifest_.files[stored.file].size_bytes)
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\": field \"tensors\" has the {} of \"{}\" end at byte {} of "
+                              "\"{}\", which has {}",
+                              path_of(std::string(kManifestName)), name_of(stored.part),
+                              stored.tensor, end, manifest_.files[stored.file].name,
+                              manifest_.files[stored.file].size_bytes));
+  }
+}
+
+const CheckpointManifest::Stored* CheckpointSource::find(const std::string& tensor,
+                                                         CheckpointPart part) const {
+  const auto found = places_.find({tensor, part});
+  return found == places_.end() ? nullptr : found->second;
+}
+
+bool CheckpointSource::was_frozen(const std::string& tensor) const {
+  return std::ranges::any_of(
+      manifest_.state.tensors,
+      [&](const StateDescription::Tensor& own) { return own.name == tensor && own.is_frozen; });
+}
+
+void CheckpointSource::prepare(const StateDescription& wanted) {
+  const StateDescription& own = manifest_.state;
+  const auto refuse = [&](const std::string& field, const std::string& found,
+                          const std::string& expected, const std::string& remedy) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\": field \"{}\" is {}, but the config asks for {}; {}",
+                            path_of(std::string(kManifestName)), field, found, expected, remedy));
+  };
+  const bool converts = precision_ == CheckpointPrecision::kConvert;
+  if (own.parameter != wanted.parameter && !converts)
+    refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
+           "--convert changes the precision, and rounds the parameters from the masters again");
+  if (own.optimizer != wanted.optimizer)
+    refuse("optimizer.type", std::string(name_of(own.optimizer)),
+           std::string(name_of(wanted.optimizer)),
+           "their moments mean different things; start from the weights alone (--init)");
+  std::map<std::string, const StateDescription::Tensor*> by_name;
+  for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
+  for (const StateDescription::Tensor& tensor : wanted.tensors) {
+    const auto found = by_name.find(tensor.name);
+    if (found == by_name.end())
+      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name),
+             "it is a checkpoint of another model");
+    if (found->second->shape != tensor.shape)
+      refuse(fmt::format("model.{}.shape", tensor.name),
+             fmt::format("[{}]", fmt::join(found->second->shape, ", ")),
+             fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+             "it is a checkpoint of another model");
+    if (found->second->is_frozen != tensor.is_frozen && !converts)
+      refuse(fmt::format("model.{}.frozen", tensor.name),
+             found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
+             "--convert begins with moments of zero where a tensor was frozen");
+    by_name.erase(found);
+  }
+  if (!by_name.empty())
+    refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
+           "it is a checkpoint of another model");
+}
+
+const CheckpointSource::Checked& CheckpointSource::load(const CheckpointManifest::Stored& stored,
+                                                        std::size_t piece) {
+  Checked& checked = checked_[static_cast<std::size_t>(stored.part)];
+  if (checked.stored == &stored && checked.piece == piece) return checked;
+  checked.stored = nullptr;
+  const CheckpointManifest::Piece& range = stored.pieces[piece];
+  const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
+  checked.bytes.resize(range.element_count * element_bytes);
+  const std::uint64_t begin = stored.begin_bytes + range.first_element * element_bytes;
+  files_[stored.file]->read_at(begin, checked.bytes);
+  const Checksum128 found = checksum128(checked.bytes);
+  if (found != range.sum)
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
+                            "is {}, expected {}; the checkpoint is damaged, use another one",
+                            files_[stored.file]->path(), begin, checked.bytes.size(),
+                            name_of(stored.part), stored.tensor, range.first_element,
+                            hex_of(found), hex_of(range.sum)));
+  checked.stored = &stored;
+  checked.piece = piece;
+  return checked;
+}
+
+template <class Take>
+void CheckpointSource::read_part(const CheckpointManifest::Stored& stored,
+                                 std::uint64_t first_element, std::uint64_t count,
+                                 const Take& take) {
+  const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
+  auto piece = std::ranges::upper_bound(stored.pieces, first_element, {},
+                                        &CheckpointManifest::Piece::first_element) -
+               1;
+  for (std::uint64_t at = first_element; at < first_element + count; ++piece) {
+    const std::uint64_t end =
+        std::min(first_element + count, piece->first_element + piece->element_count);
+    const Checked& checked =
+        load(stored, static_cast<std::size_t>(piece - stored.pieces.begin()));
+    take(checked.bytes.data() + (at - piece->first_element) * element_bytes, at - first_element,
+         end - at);
+    at = end;
+  }
+}
+
+void CheckpointSource::read_masters(const std::string& tensor, std::uint64_t first_element,
+                                    std::span<float> values) {
+  const auto convert = [&](const CheckpointManifest::Stored& stored) {
+    const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
+    read_part(stored, first_element, values.size(),
+              [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
+                for (std::uint64_t i = 0; i < count; ++i)
+                  values[first + i] = float_from(stored.dtype, bytes + i * element_bytes);
+              });
+  };
+  if (const auto* const master = find(tensor, CheckpointPart::kMaster)) return convert(*master);
+  convert(*find(tensor, CheckpointPart::kWeight));
+  const auto* const low = find(tensor, CheckpointPart::kMasterLow);
+  if (low == nullptr) return;  // fp32, or frozen
+  read_part(*low, first_element, values.size(),
+            [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
+              for (std::uint64_t i = 0; i < count; ++i) {
+                SplitMaster split{.high = bf16_from_float(values[first + i]), .low = 0};
+                std::memcpy(&split.low, bytes + i * sizeof split.low, sizeof split.low);
+                values[first + i] = join_master(split);
+              }
+            });
+}
+
+void CheckpointSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+                            std::span<float> values) {
+  if (kind == StateKind::kMaster) return read_masters(tensor.name, first_element, values);
+  const auto part =
+      kind == StateKind::kExpAvg ? CheckpointPart::kExpAvg : CheckpointPart::kExpAvgSq;
+  const CheckpointManifest::Stored* const stored = find(tensor.name, part);
+  if (stored == nullptr) {
+    if (!was_frozen(tensor.name))
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\": field \"tensors\" has no {} of \"{}\"",
+                              path_of(std::string(kManifestName)), name_of(part), tensor.name));
+    std::ranges::fill(values, 0.0f);
+    return;
+  }
+  read_part(*stored, first_element, values.size(),
+            [&](const std::byte* bytes, std::uint64_t first, std::uint64_t count) {
+              std::memcpy(values.data() + first, bytes, count * sizeof(float));
+            });
+}
+
+OpenCheckpoint open_checkpoint(const std::string& folder, CheckpointPrecision precision) {
+  auto source = std::make_unique<CheckpointSource>(folder, precision);
+  std::vector<std::string> application = source->manifest().application;
+  return {.source = std::move(source), .application = std::move(application)};
+}
+
+void CheckpointSource::verify() {
+  for (const CheckpointManifest::Stored& stored : manifest_.stored) {
+    for (std::size_t piece = 0; piece < stored.pieces.size(); ++piece) (void)load(stored, piece);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,71 @@
+// A checkpoint's folder as a source (sluice/checkpoint.h). Thread rule: one thread at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sluice/checkpoint.h>
+#include "engine/checkpoint/checkpoint_manifest.h"
+#include "engine/checkpoint/safetensors_file.h"
+
+namespace sluice {
+
+class CheckpointSource final : public StateSource {
+ public:
+  // Reads the manifest, and looks at every file's length and header.
+  // Fails with: kInput and kDamaged, naming file, field, what was expected and what was found.
+  explicit CheckpointSource(const std::string& folder,
+                            CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
+  ~CheckpointSource() override;
+
+  const std::string& folder() const { return folder_; }
+  const CheckpointManifest& manifest() const { return manifest_; }
+
+  StatePosition position() const override { return manifest_.position; }
+  // Fails with: kInput where it is of another model, precision or optimizer.
+  void prepare(const StateDescription& wanted) override;
+  // Fails with: kDamaged naming file and range of bytes that are not those that were written; kIo.
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override;
+  // Reads all of it. Fails with: as read().
+  void verify();
+
+ private:
+  // A piece that has been read whole and found right.
+  struct Checked {
+    const CheckpointManifest::Stored* stored = nullptr;
+    std::size_t piece = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  void open_files();
+  void check_places() const;
+  const CheckpointManifest::Stored* find(const std::string& tensor, CheckpointPart part) const;
+  bool was_frozen(const std::string& tensor) const;
+  // Calls `take(bytes, first, count)` with elements of the range, as they are stored, piece by
+  // piece.
+  template <class Take>
+  void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,
+                 std::uint64_t count, const Take& take);
+  const Checked& load(const CheckpointManifest::Stored& stored, std::size_t piece);
+  void read_masters(const std::string& tensor, std::uint64_t first_element,
+                    std::span<float> values);
+  std::string path_of(const std::string& name) const { return folder_ + "/" + name; }
+
+  // Constant after construction.
+  std::string folder_;
+  CheckpointPrecision precision_;
+  CheckpointManifest manifest_;
+  std::map<std::pair<std::string, CheckpointPart>, const CheckpointManifest::Stored*> places_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+
+  std::array<Checked, 5> checked_;  // by part: ranges come in order, part by part
+};
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+// Writes a checkpoint: rank 0 makes the folder and its files, every rank writes the ranges that it
+// owns, and when all have, rank 0 adds the manifest and gives it its name. Synchronous.
+//
+// Thread rule: the application's thread, while no step is active; of several ranks all take part.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sluice/checkpoint.h>
+#include "engine/checkpoint/checkpoint_folder.h"
+#include "engine/checkpoint/checkpoint_plan.h"
+#include "engine/ranks/ranks.h"
+#include "engine/store/state_access.h"
+
+namespace sluice {
+
+// Of the config, for whoever reads a checkpoint: nothing in it depends on them.
+std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
+
+class CheckpointWriter {
+ public:
+  // All must outlive it.
+  CheckpointWriter(const Layout& layout, const StateDescription& description, StateAccess& state,
+                   Ranks& ranks);
+
+  // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks, each with its own message or
+  // that another rank has failed; what was in `root` is as it was.
+  SavedCheckpoint save(const std::string& root, const StatePosition& position,
+                       const SaveOptions& options);
+
+ private:
+  // A piece that this rank has written; goes to rank 0 as bytes.
+  struct Written {
+    std::uint64_t stored = 0;  // in the plan
+    CheckpointManifest::Piece piece;
+  };
+  struct Range {
+    TensorId tensor{};
+    std::uint64_t first_element = 0;
+    std::uint64_t element_count = 0;
+  };
+
+  std::string begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
+                    const std::string& root);
+  std::vector<Written> write_own(const CheckpointPlan& plan, const std::string& folder);
+  void write_range(const CheckpointPlan& plan, const Range& range,
+                   std::vector<CheckpointFile>& files, std::vector<Written>& written);
+  void read(CheckpointPart part, const Range& range, std::vector<std::byte>& bytes);
+  CheckpointManifest manifest_of(const CheckpointPlan& plan, const StatePosition& position,
+                                 const SaveOptions& options, std::vector<Written> written,
+                                 std::vector<std::string> application) const;
+
+  const Layout& layout_;
+  const StateDescription& description_;
+  StateAccess& state_;
+  Ranks& ranks_;
+  std::vector<float> masters_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,19 @@
+// What a run is, as text: all that decides which collectives come when, and what their bits are.
+// Ranks compare it before the first step. Thread rule: pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+std::string describe_run(const Config& config, const ModelSpec& model, const Layout& layout,
+                         const Placement& placement, std::uint64_t device_bytes,
+                         std::uint64_t scheduled_step);
+
+}  // namespace sluice

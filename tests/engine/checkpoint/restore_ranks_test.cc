@@ -1,0 +1,102 @@
+// A state that one number of ranks leaves and another takes up: each rank asks for its own part,
+// and all go on with the bits of one that had the state from the start.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/memory_source.h"
+
+namespace sluice::test {
+namespace {
+
+// Two steps of one rank in memory.
+class RestoreOfRanks : public testing::Test {
+ protected:
+  static Config config_of(const TempDirectory& directory, std::uint32_t stage, bool uses_nvme) {
+    return sharded_config(directory.path(), stage, uses_nvme, DType::kBf16);
+  }
+
+  TempDirectory directory_;
+  Config config_ = config_of(directory_, 3, false);
+  ModelSpec model_ = toy_model();
+  std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine_{config_, model_, *device_};
+  ToyResult first_ = run_toy(engine_, model_, *device_, config_, {.steps = 2});
+  MemorySource source_{engine_};
+};
+
+// Engines of `count` ranks, each with a source of its own; `body` gets both.
+template <class Body>
+void on_ranks(std::uint32_t count, const Config& config, Engine& from, const Body& body) {
+  std::vector<std::unique_ptr<MemorySource>> sources;
+  for (std::uint32_t rank = 0; rank < count; ++rank)
+    sources.push_back(std::make_unique<MemorySource>(from));
+  LocalWorld world(count, {.timeout_s = 60, .sum = sum_in_order});
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const auto collectives = world.join(rank, *device);
+      try {
+        Engine engine(config, toy_model(), *device, {}, collectives.get());
+        body(rank, engine, *device, *sources[rank]);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        collectives->abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(RestoreOfRanks, AnyNumberAndStageGoesOnWithTheSameBits) {
+  for (const std::uint32_t count : {2u, 3u}) {
+    // What so many ranks come to, by the plainest way of all.
+    StateBytes expected;
+    for (const auto& [stage, uses_nvme] : {std::pair{0u, false}, {1u, true}, {2u, false},
+                                           {3u, true}}) {
+      SCOPED_TRACE(std::to_string(count) + " ranks, stage " + std::to_string(stage));
+      const TempDirectory directory;
+      const Config config = config_of(directory, stage, uses_nvme);
+      std::vector<StateBytes> states(count);
+      std::vector<std::uint64_t> asked(count);
+      on_ranks(count, config, engine_,
+               [&](std::uint32_t rank, Engine& engine, HostDevice& device, MemorySource& source) {
+                 const ToyOptions options{
+                     .steps = 2, .evaluate = true, .rank = rank, .rank_count = count,
+                     .source = &source};
+                 states[rank] = run_toy(engine, toy_model(), device, config, options).state;
+                 asked[rank] = source.elements_read();
+               });
+      if (stage == 0) expected = states[0];
+      for (const StateBytes& state : states) EXPECT_TRUE(state == expected);
+      const std::uint64_t all = 3 * engine_.layout().parameter_count();
+      if (stage == 0) continue;
+      EXPECT_EQ(std::accumulate(asked.begin(), asked.end(), std::uint64_t{0}), all);
+    }
+  }
+}
+
+TEST_F(RestoreOfRanks, WhatIsRestoredReadsBackOnEveryRank) {
+  on_ranks(3, config_, engine_,
+           [&](std::uint32_t, Engine& engine, HostDevice&, MemorySource& source) {
+             engine.restore(source);
+             EXPECT_EQ(engine.position().step, 2u);
+             EXPECT_TRUE(read_state(engine) == first_.state);
+           });
+}
+
+TEST_F(RestoreOfRanks, SourcesAtDifferentStepsAreRefusedOnEveryRank) {
+  on_ranks(2, config_, engine_,
+           [&](std::uint32_t rank, Engine& engine, HostDevice&, MemorySource& source) {
+             if (rank == 1) source.set_position({.step = 1});
+             const std::string message =
+                 expect_error(ErrorCode::kRanks, [&] { engine.restore(source); });
+             EXPECT_NE(message.find("where training goes on"), std::string::npos) << message;
+           });
+}
+
+}  // namespace
+}  // namespace sluice::test

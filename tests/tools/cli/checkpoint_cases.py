@@ -1,0 +1,178 @@
+"""Checkpoints of sluice train: runs that are killed, ended by signals or on a full disk go on with the same bits,
+under another placement and at another number of ranks, and what cannot be used is named."""
+
+import os
+import random
+import shlex
+import signal
+import subprocess
+import time
+
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase, mount_tmpfs
+from ranks_support import RanksTest
+
+STEPS = 8
+BASE = {**ON_NVME, "run.steps": STEPS}
+ELSEWHERE = {"placement.parameters": "host", "placement.optimizer": "host", "storage.block_elements": 8192,
+             "optimizer.overlap": "serial", "run.steps": STEPS}
+EVERY = ("--checkpoint", "kept", "--checkpoint-every", "1", "--keep", "2")
+
+
+class Checkpoints(CliCase):
+    def names(self):
+        return sorted(name for name in os.listdir(self.path("kept")) if name.startswith("step-"))
+
+    def flip(self, *names):
+        with open(self.path("kept", *names), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([byte ^ 1]))
+
+    def test_a_run_in_pieces_ends_as_one_that_never_stopped(self):
+        for precision in ("bf16", "fp16", "fp32"):
+            with self.subTest(precision):
+                values = {**BASE, "precision.parameters": precision}
+                if precision == "fp16":
+                    values.update({"precision.loss_scale.static": 0, "precision.loss_scale.initial_power": 18,
+                                   "precision.loss_scale.hysteresis": 1})
+                whole = self.train(values)
+                kept = ("--checkpoint", "kept-" + precision, "--resume", "--accept-config")
+                # More steps are another schedule, unless all pieces are told of the same one.
+                first = self.train({**values, "run.steps": 3}, *kept, "--set", "optimizer.minimum_learning_rate=0.003",
+                                   "--set", "optimizer.warmup_steps=0")
+                self.assertEqual(first["resumed_steps"], 0)
+                steady = self.train({**values, "optimizer.minimum_learning_rate": 0.003, "optimizer.warmup_steps": 0})
+                moved = {key: value for key, value in ELSEWHERE.items()}
+                rest = self.train({**values, **moved}, *kept, "--set", "optimizer.minimum_learning_rate=0.003",
+                                  "--set", "optimizer.warmup_steps=0")
+                self.assertEqual(rest["resumed_steps"], 3)
+                self.assertEqual(rest["state_sha256"], steady["state_sha256"])
+                self.assertNotEqual(rest["state_sha256"], whole["state_sha256"])
+                self.assertEqual([step["loss"] for step in first["steps"] + rest["steps"]],
+                                 [step["loss"] for step in steady["steps"]])
+
+    def kill_until_it_ends(self, configs, generator, prefix=()):
+        """Kills the run at random instants until one ends. Returns how often it was killed."""
+        kills = 0
+        while True:
+            command = [*prefix, *self.command("train", configs[kills % len(configs)], "--quiet", "--json", "run.json",
+                                              "--csv", "run.csv", *EVERY, "--resume")]
+            process = subprocess.Popen(command, cwd=self.folder, env=self.environment(), stderr=subprocess.PIPE,
+                                       start_new_session=True)
+            try:
+                _, stderr = process.communicate(timeout=generator.uniform(0.05, 0.9) if kills < 12 else RUN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                kills += 1
+                continue
+            self.assertEqual(process.returncode, 0, stderr)
+            return kills
+
+    def test_kill_at_any_moment(self):
+        expected = self.train(BASE)["state_sha256"]
+        configs = [self.write_config(BASE, name="a.json"), self.write_config(ELSEWHERE, name="b.json")]
+        self.kill_until_it_ends(configs, random.Random(int(os.environ.get("SLUICE_TEST_SEED", "1"))))
+        self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
+        self.assertEqual(self.names(), [f"step-{step:09}" for step in (STEPS - 1, STEPS)])
+        with open(self.path("run.csv"), encoding="ascii") as file:
+            rows = [line.split(",")[0] for line in file.readlines()]
+        self.assertEqual(rows, ["step", *map(str, range(1, STEPS + 1))])
+
+    def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                folder = f"kept-{number}"
+                config = self.write_config({**BASE, "run.steps": 100000})
+                process = subprocess.Popen(self.command("train", config, "--checkpoint", folder, "--json", "run.json"),
+                                           cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE)
+                self.addCleanup(process.stdout.close)
+                self.addCleanup(process.stderr.close)
+                self.addCleanup(process.kill)
+                while b"step     2/" not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(number)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertEqual(process.returncode, 130, stderr)
+                before = self.read_json("run.json")
+                steps = len(before["steps"])
+                line = stderr.decode().splitlines()[-1]
+                self.assertIn(f"step {steps} is saved in \"{folder}/step-{steps:09}\"", line)
+                words = shlex.split(line.split("go on with: ")[1])
+                self.assertEqual(words[-1], "--resume")
+                self.run_sluice(*words[1:], "--steps", steps)
+                after = self.read_json("run.json")
+                self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
+                self.assertEqual(after["state_sha256"], before["state_sha256"])
+
+    def test_damaged_ones_are_passed_over_by_name(self):
+        expected = self.train(BASE)["state_sha256"]
+        self.train(BASE, *EVERY[:-1], "3")
+        newest, second = self.names()[:0:-1]
+        self.flip(newest, "optimizer-00001-of-00001.safetensors")
+        os.truncate(self.path("kept", second, "sluice_state.json"), 50)
+        os.mkdir(self.path("kept", ".new-abcdef"))
+        done = self.run_sluice("train", self.write_config(BASE), "--quiet", "--json", "run.json", *EVERY, "--resume")
+        for word in (newest, second, "checksum", "50 bytes", ".new-abcdef"):
+            self.assertIn(word, done.stderr)
+        run = self.read_json("run.json")
+        self.assertEqual((run["resumed_steps"], run["state_sha256"]), (STEPS - 2, expected))
+
+    def test_what_cannot_go_on_is_refused_and_nothing_changes(self):
+        self.assertIn("no checkpoint", self.fail_train(2, BASE, *EVERY, "--resume=required"))
+        self.assertIn("--checkpoint", self.fail_train(2, BASE, "--resume"))
+        self.train(BASE, *EVERY)
+        before = {name: os.stat(self.path("kept", name)).st_mtime_ns for name in self.names()}
+        self.assertIn("--resume", self.fail_train(2, BASE, *EVERY))
+        for values, words in (({"run.seed": 8}, ("run.seed was 7 and is 8", "--accept-config")),
+                              ({"precision.parameters": "fp32", "precision.gradients": "bf16"}, ("precision", "bf16", "fp32", "--convert")),
+                              ({"model.layers": 3}, ("another model",)),
+                              ({"optimizer.type": "lion"}, ("adamw", "lion"))):
+            message = self.fail_train(2, {**BASE, **values}, *EVERY, "--resume")
+            for word in words:
+                self.assertIn(word, message)
+        with open(self.path("text.txt"), "a", encoding="ascii") as file:
+            file.write("more")
+        self.assertIn("--accept-data", self.fail_train(2, BASE, *EVERY, "--resume"))
+        self.assertEqual({name: os.stat(self.path("kept", name)).st_mtime_ns for name in self.names()}, before)
+        for name in self.names():
+            self.flip(name, "model-00001-of-00001.safetensors")
+        self.assertIn("none of the 2", self.fail_train(1, BASE, *EVERY, "--resume", "--accept-data"))
+
+    def test_a_full_disk_leaves_the_older_ones(self):
+        os.mkdir(self.path("kept"))
+        mount_tmpfs(self, self.path("kept"), "4m")  # room for two, and not for a third beside them
+        config = self.write_config(BASE)
+        done = self.run_sluice("train", config, "--quiet", "--checkpoint", "kept", "--checkpoint-every", "1", expect=5)
+        self.assertIn("No space left", done.stderr)
+        self.assertIn("training goes on", done.stderr)
+        whole = self.names()
+        self.assertEqual(whole[0], "step-000000001")
+        self.assertEqual([name for name in os.listdir(self.path("kept")) if name.startswith(".new")], [])
+        run = self.train({**BASE, "run.steps": len(whole)}, "--checkpoint", "kept", "--resume")
+        self.assertEqual(run["resumed_steps"], len(whole))
+
+
+class CheckpointsOfRanks(RanksTest):
+    def test_ranks_go_on_after_a_kill_and_one_rank_goes_on_alone(self):
+        values = {**BASE, "run.threads": 1, "sharding.keep_gathered": "0"}
+        expected = self.train_ranks(2, values)["state_sha256"]
+        half = self.train_ranks(2, {**values, "run.steps": 3}, "--checkpoint", "kept")
+        alone = self.train({**values, "run.steps": 3}, "--checkpoint", "kept", "--resume")
+        self.assertEqual((alone["resumed_steps"], alone["state_sha256"]), (3, half["state_sha256"]))
+        process = subprocess.Popen([*self.mpirun(2), *self.command("train", self.write_config(values), "--quiet",
+                                                                   "--checkpoint", "more", "--checkpoint-every", "1")],
+                                   cwd=self.folder, env=self.environment(), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while not os.path.exists(self.path("more", "latest")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with open(self.path("more", ".lock"), encoding="ascii") as file:
+            os.kill(int(file.read().split()[-1]), signal.SIGKILL)  # rank 0; mpirun ends the other
+        self.assertNotEqual(process.wait(timeout=RUN_TIMEOUT_S), 0)
+        rest = self.train_ranks(2, {**values, "sharding.stage": 1, "placement.parameters": "device"},
+                                "--checkpoint", "more", "--resume=required")
+        self.assertGreater(rest["resumed_steps"], 0)
+        self.assertEqual(rest["state_sha256"], expected)

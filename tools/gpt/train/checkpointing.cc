@@ -1,0 +1,270 @@
+#include "tools/gpt/train/checkpointing.h"
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/error.h>
+#include "io/checksum.h"
+#include "tools/cli/print.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kPieceBytes = 4 << 20;
+
+// What decides the numbers that a run comes to, beside its state: names as in the config file.
+std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks) {
+  const Config& engine = config.engine;
+  const LossScaleOptions& scale = engine.precision.loss_scale;
+  std::map<std::string, std::string> settings;
+  const auto add = [&](const char* key, const auto& value) {
+    settings[key] = fmt::format("{}", value);
+  };
+  add("ranks", ranks);
+  add("batch.sequences", config.sequences);
+  add("batch.micro_batches", config.micro_batches);
+  if (config.micro_batches > 1) add("batch.order", name_of(*config.order));
+  add("data.validation_fraction", config.validation_fraction);
+  add("optimizer.learning_rate", config.learning_rate);
+  add("optimizer.minimum_learning_rate", config.minimum_learning_rate);
+  add("optimizer.warmup_steps", config.warmup_steps);
+  add("optimizer.beta1", engine.optimizer.adam.beta1);
+  add("optimizer.beta2", engine.optimizer.adam.beta2);
+  add("optimizer.epsilon", engine.optimizer.adam.epsilon);
+  add("optimizer.weight_decay", engine.optimizer.adam.weight_decay);
+  add("optimizer.momentum", engine.optimizer.momentum);
+  add("optimizer.clip_norm", engine.optimizer.clip_norm);
+  for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
+    const Config::Optimizer::Group& group = engine.optimizer.groups[i];
+    settings[fmt::format("optimizer.groups[{}]", i)] =
+        fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
+                    group.weight_decay.value_or(-1));
+  }
+  add("precision.gradients", name_of(engine.precision.gradients));
+  add("precision.loss_scale",
+      fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
+                  scale.hysteresis, scale.consecutive_hysteresis, scale.minimum));
+  add("run.seed", config.seed);
+  add("run.steps", config.steps);
+  return settings;
+}
+
+// The checksum of the checksums of its pieces, so that none of it has to be in memory.
+std::string describe_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> piece(kPieceBytes);
+  std::string sums;
+  std::uint64_t bytes = 0;
+  while (file) {
+    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    const auto got = static_cast<std::size_t>(file.gcount());
+    if (got == 0) break;
+    sums += hex_of(checksum128(std::as_bytes(std::span(piece).first(got))));
+    bytes += got;
+  }
+  return fmt::format("{} bytes, checksum {}", bytes,
+                     hex_of(checksum128(std::as_bytes(std::span(sums)))));
+}
+
+// For programs that know GPT-2 by it: transformers reads the folder as it is.
+std::string model_config(const gpt::GptConfig& model) {
+  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
+                                        {"model_type", "gpt2"},
+                                        {"activation_function", "gelu_new"},
+                                        {"n_layer", model.layers},
+                                        {"n_head", model.heads},
+                                        {"n_embd", model.embedding},
+                                        {"n_positions", model.context},
+                                        {"n_ctx", model.context},
+                                        {"vocab_size", model.vocabulary},
+                                        {"tie_word_embeddings", model.tied_head}};
+  return document.dump(2) + "\n";
+}
+
+}  // namespace
+
+std::string command_that_goes_on(std::span<char* const> words) {
+  std::string command;
+  bool resumes = false;
+  for (const std::string_view word : words) {
+    resumes = resumes || word.starts_with("--resume");
+    command += command.empty() ? "" : " ";
+    const auto is_plain = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+             std::string_view("-_=./,:@%+").find(c) != std::string_view::npos;
+    };
+    if (!word.empty() && std::ranges::all_of(word, is_plain)) {
+      command += word;
+      continue;
+    }
+    command += '\'';
+    for (const char c : word) command += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    command += '\'';
+  }
+  return resumes ? command : command + " --resume";
+}
+
+Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
+                             std::uint32_t rank, std::uint32_t rank_count)
+    : options_(options), config_(config), is_first_(rank == 0) {
+  if (!is_on()) {
+    if (!options.resume.empty())
+      throw Error(ErrorCode::kInput, "--resume needs --checkpoint, the folder to go on from");
+    return;
+  }
+  settings_ = settings_of(config, rank_count);
+  text_ = describe_text(config.data_file);
+  if (!is_first_) return;
+  lock_.emplace(options.root);
+  for (const std::string& name : lock_->removed())
+    notes_.push_back(fmt::format(
+        "checkpoint: \"{}/{}\" was never finished, and has been removed", options.root, name));
+}
+
+void Checkpointing::pass_over(const std::string& why) {
+  if (!is_first_) warn("sluice: {}\n", why);  // its notes are not printed
+  notes_.push_back(fmt::format("checkpoint: passed over, since {}", why));
+}
+
+// Folders, newest first, as rank 0 sees them.
+std::vector<std::string> Checkpointing::candidates(Engine& engine) const {
+  std::string listing;
+  if (is_first_) {
+    for (const CheckpointName& name : list_checkpoints(options_.root))
+      listing += name.text() + "\n";
+  }
+  std::istringstream lines(engine.share(listing));
+  std::vector<std::string> folders;
+  for (std::string line; std::getline(lines, line);) folders.push_back(options_.root + "/" + line);
+  return folders;
+}
+
+std::optional<std::uint64_t> Checkpointing::resume(Engine& engine) {
+  if (!is_on()) return std::nullopt;
+  const std::vector<std::string> folders = candidates(engine);
+  if (options_.resume.empty()) {
+    if (folders.empty()) return std::nullopt;
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has checkpoints already, the newest \"{}\"; go on from it with "
+                            "--resume, or name another folder",
+                            options_.root, folders[0]));
+  }
+  for (const std::string& folder : folders) {
+    if (const auto steps = try_one(engine, folder)) {
+      saved_steps_ = steps;
+      saved_path_ = folder;
+      return steps;
+    }
+  }
+  if (!folders.empty())
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("none of the {} checkpoints in \"{}\" can be used: {}; begin anew in "
+                            "another folder",
+                            folders.size(), options_.root, fmt::join(notes_, "; ")));
+  if (options_.resume == "required")
+    throw Error(ErrorCode::kInput,
+                fmt::format("--resume=required: there is no checkpoint in \"{}\"; look for the "
+                            "folder that the run was given, or begin with --resume",
+                            options_.root));
+  return std::nullopt;
+}
+
+// Nothing where the checkpoint is not whole. All ranks come to the same.
+std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder) {
+  std::optional<CheckpointSource> source;
+  try {
+    source.emplace(folder, options_.converts ? CheckpointPrecision::kConvert
+                                             : CheckpointPrecision::kAsSaved);
+  } catch (const Error& error) {
+    pass_over(error.what());
+  }
+  const std::vector<double> opened = engine.exchange(source ? 1 : 0);
+  if (std::ranges::find(opened, 0.0) != opened.end()) {
+    if (source) pass_over(fmt::format("another rank cannot read \"{}\", and says why", folder));
+    return std::nullopt;
+  }
+  const std::uint64_t steps = check_application(*source);
+  try {
+    engine.restore(*source);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDamaged && error.code() != ErrorCode::kIo) throw;
+    pass_over(error.what());
+    return std::nullopt;
+  }
+  return steps;
+}
+
+// Whether the run that goes on is the one that was saved. Returns the steps that it has been
+// through.
+std::uint64_t Checkpointing::check_application(const CheckpointSource& source) {
+  const nlohmann::json saved = nlohmann::json::parse(
+      source.manifest().application.empty() ? "" : source.manifest().application[0], nullptr,
+      /*allow_exceptions=*/false);
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", source.folder(), why));
+  };
+  if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
+      !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text"))
+    fail("field \"application\" is not what sluice train writes: it is another program's");
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : settings_) {
+    const std::string before = saved["settings"].value(key, "nothing");
+    if (before == value) continue;
+    const std::string change = fmt::format("{} was {} and is {}", key, before, value);
+    // More steps and other ranks are what a run is resumed for.
+    if (key == "run.steps" || key == "ranks" || options_.accepts_config)
+      notes_.push_back(fmt::format("checkpoint: {} from here on", change));
+    else
+      changes.push_back(change);
+  }
+  if (!changes.empty())
+    fail(fmt::format("the config has changed: {}; change it back, or go on with --accept-config",
+                     fmt::join(changes, "; ")));
+  const std::string text = saved["text"].is_string() ? saved["text"].get<std::string>() : "nothing";
+  if (text != text_ && !options_.accepts_data)
+    fail(fmt::format("the text \"{}\" has {}, but the run was made with {}; name that one, or go "
+                     "on with --accept-data",
+                     config_.data_file, text_, text));
+  if (text != text_)
+    notes_.push_back(fmt::format("checkpoint: the text had {}, and has {} from here on", text,
+                                 text_));
+  return saved["steps"].get<std::uint64_t>();
+}
+
+std::string Checkpointing::application(std::uint64_t steps) const {
+  return nlohmann::json{{"steps", steps}, {"settings", settings_}, {"text", text_}}.dump();
+}
+
+void Checkpointing::save(Engine& engine, std::uint64_t steps) {
+  SaveOptions options{.application = application(steps), .keep = options_.keep};
+  if (is_first_) {
+    options.hyperparameters = {{"learning_rate", config_.learning_rate}};
+    options.files = {{"config.json", model_config(config_.model)}};
+  }
+  saved_path_ = engine.save(options_.root, options).path;
+  saved_steps_ = steps;
+}
+
+void Checkpointing::step_ended(Engine& engine, std::uint64_t steps) {
+  if (!is_on() || options_.every == 0 || steps % options_.every != 0) return;
+  try {
+    save(engine, steps);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kRanks || error.code() == ErrorCode::kTimeout ||
+        error.code() == ErrorCode::kPoisoned)
+      throw;
+    warn("sluice: step {} has no checkpoint, and training goes on: {}\n", steps, error.what());
+  }
+}
+
+void Checkpointing::run_ended(Engine& engine, std::uint64_t steps) {
+  if (!is_on() || saved_steps_ == steps) return;
+  save(engine, steps);
+}
+
+}  // namespace sluice

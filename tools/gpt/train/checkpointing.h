@@ -1,0 +1,81 @@
+// Checkpoints of `sluice train`: where the run begins, and what is saved on the way. With each goes
+// what the trainer needs beside the state: how many steps it has been through, which is also its
+// position in the data and in the schedule, and which config and which text made it.
+//
+// Thread rule: one thread; of several ranks all take part.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sluice/engine.h>
+#include "engine/checkpoint/checkpoint_folder.h"
+#include "engine/checkpoint/checkpoint_source.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+struct CheckpointOptions {
+  std::string root;         // empty: none are made
+  std::uint64_t every = 0;  // steps; 0 = only at the end
+  std::uint32_t keep = 0;   // 0 = all
+  std::string resume;       // empty, "newest" or "required"
+  bool converts = false;
+  bool accepts_config = false;
+  bool accepts_data = false;
+  std::string command;  // that goes on
+};
+
+// The same command with --resume, as a shell takes it.
+std::string command_that_goes_on(std::span<char* const> words);
+
+class Checkpointing {
+ public:
+  // On rank 0, takes the folder for this process.
+  // Fails with: kInput where another has it, or options do not fit together.
+  Checkpointing(const CheckpointOptions& options, const TrainConfig& config, std::uint32_t rank,
+                std::uint32_t rank_count);
+
+  bool is_on() const { return !options_.root.empty(); }
+  // Lines for the user: what was passed over, and why.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+  // Gives the engine the state of the newest checkpoint that is whole. Returns the steps that the
+  // run has been through; nothing where it begins anew.
+  // Fails with: kInput where there is one and it was not asked for, none although it was, none that
+  // can be read, or it is of another model, config or text.
+  std::optional<std::uint64_t> resume(Engine& engine);
+  // So many steps are through. Saves where it is time; a failure is printed, and tried again later.
+  void step_ended(Engine& engine, std::uint64_t steps);
+  // The run ends. Saves what is not saved yet.
+  // Fails with: as Engine::save().
+  void run_ended(Engine& engine, std::uint64_t steps);
+  // That goes on where this one ends.
+  const std::string& command() const { return options_.command; }
+  // Of the newest that this run has saved or begun from; nothing where there is none.
+  const std::string& saved_path() const { return saved_path_; }
+
+ private:
+  std::vector<std::string> candidates(Engine& engine) const;
+  std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder);
+  std::uint64_t check_application(const CheckpointSource& source);
+  std::string application(std::uint64_t steps) const;
+  void save(Engine& engine, std::uint64_t steps);
+  void pass_over(const std::string& why);
+
+  const CheckpointOptions options_;
+  const TrainConfig& config_;
+  const bool is_first_;  // rank
+  std::map<std::string, std::string> settings_;  // which decide the run's numbers
+  std::string text_;                             // the data's length and checksum
+  std::optional<CheckpointLock> lock_;
+  std::vector<std::string> notes_;
+  std::optional<std::uint64_t> saved_steps_;
+  std::string saved_path_;
+};
+
+}  // namespace sluice
