@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/checkpoint/safetensors_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 
