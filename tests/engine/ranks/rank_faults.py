@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "campaigns"))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "campaigns"))
 import mpi_runs  # noqa: E402
 
 RANKS = 3
