@@ -45,7 +45,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
   for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kSubject)) {
     const std::size_t before = written.size();
     written.resize(before + bytes.size() / sizeof(Written));
-    std::memcpy(written.data() + before, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(written.data() + before, bytes.data(), bytes.size());
   }
   std::vector<std::string> application;
   for (const auto& bytes :
