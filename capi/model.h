@@ -13,7 +13,7 @@
 namespace sluice {
 
 // Fails with: kInvalidArgument for a null pointer where there have to be values, with the place.
-// What the engine itself checks of a model is left to it.
+// The engine checks the model itself; this does not repeat its checks.
 ModelSpec model_from_c(const sluice_model& model);
 
 // Fails with: kInvalidArgument for a unit that does not exist.

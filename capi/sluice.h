@@ -94,7 +94,7 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // What the sum of the micro-batches' gradients is divided by; 0 = micro_batches, the mean.
+  // The divisor of the sum of the micro-batches' gradients; 0 = micro_batches, the mean.
   double gradient_divisor;
   // Learning rates of the config's optimizer.groups, in their order; null = by their factors.
   const double* group_learning_rates;
@@ -102,7 +102,7 @@ typedef struct sluice_step_options {
   uint32_t micro_batches;  // that are expected; at least 1
 } sluice_step_options;
 
-// What is known only when the gradients have come.
+// Values that are known only when the gradients have come.
 typedef struct sluice_finish_options {
   double learning_rate;                // negative = as sluice_begin_step said
   double gradient_divisor;             // 0 = likewise
@@ -156,8 +156,8 @@ typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, flo
 
 uint32_t sluice_abi_version(void);
 const char* sluice_version(void);
-// Of the calling thread's last call that failed; empty before. Valid until its next one that
-// fails.
+// The message of the calling thread's last call that failed; empty before. Valid until its next one
+// that fails.
 const char* sluice_last_error(void);
 
 // `config_json` is the text of a config file (docs/configuration.md), of which the engine's part is
@@ -182,7 +182,7 @@ sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_opti
                                  sluice_step_report* report);
 // Ends the step without an update, and every lease with it.
 sluice_status sluice_abandon_step(sluice_engine* engine);
-// What the loss has to be multiplied with in the step under way.
+// The factor for the loss in the step under way.
 sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);

@@ -1,4 +1,4 @@
-// What computation waits for, in reports and traces.
+// The reasons for which computation waits, in reports and traces.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// What a wait was for. Persisted: never renumber.
+// The reason of a wait. Trace files hold these numbers: never renumber.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
   kRead = 1,            // the block's parameters are being read

@@ -1,6 +1,6 @@
 // The version of the library; CMakeLists.txt reads it from here.
 //
-// What may change: until 1.0, a new minor version may change public headers, config keys and the
+// Until 1.0, a new minor version may change public headers, config keys and the
 // formats of files; CHANGELOG.md says so. A new patch version changes none of them. Headers outside
 // of include/sluice/ are not public and may change at any time.
 #pragma once

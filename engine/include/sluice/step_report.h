@@ -85,7 +85,7 @@ struct StepOptions {
   std::uint32_t micro_batches = 1;
   // The order in which the application goes through units and micro-batches.
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // What the sum of the micro-batches' gradients is divided by. Nothing = micro_batches, which
+  // The divisor of the sum of the micro-batches' gradients. Nothing = micro_batches, which
   // gives their mean; 1 leaves the sum, for an application that scales its losses itself.
   std::optional<double> gradient_divisor = {};
   // The learning rates of Config::Optimizer::groups, in their order, each instead of
