@@ -185,6 +185,7 @@ Config engine_config(const ConfigDocument& document) {
                            .weight_decay = document.number("optimizer.weight_decay")};
   config.optimizer.groups = groups_from(document);
   config.optimizer.clip_norm = document.number("optimizer.clip_norm");
+  config.optimizer.clip_epsilon = document.number("optimizer.clip_epsilon");
   config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
                                     ? NonFinitePolicy::kSkip
                                     : NonFinitePolicy::kStop;
@@ -238,6 +239,9 @@ void validate(const Config& config) {
   }
   require(config.optimizer.clip_norm >= 0, "optimizer.clip_norm",
           fmt::format("{} is negative", config.optimizer.clip_norm));
+  require(config.optimizer.clip_epsilon >= 0 && config.optimizer.clip_epsilon <= 1,
+          "optimizer.clip_epsilon",
+          fmt::format("{} is not in 0..1", config.optimizer.clip_epsilon));
   require(config.optimizer.overlap != OverlapPolicy::kEager ||
               (config.optimizer.clip_norm == 0 &&
                config.optimizer.non_finite == NonFinitePolicy::kStop),
@@ -260,10 +264,10 @@ void validate(const Config& config) {
           fmt::format("{} is neither 0 nor in {}..{} (2^-64..2^64), beyond which gradients or the "
                       "factor that takes the scale out again lose bits",
                       scale.static_scale, kStaticScaleMin, kStaticScaleMax));
-  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 31 &&
+  require(scale.window >= 1 && scale.hysteresis >= 1 && scale.initial_scale_power <= 32 &&
               scale.minimum >= 0,
           "precision.loss_scale",
-          "window and hysteresis must be at least 1, initial_scale_power at most 31, minimum at "
+          "window and hysteresis must be at least 1, initial_scale_power at most 32, minimum at "
           "least 0");
   require(!config.precision.scale_moves() || config.optimizer.overlap != OverlapPolicy::kEager,
           "optimizer.overlap",

@@ -19,7 +19,8 @@ OverlapPolicy UpdatePolicy::choose() const {
 }
 
 double UpdatePolicy::clip_factor(double norm) const {
-  return config_.clip_norm > 0 && norm > config_.clip_norm ? config_.clip_norm / norm : 1;
+  const double compared = norm + config_.clip_epsilon;
+  return config_.clip_norm > 0 && compared > config_.clip_norm ? config_.clip_norm / compared : 1;
 }
 
 }  // namespace sluice

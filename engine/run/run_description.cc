@@ -11,11 +11,12 @@ std::string describe_run(const Config& config, const ModelSpec& model, const Lay
                                  config.sharding.stage, config.sharding.group_ranks,
                                  device_bytes, placement.window_bytes,
                                  model.concurrent_leases, scheduled_step);
-  text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
+  text += fmt::format("{} {} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
                       name_of(config.precision.gradients), name_of(config.optimizer.kind),
                       config.optimizer.adam.beta1, config.optimizer.adam.beta2,
                       config.optimizer.adam.epsilon, config.optimizer.adam.weight_decay,
                       config.optimizer.momentum, config.optimizer.clip_norm,
+                      config.optimizer.clip_epsilon,
                       static_cast<int>(config.optimizer.non_finite));
   const LossScaleOptions& scale = config.precision.loss_scale;
   text +=

@@ -63,7 +63,7 @@ std::string_view name_of(ActivationHome home);
 struct LossScaleOptions {
   // The scale of every step; 0 = it moves, by what follows. 1 = no scaling.
   double static_scale = 1;
-  std::uint32_t initial_scale_power = 16;  // it starts at two to the power of this; 0..31
+  std::uint32_t initial_scale_power = 16;  // it starts at two to the power of this; 0..32
   // Steps without overflow before it doubles. Small: more steps are lost by trying; large: small
   // gradients are lost for longer.
   std::uint32_t window = 1000;
@@ -94,6 +94,8 @@ struct Config {
     AdamOptions adam;        // of every kind: sluice/optimizer.h says which one reads what
     double momentum = 0.9;   // of kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
+    // Added to the norm before it is compared and divided by: PyTorch and DeepSpeed have 1e-6.
+    double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>

@@ -60,6 +60,55 @@ TEST(LearningRate, StaysInBoundsForEverySmallRun) {
   }
 }
 
+TEST(LearningRate, StaysOrFallsAlongALine) {
+  TrainConfig config = schedule(14, 4);
+  config.schedule.shape = ScheduleShape::kConstant;
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 1), 0.5e-2);
+  EXPECT_EQ(learning_rate_at(config, 4), 1e-2);
+  EXPECT_EQ(learning_rate_at(config, 400), 1e-2);
+  config.schedule.shape = ScheduleShape::kLinear;
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 4), 1e-2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 7), 1e-3 + 9e-3 * 2 / 3);
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 13), 1e-3);
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 400), 1e-3);
+  config.schedule.steps = 24;  // of a longer run
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 23), 1e-3);
+  EXPECT_GT(learning_rate_at(config, 13), 5e-3);
+}
+
+TEST(LearningRate, WarmsUpByTheLogarithmAndFromAStart) {
+  TrainConfig config = schedule(100, 4);
+  config.schedule.warmup = WarmupShape::kLog;
+  for (const int step : {0, 1, 2, 3})
+    EXPECT_DOUBLE_EQ(learning_rate_at(config, static_cast<std::uint64_t>(step)),
+                     1e-2 * std::log(step + 2) / std::log(5));
+  config.schedule.warmup_start = 2e-3;
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 0), 2e-3 + 8e-3 * std::log(2) / std::log(5));
+  config.schedule.warmup = WarmupShape::kLinear;
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 0), 4e-3);
+  EXPECT_DOUBLE_EQ(learning_rate_at(config, 3), 1e-2);
+}
+
+TEST(LearningRate, ReadsEveryKeyOfTheSchedule) {
+  const TrainConfig config = train_config(ConfigDocument(
+      R"({"optimizer": {"schedule": "one_cycle", "schedule_steps": 3, "schedule_count": "deepspeed",
+          "warmup": "log", "warmup_start": 0.5,
+          "one_cycle": {"first_steps": 4, "second_steps": 5, "first_stairs": 6, "second_stairs": 7,
+                        "decay_steps": 8, "decay_rate": 0.25},
+          "range_test": {"step_size": 9, "step_rate": 0.125, "staircase": true}}})",
+      "test"));
+  EXPECT_EQ(describe(config.schedule), "3 1 1 0.5 3 | 4 5 6 7 8 0.25 | 9 0.125 true");
+  const TrainConfig plain = train_config(ConfigDocument("{}", "test"));
+  EXPECT_EQ(describe(plain.schedule), describe(ScheduleOptions{}));
+  for (const auto& [name, shape] : {std::pair("constant", ScheduleShape::kConstant),
+                                    std::pair("linear", ScheduleShape::kLinear),
+                                    std::pair("range_test", ScheduleShape::kRangeTest)}) {
+    ConfigDocument document("{}", "test");
+    document.set(std::string("optimizer.schedule=") + name);
+    EXPECT_EQ(train_config(document).schedule.shape, shape);
+  }
+}
+
 TEST(TrainConfig, HasTheDefaultsOfTheSchema) {
   const TrainConfig read = train_config(ConfigDocument("{}", "test"));
   const TrainConfig plain;

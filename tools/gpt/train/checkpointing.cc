@@ -33,12 +33,14 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("optimizer.learning_rate", config.learning_rate);
   add("optimizer.minimum_learning_rate", config.minimum_learning_rate);
   add("optimizer.warmup_steps", config.warmup_steps);
+  add("optimizer.schedule", describe(config.schedule));
   add("optimizer.beta1", engine.optimizer.adam.beta1);
   add("optimizer.beta2", engine.optimizer.adam.beta2);
   add("optimizer.epsilon", engine.optimizer.adam.epsilon);
   add("optimizer.weight_decay", engine.optimizer.adam.weight_decay);
   add("optimizer.momentum", engine.optimizer.momentum);
   add("optimizer.clip_norm", engine.optimizer.clip_norm);
+  add("optimizer.clip_epsilon", engine.optimizer.clip_epsilon);
   for (std::size_t i = 0; i < engine.optimizer.groups.size(); ++i) {
     const Config::Optimizer::Group& group = engine.optimizer.groups[i];
     settings[fmt::format("optimizer.groups[{}]", i)] =
@@ -52,6 +54,13 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   add("run.seed", config.seed);
   add("run.steps", config.steps);
   return settings;
+}
+
+// What a checkpoint has run under that does not name `key` because it was made before there was
+// one.
+std::string value_before(const std::string& key) {
+  if (key == "optimizer.schedule") return describe(ScheduleOptions{});
+  return key == "optimizer.clip_epsilon" ? "0" : "nothing";
 }
 
 // The checksum of the checksums of its pieces, so that none of it has to be in memory.
@@ -122,8 +131,8 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig
   if (!is_first_) return;
   lock_.emplace(options.root);
   for (const std::string& name : lock_->removed())
-    notes_.push_back(fmt::format(
-        "checkpoint: \"{}/{}\" was never finished, and has been removed", options.root, name));
+    notes_.push_back(fmt::format("checkpoint: \"{}/{}\" was never finished, and has been removed",
+                                 options.root, name));
 }
 
 void Checkpointing::pass_over(const std::string& why) {
@@ -178,8 +187,8 @@ std::optional<std::uint64_t> Checkpointing::resume(Engine& engine) {
 std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder) {
   std::optional<CheckpointSource> source;
   try {
-    source.emplace(folder, options_.converts ? CheckpointPrecision::kConvert
-                                             : CheckpointPrecision::kAsSaved);
+    source.emplace(
+        folder, options_.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
   } catch (const Error& error) {
     pass_over(error.what());
   }
@@ -213,7 +222,7 @@ std::uint64_t Checkpointing::check_application(const CheckpointSource& source) {
     fail("field \"application\" is not what sluice train writes: it is another program's");
   std::vector<std::string> changes;
   for (const auto& [key, value] : settings_) {
-    const std::string before = saved["settings"].value(key, "nothing");
+    const std::string before = saved["settings"].value(key, value_before(key));
     if (before == value) continue;
     const std::string change = fmt::format("{} was {} and is {}", key, before, value);
     // More steps and other ranks are what a run is resumed for.
@@ -227,12 +236,13 @@ std::uint64_t Checkpointing::check_application(const CheckpointSource& source) {
                      fmt::join(changes, "; ")));
   const std::string text = saved["text"].is_string() ? saved["text"].get<std::string>() : "nothing";
   if (text != text_ && !options_.accepts_data)
-    fail(fmt::format("the text \"{}\" has {}, but the run was made with {}; name that one, or go "
-                     "on with --accept-data",
-                     config_.data_file, text_, text));
+    fail(
+        fmt::format("the text \"{}\" has {}, but the run was made with {}; name that one, or go "
+                    "on with --accept-data",
+                    config_.data_file, text_, text));
   if (text != text_)
-    notes_.push_back(fmt::format("checkpoint: the text had {}, and has {} from here on", text,
-                                 text_));
+    notes_.push_back(
+        fmt::format("checkpoint: the text had {}, and has {} from here on", text, text_));
   return saved["steps"].get<std::uint64_t>();
 }
 

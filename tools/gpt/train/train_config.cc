@@ -1,8 +1,5 @@
 #include "tools/gpt/train/train_config.h"
 
-#include <cmath>
-#include <numbers>
-
 #include <fmt/format.h>
 
 #include <sluice/units.h>
@@ -25,6 +22,35 @@ DeviceChoice device_from(const std::string& name) {
 std::optional<MicroBatchOrder> order_from(const std::string& name) {
   if (name == "auto") return std::nullopt;
   return name == "vertical" ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
+}
+
+ScheduleShape shape_from(const std::string& name) {
+  if (name == "constant") return ScheduleShape::kConstant;
+  if (name == "linear") return ScheduleShape::kLinear;
+  if (name == "one_cycle") return ScheduleShape::kOneCycle;
+  return name == "range_test" ? ScheduleShape::kRangeTest : ScheduleShape::kCosine;
+}
+
+ScheduleOptions schedule_from(const ConfigDocument& document) {
+  ScheduleOptions schedule;
+  schedule.shape = shape_from(document.string("optimizer.schedule"));
+  schedule.count = document.string("optimizer.schedule_count") == "deepspeed"
+                       ? ScheduleCount::kDeepspeed
+                       : ScheduleCount::kSluice;
+  schedule.warmup =
+      document.string("optimizer.warmup") == "log" ? WarmupShape::kLog : WarmupShape::kLinear;
+  schedule.warmup_start = document.number("optimizer.warmup_start");
+  schedule.steps = document.find_integer("optimizer.schedule_steps");
+  schedule.one_cycle = {.first_steps = document.integer("optimizer.one_cycle.first_steps"),
+                        .second_steps = document.find_integer("optimizer.one_cycle.second_steps"),
+                        .first_stairs = document.integer("optimizer.one_cycle.first_stairs"),
+                        .second_stairs = document.find_integer("optimizer.one_cycle.second_stairs"),
+                        .decay_steps = document.integer("optimizer.one_cycle.decay_steps"),
+                        .decay_rate = document.number("optimizer.one_cycle.decay_rate")};
+  schedule.range_test = {.step_size = document.integer("optimizer.range_test.step_size"),
+                         .step_rate = document.number("optimizer.range_test.step_rate"),
+                         .is_staircase = document.boolean("optimizer.range_test.staircase")};
+  return schedule;
 }
 
 void check_order(const ConfigDocument& document, const TrainConfig& config) {
@@ -59,6 +85,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.learning_rate = document.number("optimizer.learning_rate");
   config.minimum_learning_rate = document.number("optimizer.minimum_learning_rate");
   config.warmup_steps = document.integer("optimizer.warmup_steps");
+  config.schedule = schedule_from(document);
   config.steps = document.integer("run.steps");
   config.seed = document.integer("run.seed");
   config.trace_file = document.string("trace.file");
@@ -70,7 +97,9 @@ TrainConfig train_config(const ConfigDocument& document) {
         "model.heads",
         fmt::format("\"model.heads\" is {}, which does not divide \"model.embedding\" = {}",
                     config.model.heads, config.model.embedding));
-  if (config.minimum_learning_rate > config.learning_rate)
+  const ScheduleShape shape = config.schedule.shape;
+  const bool has_minimum = shape != ScheduleShape::kConstant && shape != ScheduleShape::kRangeTest;
+  if (has_minimum && config.minimum_learning_rate > config.learning_rate)
     document.fail(
         "optimizer.minimum_learning_rate",
         fmt::format(
@@ -88,18 +117,6 @@ ModelSpec training_model(const TrainConfig& config) {
     model.boundary_bytes = gpt::boundary_bytes(
         config.model, {.batch = config.sequences, .sequence = config.model.context});
   return model;
-}
-
-double learning_rate_at(const TrainConfig& config, std::uint64_t step) {
-  if (step < config.warmup_steps)
-    return config.learning_rate * static_cast<double>(step + 1) /
-           static_cast<double>(config.warmup_steps);
-  if (config.steps <= config.warmup_steps + 1) return config.learning_rate;
-  const double progress = static_cast<double>(step - config.warmup_steps) /
-                          static_cast<double>(config.steps - config.warmup_steps - 1);
-  const double cosine = 0.5 * (1.0 + std::cos(std::numbers::pi * std::min(progress, 1.0)));
-  return config.minimum_learning_rate +
-         cosine * (config.learning_rate - config.minimum_learning_rate);
 }
 
 }  // namespace sluice

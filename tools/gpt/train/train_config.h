@@ -9,6 +9,7 @@
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
 #include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/train/learning_rate.h"
 
 namespace sluice {
 
@@ -30,6 +31,7 @@ struct TrainConfig {
   double learning_rate = 1e-3;
   double minimum_learning_rate = 1e-4;
   std::uint64_t warmup_steps = 20;
+  ScheduleOptions schedule;
   std::uint64_t steps = 100;
   DeviceChoice device = DeviceChoice::kAuto;
   std::uint64_t seed = 1;
@@ -43,9 +45,5 @@ TrainConfig train_config(const ConfigDocument& document);
 
 // The model as the engine sees it, with what crosses from unit to unit where the engine keeps that.
 ModelSpec training_model(const TrainConfig& config);
-
-// Linear warm-up to learning_rate over warmup_steps, then a cosine down to minimum_learning_rate at
-// the last step (Loshchilov & Hutter 2017). `step` counts from 0.
-double learning_rate_at(const TrainConfig& config, std::uint64_t step);
 
 }  // namespace sluice

@@ -1,0 +1,58 @@
+// The learning rate of each update of a run: a warm-up, then what `optimizer.schedule` names. A
+// function of the step alone, so a resumed run goes on where it was.
+//
+// Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace sluice {
+
+enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle, kRangeTest };
+
+enum class WarmupShape : std::uint8_t { kLinear, kLog };
+
+// Which update sees which point of the warm-up and of the decay. kSluice: the first update makes
+// the first step of the warm-up, the last one of the run ends the decay. kDeepspeed: as DeepSpeed's
+// engine, which moves its scheduler behind each update, so that update s sees the scheduler's step
+// s - 1 and the first two see the start.
+enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
+
+struct ScheduleOptions {
+  ScheduleShape shape = ScheduleShape::kCosine;
+  ScheduleCount count = ScheduleCount::kSluice;
+  WarmupShape warmup = WarmupShape::kLinear;
+  double warmup_start = 0;  // the rate that the warm-up rises from
+  // Updates until the decay has ended; nothing = those of the run.
+  std::optional<std::uint64_t> steps;
+
+  // From the minimum up to the peak and down again, then a decay of the minimum.
+  struct OneCycle {
+    std::uint64_t first_steps = 2000;            // upwards; at least 1
+    std::optional<std::uint64_t> second_steps;   // downwards; nothing = as many
+    std::uint64_t first_stairs = 0;              // levels upwards; 0 = continuous
+    std::optional<std::uint64_t> second_stairs;  // downwards; nothing = as many
+    std::uint64_t decay_steps = 0;               // behind the cycle, the minimum is divided by
+    double decay_rate = 0;                       // 1 + rate * updates / steps; either 0 = it stays
+  } one_cycle;
+
+  // From the learning rate upwards without an end: times 1 + step_rate * updates / step_size.
+  struct RangeTest {
+    std::uint64_t step_size = 2000;  // at least 1
+    double step_rate = 1;
+    bool is_staircase = false;  // the quotient is rounded down
+  } range_test;
+};
+
+// All of it in a line, for what compares two runs.
+std::string describe(const ScheduleOptions& schedule);
+
+struct TrainConfig;
+
+// The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. One
+// cycle and range test: Smith 2018, as DeepSpeed defines them.
+double learning_rate_at(const TrainConfig& config, std::uint64_t step);
+
+}  // namespace sluice
