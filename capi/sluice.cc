@@ -1,13 +1,6 @@
 #include "capi/sluice.h"
 
-#include <unistd.h>
-
-#include <atomic>
-#include <deque>
-#include <map>
 #include <memory>
-#include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,106 +9,20 @@
 #include <fmt/format.h>
 
 #include <sluice/config_document.h>
-#include <sluice/engine.h>
 #include <sluice/error.h>
 #include <sluice/host_device.h>
 #include <sluice/version.h>
 
 #include "base/topology.h"
+#include "capi/call_guard.h"
+#include "capi/engine_handle.h"
 #include "capi/model.h"
 
 using namespace sluice;
 
-struct sluice_engine {
-  ~sluice_engine() {
-    leases.clear();
-    step.reset();
-    inference.reset();
-  }
-
-  const pid_t owner = getpid();
-  std::atomic<bool> is_in_a_call = false;
-  ModelSpec model;
-  Config::Precision precision;
-  std::unique_ptr<HostDevice> device;
-  std::unique_ptr<Engine> engine;
-  Stream stream;
-  std::optional<Step> step;
-  std::optional<Inference> inference;
-  std::map<std::uint64_t, Lease> leases;
-  std::uint64_t next_lease_id = 1;
-  std::deque<std::string> notes;
-  std::string note;  // the last one handed out
-};
-
 namespace {
 
 constexpr std::size_t kNotesMax = 100;  // of which nobody has asked for any
-
-thread_local std::string last_error;
-
-sluice_status set_error(sluice_status status, const char* message) noexcept {
-  try {
-    last_error = message;
-  } catch (const std::bad_alloc&) {
-    last_error.clear();
-  }
-  return status;
-}
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
-
-// A null pointer that the contract forbids.
-void require(const void* pointer, const char* call, const char* name) {
-  if (pointer == nullptr) refuse(fmt::format("{}: {} is null", call, name));
-}
-
-struct CallbackFailed {};
-
-// Runs `call` and turns what it throws into a status.
-template <typename Call>
-sluice_status guarded(const Call& call) noexcept {
-  try {
-    call();
-    return SLUICE_OK;
-  } catch (const Error& error) {
-    return set_error(static_cast<sluice_status>(static_cast<int>(error.code()) + 1), error.what());
-  } catch (const CallbackFailed&) {
-    return set_error(SLUICE_CALLBACK, "sluice_initialize: the function for values has failed");
-  } catch (const std::bad_alloc&) {
-    return set_error(SLUICE_OUT_OF_MEMORY, "the process is out of memory");
-  } catch (const std::exception& error) {
-    return set_error(SLUICE_INTERNAL, error.what());
-  } catch (...) {
-    return set_error(SLUICE_INTERNAL, "something was thrown that is no exception");
-  }
-}
-
-// The same for the call `name` of `engine`, which no other thread may be in and no other process
-// may make. Of another process's engine nothing but the owner is looked at: its threads and its
-// pools are not here.
-template <typename Call>
-sluice_status guarded(sluice_engine* engine, const char* name, const Call& call) noexcept {
-  if (engine != nullptr && engine->owner != getpid())
-    return set_error(SLUICE_FORKED,
-                     "this engine belongs to the process that forked this one; make an engine of "
-                     "its own, or use it in the parent alone");
-  return guarded([&] {
-    require(engine, name, "the engine");
-    if (engine->is_in_a_call.exchange(true))
-      refuse(
-          fmt::format("{}: another call of this engine has not returned; one thread at a time "
-                      "may use it",
-                      name));
-    struct Leave {
-      sluice_engine& engine;
-      ~Leave() { engine.is_in_a_call = false; }
-    } leave{*engine};
-    call(name);
-  });
-}
 
 void add_notes(sluice_engine& engine, std::span<const std::string> notes) {
   for (const std::string& note : notes) {
@@ -167,7 +74,7 @@ const char* sluice_version(void) {
 }
 
 const char* sluice_last_error(void) {
-  return last_error.c_str();
+  return last_error_text();
 }
 
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
@@ -195,7 +102,7 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
 }
 
 void sluice_engine_destroy(sluice_engine* engine) {
-  if (engine != nullptr && engine->owner == getpid()) delete engine;
+  if (engine != nullptr && engine->is_mine()) delete engine;
 }
 
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context) {

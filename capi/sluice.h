@@ -211,6 +211,98 @@ sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_bat
 // each once, null when there are no more. Valid until the next call for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
+// Writes all of the state as a checkpoint into a folder of its own below `root`, which appears
+// whole or not at all (docs/checkpoints.md). `keep` is how many stay there; 0 = all. `application`
+// is a text that comes back with it; null = none. Not while a step is active.
+sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
+                          const char* application);
+// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training goes
+// on with the bits that it would have had without a break.
+sluice_status sluice_restore(sluice_engine* engine, const char* folder);
+// The text that the checkpoint of sluice_restore() came with, and the path of the one that
+// sluice_save() has written; empty before. Valid until the next such call for the same engine.
+sluice_status sluice_application_text(sluice_engine* engine, const char** text);
+sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
+
+// An optimizer for programs that keep parameters and gradients themselves: moments and exact fp32
+// masters live in host memory or on NVMe. The rules of threads, processes and errors are the
+// engine's.
+//
+//   sluice_optimizer_create,
+//   per step: sluice_optimizer_begin, sluice_optimizer_wait or sluice_optimizer_wait_all,
+//   sluice_optimizer_destroy.
+typedef struct sluice_optimizer sluice_optimizer;
+
+typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
+
+typedef struct sluice_optimizer_tensor {
+  const char* name;
+  uint64_t element_count;  // may be 0
+  int32_t parameter_type;  // a sluice_type
+  uint32_t reserved;       // 0
+} sluice_optimizer_tensor;
+
+// One step of one tensor. Parameter and gradient are contiguous, and the optimizer's until
+// sluice_optimizer_wait() of the tensor has returned. An optimizer reads the hyperparameters that
+// it has.
+typedef struct sluice_update {
+  void* parameter;
+  const void* gradient;
+  uint64_t step;  // of this tensor, counted from 1
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double epsilon;
+  double weight_decay;
+  double momentum;
+  double gradient_scale;  // the gradient is multiplied with it
+  uint32_t tensor;
+  int32_t gradient_type;  // a sluice_type
+} sluice_update;
+
+typedef struct sluice_optimizer_report {
+  // Since the optimizer was made.
+  uint64_t nvme_read_bytes;
+  uint64_t nvme_write_bytes;
+  uint64_t updated_elements;
+  uint64_t adopted_elements;   // of 16 bits, which the program had changed: they became masters
+  uint64_t non_finite_blocks;  // that an update left with an infinity or a NaN
+  // As planned.
+  uint64_t host_bytes;
+  uint64_t nvme_bytes;
+  uint64_t pass_bytes;       // that an update of every tensor reads from storage, and writes there
+  uint32_t pending_tensors;  // whose update is under way
+  uint32_t reserved;
+} sluice_optimizer_report;
+
+// Of the config it uses optimizer.type, placement.optimizer, memory.host, storage and run.threads.
+sluice_status sluice_optimizer_create(const char* config_json,
+                                      const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
+                                      sluice_optimizer** optimizer);
+// Parameters whose update nobody has waited for may be partly updated. Null does nothing.
+void sluice_optimizer_destroy(sluice_optimizer* optimizer);
+// Starts updates, in this order, behind those that are under way.
+sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
+                                     uint32_t update_count);
+// Returns when the updates of `tensor` that have begun have written its parameter; of all tensors
+// where it is SLUICE_ALL_TENSORS.
+#define SLUICE_ALL_TENSORS UINT32_MAX
+sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
+// Returns when all have, and their state is home.
+sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
+// Copies or sets elements [first, first + element_count) of a tensor's state, as fp32; `kind` is a
+// sluice_state. SLUICE_PARAMETER, which cannot be set, is the parameter as the last update left it;
+// it and SLUICE_MASTER exist beside 16-bit parameters alone.
+sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
+                                    uint64_t first, uint64_t element_count, float* target);
+sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
+                                     uint64_t first, uint64_t element_count, const float* source);
+sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
+                                        sluice_optimizer_report* report);
+// A line for the user about what this machine forced, or a tensor that is not finite any more; each
+// once, null when there are no more. Valid until the next call for the same optimizer.
+sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
+
 #ifdef __cplusplus
 }
 #endif

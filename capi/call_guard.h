@@ -1,0 +1,77 @@
+// What every call of the C interface does: turns exceptions into a status and a message, and lets
+// one thread at a time of one process use a handle.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+#include <string>
+
+#include <sluice/error.h>
+
+#include "capi/sluice.h"
+
+namespace sluice {
+
+// What engines and optimizers have in common.
+struct Handle {
+  const pid_t owner = getpid();
+  std::atomic<bool> is_in_a_call = false;
+
+  bool is_mine() const { return owner == getpid(); }
+};
+
+// Sets the calling thread's message; returns `status`.
+sluice_status set_error(sluice_status status, const char* message) noexcept;
+const char* last_error_text() noexcept;
+
+[[noreturn]] void refuse(const std::string& message);
+// Fails with: kInvalidArgument for a null pointer.
+void require(const void* pointer, const char* call, const char* name);
+
+struct CallbackFailed {};
+
+// Runs `call` and turns what it throws into a status.
+template <typename Call>
+sluice_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return SLUICE_OK;
+  } catch (const Error& error) {
+    return set_error(static_cast<sluice_status>(static_cast<int>(error.code()) + 1), error.what());
+  } catch (const CallbackFailed&) {
+    return set_error(SLUICE_CALLBACK, "sluice_initialize: the function for values has failed");
+  } catch (const std::bad_alloc&) {
+    return set_error(SLUICE_OUT_OF_MEMORY, "the process is out of memory");
+  } catch (const std::exception& error) {
+    return set_error(SLUICE_INTERNAL, error.what());
+  } catch (...) {
+    return set_error(SLUICE_INTERNAL, "something was thrown that is no exception");
+  }
+}
+
+// The same for the call `name` of `handle`, which no other thread may be in and no other process
+// may make. Of another process's handle nothing but the owner is looked at: its threads and its
+// pools are not here.
+template <typename Call>
+sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
+  if (handle != nullptr && !handle->is_mine())
+    return set_error(SLUICE_FORKED,
+                     "this engine belongs to the process that forked this one; make an engine of "
+                     "its own, or use it in the parent alone");
+  return guarded([&] {
+    require(handle, name, "the engine");
+    if (handle->is_in_a_call.exchange(true))
+      refuse(std::string(name) +
+             ": another call of this engine has not returned; one thread at a time may use it");
+    struct Leave {
+      Handle& handle;
+      ~Leave() { handle.is_in_a_call = false; }
+    } leave{*handle};
+    call(name);
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,131 @@
+// The bytes on the move of a detached optimizer: jobs on blocks run in the order in which they were
+// given, several at once. The record of a block on storage is read into a lane, worked on and
+// written home from there, while those of other blocks come and go; that of a block in host memory
+// is worked on where it lies. When there are no more jobs, free lanes read ahead what is expected
+// next: the blocks that followed the last one the time before.
+//
+// Thread rule: all functions on the scheduler's thread, but those that say otherwise.
+// Invariants: a block is in one flight at a time; a record changes its checksum with its bytes. A
+// lane that was read ahead for nothing is given to another block as it is.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sluice/config.h>
+#include <sluice/error.h>
+#include "base/aligned_buffer.h"
+#include "engine/detached/detached_plan.h"
+#include "engine/run/scheduler.h"
+#include "engine/run/worker.h"
+#include "engine/store/block_store.h"
+#include "engine/store/integrity.h"
+#include "engine/store/transfer_watch.h"
+#include "io/direct_file.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+// Something to do with one block's record.
+struct DetachedJob {
+  enum class Kind : std::uint8_t { kUpdate, kRead, kWrite };
+
+  Kind kind = Kind::kUpdate;
+  std::uint32_t block = 0;
+  // On the worker's thread. `is_fresh`: the record has never been worked on, and is zero.
+  std::function<void(std::byte* record, bool is_fresh)> work;
+  // On the scheduler's thread, when the work is done; a changed record may be on its way home yet.
+  std::function<void()> worked;
+};
+
+class DetachedFlow {
+ public:
+  // All must outlive it.
+  DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
+               const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
+               const DetachedOptimizer::QueueDecorator& decorate);
+  // Any thread. Gives up jobs that have not begun, and waits for those that have.
+  ~DetachedFlow();
+  DetachedFlow(const DetachedFlow&) = delete;
+  DetachedFlow& operator=(const DetachedFlow&) = delete;
+
+  void add(DetachedJob job) { jobs_.push_back(std::move(job)); }
+  // Starts what can be started; true if anything was.
+  bool settle();
+  // Every job is done, and every record is home.
+  bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0; }
+
+  // The worker has a record.
+  bool is_working() const { return working_ != 0; }
+
+  // Any thread, at any time.
+  IoCounters counters() const { return queue_ ? queue_->counters() : IoCounters{}; }
+  const std::string& note() const { return note_; }
+
+ private:
+  // A place where a record is worked on: a lane, or none of its own for one in host memory.
+  struct Flight {
+    DetachedFlow* flow = nullptr;
+    std::byte* lane = nullptr;
+    std::optional<std::uint32_t> block;  // whose record is in it, or on its way
+    std::optional<DetachedJob> job;      // nothing: read ahead
+    bool is_moving = false;              // a transfer, or work, is under way
+    Transfer transfer;                   // for the watch, and its request
+  };
+  struct Home {
+    Extent extent;                // on storage
+    std::byte* record = nullptr;  // in host memory
+    std::uint64_t version = 0;    // changes so far
+    Flight* flight = nullptr;
+    std::optional<std::uint32_t> next;  // the block of the job behind this one's, the time before
+  };
+
+  void place_homes(const Config::Storage& storage);
+  void open_queue(const Config::Storage& storage,
+                  const DetachedOptimizer::QueueDecorator& decorate);
+  bool start_next();
+  bool read_ahead();
+  Flight* free_flight(bool needs_lane);
+  void forget(Flight& flight);
+  void board(Flight& flight, std::uint32_t block);
+  void move(Flight& flight, IoKind kind);
+  void submit(Flight& flight);
+  void complete(Flight& flight);
+  void take_sum(Transfer& transfer) const;
+  std::optional<Error> fault_of(const Transfer& transfer) const;
+  void arrived(Flight& flight);
+  void work(Flight& flight);
+  void worked(Flight& flight);
+  void land(Flight& flight);
+  std::string describe(const Transfer& transfer) const;
+  static std::uint32_t block_of(const Transfer& transfer) { return index_of(transfer.block); }
+  static std::uint32_t plane_of(const Transfer& transfer) { return 2 * block_of(transfer); }
+
+  const DetachedPlan& plan_;
+  const std::vector<DetachedTensor>& tensors_;
+  Scheduler& scheduler_;
+  Worker& worker_;
+  std::vector<DirectFile> files_;
+  AlignedBuffer memory_;
+  std::string note_;
+
+  // Scheduler's thread only.
+  std::deque<DetachedJob> jobs_;
+  std::deque<Flight> flights_;  // those with lanes, then those without
+  std::vector<Home> homes_;     // by block
+  std::uint32_t flights_with_job_ = 0;
+  std::uint32_t working_ = 0;
+  std::optional<std::uint32_t> last_updated_;
+  bool is_closing_ = false;
+
+  Integrity integrity_;
+  std::unique_ptr<IoQueue> queue_;  // null without storage
+  TransferWatch watch_;             // last: its thread describes transfers
+};
+
+}  // namespace sluice

@@ -1,0 +1,249 @@
+#include <sluice/detached_optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "base/topology.h"
+#include "cpu_optim/optimizer_options.h"
+#include "engine/detached/detached_flow.h"
+#include "engine/detached/detached_work.h"
+
+namespace sluice {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+void check_tensors(std::span<const DetachedTensor> tensors) {
+  if (tensors.empty()) refuse("detached optimizer: there are no tensors");
+  for (const DetachedTensor& tensor : tensors)
+    if (tensor.name.empty()) refuse("detached optimizer: a tensor has no name");
+}
+
+}  // namespace
+
+struct DetachedOptimizer::Parts {
+  Parts(const Config& given, std::vector<DetachedTensor> given_tensors,
+        const QueueDecorator& decorate)
+      : config(given),
+        tensors(std::move(given_tensors)),
+        plan(plan_detached(config, tensors, topology().memory_bytes / 2)),
+        uncomputed(tensors.size()),
+        worker(granted_threads(config.threads), scheduler),
+        flow(config.storage, plan, tensors, scheduler, worker, decorate) {
+    if (!flow.note().empty()) notes.push_back(flow.note());
+    scheduler.settle_with([this] { return flow.settle(); });
+  }
+  ~Parts() { scheduler.settle_with({}); }
+
+  const DetachedTensor& tensor(const char* call, std::uint32_t id) const {
+    if (id >= tensors.size())
+      refuse(fmt::format("{}: tensor {} does not exist; there are {}", call, id, tensors.size()));
+    return tensors[id];
+  }
+  UpdateCoefficients check(const DetachedUpdate& update) const;
+  void check_range(const char* call, std::uint32_t id, StateKind kind, std::uint64_t first,
+                   std::uint64_t count) const;
+  void add_update(const DetachedUpdate& update, const UpdateCoefficients& coefficients,
+                  std::uint32_t block);
+  // As Scheduler::await(); after a failure, no work goes on over the application's memory.
+  void await(const std::function<bool()>& ready) {
+    try {
+      scheduler.await(ready);
+    } catch (...) {
+      scheduler.await_settled([this] { return !flow.is_working(); });
+      throw;
+    }
+  }
+  template <typename Element>
+  void access(DetachedJob::Kind kind, StateKind what, std::uint32_t id, std::uint64_t first,
+              std::span<Element> values);
+
+  const Config config;
+  const std::vector<DetachedTensor> tensors;
+  const DetachedPlan plan;
+  std::vector<std::string> notes;
+
+  // Scheduler's thread only.
+  std::vector<std::uint32_t> uncomputed;  // jobs of each tensor's updates
+  std::uint32_t pending = 0;              // tensors that have any
+  DetachedReport counts;
+
+  Scheduler scheduler;
+  Worker worker;
+  DetachedFlow flow;
+};
+
+UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update) const {
+  const DetachedTensor& found = tensor("begin", update.tensor);
+  if (found.element_count != 0 && (update.parameter == nullptr || update.gradient == nullptr))
+    refuse(fmt::format("begin: tensor \"{}\" has no {}", found.name,
+                       update.parameter == nullptr ? "parameter" : "gradient"));
+  try {
+    const OptimizerOptions options{
+        .kind = config.optimizer.kind, .adam = update.adam, .momentum = update.momentum};
+    validate(options);
+    return coefficients_of(options, update.learning_rate, update.step,
+                           static_cast<float>(update.gradient_scale));
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("begin: tensor \"{}\": {}", found.name, error.what()));
+  }
+}
+
+void DetachedOptimizer::Parts::check_range(const char* call, std::uint32_t id, StateKind kind,
+                                           std::uint64_t first, std::uint64_t count) const {
+  const DetachedTensor& found = tensor(call, id);
+  const bool is_of_master = kind == StateKind::kMaster || kind == StateKind::kParameter;
+  if (is_of_master && found.parameter == DType::kFp32)
+    refuse(
+        fmt::format("{}: tensor \"{}\" is fp32, so it is its own master and nothing of it is "
+                    "kept",
+                    call, found.name));
+  if (first > found.element_count || count > found.element_count - first)
+    refuse(fmt::format("{}: elements [{}, +{}) of tensor \"{}\", which has {}", call, first, count,
+                       found.name, found.element_count));
+}
+
+void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
+                                          const UpdateCoefficients& coefficients,
+                                          std::uint32_t block) {
+  struct Job {
+    DetachedUpdate update;
+    UpdateCoefficients coefficients;
+    BlockOutcome outcome;
+    bool was_fresh = false;
+  };
+  auto job =
+      std::make_shared<Job>(Job{.update = update, .coefficients = coefficients, .outcome = {}});
+  if (uncomputed[update.tensor]++ == 0) ++pending;
+  flow.add({.kind = DetachedJob::Kind::kUpdate,
+            .block = block,
+            .work =
+                [this, job, block](std::byte* record, bool is_fresh) {
+                  job->was_fresh = is_fresh;
+                  job->outcome = update_detached(plan.blocks[block], job->update, job->coefficients,
+                                                 record, worker.optimizer());
+                },
+            .worked =
+                [this, job, block] {
+                  const DetachedBlock& done = plan.blocks[block];
+                  counts.updated_elements += done.element_count;
+                  if (!job->was_fresh) counts.adopted_elements += job->outcome.adopted_elements;
+                  if (job->outcome.state == NewState::kNonFinite && counts.non_finite_blocks++ == 0)
+                    counts.non_finite_tensor = tensors[done.tensor].name;
+                  if (--uncomputed[done.tensor] == 0) --pending;
+                }});
+}
+
+DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
+                                     const QueueDecorator& decorate) {
+  check_tensors(tensors);
+  parts_ = std::make_unique<Parts>(config, std::move(tensors), decorate);
+}
+
+DetachedOptimizer::~DetachedOptimizer() = default;
+
+void DetachedOptimizer::begin(std::span<const DetachedUpdate> updates) {
+  parts_->scheduler.throw_if_failed();
+  std::vector<UpdateCoefficients> coefficients;
+  for (const DetachedUpdate& update : updates) coefficients.push_back(parts_->check(update));
+  parts_->scheduler.run([&] {
+    for (std::size_t i = 0; i < updates.size(); ++i) {
+      const std::uint32_t tensor = updates[i].tensor;
+      for (std::uint32_t block = parts_->plan.first_block[tensor];
+           block < parts_->plan.first_block[tensor + 1]; ++block)
+        parts_->add_update(updates[i], coefficients[i], block);
+    }
+  });
+}
+
+void DetachedOptimizer::wait(std::uint32_t tensor) {
+  (void)parts_->tensor("wait", tensor);
+  parts_->await([&] { return parts_->uncomputed[tensor] == 0; });
+}
+
+void DetachedOptimizer::wait_parameters() {
+  parts_->await([&] { return parts_->pending == 0; });
+}
+
+void DetachedOptimizer::wait_all() {
+  parts_->await([&] { return parts_->flow.is_idle(); });
+}
+
+std::uint32_t DetachedOptimizer::pending_tensors() {
+  std::uint32_t pending = 0;
+  parts_->scheduler.run([&] { pending = parts_->pending; });
+  return pending;
+}
+
+template <typename Element>
+void DetachedOptimizer::Parts::access(DetachedJob::Kind kind, StateKind what, std::uint32_t id,
+                                      std::uint64_t first, std::span<Element> values) {
+  scheduler.throw_if_failed();
+  std::uint32_t left = 0;
+  scheduler.run([&] {
+    for (std::uint32_t i = plan.first_block[id]; i < plan.first_block[id + 1]; ++i) {
+      const DetachedBlock& block = plan.blocks[i];
+      const std::uint64_t begin = std::max(first, block.first_element);
+      const std::uint64_t end =
+          std::min(first + values.size(), block.first_element + block.element_count);
+      if (begin >= end) continue;
+      const std::span<Element> piece = values.subspan(begin - first, end - begin);
+      const std::uint64_t in_block = begin - block.first_element;
+      ++left;
+      flow.add({.kind = kind,
+                .block = i,
+                .work =
+                    [&block, piece, in_block, what](std::byte* record, bool) {
+                      if constexpr (std::is_const_v<Element>) {
+                        write_detached(block, what, record, in_block, piece);
+                      } else {
+                        read_detached(block, what, record, in_block, piece);
+                      }
+                    },
+                .worked = [&left] { --left; }});
+    }
+  });
+  await([&] { return left == 0; });
+}
+
+void DetachedOptimizer::read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
+                             std::span<float> target) {
+  parts_->check_range("read", tensor, kind, first_element, target.size());
+  parts_->access(DetachedJob::Kind::kRead, kind, tensor, first_element, target);
+}
+
+void DetachedOptimizer::write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
+                              std::span<const float> source) {
+  parts_->check_range("write", tensor, kind, first_element, source.size());
+  const OptimizerKind optimizer = parts_->config.optimizer.kind;
+  const bool is_kept = kind == StateKind::kMaster ||
+                       (kind == StateKind::kExpAvg && keeps_exp_avg(optimizer)) ||
+                       (kind == StateKind::kExpAvgSq && keeps_exp_avg_sq(optimizer));
+  if (!is_kept)
+    refuse(fmt::format("write: {} of tensor \"{}\" is nothing that {} keeps", name_of(kind),
+                       parts_->tensors[tensor].name, name_of(optimizer)));
+  parts_->access(DetachedJob::Kind::kWrite, kind, tensor, first_element, source);
+}
+
+DetachedReport DetachedOptimizer::report() {
+  DetachedReport report;
+  parts_->scheduler.run([&] { report = parts_->counts; });
+  const IoCounters counters = parts_->flow.counters();
+  report.read_bytes = counters.read_bytes;
+  report.write_bytes = counters.write_bytes;
+  report.host_bytes = parts_->plan.host_bytes();
+  report.storage_bytes = report.pass_read_bytes = parts_->plan.storage_bytes;
+  return report;
+}
+
+const std::vector<std::string>& DetachedOptimizer::notes() const {
+  return parts_->notes;
+}
+
+}  // namespace sluice

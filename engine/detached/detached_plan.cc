@@ -1,0 +1,135 @@
+#include "engine/detached/detached_plan.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "cpu_optim/optimizer_options.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kPadElements = 256;
+constexpr std::uint64_t kRecordAlignBytes = 4096;
+constexpr std::uint64_t kBlockElements = 256 << 10;  // records of 2 or 3 MiB
+// One is read, one is updated, one is written.
+constexpr std::uint32_t kLanesMin = 3;
+constexpr std::uint32_t kLanesMax = 16;
+
+void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTensor> tensors) {
+  const std::uint64_t length = config.storage.block_elements.value_or(kBlockElements);
+  for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
+    const std::uint64_t count = tensors[tensor].element_count;
+    for (std::uint64_t first = 0; first < count; first += length) {
+      const std::uint64_t elements = std::min(length, count - first);
+      plan.blocks.push_back(
+          {.tensor = tensor,
+           .first_element = first,
+           .element_count = elements,
+           .format = record_format(config.optimizer.kind, tensors[tensor].parameter, elements)});
+    }
+  }
+  plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
+}
+
+// Puts blocks that `wanted` names onto storage, and counts.
+template <typename Wanted>
+void place(DetachedPlan& plan, const Wanted& wanted) {
+  plan.host_record_bytes = plan.storage_bytes = plan.lane_bytes = 0;
+  for (DetachedBlock& block : plan.blocks) {
+    const std::uint64_t bytes = block.format.size_bytes();
+    block.is_on_storage = wanted(block);
+    if (block.is_on_storage) {
+      plan.storage_bytes += bytes;
+      plan.lane_bytes = std::max(plan.lane_bytes, bytes);
+    } else {
+      plan.host_record_bytes += bytes;
+    }
+  }
+}
+
+[[noreturn]] void throw_too_small(std::uint64_t budget_bytes, std::uint64_t smallest_bytes,
+                                  std::string_view what) {
+  throw Error(
+      ErrorCode::kOutOfMemory,
+      fmt::format("memory.host is {}, but {} need {} KiB; raise memory.host to that, or give "
+                  "placement.optimizer \"auto\" or \"nvme\"",
+                  format_bytes(budget_bytes), what, div_ceil(smallest_bytes, 1_KiB)));
+}
+
+void choose_lanes(DetachedPlan& plan, std::uint64_t budget_bytes) {
+  if (plan.lane_bytes == 0) return;
+  const std::uint64_t room = (budget_bytes - plan.host_record_bytes) / plan.lane_bytes;
+  plan.lanes = static_cast<std::uint32_t>(std::min<std::uint64_t>(room, kLanesMax));
+}
+
+}  // namespace
+
+std::uint64_t RecordFormat::exp_avg_offset() const {
+  switch (layout) {
+    case MasterLayout::kFp32: return 0;
+    case MasterLayout::kSplitBf16: return padded_elements * 4;
+    case MasterLayout::kFp16: break;
+  }
+  return padded_elements * 6;
+}
+
+std::uint64_t RecordFormat::exp_avg_sq_offset() const {
+  return exp_avg_offset() + (has_exp_avg ? padded_elements * 4 : 0);
+}
+
+std::uint64_t RecordFormat::size_bytes() const {
+  const std::uint64_t end = exp_avg_sq_offset() + (has_exp_avg_sq ? padded_elements * 4 : 0);
+  return align_up(end, kRecordAlignBytes);
+}
+
+RecordFormat record_format(OptimizerKind optimizer, DType parameter, std::uint64_t element_count) {
+  MasterLayout layout = MasterLayout::kFp32;
+  if (parameter == DType::kBf16) layout = MasterLayout::kSplitBf16;
+  if (parameter == DType::kFp16) layout = MasterLayout::kFp16;
+  return {.layout = layout,
+          .has_exp_avg = keeps_exp_avg(optimizer),
+          .has_exp_avg_sq = keeps_exp_avg_sq(optimizer),
+          .padded_elements = align_up(element_count, kPadElements)};
+}
+
+DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
+                           std::uint64_t host_budget_bytes) {
+  const TierChoice tier = config.placement.optimizer;
+  if (tier == TierChoice::kDevice)
+    throw Error(ErrorCode::kConfig,
+                "placement.optimizer is \"device\", where this optimizer keeps nothing; give "
+                "\"host\", \"nvme\" or \"auto\"");
+  const std::uint64_t budget = config.memory.host_bytes.value_or(host_budget_bytes);
+  DetachedPlan plan;
+  cut(plan, config, tensors);
+  place(plan, [](const DetachedBlock&) { return false; });
+  const std::uint64_t all_bytes = plan.host_record_bytes;
+  if (tier == TierChoice::kHost && all_bytes > budget)
+    throw_too_small(budget, all_bytes, "moments and masters in host memory");
+  if (tier == TierChoice::kHost || (tier == TierChoice::kAuto && all_bytes <= budget)) return plan;
+
+  place(plan, [](const DetachedBlock&) { return true; });
+  const std::uint64_t lanes_bytes = kLanesMin * plan.lane_bytes;
+  if (lanes_bytes > budget)
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("memory.host is {}, but the {} buffers through which state comes from "
+                            "storage need {} KiB; raise memory.host to that, or lower "
+                            "storage.block_elements",
+                            format_bytes(budget), kLanesMin, div_ceil(lanes_bytes, 1_KiB)));
+  std::uint64_t room = budget - lanes_bytes;
+  place(plan, [&](const DetachedBlock& block) {
+    const bool is_small = tensors[block.tensor].element_count <= kSmallElements;
+    const std::uint64_t bytes = block.format.size_bytes();
+    if ((tier == TierChoice::kNvme && !is_small) || bytes > room) return true;
+    room -= bytes;
+    return false;
+  });
+  choose_lanes(plan, budget);
+  return plan;
+}
+
+}  // namespace sluice

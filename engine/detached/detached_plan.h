@@ -1,0 +1,66 @@
+// How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
+// thread.
+//
+// A block's record holds, for each of its elements and as far as parameters and optimizer have use
+// for them: the 16 bits that the parameter got last, the master (its low half beside bf16, all of
+// it beside fp16), exp_avg and exp_avg_sq; one array behind the other, padded to 256 elements.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <sluice/config.h>
+#include <sluice/detached_optimizer.h>
+#include "cpu_optim/update.h"
+
+namespace sluice {
+
+// Where the arrays of a record begin, in bytes; those that there are not begin where the next one
+// does.
+struct RecordFormat {
+  MasterLayout layout = MasterLayout::kFp32;
+  bool has_exp_avg = false;
+  bool has_exp_avg_sq = false;
+  std::uint64_t padded_elements = 0;
+
+  std::uint64_t given_offset() const { return 0; }  // uint16_t: what the parameter got last
+  std::uint64_t low_offset() const {
+    return layout == MasterLayout::kFp32 ? 0 : padded_elements * 2;
+  }
+  std::uint64_t exp_avg_offset() const;
+  std::uint64_t exp_avg_sq_offset() const;
+  std::uint64_t size_bytes() const;  // with padding to whole pages
+};
+RecordFormat record_format(OptimizerKind optimizer, DType parameter, std::uint64_t element_count);
+
+struct DetachedBlock {
+  std::uint32_t tensor = 0;
+  std::uint64_t first_element = 0;  // of the tensor
+  std::uint64_t element_count = 0;
+  RecordFormat format;
+  bool is_on_storage = false;
+};
+
+struct DetachedPlan {
+  std::vector<DetachedBlock> blocks;       // in the order of the tensors
+  std::vector<std::uint32_t> first_block;  // by tensor, then the number of all
+  std::uint64_t host_record_bytes = 0;
+  std::uint64_t storage_bytes = 0;
+  std::uint64_t lane_bytes = 0;  // of each; 0 without blocks on storage
+  std::uint32_t lanes = 0;
+
+  std::uint64_t host_bytes() const { return host_record_bytes + lanes * lane_bytes; }
+};
+
+// Elements of a tensor that stays in host memory, under whatever placement, if memory.host has room
+// for it: a transfer for so few costs more than the bytes.
+inline constexpr std::uint64_t kSmallElements = 16 << 10;
+
+// `host_budget_bytes` is used where the config names none.
+// Fails with: kConfig, kOutOfMemory.
+DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
+                           std::uint64_t host_budget_bytes);
+
+}  // namespace sluice

@@ -1,0 +1,33 @@
+// What is done with the record of one block: the update of its elements, and reading and setting
+// parts of it.
+//
+// Thread rule: worker's thread. Distinct blocks are independent.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <sluice/detached_optimizer.h>
+#include "cpu_optim/cpu_optimizer.h"
+#include "engine/detached/detached_plan.h"
+
+namespace sluice {
+
+struct BlockOutcome {
+  std::uint64_t adopted_elements = 0;
+  NewState state = NewState::kFinite;
+};
+
+// Makes `update` in the elements of `block`. `coefficients` are the update's.
+BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
+                             const UpdateCoefficients& coefficients, std::byte* record,
+                             CpuOptimizer& optimizer);
+
+// Elements [begin, begin + size) of the block, as DetachedOptimizer::read() and write() have it.
+void read_detached(const DetachedBlock& block, StateKind kind, const std::byte* record,
+                   std::uint64_t begin, std::span<float> target);
+void write_detached(const DetachedBlock& block, StateKind kind, std::byte* record,
+                    std::uint64_t begin, std::span<const float> source);
+
+}  // namespace sluice

@@ -1,0 +1,185 @@
+// The detached optimizer and the checkpoints through the C interface.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/capi/capi_support.h"
+
+namespace sluice::test {
+namespace {
+
+class CApiOptimizer : public CApi {
+ protected:
+  ~CApiOptimizer() override { sluice_optimizer_destroy(optimizer_); }
+
+  void make_optimizer(const char* place = "nvme") {
+    const std::string text = R"({"optimizer": {"type": "adamw"}, "placement": {"optimizer": ")" +
+                             std::string(place) + R"("}, "memory": {"host": "4MiB"},
+                              "storage": {"paths": [")" +
+                             directory_.path() + R"("]}})";
+    const sluice_optimizer_tensor tensors[] = {{"weight", 100'000, SLUICE_FP32, 0},
+                                               {"half", 100, SLUICE_BF16, 0},
+                                               {"nothing", 0, SLUICE_FP32, 0}};
+    ASSERT_EQ(sluice_optimizer_create(text.c_str(), tensors, 3, &optimizer_), SLUICE_OK)
+        << sluice_last_error();
+  }
+
+  sluice_update update(std::uint64_t step) {
+    sluice_update made{};
+    made.parameter = weight_.data();
+    made.gradient = gradient_.data();
+    made.step = step;
+    made.learning_rate = 0.01;
+    made.beta1 = 0.9;
+    made.beta2 = 0.999;
+    made.epsilon = 1e-8;
+    made.gradient_scale = 1;
+    return made;
+  }
+
+  sluice_optimizer_report report() {
+    sluice_optimizer_report made{};
+    EXPECT_EQ(sluice_optimizer_describe(optimizer_, &made), SLUICE_OK) << sluice_last_error();
+    return made;
+  }
+
+  sluice_optimizer* optimizer_ = nullptr;
+  std::vector<float> weight_ = std::vector<float>(100'000, 1.0f);
+  std::vector<float> gradient_ = std::vector<float>(100'000, 0.5f);
+};
+
+TEST_F(CApiOptimizer, UpdatesReadsAndWrites) {
+  make_optimizer();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const sluice_update made = update(step);
+    ASSERT_EQ(sluice_optimizer_begin(optimizer_, &made, 1), SLUICE_OK) << sluice_last_error();
+    ASSERT_EQ(sluice_optimizer_wait(optimizer_, step == 2 ? SLUICE_ALL_TENSORS : 0), SLUICE_OK)
+        << sluice_last_error();
+    // A constant gradient moves each weight by the learning rate.
+    for (const float weight : weight_)
+      ASSERT_NEAR(weight, 1 - 0.01 * static_cast<double>(step), 1e-6);
+  }
+  ASSERT_EQ(sluice_optimizer_wait_all(optimizer_), SLUICE_OK);
+  std::vector<float> moment(100'000);
+  ASSERT_EQ(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 0, moment.size(), moment.data()),
+            SLUICE_OK);
+  for (const float value : moment) ASSERT_NEAR(value, 0.5 * (1 - 0.9 * 0.9 * 0.9), 1e-6);
+  moment[99'999] = 7;
+  ASSERT_EQ(
+      sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG, 99'999, 1, moment.data() + 99'999),
+      SLUICE_OK);
+  float back = 0;
+  ASSERT_EQ(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 99'999, 1, &back), SLUICE_OK);
+  EXPECT_EQ(back, 7);
+  const sluice_optimizer_report made = report();
+  EXPECT_EQ(made.updated_elements, 300'000u);
+  EXPECT_EQ(made.pending_tensors, 0u);
+  EXPECT_GT(made.nvme_bytes, 800'000u);
+  EXPECT_LE(made.host_bytes, 4u << 20);
+  EXPECT_EQ(made.pass_bytes, made.nvme_bytes);
+}
+
+TEST_F(CApiOptimizer, NamesATensorThatIsNotFiniteOnce) {
+  make_optimizer("host");
+  const char* note = nullptr;
+  do ASSERT_EQ(sluice_optimizer_note(optimizer_, &note), SLUICE_OK);
+  while (note != nullptr);
+  gradient_[5] = std::nanf("");
+  const sluice_update made = update(1);
+  ASSERT_EQ(sluice_optimizer_begin(optimizer_, &made, 1), SLUICE_OK);
+  ASSERT_EQ(sluice_optimizer_wait_all(optimizer_), SLUICE_OK);
+  ASSERT_EQ(sluice_optimizer_note(optimizer_, &note), SLUICE_OK);
+  ASSERT_NE(note, nullptr);
+  EXPECT_EQ(std::string(note), "an update has left \"weight\" with an infinity or a NaN");
+  ASSERT_EQ(sluice_optimizer_note(optimizer_, &note), SLUICE_OK);
+  EXPECT_EQ(note, nullptr);
+}
+
+TEST_F(CApiOptimizer, RefusesBadInput) {
+  make_optimizer();
+  const auto refused = [](sluice_status status, const char* words) {
+    EXPECT_EQ(status, SLUICE_INVALID_ARGUMENT) << sluice_last_error();
+    EXPECT_NE(std::string(sluice_last_error()).find(words), std::string::npos)
+        << sluice_last_error();
+  };
+  sluice_update made = update(1);
+  made.gradient_type = 9;
+  refused(sluice_optimizer_begin(optimizer_, &made, 1), "type 9 is no sluice_type");
+  made = update(1);
+  made.tensor = 3;
+  refused(sluice_optimizer_begin(optimizer_, &made, 1), "tensor 3 does not exist");
+  refused(sluice_optimizer_begin(optimizer_, nullptr, 1), "updates is null");
+  refused(sluice_optimizer_begin(nullptr, &made, 1), "is null");
+  float value = 0;
+  refused(sluice_optimizer_read(optimizer_, 0, 7, 0, 1, &value), "kind is 7");
+  refused(sluice_optimizer_read(optimizer_, 0, SLUICE_MASTER, 0, 1, &value), "fp32");
+  refused(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 0, 1, nullptr), "null");
+  refused(sluice_optimizer_describe(optimizer_, nullptr), "null");
+  sluice_optimizer* other = nullptr;
+  EXPECT_EQ(sluice_optimizer_create("{}", nullptr, 0, &other), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(other, nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool is_refused = sluice_optimizer_wait_all(optimizer_) == SLUICE_FORKED;
+    sluice_optimizer_destroy(optimizer_);
+    _exit(is_refused ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+class CApiCheckpoint : public CApi {
+ protected:
+  void train(int steps) {
+    for (int i = 0; i < steps; ++i) {
+      ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK) << sluice_last_error();
+      walk();
+      sluice_step_report report{};
+      ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+    }
+  }
+};
+
+TEST_F(CApiCheckpoint, GoesOnWithTheSameBits) {
+  make();
+  train(3);
+  const std::string root = directory_.file("saved");
+  std::filesystem::create_directory(root);
+  ASSERT_EQ(sluice_save(engine_, root.c_str(), 0, "position 17"), SLUICE_OK) << sluice_last_error();
+  const char* text = nullptr;
+  ASSERT_EQ(sluice_saved_path(engine_, &text), SLUICE_OK);
+  const std::string folder = text;
+  EXPECT_EQ(folder.find(root), 0u);
+  train(2);
+  const std::vector<float> expected = master(0, 5000);
+  sluice_engine_destroy(engine_);
+  engine_ = nullptr;
+
+  const sluice_model made = model();
+  ASSERT_EQ(sluice_engine_create(config().c_str(), &made, &engine_), SLUICE_OK);
+  EXPECT_EQ(sluice_restore(engine_, "/nowhere"), SLUICE_INPUT);
+  ASSERT_EQ(sluice_restore(engine_, folder.c_str()), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_application_text(engine_, &text), SLUICE_OK);
+  EXPECT_EQ(std::string(text), "position 17");
+  std::uint64_t step = 0;
+  ASSERT_EQ(sluice_applied_step(engine_, &step), SLUICE_OK);
+  EXPECT_EQ(step, 3u);
+  train(2);
+  EXPECT_EQ(master(0, 5000), expected);
+}
+
+TEST_F(CApiCheckpoint, RefusesBadInput) {
+  make();
+  EXPECT_EQ(sluice_save(engine_, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_restore(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_saved_path(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_application_text(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  EXPECT_EQ(sluice_save(engine_, directory_.path().c_str(), 0, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace sluice::test

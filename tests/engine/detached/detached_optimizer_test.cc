@@ -1,0 +1,157 @@
+// The detached optimizer equals the scalar definition bit for bit wherever its state is, however
+// tensors are left out, reordered and changed by the application.
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <thread>
+
+#include <sluice/error.h>
+#include "tests/engine/detached/detached_support.h"
+#include "tests/support/expect_error.h"
+
+namespace sluice::test {
+namespace {
+
+TEST_F(DetachedTest, EqualsTheScalarDefinitionForEveryOptimizerTypeAndPlacement) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad,
+        OptimizerKind::kSgd}) {
+    for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme, TierChoice::kAuto}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(kind), static_cast<int>(dtype),
+                                 static_cast<int>(tier)));
+        make_tensors(dtype, counts_);
+        Config made = config(kind, tier);
+        if (tier == TierChoice::kHost) made.memory.host_bytes = 4_MiB;
+        if (tier != TierChoice::kHost) made.memory.host_bytes = 200_KiB;
+        DetachedOptimizer optimizer(made, description());
+        train(optimizer, kind);
+        expect_equal(optimizer, kind);
+        const DetachedReport report = optimizer.report();
+        EXPECT_LE(report.host_bytes, *made.memory.host_bytes);
+        EXPECT_EQ(report.write_bytes == 0, tier == TierChoice::kHost);
+        EXPECT_EQ(report.adopted_elements, dtype == DType::kFp32 ? 0u : 1u);
+        EXPECT_EQ(report.non_finite_blocks, 0u);
+      }
+    }
+  }
+}
+
+TEST_F(DetachedTest, MovesEveryRecordOnceInEachDirectionAndReadsAhead) {
+  make_tensors(DType::kFp32, {40'000, 65'536});
+  const OptimizerKind kind = OptimizerKind::kAdamW;
+  DetachedOptimizer optimizer(config(kind, TierChoice::kNvme), description());
+  for (int step = 0; step < 5; ++step) {
+    const std::vector<DetachedUpdate> updates{next(kind, 0), next(kind, 1)};
+    optimizer.begin(updates);
+    optimizer.wait_all();
+    // The order is known from the second step on: 16 lanes are filled with what comes next, of
+    // which the end of the first tensor is shorter.
+    const std::uint64_t ahead = step == 0 ? 0 : 15 * 32_KiB + 28_KiB;
+    DetachedReport report = optimizer.report();
+    const std::uint64_t expected =
+        static_cast<std::uint64_t>(step) * report.pass_read_bytes + ahead;
+    for (int wait = 0; wait < 10'000 && report.read_bytes < expected; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      report = optimizer.report();
+    }
+    EXPECT_EQ(report.read_bytes, expected);
+    EXPECT_EQ(report.write_bytes, static_cast<std::uint64_t>(step + 1) * report.pass_read_bytes);
+    EXPECT_EQ(report.updated_elements, static_cast<std::uint64_t>(step + 1) * 105'536u);
+  }
+  expect_equal(optimizer, kind);
+}
+
+TEST_F(DetachedTest, TakesAStateThatItGave) {
+  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+    const OptimizerKind kind = OptimizerKind::kAdamW;
+    make_tensors(dtype, counts_);
+    std::vector<std::map<StateKind, std::vector<float>>> saved(tensors_.size());
+    std::vector<StateKind> kinds{StateKind::kExpAvg, StateKind::kExpAvgSq};
+    if (dtype != DType::kFp32) kinds.push_back(StateKind::kMaster);
+    {
+      DetachedOptimizer optimizer(config(kind, TierChoice::kNvme), description());
+      train(optimizer, kind);
+      for (std::uint32_t id = 0; id < tensors_.size(); ++id)
+        for (const StateKind what : kinds) {
+          saved[id][what].resize(tensors_[id].count());
+          optimizer.read(id, what, 0, saved[id][what]);
+        }
+    }
+    Config other = config(kind, TierChoice::kHost);
+    other.memory.host_bytes = 8_MiB;
+    DetachedOptimizer optimizer(other, description());
+    for (std::uint32_t id = 0; id < tensors_.size(); ++id)
+      for (const auto& [what, values] : saved[id]) {
+        // In two pieces that cross the ends of blocks.
+        const std::uint64_t cut = values.size() / 3;
+        optimizer.write(id, what, 0, std::span(values).first(cut));
+        optimizer.write(id, what, cut, std::span(values).subspan(cut));
+      }
+    train(optimizer, kind);
+    expect_equal(optimizer, kind);
+  }
+}
+
+TEST_F(DetachedTest, SaysWhichTensorIsNoLongerFinite) {
+  make_tensors(DType::kFp32, {100, 200});
+  DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kHost), description());
+  std::vector<DetachedUpdate> updates{next(OptimizerKind::kAdamW, 0),
+                                      next(OptimizerKind::kAdamW, 1)};
+  tensors_[1].gradient[3] = NAN;
+  optimizer.begin(updates);
+  optimizer.wait_all();
+  EXPECT_EQ(optimizer.report().non_finite_blocks, 1u);
+  EXPECT_EQ(optimizer.report().non_finite_tensor, "t1");
+}
+
+TEST_F(DetachedTest, RefusesWhatItsContractForbidsAndChangesNothing) {
+  make_tensors(DType::kFp32, {100, 200});
+  DetachedOptimizer optimizer(config(OptimizerKind::kLion, TierChoice::kHost), description());
+  const auto refused = [&](const DetachedUpdate& update) {
+    return expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.begin({&update, 1}); });
+  };
+  const DetachedUpdate good = next(OptimizerKind::kLion, 0);
+  DetachedUpdate bad = good;
+  bad.tensor = 2;
+  EXPECT_EQ(refused(bad), "begin: tensor 2 does not exist; there are 2");
+  bad = good;
+  bad.gradient = nullptr;
+  EXPECT_EQ(refused(bad), "begin: tensor \"t0\" has no gradient");
+  bad = good;
+  bad.step = 0;
+  EXPECT_NE(refused(bad).find("tensor \"t0\""), std::string::npos);
+  bad = good;
+  bad.learning_rate = -1;
+  EXPECT_NE(refused(bad).find("-1"), std::string::npos);
+  std::vector<float> values(100);
+  expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.wait(2); });
+  expect_error(ErrorCode::kInvalidArgument,
+               [&] { optimizer.read(0, StateKind::kMaster, 0, values); });
+  expect_error(ErrorCode::kInvalidArgument,
+               [&] { optimizer.read(0, StateKind::kExpAvg, 1, values); });
+  expect_error(ErrorCode::kInvalidArgument,
+               [&] { optimizer.write(0, StateKind::kExpAvgSq, 0, values); });
+  optimizer.begin({&good, 1});
+  optimizer.wait_all();
+  expect_equal(optimizer, OptimizerKind::kLion);
+}
+
+TEST_F(DetachedTest, ABudgetThatIsTooSmallNamesOneThatWorks) {
+  make_tensors(DType::kFp32, {40'000});
+  for (const TierChoice tier : {TierChoice::kHost, TierChoice::kNvme}) {
+    Config made = config(OptimizerKind::kAdamW, tier);
+    made.memory.host_bytes = 64_KiB;
+    const std::string message = expect_error(
+        ErrorCode::kOutOfMemory, [&] { const DetachedOptimizer bad(made, description()); });
+    const std::string needed = tier == TierChoice::kHost ? "316 KiB" : "96 KiB";
+    EXPECT_NE(message.find("need " + needed), std::string::npos) << message;
+    made.memory.host_bytes = parse_size(tier == TierChoice::kHost ? "316KiB" : "96KiB");
+    const DetachedOptimizer works(made, description());
+  }
+  Config made = config(OptimizerKind::kAdamW, TierChoice::kDevice);
+  expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,192 @@
+// A detached optimizer's tensors beside their state by update_reference() over plain arrays.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/detached_optimizer.h>
+#include <sluice/units.h>
+#include "base/optimizer_math.h"
+#include "cpu_optim/optimizer_options.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+
+// One tensor as the application has it, and its state by the scalar definition.
+struct DetachedState {
+  DType dtype = DType::kFp32;
+  std::vector<std::byte> parameter;
+  std::vector<std::byte> oracle_parameter;
+  std::vector<float> gradient;
+  std::vector<float> master;
+  std::vector<std::int16_t> low;
+  std::vector<float> exp_avg;
+  std::vector<float> exp_avg_sq;
+  std::uint64_t steps = 0;
+
+  std::uint64_t count() const { return gradient.size(); }
+};
+
+inline void set(DetachedState& tensor, std::uint64_t i, float value) {
+  if (tensor.dtype == DType::kFp32) {
+    std::memcpy(tensor.parameter.data() + 4 * i, &value, 4);
+  } else {
+    const std::uint16_t bits =
+        tensor.dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
+    std::memcpy(tensor.parameter.data() + 2 * i, &bits, 2);
+  }
+}
+
+class DetachedTest : public testing::Test {
+ protected:
+  Config config(OptimizerKind kind, TierChoice tier) {
+    Config made;
+    made.optimizer.kind = kind;
+    made.placement.optimizer = tier;
+    made.memory.host_bytes = 1_MiB;
+    made.storage.paths = {directory_.path()};
+    made.storage.block_elements = 4096;
+    made.threads = 2;
+    return made;
+  }
+
+  void make_tensors(DType dtype, const std::vector<std::uint64_t>& counts) {
+    tensors_.clear();
+    for (const std::uint64_t count : counts) {
+      DetachedState tensor{.dtype = dtype,
+                           .parameter = std::vector<std::byte>(count * size_of(dtype)),
+                           .oracle_parameter = {},
+                           .gradient = std::vector<float>(count),
+                           .master = std::vector<float>(count),
+                           .low = std::vector<std::int16_t>(count),
+                           .exp_avg = std::vector<float>(count),
+                           .exp_avg_sq = std::vector<float>(count)};
+      for (std::uint64_t i = 0; i < count; ++i) set(tensor, i, normal_(random_));
+      tensors_.push_back(std::move(tensor));
+      adopt(tensors_.back());
+    }
+  }
+
+  // The oracle takes the application's parameters; the master of an element that is as it was
+  // stays.
+  void adopt(DetachedState& tensor) {
+    const std::size_t bytes = size_of(tensor.dtype);
+    const bool is_first = tensor.oracle_parameter.empty();
+    if (is_first) tensor.oracle_parameter.resize(tensor.parameter.size());
+    for (std::uint64_t i = 0; i < tensor.count(); ++i) {
+      const bool is_same = std::memcmp(tensor.parameter.data() + bytes * i,
+                                       tensor.oracle_parameter.data() + bytes * i, bytes) == 0;
+      if (is_same && !is_first) continue;
+      tensor.low[i] = 0;
+      std::uint16_t bits = 0;
+      if (bytes == 2) std::memcpy(&bits, tensor.parameter.data() + 2 * i, 2);
+      if (tensor.dtype == DType::kFp16) tensor.master[i] = float_from_fp16(bits);
+    }
+    tensor.oracle_parameter = tensor.parameter;
+  }
+
+  std::vector<DetachedTensor> description() const {
+    std::vector<DetachedTensor> made;
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      made.push_back({.name = fmt::format("t{}", i),
+                      .element_count = tensors_[i].count(),
+                      .parameter = tensors_[i].dtype});
+    return made;
+  }
+
+  // The next step of tensor `id`, of which the oracle makes its own at once.
+  DetachedUpdate next(OptimizerKind kind, std::uint32_t id) {
+    DetachedState& tensor = tensors_[id];
+    for (float& g : tensor.gradient) g = normal_(random_);
+    adopt(tensor);
+    DetachedUpdate update{.tensor = id,
+                          .parameter = tensor.parameter.data(),
+                          .gradient = tensor.gradient.data(),
+                          .step = ++tensor.steps,
+                          .learning_rate = 1e-2 * (1 + id),
+                          .adam = {.beta1 = 0.8, .weight_decay = 0.1},
+                          .momentum = 0.7,
+                          .gradient_scale = 0.5};
+    const OptimizerOptions options{.kind = kind, .adam = update.adam, .momentum = update.momentum};
+    UpdateArrays arrays{.parameter = tensor.oracle_parameter.data(),
+                        .gradient = tensor.gradient.data(),
+                        .element_count = tensor.count()};
+    if (tensor.dtype == DType::kBf16) {
+      arrays.master_layout = MasterLayout::kSplitBf16;
+      arrays.low = tensor.low.data();
+    } else if (tensor.dtype == DType::kFp16) {
+      arrays.master_layout = MasterLayout::kFp16;
+      arrays.master = tensor.master.data();
+    }
+    if (keeps_exp_avg(kind)) arrays.exp_avg = tensor.exp_avg.data();
+    if (keeps_exp_avg_sq(kind)) arrays.exp_avg_sq = tensor.exp_avg_sq.data();
+    update_reference(coefficients_of(options, update.learning_rate, update.step, 0.5f), arrays);
+    return update;
+  }
+
+  void expect_equal(DetachedOptimizer& optimizer, OptimizerKind kind) {
+    for (std::uint32_t id = 0; id < tensors_.size(); ++id) {
+      const DetachedState& tensor = tensors_[id];
+      EXPECT_TRUE(tensor.parameter == tensor.oracle_parameter) << "parameter of " << id;
+      std::vector<float> state(tensor.count());
+      if (keeps_exp_avg(kind)) {
+        optimizer.read(id, StateKind::kExpAvg, 0, state);
+        EXPECT_EQ(state, tensor.exp_avg) << "exp_avg of " << id;
+      }
+      if (keeps_exp_avg_sq(kind)) {
+        optimizer.read(id, StateKind::kExpAvgSq, 0, state);
+        EXPECT_EQ(state, tensor.exp_avg_sq) << "exp_avg_sq of " << id;
+      }
+      if (tensor.dtype == DType::kFp32 || tensor.steps == 0) continue;
+      optimizer.read(id, StateKind::kMaster, 0, state);
+      for (std::uint64_t i = 0; i < tensor.count(); ++i) {
+        std::uint16_t high = 0;
+        std::memcpy(&high, tensor.oracle_parameter.data() + 2 * i, 2);
+        ASSERT_EQ(state[i], tensor.dtype == DType::kFp16 ? tensor.master[i]
+                                                         : join_master({high, tensor.low[i]}))
+            << "master of " << id << " at " << i;
+      }
+    }
+  }
+
+  // Eight steps in which tensors miss gradients, come in other orders and are changed.
+  void train(DetachedOptimizer& optimizer, OptimizerKind kind) {
+    for (int step = 0; step < 8; ++step) {
+      std::vector<std::uint32_t> order;
+      for (std::uint32_t id = 0; id < tensors_.size(); ++id)
+        if (step == 0 || (step == 5 && id == 1) || random_() % 4 != 0) order.push_back(id);
+      if (step % 2 != 0) std::ranges::reverse(order);
+      if (step == 5 && tensors_[1].count() > 7) set(tensors_[1], 7, 3.25f);
+      std::vector<DetachedUpdate> updates;
+      for (const std::uint32_t id : order) updates.push_back(next(kind, id));
+      // At once, or one after another as their gradients come.
+      if (step % 3 == 0) {
+        optimizer.begin(updates);
+      } else {
+        for (const DetachedUpdate& update : updates) optimizer.begin({&update, 1});
+      }
+      if (step % 2 == 0) optimizer.wait_parameters();
+      for (const std::uint32_t id : order) optimizer.wait(id);
+      for (const DetachedState& tensor : tensors_)
+        ASSERT_TRUE(tensor.parameter == tensor.oracle_parameter) << "in step " << step;
+      EXPECT_EQ(optimizer.pending_tensors(), 0u);
+    }
+    optimizer.wait_all();
+  }
+
+  TempDirectory directory_;
+  std::mt19937 random_{7};
+  std::normal_distribution<float> normal_;
+  std::vector<DetachedState> tensors_;
+  // A tensor without elements, small ones, and some of several blocks, the last one short.
+  const std::vector<std::uint64_t> counts_{40'000, 20'001, 0, 1, 300, 65'536};
+};
+
+}  // namespace sluice::test
