@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes docs/config_keys.md, the reference of every config key, from configs/sluice.schema.json.
+"""Writes docs/config_keys.md, the reference of every config key, from configs/sluice.schema.json, and
+docs/deepspeed_keys.md, what becomes of every key of DeepSpeed, from tools/deepspeed/deepspeed_keys.json.
 
-    tools/config_reference.py           writes the page
-    tools/config_reference.py --check   exits with 1 when the page differs from the schema
+    tools/config_reference.py           writes the pages
+    tools/config_reference.py --check   exits with 1 when a page differs from its table
 """
 
 import json
@@ -15,6 +16,16 @@ HEAD = """# Config keys
 Every key of a config file, with its default and its range. `tools/config_reference.py` writes this page from
 `configs/sluice.schema.json`, the table that the library itself checks files against.
 [Configuration](configuration.md) explains how to use the keys; the [guide](guide.md) helps to choose.
+"""
+
+DEEPSPEED_HEAD = """# DeepSpeed's keys
+
+Every key of DeepSpeed 0.19.8 that `sluice config import` knows, and what becomes of it.
+`tools/config_reference.py` writes this page from `tools/deepspeed/deepspeed_keys.json`, the table that the importer reads.
+[Coming from DeepSpeed](deepspeed.md) explains it; `sluice config explain KEY` prints a row.
+
+| key | DeepSpeed's default | in Sluice | note |
+|---|---|---|---|
 """
 
 
@@ -60,16 +71,42 @@ def page(schema):
     return "".join(lines)
 
 
+def fate(row):
+    """What becomes of a key of DeepSpeed."""
+    if row["class"] == "map":
+        return ", ".join(f"`{key}`" for key in row["to"]) if row.get("to") else "a section"
+    return {"derive": "not needed", "note": "not needed", "error": "refused: no key of DeepSpeed",
+            "foreign": "ignored: no key of DeepSpeed", "alias": f"as `{row.get('is')}`",
+            "refuse": {"always": "refused", "false": "refused where it is false"}.get(row.get("refuse"), "refused where it is on"),
+            }[row["class"]]
+
+
+def deepspeed_page(rows):
+    lines = [DEEPSPEED_HEAD]
+    for row in rows:
+        default = f"`{json.dumps(row['default'])}`" if "default" in row else ""
+        why = row["why"].replace("|", "\\|")
+        if "auto" in row:
+            why += ("; " if why else "") + f"auto: `{row['auto']}`"
+        lines.append(f"| `{row['key']}` | {default} | {fate(row)} | {why} |\n")
+    return "".join(lines)
+
+
 def main():
-    text = page(json.loads((ROOT / "configs/sluice.schema.json").read_text(encoding="utf-8")))
-    target = ROOT / "docs/config_keys.md"
-    if sys.argv[1:] == ["--check"]:
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            print("docs/config_keys.md is not what the schema says; run tools/config_reference.py")
-            return 1
-        return 0
-    target.write_text(text, encoding="utf-8")
-    return 0
+    def table(path):
+        return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+    pages = {"docs/config_keys.md": page(table("configs/sluice.schema.json")),
+             "docs/deepspeed_keys.md": deepspeed_page(table("tools/deepspeed/deepspeed_keys.json"))}
+    failures = 0
+    for name, text in pages.items():
+        target = ROOT / name
+        if sys.argv[1:] != ["--check"]:
+            target.write_text(text, encoding="utf-8")
+        elif not target.exists() or target.read_text(encoding="utf-8") != text:
+            print(f"{name} is not what its table says; run tools/config_reference.py")
+            failures = 1
+    return failures
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@
 #include "tools/commands/bench_gpu_command.h"
 #include "tools/commands/bench_io_command.h"
 #include "tools/commands/bench_step_command.h"
+#include "tools/commands/config_options.h"
 #include "tools/commands/doctor_command.h"
 #include "tools/commands/generate_command.h"
 #include "tools/commands/plan_command.h"
@@ -61,7 +62,7 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
   CLI::App* train = app.add_subcommand(
       "train", "Train a GPT on a text, its state in device memory, host memory and on NVMe");
   sluice::add_input(train, "CONFIG", options.config_file,
-                    "Config file (JSON with comments; docs/configuration.md)")
+                    "Config file (docs/configuration.md), or a DeepSpeed file")
       ->required();
   sluice::add_input(train, "--data", options.data_file, "Text or token file; overrides data.file");
   train->add_option("--steps", options.steps, "Overrides run.steps");
@@ -89,6 +90,7 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
   sluice::add_output(train, "--trace", options.trace_file,
                      "Record every transfer, copy, update and wait (sluice trace reads it)");
   add_checkpoints(*train, options.checkpoints);
+  sluice::add_deepspeed_values(train, options.deepspeed);
   train->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }
 
@@ -234,6 +236,7 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--set", options.assignments, "Override any key (may be repeated)")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
+  sluice::add_deepspeed_values(plan, options.deepspeed);
   plan->add_option("--ranks", options.ranks, "Ranks that share the state")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
@@ -289,6 +292,7 @@ struct Commands {
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
   sluice::TraceCommands trace;
+  sluice::ConfigCommands config;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
@@ -300,6 +304,7 @@ struct Commands {
       return sluice::run_bench_adam(bench_adam);
     }
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
+    if (app.got_subcommand("config")) return config.run(app.get_subcommand("config"));
     if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
@@ -350,6 +355,7 @@ int main(int argc, char** argv) {
   add_bench_adam(*bench, commands.bench_adam);
   add_bench_step(*bench, commands.bench_step);
   sluice::add_trace(app, commands.trace);
+  sluice::add_config(app, commands.config);
   add_doctor(app, commands.doctor.paths);
   sluice::check_numbers(app);
   try {

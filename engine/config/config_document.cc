@@ -231,6 +231,10 @@ ConfigDocument::ConfigDocument(std::string_view text, std::string name)
 }
 
 ConfigDocument ConfigDocument::from_file(const std::string& path) {
+  return ConfigDocument(text_of_file(path), path);
+}
+
+std::string ConfigDocument::text_of_file(const std::string& path) {
   const auto error = [&path](const std::string& why) {
     return Error(ErrorCode::kInput,
                  fmt::format("cannot read the config file \"{}\": {}", path, why));
@@ -245,7 +249,7 @@ ConfigDocument ConfigDocument::from_file(const std::string& path) {
     if (got < 0 && errno != EINTR)
       throw error(errno == EISDIR ? "it is a folder; name a file in it" : errno_text(errno));
     text.resize(end + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    if (got == 0) return ConfigDocument(text, path);
+    if (got == 0) return text;
   }
   throw error(
       fmt::format("it has more than {}, so it is no config", format_bytes(kConfigBytesMax)));
@@ -324,6 +328,16 @@ std::optional<std::uint64_t> ConfigDocument::size_bytes(std::string_view key) co
   const std::string text = string(key);
   if (text == "auto") return std::nullopt;
   return parse_size(text);
+}
+
+std::string ConfigDocument::json_of(std::string_view key) const {
+  const json* value = content_->find(key);
+  return value == nullptr ? "null" : value->dump();
+}
+
+std::string ConfigDocument::origin_of(std::string_view key) const {
+  if (!content_->values.contains(pointer_to(key))) return "default";
+  return content_->place_of(key);
 }
 
 void ConfigDocument::fail(std::string_view key, const std::string& message) const {

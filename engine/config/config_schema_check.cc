@@ -14,22 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-// Levenshtein distance, for hints.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
-
 std::string join_key(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
@@ -122,9 +106,34 @@ void collect_keys(const json& schema, const std::string& parent, std::vector<std
 
 }  // namespace
 
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
 const json& config_schema() {
   static const json schema = json::parse(kConfigSchemaText);
   return schema;
+}
+
+std::vector<std::string> config_keys() {
+  std::vector<std::string> keys;
+  collect_keys(config_schema(), "", keys);
+  std::erase_if(keys, [](const std::string& key) {
+    const json* schema = find_key_schema(key);
+    return schema == nullptr || schema->contains("properties");
+  });
+  return keys;
 }
 
 const json* find_key_schema(const std::string& key) {

@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -19,12 +21,18 @@ const nlohmann::json& config_schema();
 // none.
 const nlohmann::json* find_key_schema(const std::string& key);
 
+// Every key of the schema that has a value, in dotted form, in the schema's order.
+std::vector<std::string> config_keys();
+
 // Called with the key ("optimizer.beta1") and what is wrong with it; must throw.
 using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
 
 // Checks `value`, which stands at `key` (empty for the whole document), and everything inside it.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
+
+// Levenshtein's distance, for hints.
+std::size_t edit_distance(std::string_view a, std::string_view b);
 
 // "; did you mean "optimizer"?" for the known key nearest to `unknown` under `schema` of the
 // section `parent`; anywhere in the schema if that section has nothing near.

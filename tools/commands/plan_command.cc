@@ -14,6 +14,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/rank_world.h"
@@ -74,9 +75,10 @@ std::uint64_t uniform_activation_bytes(const TrainConfig& config, const PlanOpti
 }
 
 Subject subject_of(const PlanOptions& options) {
-  ConfigDocument document = ConfigDocument::from_file(options.config_file);
-  for (const std::string& assignment : options.assignments) document.set(assignment);
-  TrainConfig config = train_config(document);
+  DeepspeedValues values = options.deepspeed;
+  values.ranks = options.ranks;
+  TrainConfig config =
+      train_config(read_config_source(options.config_file, values, options.assignments).document);
   if (options.parameters && !(*options.parameters >= options.layers && *options.parameters < 1e15))
     refuse(fmt::format("--parameters {} in {} layers", *options.parameters, options.layers));
   ModelSpec model = options.parameters ? uniform_model(*options.parameters, options.layers)

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/deepspeed/deepspeed_import.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {
@@ -12,6 +13,7 @@ namespace sluice {
 struct PlanOptions {
   std::string config_file;
   std::vector<std::string> assignments;
+  DeepspeedValues deepspeed;  // of a DeepSpeed file
   std::uint32_t ranks = 1;
   bool stages = false;               // also what each ZeRO stage leaves on a rank
   std::optional<double> parameters;  // of the whole model, instead of the config's

@@ -19,6 +19,7 @@
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
+#include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
@@ -36,9 +37,15 @@ namespace {
 // Enough for a loss that is good to about 0.02 nats, at the cost of a few steps.
 constexpr std::uint64_t kValidationTokens = 32 << 10;
 
-TrainConfig read_config(const TrainOptions& options) {
-  ConfigDocument document = ConfigDocument::from_file(options.config_file);
-  for (const std::string& assignment : options.assignments) document.set(assignment);
+// `introduction` is what a run says of a config that is not Sluice's own.
+TrainConfig read_config(const TrainOptions& options, std::string& introduction) {
+  DeepspeedValues values = options.deepspeed;
+  values.steps = options.steps;
+  ConfigSource source = read_config_source(options.config_file, values, options.assignments);
+  ConfigDocument& document = source.document;
+  if (source.report)
+    introduction = fmt::format("{}; `sluice config import` tells them\n",
+                               summary_of(*source.report, name_of_source(options.config_file)));
   if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
   TrainConfig config = train_config(document);
@@ -359,8 +366,10 @@ int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks)
 
 int run_train(const TrainOptions& options) {
   catch_interrupts();
-  TrainConfig config = read_config(options);
+  std::string introduction;
+  TrainConfig config = read_config(options, introduction);
   RankWorld ranks(config);
+  if (!options.quiet && ranks.rank() == 0) say("{}", introduction);
   if (!ranks.are_several()) return train_in(options, config, ranks);
   // A rank that fails by itself tells the others; leaving would wait for them.
   try {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/deepspeed/deepspeed_import.h"
 #include "tools/gpt/train/checkpointing.h"
 
 namespace sluice {
@@ -24,6 +25,7 @@ struct TrainOptions {
   std::string init_file;
   std::string trace_file;
   CheckpointOptions checkpoints;
+  DeepspeedValues deepspeed;  // of a DeepSpeed file
   bool quiet = false;
 };
 

@@ -22,6 +22,10 @@ class ConfigDocument {
   // Fails with: kInput when the file cannot be read; else as above.
   static ConfigDocument from_file(const std::string& path);
 
+  // The text of a file, as from_file() reads it.
+  // Fails with: kInput.
+  static std::string text_of_file(const std::string& path);
+
   ConfigDocument(ConfigDocument&&) noexcept;
   ConfigDocument& operator=(ConfigDocument&&) noexcept;
   ~ConfigDocument();
@@ -47,6 +51,11 @@ class ConfigDocument {
   std::optional<std::string> find_string(std::string_view key) const;
   // A size, or nothing for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
+
+  // The value of any key as JSON; "null" where neither file nor schema gives one.
+  std::string json_of(std::string_view key) const;
+  // Where it is from: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
+  std::string origin_of(std::string_view key) const;
 
   // Throws Error{kConfig} with the place of `key` in front of `message`.
   [[noreturn]] void fail(std::string_view key, const std::string& message) const;

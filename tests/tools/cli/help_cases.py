@@ -22,7 +22,8 @@ class Help(CliCase):
         text = "".join(self.help_of(*words) for words in (
             (), ("train",), ("generate",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
             ("bench", "step"), ("plan",), ("doctor",), ("trace", "summary"), ("trace", "html"),
-            ("trace", "export"), ("trace", "diff"), ("trace", "whatif")))
+            ("trace", "export"), ("trace", "diff"), ("trace", "whatif"), ("config", "import"), ("config", "check"),
+            ("config", "show"), ("config", "rates"), ("config", "diff"), ("config", "explain")))
         return set(re.findall(r"--[a-z][a-z-]*", text))
 
     def test_version(self):

@@ -15,6 +15,11 @@ COMMANDS = {
     ("bench", "step"): (),
     ("trace", "summary"): ("gone",),
     ("trace", "diff"): ("gone", "gone"),
+    ("config", "import"): ("config.json",),
+    ("config", "check"): ("config.json",),
+    ("config", "show"): ("config.json",),
+    ("config", "rates"): ("config.json",),
+    ("config", "diff"): ("config.json", "config.json"),
 }
 TOO_LARGE = "99999999999999999999999"
 BAD = {

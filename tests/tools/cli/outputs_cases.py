@@ -12,7 +12,8 @@ from cli_support import ON_NVME, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unm
 
 SUBCOMMANDS = (("train",), ("generate",), ("plan",), ("doctor",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
                ("bench", "step"), ("trace", "summary"), ("trace", "html"), ("trace", "export"), ("trace", "diff"),
-               ("trace", "whatif"))
+               ("trace", "whatif"), ("config", "import"), ("config", "check"), ("config", "show"), ("config", "rates"),
+               ("config", "diff"), ("config", "explain"))
 
 # How the other arguments of each command look, and which files it reads.
 TRAIN = ["train", "config.json", "--data", "text.txt", "--init", "model"]
@@ -25,18 +26,19 @@ COMMANDS = {
                     "--regime", "compute-bound", "--policy", "serial"], ()),
     "trace html": (["trace", "html", "old.trace"], ("old.trace",)),
     "trace export": (["trace", "export", "old.trace"], ("old.trace",)),
+    "config import": (["config", "import", "ds.json"], ("ds.json",)),
 }
 # Each output: (command, option). `grows`: it has its own name while the command runs.
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("bench io", "--json"), ("bench adam", "--json"),
     ("bench step", "--json"), ("bench step", "--trace"), ("trace html", "--output"), ("trace export", "--chrome"),
-    ("trace export", "--csv"), ("trace export", "--json")}
+    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output")}
 # Needs a GPU before it comes to its output.
 NOT_TRIED = {("bench gpu", "--json")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
-              "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt"}
+              "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device"}
 
 
 class OutputCase(CliCase):
@@ -45,6 +47,8 @@ class OutputCase(CliCase):
     def setUp(self):
         super().setUp()
         self.write_config()
+        with open(self.path("ds.json"), "w", encoding="ascii") as file:
+            file.write('{"train_batch_size": 1}')
         self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--save", "model", "--trace", "old.trace")
         self.run_sluice(*COMMANDS["bench io"][0], "--json", "io.json")
         self.run_sluice(*COMMANDS["bench adam"][0], "--json", "adam.json", "--quiet")

@@ -1,0 +1,96 @@
+"""Real DeepSpeed files (tests/tools/deepspeed/corpus.json) with what DeepSpeed 0.19.8's own parser decided about each, after
+"auto" was resolved as transformers does: what it accepts is accepted here, or refused for a key of class refuse; what
+it refuses is refused here, for the same key."""
+
+import json
+import os
+import re
+
+import cli_support
+
+CORPUS = os.path.join(cli_support.SOURCE, "tests", "tools", "deepspeed", "corpus.json")
+TABLE = os.path.join(cli_support.SOURCE, "tools", "deepspeed", "deepspeed_keys.json")
+# Keys whose values decide whether the numbers are those of DeepSpeed: refused by value, though they are mapped.
+REFUSED_BY_VALUE = {"optimizer.type", "scheduler.type"}
+OPTIONS = {"optimizer.params.lr": ("--lr", "1e-4"), "optimizer.params.betas": ("--betas", "0.9", "0.999"),
+           "optimizer.params.eps": ("--eps", "1e-8"), "optimizer.params.weight_decay": ("--weight-decay", "0.1"),
+           "gradient_clipping": ("--clip-norm", "1"), "scheduler.params.warmup_num_steps": ("--warmup-steps", "10"),
+           "scheduler.params.total_num_steps": ("--steps", "100")}
+
+
+def value_at(config, key):
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def options_for(config):
+    """What a Trainer would say where the file has "auto", and ranks that the batch keys fit."""
+    options = []
+    for key, option in OPTIONS.items():
+        if value_at(config, key) == "auto":
+            options += option
+    total, batch, micro = (value_at(config, key) for key in
+                           ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"))
+    numbers = [value for value in (total, batch, micro) if isinstance(value, int)]
+    if batch == "auto" or (batch is None and not isinstance(total, int)):
+        batch = total // (micro if isinstance(micro, int) else 1) if isinstance(total, int) else 2
+        options += ["--batch", str(batch)]
+    if micro == "auto":
+        options += ["--micro-batches", str(total // batch if isinstance(total, int) else 1)]
+    if len(numbers) == 3 and total >= batch * micro and total % (batch * micro) == 0:
+        options += ["--ranks", str(total // (batch * micro))]
+    if not isinstance(config.get("optimizer"), dict) and config.get("scheduler") and "--lr" not in options:
+        options += ["--lr", "1e-4"]
+    if value_at(config, "fp16.enabled") == "auto" and not config.get("bf16"):
+        options += ["--precision", "fp16"]
+    return options
+
+
+class DeepspeedCorpus(cli_support.CliCase):
+    LABEL = "cpu"
+
+    def reports(self, accepted):
+        with open(CORPUS, encoding="utf-8") as file:
+            corpus = json.load(file)
+        for entry in corpus:
+            if (entry["decision"] == "ok") != accepted:
+                continue
+            with open(self.path("ds.json"), "w", encoding="utf-8") as file:
+                json.dump(entry["config"], file)
+            done = self.run_sluice("config", "import", "ds.json", "--json", *options_for(entry["config"]), expect=(0, 2))
+            report = json.loads(done.stdout)
+            self.assertEqual(done.returncode == 0, not report["refused"])
+            yield entry, report
+
+    def test_what_deepspeed_accepts(self):
+        with open(TABLE, encoding="utf-8") as file:
+            refusable = {row["key"] for row in json.load(file) if row["class"] in ("refuse", "error")} | REFUSED_BY_VALUE
+        counted = refused = 0
+        for entry, report in self.reports(accepted=True):
+            counted += 1
+            refused += bool(report["refused"])
+            for line in report["refused"]:
+                with self.subTest(entry["family"] + " " + entry["path"], line=line):
+                    self.assertIn(line["key"], refusable)
+        self.assertEqual(counted, 102)
+        print(f"{counted - refused} taken, {refused} refused by name")
+
+    def test_what_deepspeed_refuses(self):
+        counted = 0
+        for entry, report in self.reports(accepted=False):
+            counted += 1
+            decision, keys = entry["decision"], [line["key"] for line in report["refused"]]
+            with self.subTest(entry["family"] + " " + entry["path"], decision=decision, refused=report["refused"]):
+                if "GDS" in decision:  # there is only no GPU
+                    self.assertEqual(keys, [])
+                    continue
+                if "batch related" in decision:
+                    self.assertIn("train_batch_size", keys)
+                    self.assertTrue(any("1 x gradient_accumulation_steps 1 x 0.5 ranks" in line["text"]
+                                        for line in report["refused"]))
+                    continue
+                named = re.search(r"Config (\w+)|'(\w+)'|(Sparse Attention)", decision)
+                key = (named[1] or named[2] or "sparse_attention").lower()
+                self.assertTrue(any(key == name.split(".")[-1] for name in keys))
+        self.assertEqual(counted, 21)

@@ -1,0 +1,153 @@
+#include "tools/commands/config_command.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/error.h>
+#include "engine/config/config_schema_check.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/deepspeed/config_source.h"
+#include "tools/deepspeed/deepspeed_keys.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::ordered_json;
+
+ConfigSource source_of(const ConfigShowOptions& options) {
+  return read_config_source(options.file, options.values, options.assignments);
+}
+
+void explain_own(const std::string& key, const nlohmann::json& schema) {
+  say("{}: a key of Sluice\n", key);
+  if (schema.contains("default")) {
+    say("  default {}\n", schema["default"].dump());
+  } else {
+    say("  default: chosen by Sluice\n");
+  }
+  for (const char* bound : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "enum"}) {
+    if (schema.contains(bound)) say("  {} {}\n", bound, schema[bound].dump());
+  }
+  say("  {}\n", schema.value("description", ""));
+}
+
+std::string meaning(const DeepspeedKey& row) {
+  switch (row.key_class) {
+    case DeepspeedClass::kMap:
+      return row.to.empty() ? "a section that is mapped"
+                            : fmt::format("goes to {}", fmt::join(row.to, ", "));
+    case DeepspeedClass::kDerive: return "not needed: Sluice works it out";
+    case DeepspeedClass::kNote: return "not needed: it has no effect on training";
+    case DeepspeedClass::kRefuse:
+      if (row.refuse == "always") return "refused";
+      return row.refuse == "false" ? "refused where it is false" : "refused where it is on";
+    case DeepspeedClass::kError: return "refused: no key of DeepSpeed";
+    case DeepspeedClass::kForeign: return "no key of DeepSpeed, which ignores it";
+    case DeepspeedClass::kAlias: return fmt::format("another name of {}", row.is);
+  }
+  return "";
+}
+
+void explain_deepspeed(const DeepspeedKey& row) {
+  say("{}: a key of DeepSpeed\n", row.key);
+  say("  {}\n", meaning(row));
+  if (!row.fallback.is_null()) say("  DeepSpeed's default {}\n", row.fallback.dump());
+  if (!row.option.empty()) say("  \"auto\" is what {} says\n", row.option);
+  if (!row.why.empty()) say("  {}\n", row.why);
+}
+
+}  // namespace
+
+int run_config_import(const ConfigImportOptions& options) {
+  OutputFiles files;
+  OutputFile& output = files.add("--output", options.output);
+  files.add_input("the DeepSpeed file", options.file);
+  files.check();
+  const std::string name = name_of_source(options.file);
+  const std::string text = config_text(options.file);
+  const ImportedConfig imported = import_deepspeed(text, name, options.values);
+  const ImportReport& report = imported.report;
+  const bool is_refused = !report.refused.empty();
+  if (options.as_json) {
+    say("{}", report_json(imported, name));
+  } else if (output.is_wanted()) {
+    say("{}", describe(report, name));
+  } else {
+    warn("{}", describe(report, name));
+  }
+  if (is_refused && options.is_lenient)
+    warn("sluice: {} refused; --lenient goes on without {}\n", report.refused.size(),
+         report.refused.size() == 1 ? "it" : "them");
+  if (is_refused && !options.is_lenient) return kExitUsage;
+  if (output.is_wanted()) {
+    write_whole(output, imported.config + "\n");
+  } else if (!options.as_json) {
+    say("{}\n", imported.config);
+  }
+  return kExitOk;
+}
+
+int run_config_check(const ConfigShowOptions& options) {
+  const ConfigSource source = source_of(options);
+  validate(train_config(source.document).engine);
+  if (source.report) say("{}\n", summary_of(*source.report, name_of_source(options.file)));
+  say("{} is a config that sluice train takes\n", name_of_source(options.file));
+  return kExitOk;
+}
+
+int run_config_show(const ConfigShowOptions& options) {
+  const ConfigSource source = source_of(options);
+  ordered_json all = ordered_json::object();
+  for (const std::string& key : config_keys()) {
+    const std::string value = source.document.json_of(key);
+    const std::string origin = source.origin_of(key);
+    if (options.as_json) {
+      all[key] = {{"value", ordered_json::parse(value)}, {"origin", origin}};
+    } else {
+      say("{:<44} {:<16} {}\n", key, value == "null" ? "chosen by Sluice" : value, origin);
+    }
+  }
+  if (options.as_json) say("{}\n", all.dump(2));
+  return kExitOk;
+}
+
+int run_config_rates(const ConfigShowOptions& options) {
+  const TrainConfig config = train_config(source_of(options).document);
+  const std::uint64_t steps = options.steps == 0 ? config.steps : options.steps;
+  for (std::uint64_t step = 0; step < steps; ++step)
+    say("{} {}\n", step + 1, learning_rate_at(config, step));
+  return kExitOk;
+}
+
+int run_config_diff(const ConfigDiffOptions& options) {
+  const ConfigSource before = read_config_source(options.before, options.values, {});
+  const ConfigSource after = read_config_source(options.after, options.values, {});
+  std::size_t count = 0;
+  for (const std::string& key : config_keys()) {
+    const std::string old_value = before.document.json_of(key);
+    const std::string new_value = after.document.json_of(key);
+    if (old_value == new_value) continue;
+    ++count;
+    say("{}: {} ({}) -> {} ({})\n", key, old_value, before.origin_of(key), new_value,
+        after.origin_of(key));
+  }
+  say("{} of {} keys differ\n", count, config_keys().size());
+  return kExitOk;
+}
+
+int run_config_explain(const std::string& key) {
+  const nlohmann::json* own = find_key_schema(key);
+  const DeepspeedKey* row = find_deepspeed_key(key);
+  if (own == nullptr && row == nullptr)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("neither Sluice nor DeepSpeed has a key \"{}\"{}{}", key,
+                            nearest_key_hint(key, ""), deepspeed_key_hint(key)));
+  if (own != nullptr) explain_own(key, *own);
+  if (row != nullptr) explain_deepspeed(*row);
+  return kExitOk;
+}
+
+}  // namespace sluice

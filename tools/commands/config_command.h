@@ -1,0 +1,44 @@
+// `sluice config`: importing a DeepSpeed file, and looking at configs without running them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/deepspeed/deepspeed_import.h"
+
+namespace sluice {
+
+struct ConfigImportOptions {
+  std::string file;
+  std::string output;
+  bool as_json = false;
+  bool is_lenient = false;
+  DeepspeedValues values;
+};
+
+// Of check, show and rates.
+struct ConfigShowOptions {
+  std::string file;
+  std::vector<std::string> assignments;
+  DeepspeedValues values;
+  bool as_json = false;
+  std::uint64_t steps = 0;  // of rates; 0 = run.steps
+};
+
+struct ConfigDiffOptions {
+  std::string before;
+  std::string after;
+  DeepspeedValues values;
+};
+
+// Each returns the exit code (tools/cli/exit_codes.h).
+// Fails with: kInput, kConfig.
+int run_config_import(const ConfigImportOptions& options);
+int run_config_check(const ConfigShowOptions& options);
+int run_config_show(const ConfigShowOptions& options);
+int run_config_rates(const ConfigShowOptions& options);
+int run_config_diff(const ConfigDiffOptions& options);
+int run_config_explain(const std::string& key);
+
+}  // namespace sluice

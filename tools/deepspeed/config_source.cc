@@ -1,0 +1,158 @@
+#include "tools/deepspeed/config_source.h"
+
+#include <cstdlib>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/error.h>
+#include "gpu/ranks/launcher_environment.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kNameLengthMax = 255;
+
+// What --set says about keys that an "auto" stands for.
+void take_assignments(DeepspeedValues& values, const std::vector<std::string>& assignments) {
+  for (const std::string& assignment : assignments) {
+    const std::size_t equals = assignment.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string key = assignment.substr(0, equals);
+    const std::string text = assignment.substr(equals + 1);
+    const auto value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const auto number = [&](std::optional<double>& target) {
+      if (value.is_number() && !target) target = value.get<double>();
+    };
+    const auto count = [&](std::optional<std::uint64_t>& target) {
+      if (value.is_number_unsigned() && !target) target = value.get<std::uint64_t>();
+    };
+    if (key == "batch.sequences") count(values.batch);
+    if (key == "batch.micro_batches") count(values.micro_batches);
+    if (key == "optimizer.learning_rate") number(values.learning_rate);
+    if (key == "optimizer.epsilon") number(values.epsilon);
+    if (key == "optimizer.weight_decay") number(values.weight_decay);
+    if (key == "optimizer.clip_norm") number(values.clip_norm);
+    if (key == "optimizer.warmup_steps") count(values.warmup_steps);
+    if (key == "run.steps") count(values.steps);
+    if (key == "precision.parameters" && values.precision.empty()) values.precision = text;
+    if (key == "run.device" && values.device == "auto") values.device = text;
+  }
+}
+
+std::string told(const ImportLine& line) {
+  std::string text = line.key;
+  if (!line.value.empty()) text += (text.empty() ? "" : " ") + line.value;
+  if (!line.new_key.empty()) text += fmt::format(" -> {} {}", line.new_key, line.new_value);
+  if (line.text.empty()) return text;
+  return text.empty() ? line.text : text + ": " + line.text;
+}
+
+// Where a complaint has a place, it comes first.
+std::string complaint(const ImportLine& line) {
+  return line.place.empty() ? told(line) : line.place + ": " + told(line);
+}
+
+std::string options_hint(const ImportReport& report) {
+  if (report.options.empty()) return "";
+  return fmt::format("for \"auto\", and for what the program would say, give: {}\n",
+                     fmt::join(report.options, ", "));
+}
+
+std::string refusals(const ImportReport& report, const std::string& name) {
+  std::string text = fmt::format("{}, for {} reason{}:\n",
+                                 name +
+                                     " is a DeepSpeed file that is "
+                                     "refused",
+                                 report.refused.size(), report.refused.size() == 1 ? "" : "s");
+  for (const ImportLine& line : report.refused) text += "  " + complaint(line) + "\n";
+  text += options_hint(report);
+  text.pop_back();
+  return text;
+}
+
+nlohmann::ordered_json lines_json(const std::vector<ImportLine>& lines) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ImportLine& line : lines) {
+    nlohmann::ordered_json entry = {{"key", line.key}, {"place", line.place}};
+    if (!line.value.empty()) entry["value"] = nlohmann::ordered_json::parse(line.value);
+    if (!line.new_key.empty()) {
+      entry["new_key"] = line.new_key;
+      entry["new_value"] = nlohmann::ordered_json::parse(line.new_value);
+    }
+    entry["text"] = line.text;
+    list.push_back(entry);
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string ConfigSource::origin_of(const std::string& key) const {
+  const std::string origin = document.origin_of(key);
+  if (!report || origin == "default" || origin.starts_with("--set")) return origin;
+  for (auto line = report->mapped.rbegin(); line != report->mapped.rend(); ++line) {
+    if (line->new_key == key) return fmt::format("{} ({})", line->place, line->key);
+  }
+  return origin;
+}
+
+ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
+                                const std::vector<std::string>& assignments) {
+  const std::string text = config_text(argument);
+  const std::string name = name_of_source(argument);
+  const auto assigned = [&assignments](ConfigDocument document) {
+    for (const std::string& assignment : assignments) document.set(assignment);
+    return document;
+  };
+  if (!is_deepspeed_file(text))
+    return {.document = assigned(ConfigDocument(text, name)), .report = std::nullopt};
+  take_assignments(values, assignments);
+  const auto launch = find_launch([](const char* variable) { return std::getenv(variable); });
+  if (launch && launch->rank_count > 1) values.ranks = launch->rank_count;
+  ImportedConfig imported = import_deepspeed(text, name, values);
+  if (!imported.report.refused.empty())
+    throw Error(ErrorCode::kConfig, refusals(imported.report, name));
+  return {.document = assigned(ConfigDocument(imported.config, name + " (imported)")),
+          .report = std::move(imported.report)};
+}
+
+std::string summary_of(const ImportReport& report, const std::string& name) {
+  return fmt::format(
+      "{} is a DeepSpeed file: {} values mapped, {} not needed, {} understood, {}", name,
+      report.mapped.size(), report.not_needed.size(), report.understood.size(),
+      report.refused.empty() ? "none refused" : fmt::format("{} refused", report.refused.size()));
+}
+
+std::string describe(const ImportReport& report, const std::string& name) {
+  std::string text = summary_of(report, name) + "\n";
+  const auto add = [&text](const char* title, const std::vector<ImportLine>& lines, auto&& line) {
+    if (lines.empty()) return;
+    text += fmt::format("\n{}\n", title);
+    for (const ImportLine& entry : lines) text += "  " + line(entry) + "\n";
+  };
+  add("mapped", report.mapped, told);
+  add("not needed", report.not_needed, told);
+  add("understood, though written otherwise", report.understood, complaint);
+  add("refused", report.refused, complaint);
+  return text + options_hint(report);
+}
+
+std::string report_json(const ImportedConfig& imported, const std::string& name) {
+  const ImportReport& report = imported.report;
+  const nlohmann::ordered_json document = {
+      {"file", name},
+      {"mapped", lines_json(report.mapped)},
+      {"not_needed", lines_json(report.not_needed)},
+      {"understood", lines_json(report.understood)},
+      {"refused", lines_json(report.refused)},
+      {"options", report.options},
+      {"config", nlohmann::ordered_json::parse(imported.config)}};
+  return document.dump(2) + "\n";
+}
+
+std::string name_of_source(const std::string& argument) {
+  return argument.size() > kNameLengthMax ? "the config in base64" : argument;
+}
+
+}  // namespace sluice

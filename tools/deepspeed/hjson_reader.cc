@@ -1,0 +1,220 @@
+#include "tools/deepspeed/hjson_reader.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+constexpr int kNestingMax = 32;
+constexpr std::string_view kPunctuators = "{}[],:";
+
+std::string line_and_column(std::string_view text, std::size_t offset) {
+  const std::string_view before = text.substr(0, std::min(offset, text.size()));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  return fmt::format("{}:{}", line, before.size() - (before.rfind('\n') + 1) + 1);
+}
+
+bool is_space(char character) {
+  return character == ' ' || character == '\t' || character == '\n' || character == '\r';
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+class Reader {
+ public:
+  explicit Reader(HjsonDocument& document) : document_(document), text_(document.text) {}
+
+  void read() {
+    skip();
+    const std::size_t begin = at_;
+    if (peek() == '{') {
+      document_.root = value("");
+    } else {
+      document_.root = members("", /*has_braces=*/false);
+    }
+    skip();
+    if (at_ < text_.size()) fail(at_, "there is more behind the end of the document");
+    if (!document_.root.is_object()) fail(begin, "the document is no object");
+  }
+
+ private:
+  [[noreturn]] void fail(std::size_t at, const std::string& why) const {
+    throw Error(ErrorCode::kConfig,
+                fmt::format("{}:{}: {}", document_.name, line_and_column(text_, at), why));
+  }
+
+  char peek(std::size_t ahead = 0) const {
+    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
+  }
+
+  bool is_comment() const {
+    return peek() == '#' || (peek() == '/' && (peek(1) == '/' || peek(1) == '*'));
+  }
+
+  // Over white space and comments.
+  void skip() {
+    while (at_ < text_.size()) {
+      if (is_space(peek())) {
+        ++at_;
+      } else if (peek() == '/' && peek(1) == '*') {
+        const std::size_t end = text_.find("*/", at_ + 2);
+        if (end == std::string_view::npos) fail(at_, "the comment does not end");
+        at_ = end + 2;
+      } else if (is_comment()) {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else {
+        return;
+      }
+    }
+  }
+
+  OrderedJson value(const std::string& path) {
+    skip();
+    const char first = peek();
+    if (at_ >= text_.size()) fail(at_, "the text ends where a value is expected");
+    if (first == '{' || first == '[') return nested(path, first);
+    if (text_.substr(at_).starts_with("'''")) return block_string();
+    if (first == '"' || first == '\'') return quoted();
+    if (kPunctuators.find(first) != std::string_view::npos)
+      fail(at_, fmt::format("a value is expected before '{}'", first));
+    return without_quotes();
+  }
+
+  OrderedJson nested(const std::string& path, char first) {
+    if (++depth_ > kNestingMax) fail(at_, "it is nested more than 32 levels deep");
+    ++at_;
+    OrderedJson result = first == '{' ? members(path, /*has_braces=*/true) : entries(path);
+    --depth_;
+    return result;
+  }
+
+  // Behind the opening brace, if there is one.
+  OrderedJson members(const std::string& path, bool has_braces) {
+    OrderedJson object = OrderedJson::object();
+    for (;;) {
+      skip();
+      if (peek() == '}' && has_braces) {
+        ++at_;
+        return object;
+      }
+      if (at_ >= text_.size()) {
+        if (has_braces) fail(at_, "the text ends inside of an object: a '}' is missing");
+        return object;
+      }
+      const std::size_t begin = at_;
+      const std::string name = key();
+      const std::string full = path.empty() ? name : path + "." + name;
+      if (object.contains(name)) fail(begin, fmt::format("key \"{}\" is given twice", full));
+      document_.places.emplace(full, begin);
+      skip();
+      if (peek() != ':') fail(at_, fmt::format("a ':' is expected behind the key \"{}\"", full));
+      ++at_;
+      object[name] = value(full);
+      comma();
+    }
+  }
+
+  OrderedJson entries(const std::string& path) {
+    OrderedJson array = OrderedJson::array();
+    for (;;) {
+      skip();
+      if (at_ >= text_.size()) fail(at_, "the text ends inside of a list: a ']' is missing");
+      if (peek() == ']') {
+        ++at_;
+        return array;
+      }
+      array.push_back(value(fmt::format("{}.{}", path, array.size())));
+      comma();
+    }
+  }
+
+  void comma() {
+    skip();
+    if (peek() == ',') ++at_;
+  }
+
+  std::string key() {
+    if (peek() == '"' || peek() == '\'') return quoted().get<std::string>();
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && !is_space(peek()) &&
+           kPunctuators.find(peek()) == std::string_view::npos)
+      ++at_;
+    if (at_ == begin) fail(at_, fmt::format("a key is expected before '{}'", peek()));
+    return std::string(text_.substr(begin, at_ - begin));
+  }
+
+  // With the escapes of JSON; inside single quotes a double one stands for itself.
+  OrderedJson quoted() {
+    const char quote = peek();
+    const std::size_t begin = at_++;
+    std::string json = "\"";
+    while (peek() != quote || at_ >= text_.size()) {
+      if (at_ >= text_.size() || peek() == '\n') fail(begin, "the string does not end");
+      if (peek() == '\\') {
+        if (peek(1) != '\'') json += '\\';
+        json += peek(1);
+        at_ += 2;
+        continue;
+      }
+      if (peek() == '"') json += '\\';
+      json += text_[at_++];
+    }
+    ++at_;
+    OrderedJson result = OrderedJson::parse(json + "\"", nullptr, /*allow_exceptions=*/false);
+    if (result.is_discarded())
+      fail(begin, "the string has an escape or a character unknown to JSON");
+    return result;
+  }
+
+  OrderedJson block_string() {
+    const std::size_t begin = at_;
+    const std::size_t end = text_.find("'''", at_ + 3);
+    if (end == std::string_view::npos) fail(begin, "the string does not end");
+    at_ = end + 3;
+    return std::string(trimmed(text_.substr(begin + 3, end - begin - 3)));
+  }
+
+  // A number or a word as far as the next comma, bracket or comment; else a string to the end of
+  // the line.
+  OrderedJson without_quotes() {
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && peek() != '\n' && peek() != ',' && peek() != '}' &&
+           peek() != ']' && !is_comment())
+      ++at_;
+    const std::string_view word = trimmed(text_.substr(begin, at_ - begin));
+    OrderedJson literal = OrderedJson::parse(word, nullptr, /*allow_exceptions=*/false);
+    if (!literal.is_discarded() && literal.is_primitive()) return literal;
+    at_ = std::min(text_.find('\n', begin), text_.size());
+    return std::string(trimmed(text_.substr(begin, at_ - begin)));
+  }
+
+  HjsonDocument& document_;
+  std::string_view text_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+std::string HjsonDocument::place_of(const std::string& key) const {
+  const auto place = places.find(key);
+  if (place == places.end()) return name;
+  return name + ":" + line_and_column(text, place->second);
+}
+
+HjsonDocument read_hjson(std::string_view text, std::string name) {
+  HjsonDocument document;
+  document.name = std::move(name);
+  document.text = text;
+  Reader(document).read();
+  return document;
+}
+
+}  // namespace sluice

@@ -1,0 +1,113 @@
+// The optimizer and clipping.
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "tools/deepspeed/import_pass.h"
+
+namespace sluice {
+namespace {
+
+const std::string kParams = "optimizer.params.";
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
+// Sluice's name for DeepSpeed's; empty when Sluice has no such optimizer. DeepSpeed takes its own
+// names in any case, and those of torch as they are.
+std::string kind_of(const ImportPass& pass, const std::string& type) {
+  const std::string name = lower(type);
+  if (name == "adamw") return "adamw";
+  if (name == "adam")
+    return pass.boolean(kParams + "adam_w_mode").value_or(true) ? "adamw" : "adam";
+  if (name == "lion" || name == "adagrad") return name;
+  return type == "SGD" ? "sgd" : "";
+}
+
+void import_moments(ImportPass& pass, const std::string& kind) {
+  if (kind != "sgd" && kind != "adagrad") {
+    const ImportPass::Entry* betas = pass.find(kParams + "betas");
+    const OrderedJson pair = betas == nullptr ? OrderedJson({0.9, 0.999}) : betas->value;
+    pass.map(kParams + "betas", "optimizer.beta1", pair[0]);
+    pass.map(kParams + "betas", "optimizer.beta2", pair[1]);
+  }
+  if (kind == "adagrad" || kind == "adamw" || kind == "adam")
+    pass.map(kParams + "eps", "optimizer.epsilon",
+             pass.number(kParams + "eps").value_or(kind == "adagrad" ? 1e-10 : 1e-8));
+  if (kind == "sgd")
+    pass.map(kParams + "momentum", "optimizer.momentum",
+             pass.number(kParams + "momentum").value_or(0));
+}
+
+void import_decay(ImportPass& pass) {
+  const double decay = pass.number(kParams + "weight_decay").value_or(0);
+  pass.map(kParams + "weight_decay", "optimizer.weight_decay", decay);
+  if (decay == 0) return;
+  pass.map(kParams + "weight_decay", "optimizer.groups",
+           OrderedJson::array({{{"tensors", {"*"}}, {"weight_decay", decay}}}),
+           "DeepSpeed decays every tensor, biases and norms too");
+}
+
+void import_clipping(ImportPass& pass) {
+  const double norm =
+      pass.number("gradient_clipping")
+          .value_or(pass.values().clip_norm.value_or(pass.default_number("gradient_clipping")));
+  pass.map("gradient_clipping", "optimizer.clip_norm", norm);
+  if (norm > 0)
+    pass.map("gradient_clipping", "optimizer.clip_epsilon", 1e-6,
+             "DeepSpeed divides by the norm + 1e-6");
+}
+
+// No optimizer in the file: the program makes it, and options may say how.
+void import_absent(ImportPass& pass) {
+  const DeepspeedValues& values = pass.values();
+  if (!pass.has_section("optimizer"))
+    pass.report.understood.push_back(
+        {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
+                 "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});
+  if (values.learning_rate) pass.map("--lr", "optimizer.learning_rate", *values.learning_rate);
+  if (!values.betas.empty()) {
+    pass.map("--betas", "optimizer.beta1", values.betas[0]);
+    pass.map("--betas", "optimizer.beta2", values.betas[1]);
+  }
+  if (values.epsilon) pass.map("--eps", "optimizer.epsilon", *values.epsilon);
+  if (values.weight_decay)
+    pass.map("--weight-decay", "optimizer.weight_decay", *values.weight_decay);
+}
+
+}  // namespace
+
+void import_optimizer(ImportPass& pass) {
+  import_clipping(pass);
+  const auto type = pass.text("optimizer.type");
+  if (!type) {
+    import_absent(pass);
+    if (pass.has_section("optimizer.params"))
+      pass.refuse("optimizer.params", "optimizer.type is missing; write \"type\": \"AdamW\"");
+    return;
+  }
+  const std::string kind = kind_of(pass, *type);
+  if (kind.empty())
+    return pass.refuse("optimizer.type",
+                       "Sluice has no such optimizer; it has AdamW, Adam, Lion, "
+                       "Adagrad and SGD (which one trains as well is for you "
+                       "to say)");
+  pass.map("optimizer.type", "optimizer.type", kind,
+           lower(*type) == "adam" && kind == "adamw" ? "DeepSpeed's Adam is AdamW unless "
+                                                       "adam_w_mode is false"
+                                                     : "");
+  if (pass.find(kParams + "adam_w_mode") != nullptr)
+    pass.map(kParams + "adam_w_mode", "optimizer.type", kind);
+  const double fallback = kind == "adagrad" ? 1e-2 : pass.default_number(kParams + "lr");
+  if (!pass.is_auto(kParams + "lr") || pass.values().learning_rate)
+    pass.map(kParams + "lr", "optimizer.learning_rate",
+             pass.number(kParams + "lr").value_or(pass.values().learning_rate.value_or(fallback)));
+  import_moments(pass, kind);
+  import_decay(pass);
+}
+
+}  // namespace sluice

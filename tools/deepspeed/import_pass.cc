@@ -1,0 +1,220 @@
+#include "tools/deepspeed/import_pass.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+std::string joined(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+bool is_comment_key(const std::string& key) {
+  const std::string name = key.substr(key.rfind('.') + 1);
+  return name.starts_with('_') || name.starts_with("//") || name.starts_with("comment");
+}
+
+// The value that an option gives to the key whose "auto" asks for it.
+OrderedJson value_of_option(const DeepspeedValues& values, const DeepspeedKey& row) {
+  const auto given = [](const auto& value) { return value ? OrderedJson(*value) : OrderedJson(); };
+  if (row.key == "train_micro_batch_size_per_gpu") return given(values.batch);
+  if (row.option == "--micro-batches") return given(values.micro_batches);
+  if (row.option == "--lr") return given(values.learning_rate);
+  if (row.option == "--betas")
+    return values.betas.empty() ? OrderedJson() : OrderedJson(values.betas);
+  if (row.option == "--eps") return given(values.epsilon);
+  if (row.option == "--weight-decay") return given(values.weight_decay);
+  if (row.option == "--clip-norm") return given(values.clip_norm);
+  if (row.option == "--warmup-steps") return given(values.warmup_steps);
+  if (row.option == "--steps") return given(values.steps);
+  return {};
+}
+
+}  // namespace
+
+const ImportPass::Entry* ImportPass::find(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  return entry == entries_.end() || entry->second.value.is_null() ? nullptr : &entry->second;
+}
+
+bool ImportPass::is_auto(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  return entry != entries_.end() && entry->second.written_value == "auto";
+}
+
+std::optional<double> ImportPass::number(const std::string& key) const {
+  const Entry* entry = find(key);
+  if (entry == nullptr || !entry->value.is_number()) return std::nullopt;
+  return entry->value.get<double>();
+}
+
+std::optional<double> ImportPass::written_number(const std::string& key) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || !entry->second.written_value.is_number()) return std::nullopt;
+  return entry->second.written_value.get<double>();
+}
+
+std::optional<std::uint64_t> ImportPass::integer(const std::string& key) const {
+  const Entry* entry = find(key);
+  if (entry == nullptr || !entry->value.is_number_integer() || entry->value < 0)
+    return std::nullopt;
+  return entry->value.get<std::uint64_t>();
+}
+
+std::optional<bool> ImportPass::boolean(const std::string& key) const {
+  const Entry* entry = find(key);
+  if (entry == nullptr || !entry->value.is_boolean()) return std::nullopt;
+  return entry->value.get<bool>();
+}
+
+std::optional<std::string> ImportPass::text(const std::string& key) const {
+  const Entry* entry = find(key);
+  if (entry == nullptr || !entry->value.is_string()) return std::nullopt;
+  return entry->value.get<std::string>();
+}
+
+double ImportPass::default_number(const std::string& key) const {
+  const DeepspeedKey* row = find_deepspeed_key(key);
+  SLUICE_CHECK(row != nullptr && row->fallback.is_number(), "a key without a default number");
+  return row->fallback.get<double>();
+}
+
+ImportLine ImportPass::line(const std::string& key, const std::string& text) const {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) return {.place = document_.place_of(key), .key = key, .text = text};
+  return {.place = document_.place_of(entry->second.written),
+          .key = entry->second.written,
+          .value = entry->second.written_value.dump(),
+          .text = text};
+}
+
+void ImportPass::map(const std::string& key, const std::string& new_key, const OrderedJson& value,
+                     const std::string& text) {
+  std::string pointer = "/" + new_key;
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  config[OrderedJson::json_pointer(pointer)] = value;
+  ImportLine mapped = line(key, text);
+  mapped.new_key = new_key;
+  mapped.new_value = value.dump();
+  report.mapped.push_back(mapped);
+}
+
+void ImportPass::not_needed(const std::string& key, const std::string& text) {
+  report.not_needed.push_back(line(key, text));
+}
+
+void ImportPass::understood(const std::string& key, const std::string& text) {
+  report.understood.push_back(line(key, text));
+}
+
+void ImportPass::refuse(const std::string& key, const std::string& text) {
+  report.refused.push_back(line(key, text));
+}
+
+void ImportPass::ask_for(const std::string& option) {
+  if (std::find(report.options.begin(), report.options.end(), option) == report.options.end())
+    report.options.push_back(option);
+}
+
+void ImportPass::set_entry(const std::string& key, const OrderedJson& value) {
+  entries_[key].value = value;
+  if (entries_[key].written.empty()) entries_[key].written = key;
+}
+
+void ImportPass::add_members(const OrderedJson& object, const std::string& path,
+                             const std::string& written, bool is_strict) {
+  for (const auto& [name, value] : object.items())
+    add_member(joined(path, name), joined(written, name), value, is_strict);
+}
+
+void ImportPass::add_member(const std::string& key, const std::string& written,
+                            const OrderedJson& value, bool is_strict) {
+  const DeepspeedKey* row = find_deepspeed_key(key);
+  if (row == nullptr) return add_unknown(key, written, value, is_strict);
+  if (row->key_class == DeepspeedClass::kAlias) {
+    if (row->is.rfind("stage3_", row->is.rfind('.') + 1) == std::string::npos)
+      report.understood.push_back({.place = document_.place_of(written),
+                                   .key = written,
+                                   .text = fmt::format("it means \"{}\": {}", row->is, row->why)});
+    return add_member(row->is, written, value, is_strict);
+  }
+  if (row->type != "section") return add_leaf(*row, written, value, is_strict);
+  if (value.is_null()) return;
+  sections_[key] = written;
+  if (key == "zero_optimization" && value.is_boolean()) {  // the form of DeepSpeed's first years
+    add_leaf(*find_deepspeed_key("zero_optimization.stage"), written, value == true ? 1 : 0, true);
+    return understood("zero_optimization.stage", "the old form of a stage: true is 1, false is 0");
+  }
+  if (!value.is_object()) {
+    entries_[key] = {.written = written, .value = {}, .written_value = value, .row = row};
+    return refuse(key, fmt::format("it is {}, but must be an object", value.dump()));
+  }
+  add_members(value, key, written, row->strict);
+}
+
+void ImportPass::add_unknown(const std::string& key, const std::string& written,
+                             const OrderedJson& value, bool is_strict) {
+  entries_[key] = {.written = written, .value = {}, .written_value = value, .row = nullptr};
+  const std::string hint = deepspeed_key_hint(key);
+  if (is_strict) return refuse(key, "DeepSpeed refuses it, too: no such key" + hint);
+  if (is_comment_key(key)) return not_needed(key, "a comment");
+  refuse(key, "DeepSpeed has no such key and ignores it" + (hint.empty() ? "; remove it" : hint));
+}
+
+void ImportPass::add_leaf(const DeepspeedKey& row, const std::string& written,
+                          const OrderedJson& value, bool is_strict) {
+  if (find(row.key) != nullptr) {
+    report.refused.push_back({.place = document_.place_of(written),
+                              .key = written,
+                              .value = value.dump(),
+                              .text = fmt::format("\"{}\" says the same; remove one of them",
+                                                  entries_[row.key].written)});
+    return;
+  }
+  Entry& entry = entries_[row.key];
+  entry = {.written = written, .value = value, .written_value = value, .row = &row};
+  const bool may_refuse =
+      row.key_class == DeepspeedClass::kRefuse || row.key_class == DeepspeedClass::kError;
+  if (row.key_class == DeepspeedClass::kForeign) return understood(row.key, row.why);
+  if (may_refuse && is_refused_value(row, value)) {
+    entry.value = {};
+    return refuse(row.key, row.why);
+  }
+  if (value.is_null() || (row.type == "path" && value == "none")) {
+    entry.value = {};
+    return;
+  }
+  if (value == "auto") return judge_auto(entry);
+  std::string why, note;
+  const std::optional<OrderedJson> typed = value_of_type(row, value, why, note);
+  entry.value = typed.value_or(OrderedJson());
+  const bool is_mapped = row.key_class == DeepspeedClass::kMap;
+  if (!typed && (is_strict || is_mapped)) return refuse(row.key, why);
+  if (!note.empty()) understood(row.key, note);
+  if (!is_mapped) return not_needed(row.key, may_refuse ? "it is off" : row.why);
+  const OrderedJson option = value_of_option(values_, row);
+  if (!option.is_null() && option != *typed)
+    refuse(row.key, fmt::format("the file says {}, but {} says {}: leave one of them out",
+                                typed->dump(), row.option, option.dump()));
+}
+
+void ImportPass::judge_auto(Entry entry) {
+  const DeepspeedKey& row = *entry.row;
+  entries_[row.key].value = value_of_option(values_, row);
+  if (row.option == "--precision" || row.key == "train_batch_size") return;
+  if (!entries_[row.key].value.is_null()) return;
+  if (row.option.empty())
+    return row.key_class == DeepspeedClass::kMap
+               ? understood(row.key, row.fallback.is_null()
+                                         ? "as if it were missing"
+                                         : "DeepSpeed's default, " + row.fallback.dump())
+               : not_needed(row.key, row.why);
+  ask_for(row.option);
+  refuse(row.key, fmt::format("nothing here knows what \"auto\" is: give {}", row.option));
+}
+
+}  // namespace sluice

@@ -1,0 +1,148 @@
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "tools/deepspeed/import_pass.h"
+
+namespace sluice {
+namespace {
+
+// A number that stands in quotes, whole or not; nothing for other text.
+std::optional<OrderedJson> unquoted(const OrderedJson& value) {
+  if (!value.is_string()) return std::nullopt;
+  OrderedJson parsed =
+      OrderedJson::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_number()) return std::nullopt;
+  return parsed;
+}
+
+std::string wrong(const OrderedJson& value, const std::string& type) {
+  if (value.is_array())
+    return fmt::format(
+        "it is the list {}, but must be {}: lists are for DeepSpeed's autotuner; "
+        "write one of its values",
+        value.dump(), type);
+  return fmt::format("it is {}, but must be {}",
+                     value.is_object() ? std::string("an object") : value.dump(), type);
+}
+
+std::optional<OrderedJson> as_bool(const OrderedJson& value, std::string& why, std::string& note) {
+  if (value.is_boolean()) return value;
+  const bool is_true = value == "true" || value == "True" || value == 1;
+  if (!is_true && value != "false" && value != "False" && value != 0) {
+    why = wrong(value, "true or false");
+    return std::nullopt;
+  }
+  note = fmt::format("{} means {}", value.dump(), is_true);
+  return is_true;
+}
+
+std::optional<OrderedJson> as_int(const OrderedJson& value, std::string& why, std::string& note) {
+  const std::optional<OrderedJson> parsed = unquoted(value);
+  if (parsed && parsed->is_number_integer()) {
+    note = fmt::format("{} means {}", value.dump(), parsed->dump());
+    return parsed;
+  }
+  if (value.is_number_integer()) return value;
+  const OrderedJson& number = parsed ? *parsed : value;
+  if (!number.is_number()) {
+    why = wrong(value, "a whole number");
+    return std::nullopt;
+  }
+  const auto floating = number.get<double>();
+  const bool is_whole = std::floor(floating) == floating && std::abs(floating) < 9e18;
+  if (is_whole && !parsed) return static_cast<std::int64_t>(floating);
+  why = wrong(value, "a whole number");
+  if (std::abs(floating) < 9e18)
+    why += fmt::format("; write {}", static_cast<std::int64_t>(std::ceil(floating)));
+  return std::nullopt;
+}
+
+std::optional<OrderedJson> as_number(const OrderedJson& value, std::string& why,
+                                     std::string& note) {
+  if (value.is_number()) return value;
+  if (const std::optional<OrderedJson> parsed = unquoted(value)) {
+    note = fmt::format("{} means {}", value.dump(), parsed->dump());
+    return parsed;
+  }
+  why = wrong(value, "a number");
+  return std::nullopt;
+}
+
+std::optional<OrderedJson> as_enum(const DeepspeedKey& row, const OrderedJson& value,
+                                   std::string& why) {
+  for (const std::string& known : row.values) {
+    if (value == known) return value;
+  }
+  why = wrong(value, fmt::format("one of \"{}\"", fmt::join(row.values, "\", \"")));
+  return std::nullopt;
+}
+
+std::optional<OrderedJson> as_pair(const OrderedJson& value, std::string& why, std::string& note) {
+  if (!value.is_array() || value.size() != 2) {
+    why = fmt::format("it is {}, but must be a list of two numbers", value.dump());
+    return std::nullopt;
+  }
+  const auto first = as_number(value[0], why, note);
+  const auto second = as_number(value[1], why, note);
+  if (!first || !second) return std::nullopt;
+  return OrderedJson::array({*first, *second});
+}
+
+std::optional<OrderedJson> typed(const DeepspeedKey& row, const OrderedJson& value,
+                                 std::string& why, std::string& note) {
+  if (row.type == "bool") return as_bool(value, why, note);
+  if (row.type == "int") return as_int(value, why, note);
+  if (row.type == "number") return as_number(value, why, note);
+  if (row.type == "enum") return as_enum(row, value, why);
+  if (row.type == "pair") return as_pair(value, why, note);
+  if ((row.type == "string" || row.type == "path") && !value.is_string()) {
+    why = wrong(value, "a string");
+    return std::nullopt;
+  }
+  return value;
+}
+
+double member_number(const OrderedJson& value, const char* name) {
+  if (!value.is_object() || !value.contains(name) || !value[name].is_number()) return 0;
+  return value[name].get<double>();
+}
+
+bool is_true(const OrderedJson& value) {
+  return value == true || value == "true" || value == "True" || (value.is_number() && value != 0);
+}
+
+}  // namespace
+
+std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
+                                         std::string& why, std::string& note) {
+  std::optional<OrderedJson> result = typed(row, value, why, note);
+  if (!result || !result->is_number()) return result;
+  const auto number = result->get<double>();
+  if (row.least && number < *row.least) {
+    why = fmt::format("it is {}, but must be at least {}", value.dump(), *row.least);
+    return std::nullopt;
+  }
+  if (row.most && number > *row.most) {
+    why = fmt::format("it is {}, but must be at most {}", value.dump(), *row.most);
+    return std::nullopt;
+  }
+  return result;
+}
+
+bool is_refused_value(const DeepspeedKey& row, const OrderedJson& value) {
+  const std::string& rule = row.refuse;
+  if (rule == "always") return true;
+  if (rule == "present") return !value.is_null() && value != false;
+  if (rule == "true") return is_true(value);
+  if (rule == "false") return !value.is_null() && !is_true(value);
+  if (rule == "nonzero") return value.is_number() && value != 0;
+  if (rule == ">1") return !value.is_number() || value > 1;
+  if (rule == "autotp_size>1") return member_number(value, "autotp_size") > 1;
+  if (rule == "stages>1") return member_number(value, "stages") > 1;
+  if (rule == "enabled")
+    return is_true(value.is_object() ? value.value("enabled", OrderedJson()) : value);
+  return value == rule;  // "fp16", "sum"
+}
+
+}  // namespace sluice
