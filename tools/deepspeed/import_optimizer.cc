@@ -69,7 +69,12 @@ void import_absent(ImportPass& pass) {
     pass.report.understood.push_back(
         {.text = "the file has no optimizer: in DeepSpeed the program makes it. Here the config's "
                  "own keys do (optimizer.*), with Sluice's defaults where nothing is given"});
-  if (values.learning_rate) pass.map("--lr", "optimizer.learning_rate", *values.learning_rate);
+  if (values.learning_rate) {
+    pass.map("--lr", "optimizer.learning_rate", *values.learning_rate);
+    if (!pass.has_section("scheduler"))
+      pass.map("--lr", "optimizer.minimum_learning_rate", *values.learning_rate / 10,
+               "Sluice's own schedule, a cosine, ends at a tenth");
+  }
   if (!values.betas.empty()) {
     pass.map("--betas", "optimizer.beta1", values.betas[0]);
     pass.map("--betas", "optimizer.beta2", values.betas[1]);

@@ -141,6 +141,16 @@ class DeepspeedFiles(FileWriter):
         for other in ("Muon", "Lamb", "OneBitAdam", "adamw_torch_fused", "sgd", "MuAdam"):
             self.refused({**FILE, "optimizer": {"type": other}}, "optimizer.type")
 
+    def test_a_file_without_an_optimizer_takes_options(self):
+        name = self.write({"train_batch_size": 2, "bf16": {"enabled": True}})
+        self.assertNotIn("learning_rate", self.report({"train_batch_size": 2})["config"]["optimizer"])
+        optimizer = json.loads(self.run_sluice("config", "import", name, "--lr", "2e-5", "--betas", "0.8", "0.9", "--eps", "1e-7",
+                                               "--weight-decay", "0.3").stdout)["optimizer"]
+        self.assertEqual([optimizer[key] for key in ("learning_rate", "minimum_learning_rate", "beta1", "beta2", "epsilon",
+                                                     "weight_decay")], [2e-5, 2e-5 / 10, 0.8, 0.9, 1e-7, 0.3])
+        self.run_sluice("config", "check", name, "--lr", "2e-5")
+        self.run_sluice("config", "check", name, "--set", "optimizer.learning_rate=2e-5")
+
     def test_batch_keys_are_checked_with_their_numbers(self):
         three = {**FILE, "train_batch_size": 7, "gradient_accumulation_steps": 2}
         self.assertIn("it is 7, but train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps 2 x 3 ranks are 12",
