@@ -6,6 +6,7 @@
 and the rest of the program as it was.
 """
 
+from . import optim
 from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, OutOfMemoryError, SluiceError,
                      StorageError)
 from .offload import gathered, offload
@@ -15,4 +16,4 @@ from .units import find_units
 
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadOptimizer", "OutOfMemoryError",
-           "SafetensorsValues", "SluiceError", "StorageError", "find_units", "gathered", "offload"]
+           "SafetensorsValues", "SluiceError", "StorageError", "find_units", "gathered", "offload", "optim"]

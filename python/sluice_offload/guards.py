@@ -55,11 +55,7 @@ def _install() -> None:
         owner = owner_of(listed)
         if owner is None:
             return original(listed, max_norm, *args, **kwargs)
-        if float(max_norm) != owner.clip_norm:
-            raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: the engine has the gradients of an offloaded "
-                                f"model and clips them itself, to optimizer.clip_norm, which is {owner.clip_norm}; set it "
-                                "in the config, and leave this call out or give it the same number")
-        return torch.tensor(owner.gradient_norm)
+        return owner.answer_clipping(float(max_norm))
 
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
@@ -70,8 +66,8 @@ def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         owner = owner_of(group["params"])
         if owner is not None and owner is not optimizer:
-            raise ArgumentError(f"{type(optimizer).__name__} holds parameters of an offloaded model, whose gradients the "
-                                "engine has: it would change nothing. Use the optimizer that offload() returned")
+            raise ArgumentError(f"{type(optimizer).__name__} holds parameters whose gradients the engine has: it would change "
+                                f"nothing. Use the {type(owner).__name__} that has them")
 
 
 def guard_model(model: nn.Module, dtype: torch.dtype) -> None:

@@ -11,6 +11,8 @@ from .errors import SluiceError, error_of
 ABI_VERSION = 1
 FORWARD, BACKWARD, INFERENCE = 0, 1, 2
 PARAMETER, MASTER, EXP_AVG, EXP_AVG_SQ = 0, 1, 2, 3
+FP32, BF16, FP16 = 0, 1, 2
+ALL_TENSORS = 0xffffffff
 
 
 class Tensor(C.Structure):
@@ -69,6 +71,26 @@ class Traffic(C.Structure):
     _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64)]
 
 
+class OptimizerTensor(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("element_count", C.c_uint64), ("parameter_type", C.c_int32),
+                ("reserved", C.c_uint32)]
+
+
+class Update(C.Structure):
+    _fields_ = [("parameter", C.c_void_p), ("gradient", C.c_void_p), ("step", C.c_uint64), ("learning_rate", C.c_double),
+                ("beta1", C.c_double), ("beta2", C.c_double), ("epsilon", C.c_double), ("weight_decay", C.c_double),
+                ("momentum", C.c_double), ("gradient_scale", C.c_double), ("tensor", C.c_uint32),
+                ("gradient_type", C.c_int32)]
+
+
+class OptimizerReport(C.Structure):
+    """What an optimizer has done since it was made, and what it takes; capi/sluice.h says it field by field."""
+    _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64), ("updated_elements", C.c_uint64),
+                ("adopted_elements", C.c_uint64), ("non_finite_blocks", C.c_uint64), ("host_bytes", C.c_uint64),
+                ("nvme_bytes", C.c_uint64), ("pass_bytes", C.c_uint64), ("pending_tensors", C.c_uint32),
+                ("reserved", C.c_uint32)]
+
+
 Values = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint32, C.c_uint64, C.POINTER(C.c_float), C.c_uint64)
 
 _ENGINE = C.c_void_p
@@ -90,6 +112,18 @@ _ARGUMENTS = {
     "tensor_describe": [_ENGINE, C.c_uint32, C.POINTER(TensorInfo)],
     "predicted_traffic": [_ENGINE, C.c_uint32, C.POINTER(Traffic)],
     "next_note": [_ENGINE, C.POINTER(C.c_char_p)],
+    "save": [_ENGINE, C.c_char_p, C.c_uint32, C.c_char_p],
+    "restore": [_ENGINE, C.c_char_p],
+    "application_text": [_ENGINE, C.POINTER(C.c_char_p)],
+    "saved_path": [_ENGINE, C.POINTER(C.c_char_p)],
+    "optimizer_create": [C.c_char_p, C.POINTER(OptimizerTensor), C.c_uint32, C.POINTER(_ENGINE)],
+    "optimizer_begin": [_ENGINE, C.POINTER(Update), C.c_uint32],
+    "optimizer_wait": [_ENGINE, C.c_uint32],
+    "optimizer_wait_all": [_ENGINE],
+    "optimizer_read": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
+    "optimizer_write": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
+    "optimizer_describe": [_ENGINE, C.POINTER(OptimizerReport)],
+    "optimizer_note": [_ENGINE, C.POINTER(C.c_char_p)],
 }
 
 
@@ -117,6 +151,8 @@ class Library:
         self._dll.sluice_version.restype = C.c_char_p
         self._dll.sluice_engine_destroy.argtypes = [_ENGINE]
         self._dll.sluice_engine_destroy.restype = None
+        self._dll.sluice_optimizer_destroy.argtypes = [_ENGINE]
+        self._dll.sluice_optimizer_destroy.restype = None
         for name, arguments in _ARGUMENTS.items():
             function = getattr(self._dll, "sluice_" + name)
             function.argtypes = arguments
@@ -140,6 +176,9 @@ class Library:
 
     def destroy(self, handle: C.c_void_p) -> None:
         self._dll.sluice_engine_destroy(handle)
+
+    def destroy_optimizer(self, handle: C.c_void_p) -> None:
+        self._dll.sluice_optimizer_destroy(handle)
 
 
 _library: "Library | None" = None

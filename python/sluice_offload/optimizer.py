@@ -58,6 +58,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Of the last step, before clipping; 0 before the first."""
         return 0.0 if self.report is None else float(self.report.gradient_norm)
 
+    def answer_clipping(self, max_norm: float) -> torch.Tensor:
+        """What clip_grad_norm_ does to these parameters: nothing, for the engine has clipped to the same bound."""
+        if max_norm != self.clip_norm:
+            raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: the engine has the gradients of an offloaded "
+                                f"model and clips them itself, to optimizer.clip_norm, which is {self.clip_norm}; set it "
+                                "in the config, and leave this call out or give it the same number")
+        return torch.tensor(self.gradient_norm)
+
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""

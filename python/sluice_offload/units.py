@@ -61,7 +61,7 @@ class Units:
         return max(len(site.units) for site in self.sites)
 
 
-def _is_of_torch(module: nn.Module) -> bool:
+def is_of_torch(module: nn.Module) -> bool:
     """A module of torch's own that reads the weights of those inside without calling them, as MultiheadAttention does."""
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
 
@@ -93,7 +93,7 @@ def find_units(model: nn.Module, units: "Sequence[type | str] | None" = None) ->
             matched = True
             inside.update(id(child) for child in module.modules())
             found.add(name, module, list(module.named_modules()))
-        elif _is_of_torch(module):
+        elif is_of_torch(module):
             inside.update(id(child) for child in module.modules())
             found.add(name, module, list(module.named_modules()))
         else:

@@ -1,0 +1,93 @@
+"""The detached optimizer of the C interface, in Python's words: tensors by number, updates with the addresses of parameters
+and gradients. Knows nothing of param_groups or ranks.
+
+Thread rule: one thread at a time; the library refuses a second one. In a forked child every call raises ForkedError.
+"""
+
+import atexit
+import ctypes as C
+import json
+import logging
+import os
+import weakref
+from typing import Any, Sequence
+
+import torch
+
+from . import library as lib
+from .errors import NOT_COPIED
+
+logger = logging.getLogger("sluice_offload")
+
+TYPES = {torch.float32: lib.FP32, torch.bfloat16: lib.BF16, torch.float16: lib.FP16}
+
+
+def _destroy_at_exit(reference: "weakref.ref[Detached]") -> None:
+    detached = reference()
+    if detached is not None:
+        detached.destroy()
+
+
+class Detached:
+    """Owns the handle. `tensors`: names, numbers of elements and types."""
+
+    def __init__(self, config: "dict[str, Any]", tensors: "Sequence[tuple[str, int, torch.dtype]]") -> None:
+        self._lib = lib.library()
+        self._handle = C.c_void_p()
+        self._pid = os.getpid()
+        described = (lib.OptimizerTensor * len(tensors))()
+        for place, (name, count, dtype) in zip(described, tensors):
+            place.name, place.element_count, place.parameter_type = name.encode(), count, TYPES[dtype]
+        self._lib.optimizer_create(json.dumps(config).encode(), described, len(tensors), C.byref(self._handle))
+        atexit.register(_destroy_at_exit, weakref.ref(self))
+        self.log_notes()
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+    def begin(self, updates: "Sequence[lib.Update]") -> None:
+        array = (lib.Update * len(updates))(*updates)
+        self._lib.optimizer_begin(self._handle, array, len(updates))
+
+    def wait(self, tensor: int = lib.ALL_TENSORS) -> None:
+        self._lib.optimizer_wait(self._handle, tensor)
+
+    def wait_all(self) -> None:
+        self._lib.optimizer_wait_all(self._handle)
+
+    def read(self, tensor: int, kind: int, count: int) -> torch.Tensor:
+        values = torch.empty(count, dtype=torch.float32)
+        self._lib.optimizer_read(self._handle, tensor, kind, 0, count, values.data_ptr())
+        return values
+
+    def write(self, tensor: int, kind: int, values: torch.Tensor) -> None:
+        flat = values.detach().to("cpu", torch.float32).contiguous().view(-1)
+        self._lib.optimizer_write(self._handle, tensor, kind, 0, flat.numel(), flat.data_ptr())
+
+    def report(self) -> lib.OptimizerReport:
+        report = lib.OptimizerReport()
+        self._lib.optimizer_describe(self._handle, C.byref(report))
+        return report
+
+    def log_notes(self) -> None:
+        note = C.c_char_p()
+        self._lib.optimizer_note(self._handle, C.byref(note))
+        while note.value is not None:
+            logger.warning("%s", note.value.decode(errors="replace"))
+            self._lib.optimizer_note(self._handle, C.byref(note))
+
+    def close(self) -> None:
+        if self._handle and os.getpid() == self._pid:
+            try:
+                self.wait_all()
+            finally:
+                self.destroy()
+
+    def destroy(self) -> None:
+        handle, self._handle = self._handle, C.c_void_p()
+        if handle and os.getpid() == self._pid:
+            self._lib.destroy_optimizer(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.destroy()

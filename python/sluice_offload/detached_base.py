@@ -1,0 +1,343 @@
+"""What the optimizers of `sluice_offload.optim` have in common: a torch.optim.Optimizer whose moments and fp32 masters live in
+host memory or on NVMe, while torch keeps parameters and gradients."""
+
+import os
+from itertools import chain
+from typing import Any, Callable, Iterable, Mapping, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from . import guards
+from . import library as lib
+from .detached import TYPES, Detached
+from .engine import Config, read_config
+from .errors import NOT_COPIED, ArgumentError
+from .optim_state import Entry, States
+from .shares import ProcessGroup, Share, is_distributed_tensor, local_of
+from .units import is_of_torch
+
+_MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
+
+
+class DetachedOptimizer(torch.optim.Optimizer):
+    """Base class; see sluice_offload.optim. A subclass says its `_type`, the names of its moments, and what an update takes
+    from a param_group."""
+
+    _type = ""
+    _kinds: "Mapping[str, int]" = {}
+    _has_step = True
+
+    def __init__(self, params: Any, defaults: "dict[str, Any]", config: "Config | str | os.PathLike[str] | None",
+                 gradients: str, overlap: Optional[str], modules: Optional[nn.Module], shard: Optional[bool],
+                 process_group: Any) -> None:
+        if gradients not in ("step", "backward"):
+            raise ArgumentError(f"gradients={gradients!r}; it has to be \"step\" or \"backward\"")
+        if overlap not in (None, "forward"):
+            raise ArgumentError(f"overlap={overlap!r}; it has to be None or \"forward\"")
+        if (overlap == "forward") != (modules is not None):
+            raise ArgumentError("overlap=\"forward\" and modules=model belong together: the modules' forward waits for their "
+                                "parameters")
+        self._engine: Optional[Detached] = None
+        self._has_stepped = False
+        self._settings = self._complete(config, overlapped=gradients == "backward" or overlap == "forward")
+        self._gradients, self._overlap = gradients, overlap
+        self._keep: "dict[int, list[Any]]" = {}      # tensors of updates under way, by index
+        self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
+        super().__init__(params, defaults)
+        self._group = self._find_group(shard, process_group)
+        self._make_engine()
+        if gradients == "backward":
+            self._take_in_backward()
+        if modules is not None:
+            self._wait_in_forward(modules)
+
+    # What subclasses say.
+
+    def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
+        """Fields of library.Update, for a parameter of `group` at its `step`."""
+        raise NotImplementedError
+
+    def _moments(self, group: "dict[str, Any]") -> "Mapping[str, int]":
+        """The moments that state_dict() shows for parameters of `group`."""
+        return self._kinds
+
+    # Making it.
+
+    def _complete(self, config: "Config | str | os.PathLike[str] | None", overlapped: bool) -> "dict[str, Any]":
+        settings = read_config(config) if config is not None else {}
+        optimizer = settings.setdefault("optimizer", {})
+        others = sorted(key for key in optimizer if key != "type")
+        if others or optimizer.get("type", self._type) != self._type:
+            raise ArgumentError(f"the config's optimizer has {optimizer}, but of {type(self).__name__} the hyperparameters are "
+                                "arguments, as of torch's; leave them out of the config")
+        optimizer["type"] = self._type
+        if overlapped:  # torch computes on the others meanwhile
+            settings.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))
+        return settings
+
+    def _find_group(self, shard: Optional[bool], process_group: Any) -> Optional[ProcessGroup]:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        is_there = dist.is_available() and dist.is_initialized()
+        if shard is False or (not is_there and process_group is None and shard is None):
+            return None
+        if not is_there:
+            raise ArgumentError("shard=True needs torch.distributed.init_process_group()")
+        if any(map(is_distributed_tensor, parameters)):
+            if shard or process_group is not None:
+                raise ArgumentError("some parameters are DTensors, of which each process updates its own shard; leave shard "
+                                    "and process_group out")
+            return None
+        group = ProcessGroup(process_group)
+        if group.size == 1:
+            return None
+        if self._gradients == "backward":
+            raise ArgumentError("gradients=\"backward\" takes gradients before they have been reduced over the process group; "
+                                "use gradients=\"step\", FSDP2, or shard=False where nothing is reduced")
+        if self._overlap == "forward":
+            raise ArgumentError("overlap=\"forward\" does not work with a state that is sharded over processes, whose "
+                                "parameters are gathered in step(); use shard=False")
+        group.agree([(str(p.dtype), tuple(p.shape)) for p in parameters], "the parameters to shard")
+        return group
+
+    def _make_engine(self) -> None:
+        shares: "list[Share]" = []
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names", [])
+            for j, p in enumerate(group["params"]):
+                name = names[j] if names else f"param_groups[{i}].params[{j}]"
+                local = local_of(p)
+                if local.dtype not in TYPES or local.device.type != "cpu":
+                    raise ArgumentError(f"parameter {name} is of {local.dtype} on {local.device}; this version updates fp32, "
+                                        "bf16 and fp16 in the CPU's memory")
+                shares.append(Share(p, len(shares), name, self._group))
+        self._shares = {id(share.parameter): share for share in shares}
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = Detached(self._settings, [(share.name, share.count, share.dtype) for share in shares])
+        states = States()
+        for group in self.param_groups:
+            for p in group["params"]:
+                states.add(p, Entry(self._shares[id(p)], self._engine, self._moments(group), self._has_step))
+        self.state = states
+
+    def add_param_group(self, param_group: "dict[str, Any]") -> None:
+        if getattr(self, "_has_stepped", False):
+            raise ArgumentError("parameters cannot be added after the first step(): their place would have to be planned "
+                                "beforehand. Give frozen ones to the constructor; without a gradient they are not touched")
+        super().add_param_group(param_group)
+        self._check_group(self.param_groups[-1])
+        if getattr(self, "_engine", None) is not None:
+            self._make_engine()
+            if self._gradients == "backward":
+                self._take_in_backward()
+
+    def _check_group(self, group: "dict[str, Any]") -> None:
+        refused = [key for key in _MEANINGLESS if group.get(key)]
+        if refused:
+            raise ArgumentError(f"{type(self).__name__} has no {', '.join(refused)}; give torch.optim's optimizer these "
+                                "parameters, or leave it out")
+
+    # Steps.
+
+    def _update(self, share: Share, group: "dict[str, Any]") -> lib.Update:
+        share.check()
+        gradient = share.gradient()
+        local = local_of(share.parameter).detach()
+        if not local.is_contiguous():
+            original, local = local, local.contiguous()
+            self._copies[share.index] = (original, local)
+        self._keep[share.index] = [gradient, local]
+        entry = self.state[share.parameter]
+        entry.steps += 1
+        self._has_stepped = True
+        return lib.Update(parameter=local.data_ptr() + share.begin * local.itemsize,
+                          gradient=gradient.data_ptr() + share.begin * gradient.itemsize,
+                          gradient_type=TYPES[gradient.dtype], step=entry.steps, tensor=share.index,
+                          gradient_scale=-1.0 if group.get("maximize") else 1.0,
+                          **self._hyperparameters(group, entry.steps))
+
+    def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]") -> None:
+        assert self._engine is not None
+        updates = []
+        try:
+            for share, group in shares:
+                updates.append(self._update(share, group))
+            self._engine.begin(updates)
+        except BaseException:
+            for update in updates:
+                self._keep.pop(update.tensor, None)
+                self._copies.pop(update.tensor, None)
+            for share, _ in shares[:len(updates)]:
+                self.state[share.parameter].steps -= 1
+            raise
+        for share, _ in shares:
+            torch.autograd.graph.increment_version(local_of(share.parameter))
+
+    def _finish(self, index: int) -> None:
+        """The update of that tensor has been waited for."""
+        if index in self._copies:
+            original, values = self._copies.pop(index)
+            original.copy_(values)
+        self._keep.pop(index, None)
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Returns when every parameter has its new value. Only overlap="forward" and gradients="backward" ever need it."""
+        if self._keep:
+            assert self._engine is not None
+            self._engine.wait()
+            for index in list(self._keep):
+                self._finish(index)
+
+    @torch.no_grad()
+    def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        assert self._engine is not None
+        if self._gradients == "backward":
+            self._step_after_backward()
+            return loss
+        self.synchronize()
+        shares = [(self._shares[id(p)], group) for group in self.param_groups for p in group["params"]]
+        for group in self.param_groups:
+            self._check_group(group)
+        if self._group:
+            self._group.agree_on_gradients([share for share, _ in shares])
+        shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
+        self._begin(shares)
+        if self._overlap == "forward":
+            return loss
+        self.synchronize()
+        if self._group:
+            self._gather([share for share, _ in shares])
+        self._engine.log_notes()
+        return loss
+
+    def _gather(self, shares: "list[Share]") -> None:
+        assert self._group is not None
+        flats, copies = [], []
+        for share in shares:
+            local = local_of(share.parameter).detach()
+            flat = local.contiguous().view(-1)
+            flats.append(flat)
+            if not local.is_contiguous():
+                copies.append((local, flat))
+        self._group.gather(flats)
+        for local, flat in copies:
+            local.copy_(flat.view(local.shape))
+
+    # gradients="backward"
+
+    def _take_in_backward(self) -> None:
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        self._taken: "set[int]" = set()
+        self._step_supports_amp_scaling = True
+
+        def take(p: torch.Tensor) -> None:
+            share = self._shares[id(p)]
+            if share.index in self._taken:
+                raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
+                                    "first is used already. Accumulate with gradients=\"step\"")
+            with torch.no_grad():
+                self._begin([(share, groups[id(p)])])
+            self._taken.add(share.index)
+            p.grad = None
+
+        for handle in getattr(self, "_handles", ()):
+            handle.remove()
+        self._handles = [p.register_post_accumulate_grad_hook(take) for group in self.param_groups for p in group["params"]
+                         if p.requires_grad]
+        guards.own((p for group in self.param_groups for p in group["params"]), self)
+
+    def _step_after_backward(self) -> None:
+        if getattr(self, "grad_scale", None) is not None:
+            raise ArgumentError("a GradScaler has scaled gradients that gradients=\"backward\" has used already; use "
+                                "gradients=\"step\" with it, or bf16 without it")
+        self.synchronize()
+        self._taken.clear()
+        assert self._engine is not None
+        self._engine.log_notes()
+
+    def answer_clipping(self, max_norm: float) -> Any:
+        """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
+        raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been used "
+                            "in backward; clip with gradients=\"step\"")
+
+    # overlap="forward"
+
+    def _wait_in_forward(self, modules: nn.Module) -> None:
+        for module in modules.modules():
+            indices = [self._shares[id(p)].index for p in module.parameters(recurse=is_of_torch(module))
+                       if id(p) in self._shares]
+            if indices:
+                module.register_forward_pre_hook(self._waiter(indices), prepend=True)
+        modules.register_state_dict_pre_hook(lambda *_: self.synchronize())
+
+    def _waiter(self, indices: "list[int]") -> "Callable[..., None]":
+        @torch.no_grad()
+        def wait(*_: Any) -> None:
+            for index in indices:
+                if index in self._keep:
+                    assert self._engine is not None
+                    self._engine.wait(index)
+                    self._finish(index)
+        return wait
+
+    # The rest of torch's interface.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:  # an update may be reading what would be set to zero
+            self.synchronize()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> "dict[str, Any]":
+        """torch's format, with all of the state in memory; `master` beside 16-bit parameters. Where the state is sharded over a
+        process group, or parameters are DTensors, every rank has to call it."""
+        self.synchronize()
+        result = super().state_dict()
+        result["state"] = {key: dict(entry) for key, entry in result["state"].items()}
+        return result
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
+        """Takes what state_dict() gave, or torch's optimizer of the same name."""
+        self.synchronize()
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        saved = state_dict["param_groups"]
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError("loaded state dict has param_groups of "
+                             f"{[len(group['params']) for group in saved]} parameters, the optimizer of "
+                             f"{[len(group['params']) for group in self.param_groups]}")
+        for group, other in zip(self.param_groups, saved):
+            self._check_group(other)
+            group.update({key: value for key, value in other.items() if key not in ("params", "param_names")})
+        keys = chain.from_iterable(group["params"] for group in saved)
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, p in zip(keys, parameters):
+            self.state[p].load(state_dict["state"].get(key, {}))
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    @property
+    def report(self) -> lib.OptimizerReport:
+        """Bytes moved and elements updated since the optimizer was made, and what its plan takes."""
+        assert self._engine is not None
+        return self._engine.report()
+
+    def close(self) -> None:
+        """Finishes what is under way, and gives memory and storage back. The optimizer cannot be used any more."""
+        if self._engine is not None:
+            self.synchronize()
+            self._engine.close()
+
+    def __reduce__(self) -> Any:
+        raise NOT_COPIED
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise NOT_COPIED

@@ -1,0 +1,93 @@
+"""`optimizer.state` of a detached optimizer: one entry per parameter, never empty, whose tensors are read when they are asked
+for and set when they are assigned."""
+
+from collections.abc import MutableMapping
+from typing import Any, Iterator, Mapping
+
+import torch
+
+from . import library as lib
+from .detached import Detached
+from .errors import ArgumentError
+from .shares import Share
+
+
+class Entry(MutableMapping[str, Any]):
+    """The state of one parameter under torch's names. `kinds`: those of its tensors, with what the engine calls each.
+    Changing a tensor that was read changes nothing; assign it."""
+
+    def __init__(self, share: Share, engine: Detached, kinds: "Mapping[str, int]", has_step: bool) -> None:
+        self._share, self._engine, self._kinds, self._has_step = share, engine, dict(kinds), has_step
+        if share.dtype != torch.float32:
+            self._kinds["master"] = lib.MASTER
+        self.steps = 0
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "step" and self._has_step:
+            return torch.tensor(float(self.steps))
+        if key == "master" and "master" in self._kinds:
+            return self._share.whole(self._master())
+        return self._share.whole(self._engine.read(self._share.index, self._kinds[key], self._share.count))
+
+    def _master(self) -> torch.Tensor:
+        """Where the program has changed the parameter since the last update, that is the master."""
+        index, count = self._share.index, self._share.count
+        given = self._engine.read(index, lib.PARAMETER, count)
+        parameter = self._share.part(self._share.parameter).to(torch.float32)
+        return torch.where(given == parameter, self._engine.read(index, lib.MASTER, count), parameter)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "step" and self._has_step:
+            self.steps = int(value)
+            return
+        if key not in self._kinds:
+            raise ArgumentError(f"the state of {self._share.name} has no {key!r}; it has {', '.join(self)}")
+        if value is None:  # a momentum that there is not yet
+            value = torch.zeros(self._share.count)
+        else:
+            value = self._share.part(value)
+        self._engine.write(self._share.index, self._kinds[key], value)
+
+    def __delitem__(self, key: str) -> None:
+        raise ArgumentError(f"the state of {self._share.name} cannot be taken out of the optimizer")
+
+    def __iter__(self) -> "Iterator[str]":
+        if self._has_step:
+            yield "step"
+        yield from self._kinds
+
+    def __len__(self) -> int:
+        return len(self._kinds) + self._has_step
+
+    def load(self, values: "Mapping[str, Any]") -> None:
+        """Sets all of it. What is not there is as at the beginning; without a master, the parameter is."""
+        unknown = [key for key in values if key not in self and key not in ("step", "master")]
+        if unknown:
+            raise ArgumentError(f"the state of {self._share.name} has {', '.join(map(repr, unknown))}, which this optimizer "
+                                f"does not keep; it keeps {', '.join(self)}")
+        if self._has_step:
+            self.steps = int(values.get("step", 0))
+        for key in self._kinds:
+            if key == "master":
+                master = values.get(key)
+                self[key] = self._share.parameter.float() if master is None else master
+            else:
+                self[key] = values.get(key)
+
+
+class States(dict[Any, Any]):
+    """The entries by parameter. Assigning to one sets it."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self:
+            raise ArgumentError("this tensor is no parameter of the optimizer")
+        if value is not self[key]:
+            self[key].load(value)
+
+    def add(self, parameter: torch.Tensor, entry: Entry) -> None:
+        super().__setitem__(parameter, entry)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ArgumentError("the state lives in the engine: it can be read and assigned, not taken away")
+
+    __delitem__ = clear = pop = popitem = _refuse  # type: ignore[assignment]

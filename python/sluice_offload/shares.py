@@ -1,0 +1,157 @@
+"""Which elements of a parameter this process updates: all of them; its local shard, where the parameter is a DTensor; or
+one N-th, where N processes hold equal parameters. And the way back to tensors as the program knows them."""
+
+import hashlib
+from typing import Any, Iterable, Optional
+
+import torch
+import torch.distributed as dist
+
+from .errors import ArgumentError
+
+try:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # a torch that was built without torch.distributed
+    DTensor = None  # type: ignore[assignment,misc]
+
+_BUCKET_BYTES = 32 << 20  # gathered at once: fewer are more messages, larger ones more memory
+
+
+def is_distributed_tensor(tensor: torch.Tensor) -> bool:
+    return DTensor is not None and isinstance(tensor, DTensor)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of it; shares memory."""
+    return tensor.to_local() if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+class Share:
+    """This process's elements of one parameter: [begin, end) of what is local, flattened."""
+
+    def __init__(self, parameter: torch.Tensor, index: int, name: str, group: "Optional[ProcessGroup]") -> None:
+        self.parameter, self.index, self.name = parameter, index, name
+        count = local_of(parameter).numel()
+        self.group = group
+        self.begin, self.end = group.bounds(count, group.rank) if group else (0, count)
+        self.dtype, self.shape = parameter.dtype, tuple(parameter.shape)
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+    def check(self) -> None:
+        """The parameter is still what it was when the optimizer was made; its memory may be another."""
+        p = self.parameter
+        if p.dtype != self.dtype or tuple(p.shape) != self.shape or p.device.type != "cpu":
+            raise ArgumentError(f"parameter {self.name} was {self.dtype} {self.shape} on the CPU when the optimizer was made, "
+                                f"and is {p.dtype} {tuple(p.shape)} on {p.device} now; make a new optimizer, and load this "
+                                "one's state_dict() into it")
+
+    def gradient(self) -> torch.Tensor:
+        """The local gradient, contiguous, whole."""
+        grad = self.parameter.grad
+        assert grad is not None
+        if grad.is_sparse or grad.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ArgumentError(f"the gradient of {self.name} is {'sparse' if grad.is_sparse else grad.dtype}; it has to be "
+                                "dense, of fp32, bf16 or fp16")
+        if is_distributed_tensor(self.parameter) != is_distributed_tensor(grad) or (
+                is_distributed_tensor(grad) and grad.placements != self.parameter.placements):  # type: ignore[attr-defined]
+            raise ArgumentError(f"the gradient of {self.name} is placed as {getattr(grad, 'placements', 'a plain tensor')}, the "
+                                f"parameter as {getattr(self.parameter, 'placements', 'a plain tensor')}; reduce and "
+                                "redistribute it before step()")
+        return local_of(grad).contiguous()
+
+    def whole(self, values: torch.Tensor) -> torch.Tensor:
+        """State of these elements as a tensor like the parameter. With a group, every rank has to call it."""
+        if self.group:
+            values = self.group.gather_one(values, local_of(self.parameter).numel())
+        values = values.view(local_of(self.parameter).shape)
+        if not is_distributed_tensor(self.parameter):
+            return values
+        p: Any = self.parameter
+        return DTensor.from_local(values, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+    def part(self, values: torch.Tensor) -> torch.Tensor:
+        """The other way round: these elements of a tensor like the parameter."""
+        if tuple(values.shape) != tuple(self.parameter.shape):
+            raise ArgumentError(f"the state of {self.name} has shape {tuple(values.shape)}, but the parameter has "
+                                f"{tuple(self.parameter.shape)}")
+        p: Any = self.parameter
+        if is_distributed_tensor(p):
+            given: Any = values
+            if not is_distributed_tensor(given):
+                given = distribute_tensor(given.detach(), p.device_mesh, p.placements, src_data_rank=None)
+            elif given.placements != p.placements or given.device_mesh != p.device_mesh:
+                given = given.redistribute(p.device_mesh, p.placements)
+            values = given.to_local()
+        return values.detach().reshape(-1)[self.begin:self.end]
+
+
+class ProcessGroup:
+    """Processes with equal parameters, each of which updates one N-th of every tensor."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def bounds(self, count: int, rank: int) -> "tuple[int, int]":
+        return count * rank // self.size, count * (rank + 1) // self.size
+
+    def agree(self, what: "list[Any]", words: str) -> None:
+        """Raises on every rank if `what`, as text, differs between ranks."""
+        digest = hashlib.sha256(repr(what).encode()).digest()
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        every = torch.empty(self.size * own.numel(), dtype=torch.uint8)
+        dist.all_gather_into_tensor(every, own, self.group)
+        different = (every.view(self.size, -1) != every[:own.numel()]).any(dim=1).nonzero().flatten().tolist()
+        if different:
+            raise ArgumentError(f"{words}: rank {different[0]} and rank 0 of the process group differ; give shard=False where "
+                                "ranks do not hold equal parameters, or process_group= of those that do")
+
+    def agree_on_gradients(self, shares: "list[Share]") -> None:
+        """Every rank has gradients of the same parameters."""
+        present = torch.tensor([share.parameter.grad is not None for share in shares], dtype=torch.uint8)
+        votes = torch.cat([present, 1 - present])
+        dist.all_reduce(votes, dist.ReduceOp.MAX, self.group)
+        both = (votes[:len(shares)] & votes[len(shares):]).nonzero().flatten().tolist()
+        if both:
+            raise ArgumentError(f"{', '.join(shares[i].name for i in both)} {'has a gradient' if len(both) == 1 else 'have gradients'} "
+                                "on some ranks and none on others; nothing was updated. DistributedDataParallel with "
+                                "find_unused_parameters=True gives all ranks the same")
+
+    def gather_one(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        whole = torch.empty(count, dtype=values.dtype)
+        begin, end = self.bounds(count, self.rank)
+        whole[begin:end] = values
+        self._gather([whole])
+        return whole
+
+    def gather(self, parameters: "Iterable[torch.Tensor]") -> None:
+        """Every rank's elements of `parameters` go to all ranks."""
+        bucket: "list[torch.Tensor]" = []
+        for flat in parameters:
+            if bucket and (flat.dtype != bucket[0].dtype or
+                           sum(b.numel() for b in bucket) * flat.itemsize > _BUCKET_BYTES):
+                self._gather(bucket)
+                bucket = []
+            bucket.append(flat)
+        if bucket:
+            self._gather(bucket)
+
+    def _gather(self, bucket: "list[torch.Tensor]") -> None:
+        lengths = [sum(end - begin for begin, end in (self.bounds(flat.numel(), rank) for flat in bucket))
+                   for rank in range(self.size)]
+        longest = max(lengths)
+        own = torch.zeros(longest, dtype=bucket[0].dtype)
+        own[:lengths[self.rank]] = torch.cat([flat[slice(*self.bounds(flat.numel(), self.rank))] for flat in bucket])
+        every = torch.empty(self.size * longest, dtype=own.dtype)
+        # As bytes: not every backend adds, but every one moves, any type.
+        dist.all_gather_into_tensor(every.view(torch.uint8), own.view(torch.uint8), self.group)
+        for rank in range(self.size):
+            at = rank * longest
+            for flat in bucket:
+                begin, end = self.bounds(flat.numel(), rank)
+                if rank != self.rank:
+                    flat[begin:end] = every[at:at + end - begin]
+                at += end - begin

@@ -1,0 +1,235 @@
+"""The program of test_optim_ranks.py: one rank. usage: optim_ranks.py CASE FOLDER, with torchrun's environment. Each case
+compares with torch's own optimizer, or with whole states, and raises where they differ."""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import sluice_offload as sluice
+from sluice_offload import optim
+
+
+class Layer(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    """Shards are uneven (101, 3) and empty (1, on the second of two ranks)."""
+
+    def __init__(self, hidden=(128, 192)):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(Layer(64, h) for h in hidden)
+        self.odd = nn.Linear(64, 101)
+        self.end = nn.Linear(101, 3)
+        self.scale = nn.Parameter(torch.ones(1, 3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        if self.odd is None:
+            return x
+        return self.end(torch.relu(self.odd(x))) * self.scale
+
+
+def data(step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 64, generator=generator)
+
+
+def config(folder, host="120KiB"):
+    return {"placement": {"optimizer": "nvme"}, "memory": {"host": host},
+            "storage": {"paths": [folder], "block_elements": 4096}}
+
+
+def train(model, optimizer, steps, rank, first=0, clip=0.5):
+    """Losses and norms. `rank`: whose data."""
+    seen = []
+    for step in range(first, first + steps):
+        loss = model(data(step, rank)).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip) if clip else loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((loss.item(), (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()))
+    return seen
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_equal(one, other):
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(full(p), full(q)), name
+
+
+def assert_close(model, reference, start):
+    """Way and difference over all elements together."""
+    difference = sum((full(p) - full(q)).double().square().sum() for p, q in zip(model.parameters(), reference.parameters()))
+    begin = dict(start.named_parameters())
+    way = sum((full(q) - begin[name]).double().square().sum() for name, q in reference.named_parameters())
+    assert way > 0 and difference.sqrt() <= 1e-5 * way.sqrt(), (difference, way)
+
+
+def ddp(folder):
+    """Sharded states give the bits of whole ones, and torch's to rounding; each rank keeps one N-th."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    start = Net()
+    models = [DistributedDataParallel(copy.deepcopy(start)) for _ in range(3)]
+    sharded = optim.AdamW(models[0].parameters(), lr=1e-3, config=config(folder, "200KiB"))
+    whole = optim.AdamW(models[1].parameters(), lr=1e-3, config=config(folder, "200KiB"), shard=False)
+    theirs = torch.optim.AdamW(models[2].parameters(), lr=1e-3)
+    seen = [train(m, o, 10, rank) for m, o in zip(models, (sharded, whole, theirs))]
+    assert seen[0] == seen[1]
+    assert_equal(models[0], models[1])
+    assert_close(models[0].module, models[2].module, start)
+    kept = [sum(share.count for share in o._shares.values()) for o in (sharded, whole)]
+    assert abs(kept[0] - kept[1] / size) <= len(list(start.parameters()))
+    assert sharded.report.updated_elements == 10 * kept[0]
+    bytes_of = [o.report.host_bytes + o.report.nvme_bytes for o in (sharded, whole)]
+    assert bytes_of[0] < bytes_of[1]
+    # The state is read whole on every rank, loads into torch's optimizer, and comes back to other shards.
+    saved, expected = sharded.state_dict(), whole.state_dict()
+    for key, entry in expected["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(saved["state"][key][name], value), (key, name)
+    again = DistributedDataParallel(copy.deepcopy(models[0].module))
+    resumed = optim.AdamW(again.parameters(), lr=9.0, config=config(folder, "200KiB"))
+    resumed.load_state_dict(saved)
+    # A new wrapper for both: the first step of one reduces in other buckets, and so in another order, than later ones.
+    going_on = DistributedDataParallel(models[0].module)
+    assert train(again, resumed, 3, rank, first=10) == train(going_on, sharded, 3, rank, first=10)
+    assert_equal(again, going_on)
+    for optimizer in (sharded, whole, resumed):
+        optimizer.close()
+
+
+def disagreement(folder):
+    """Different parameters, and gradients that only one rank has, are refused on every rank."""
+    rank = dist.get_rank()
+    p = nn.Parameter(torch.ones(100 + rank))
+    try:
+        optim.AdamW([p], config=config(folder))
+        raise AssertionError("ranks with different parameters were accepted")
+    except sluice.ArgumentError as error:
+        assert "shard=False" in str(error)
+    p, q = nn.Parameter(torch.ones(100)), nn.Parameter(torch.ones(50))
+    ours = optim.AdamW([("first", p), ("second", q)], config=config(folder))
+    p.grad = torch.ones(100)
+    q.grad = torch.ones(50) if rank == 0 else None
+    try:
+        ours.step()
+        raise AssertionError("a gradient on one rank was accepted")
+    except sluice.ArgumentError as error:
+        assert "second has a gradient on some ranks" in str(error)
+    assert p.eq(1).all() and ours.state[p]["step"] == 0
+    q.grad = torch.ones(50)
+    ours.step()
+    assert ours.state[p]["step"] == 1
+    for mode in ({"gradients": "backward"}, {"overlap": "forward", "modules": nn.Linear(1, 1)}):
+        try:
+            optim.AdamW([p], config=config(folder), **mode)
+            raise AssertionError(f"{mode} was accepted under a process group")
+        except sluice.ArgumentError as error:
+            assert "shard=False" in str(error)
+    ours.close()
+
+
+def compare(folder, distribute, rank, **options):
+    """A model that `distribute` spreads, with our optimizer and with torch's; then through checkpoint's state dicts."""
+    start = Net()
+    models = [distribute(copy.deepcopy(start)) for _ in range(2)]
+    ours = optim.AdamW(models[0].parameters(), lr=1e-3, config=config(folder), **options)
+    theirs = torch.optim.AdamW(models[1].parameters(), lr=1e-3, foreach=False)
+    seen = [train(m, o, 10, rank, clip=None if options else 0.5) for m, o in zip(models, (ours, theirs))]
+    for one, other in zip(*seen):
+        for a, b in zip(one, other):
+            assert abs(a - b) <= 2e-6 * abs(b), seen
+    assert_close(models[0], models[1], start)
+    weight = models[0].layers[0].up.weight
+    entry = ours.state[weight]["exp_avg"]
+    assert isinstance(entry, DTensor) and entry.placements == weight.placements and entry.shape == weight.shape
+    # Full state dicts are equal to torch's to rounding, and setting them changes nothing.
+    whole = StateDictOptions(full_state_dict=True)
+    saved, expected = (get_optimizer_state_dict(m, o, options=whole) for m, o in zip(models, (ours, theirs)))
+    for name, values in expected["state"].items():
+        torch.testing.assert_close(saved["state"][name]["exp_avg"], values["exp_avg"], rtol=1e-3, atol=1e-6)
+    before = {name: copy.deepcopy(full(entry)) for name, entry in
+              ((n, ours.state[p]["exp_avg_sq"]) for n, p in models[0].named_parameters())}
+    set_optimizer_state_dict(models[0], ours, get_optimizer_state_dict(models[0], ours))
+    set_optimizer_state_dict(models[0], ours, saved, options=whole)
+    for name, p in models[0].named_parameters():
+        assert torch.equal(full(ours.state[p]["exp_avg_sq"]), before[name]), name
+        assert ours.state[p]["step"] == 10
+    ours.close()
+
+
+def shard(model, mesh):
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(model, mesh):
+    """All of it, for torch does not clip over two meshes: without the linear layers at the end."""
+    model.odd = model.end = model.scale = None
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def fsdp(folder):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    compare(folder, lambda model: shard(model, mesh), dist.get_rank())
+    compare(folder, lambda model: shard(model, mesh), dist.get_rank(), gradients="backward")
+
+
+def hsdp(folder):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    compare(folder, lambda model: shard(model, mesh), dist.get_rank())
+
+
+def tp(folder):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    compare(folder, lambda model: tensor_parallel(model, mesh), 0)
+
+
+def fsdp_tp(folder):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
+
+
+CASES = {2: (ddp, disagreement, fsdp, tp), 4: (ddp, hsdp, fsdp_tp)}
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for case in CASES[dist.get_world_size()]:
+        case(sys.argv[1])
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print("passed:", case.__name__, flush=True)
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads are not waited for
+
+
+if __name__ == "__main__":
+    main()

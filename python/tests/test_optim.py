@@ -1,0 +1,396 @@
+"""sluice_offload.optim against torch.optim, in one process: torch has parameters and gradients, the engine the state."""
+
+import copy
+import inspect
+import io
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import sluice_offload as sluice
+from conftest import batch, tiny, worst
+from sluice_offload import optim
+
+# Rounding alone decides the direction in which the bias of attention's keys goes: softmax does not see it.
+UNSEEN = "attention.in_proj_bias"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """All state that is not small on NVMe, under a budget of a quarter of it, in blocks of 32 KiB."""
+    def make(tier="nvme", host="240KiB"):
+        return {"placement": {"optimizer": tier}, "memory": {"host": host},
+                "storage": {"paths": [str(tmp_path)], "block_elements": 4096}}
+    return make
+
+
+def groups(model, **second):
+    """Matrices, and all else with hyperparameters of its own."""
+    return [{"params": [p for p in model.parameters() if p.dim() >= 2]},
+            {"params": [p for p in model.parameters() if p.dim() < 2], **second}]
+
+
+def step_of(model, optimizer, i, clip=1.0):
+    loss = model(*batch(i))
+    loss.backward()
+    if i % 4 == 2:  # torch's rule: without a gradient, not touched
+        model.blocks[1].mlp[1].weight.grad = None
+        model.norm.bias.grad = None
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def assert_same_way(model, reference, start, bound=1e-5):
+    """All elements together, but the ones that only rounding moves."""
+    difference = way = 0.0
+    width = model.positions.shape[1]
+    for (name, p), q, p0 in zip(model.named_parameters(), reference.parameters(), start.parameters(), strict=True):
+        p, q, p0 = p.detach().double().clone(), q.detach().double().clone(), p0.detach().double()
+        if UNSEEN in name:
+            for x in (p, q):
+                x[width:2 * width] = p0[width:2 * width]
+        difference += (p - q).square().sum().item()
+        way += (q - p0).square().sum().item()
+    assert way > 0 and math.sqrt(difference) <= bound * math.sqrt(way)
+
+
+CASES = {
+    "AdamW": ({"lr": 2e-3, "weight_decay": 0.1}, {"weight_decay": 0.0, "betas": (0.8, 0.95), "lr": 1e-3}),
+    "AdamW-maximize": ({"lr": 1e-4, "maximize": True}, {}),
+    "Adam": ({"lr": 1e-3, "weight_decay": 0.01}, {"eps": 1e-6}),
+    "SGD": ({"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.01}, {"momentum": 0.0}),
+    "Adagrad": ({"lr": 1e-2, "lr_decay": 0.1, "weight_decay": 0.01}, {"lr": 3e-3}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_steps_as_torch(case, place):
+    """With groups, a schedule, clipping and missing gradients; all bytes are the plan's."""
+    options, second = CASES[case]
+    name = case.split("-")[0]
+    start = tiny(width=64)
+    reference, model = copy.deepcopy(start), copy.deepcopy(start)
+    theirs = getattr(torch.optim, name)(groups(reference, **second), **options)
+    budget = "240KiB" if "Adam" in name else "120KiB"  # with one moment the state is half as large
+    ours = getattr(optim, name)(groups(model, **second), **options, config=place(host=budget))
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, [lambda k: 1 / (1 + 0.1 * k), lambda k: 0.9 ** k])
+                 for o in (theirs, ours)]
+    expected, actual = [], []
+    report = ours.report
+    state = report.host_bytes + report.nvme_bytes
+    assert report.host_bytes <= int(budget[:-3]) * 1024 and report.nvme_bytes > state / 2
+    for i in range(50):
+        before = ours.report
+        expected.append(step_of(reference, theirs, i))
+        actual.append(step_of(model, ours, i))
+        for schedule in schedules:
+            schedule.step()
+        ours._engine.wait_all()
+        assert ours.report.nvme_write_bytes > before.nvme_write_bytes or i == 0
+    assert worst(actual, expected) <= 2e-6
+    assert_same_way(model, reference, start)
+    assert ours.report.nvme_read_bytes > 0
+    ours.close()
+
+
+def test_bytes_are_the_plans(place):
+    """A step reads and writes each record once; what is read ahead for the next one comes on top, once."""
+    model = tiny(width=64)
+    ours = optim.AdamW(model.parameters(), config=place())
+    writes = []
+    for i in range(6):
+        step_of(model, ours, 4 * i)
+        ours._engine.wait_all()
+        writes.append(ours.report.nvme_write_bytes)
+    one = ours.report.pass_bytes
+    assert one == ours.report.nvme_bytes > 0
+    assert writes == [one * (i + 1) for i in range(6)]
+    assert 5 * one <= ours.report.nvme_read_bytes <= 5 * one + 16 * 32 * 1024
+    ours.close()
+
+
+def test_lion_as_the_paper_has_it(place):
+    start = tiny(width=64)
+    reference, model = copy.deepcopy(start), copy.deepcopy(start)
+    ours = optim.Lion(model.parameters(), lr=1e-4, weight_decay=0.1, config=place())
+    momenta = {p: torch.zeros_like(p) for p in reference.parameters()}
+    for i in range(10):
+        reference(*batch(i)).backward()
+        for p, q in zip(reference.parameters(), model.parameters()):
+            q.grad = p.grad.clone()  # signs are sharp: the same gradient for both
+            with torch.no_grad():
+                direction = torch.sign(0.9 * momenta[p] + (1 - 0.9) * p.grad)
+                p.mul_(1 - 1e-4 * 0.1).sub_(1e-4 * direction)
+                momenta[p].mul_(0.99).add_((1 - 0.99) * p.grad)
+            p.grad = None
+        ours.step()
+    for p, q in zip(reference.parameters(), model.parameters()):
+        torch.testing.assert_close(q, p, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours.state[q]["exp_avg"], momenta[p], rtol=1e-5, atol=1e-8)
+    ours.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_have_exact_masters(dtype, place):
+    """The same bits wherever the state is; masters equal those of torch's AdamW in fp32 that sees the same gradients."""
+    start = tiny(width=64).to(dtype)
+    models = [copy.deepcopy(start) for _ in range(2)]
+    optimizers = [optim.AdamW(model.parameters(), lr=1e-3, config=place(*where))
+                  for model, where in zip(models, [("nvme", "240KiB"), ("host", "8MiB")])]
+    masters = [p.detach().float().requires_grad_() for p in start.parameters()]
+    oracle = torch.optim.AdamW(masters, lr=1e-3)
+    for i in range(15):
+        for model in models:
+            model(*batch(i)).backward()
+        for p, q, master in zip(*(model.parameters() for model in models), masters):
+            assert torch.equal(p.grad, q.grad)
+            master.grad = p.grad.float()
+        for optimizer in [*optimizers, oracle]:
+            optimizer.step()
+            optimizer.zero_grad()
+        for p, q in zip(*(model.parameters() for model in models)):
+            assert torch.equal(p, q)
+    for p, master in zip(models[0].parameters(), masters):
+        kept = optimizers[0].state[p]["master"]
+        assert kept.dtype == torch.float32
+        torch.testing.assert_close(kept, master.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(kept.to(dtype), p.detach(), rtol=0.01, atol=1e-6)
+    assert optimizers[0].report.adopted_elements == 0
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_parameters_that_the_program_changes_become_masters(place):
+    p = nn.Parameter(torch.linspace(-1, 1, 20000).to(torch.bfloat16))
+    ours = optim.AdamW([p], lr=1e-2, weight_decay=0, config=place())
+    for i in range(3):
+        p.grad = torch.ones_like(p)
+        ours.step()
+    before = ours.state[p]["master"]
+    with torch.no_grad():
+        p[100:110] = 0.5
+    assert ours.state[p]["master"][100:110].eq(0.5).all()
+    p.grad = torch.zeros_like(p)
+    ours.state[p]["exp_avg"] = torch.zeros(20000)
+    ours.step()
+    after = ours.state[p]["master"]
+    assert ours.report.adopted_elements == 10
+    assert after[100:110].eq(0.5).all()
+    assert torch.equal(after[110:], before[110:]) and torch.equal(after[:100], before[:100])
+    # Other memory for the same parameter is noticed too, and an fp32 parameter is its own master.
+    q = nn.Parameter(torch.zeros(20000))
+    other = optim.SGD([q], lr=1.0, config=place())
+    q.data = torch.full((20000,), 3.0)
+    q.grad = torch.ones(20000)
+    other.step()
+    assert q.eq(2).all()
+    ours.close()
+    other.close()
+
+
+def test_state_dicts_go_to_torch_and_back(place):
+    start = tiny(width=64)
+    model, reference = copy.deepcopy(start), copy.deepcopy(start)
+    ours = optim.AdamW(groups(model, lr=5e-4), lr=1e-3, config=place())
+    theirs = torch.optim.AdamW(groups(reference, lr=5e-4), lr=1e-3)
+    for i in range(5):
+        step_of(model, ours, i)
+        step_of(reference, theirs, i)
+    saved = ours.state_dict()
+    assert saved["param_groups"][0].keys() == theirs.state_dict()["param_groups"][0].keys()
+    assert saved["state"].keys() == theirs.state_dict()["state"].keys()
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    # Ours into torch's, torch's into ours, and ours into ours, which goes on with the same bits.
+    to_torch, from_torch, again = copy.deepcopy(model), copy.deepcopy(reference), copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(groups(to_torch)), optim.AdamW(groups(from_torch), config=place()),
+                  optim.AdamW(groups(again), config=place("host", "8MiB"))]
+    optimizers[0].load_state_dict(saved)
+    optimizers[1].load_state_dict(theirs.state_dict())
+    optimizers[2].load_state_dict(torch.load(file))
+    assert [group["lr"] for group in optimizers[2].param_groups] == [1e-3, 5e-4]
+    for i in range(5, 10):
+        losses = [step_of(m, o, i) for m, o in zip([model, reference, to_torch, from_torch, again],
+                                                  [ours, theirs, *optimizers])]
+        assert worst(losses, [losses[1]] * 5) <= 2e-6
+        assert losses[0] == losses[4]
+    for p, q in zip(model.parameters(), again.parameters()):
+        assert torch.equal(p, q)
+    assert_same_way(to_torch, reference, start)
+    assert_same_way(from_torch, reference, start)
+    with pytest.raises(ValueError, match="param_groups of"):
+        ours.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+    with pytest.raises(sluice.ArgumentError, match="momentum_buffer"):
+        ours.load_state_dict({**saved, "state": {0: {"momentum_buffer": torch.zeros(1)}}})
+    for optimizer in (ours, optimizers[1], optimizers[2]):
+        optimizer.close()
+
+
+def test_the_state_is_never_empty_and_reading_it_changes_nothing(place):
+    """torch.distributed.checkpoint makes steps with zero gradients where a state is empty."""
+    model = tiny(width=64)
+    ours = optim.AdamW(model.parameters(), config=place())
+    assert len(ours.state) == len(list(model.parameters()))
+    step_of(model, ours, 0)
+    before = ours.state_dict()
+    saved = get_optimizer_state_dict(model, ours)
+    set_optimizer_state_dict(model, ours, saved)
+    after = ours.state_dict()
+    for key, entry in before["state"].items():
+        assert entry["step"] == after["state"][key]["step"] == 1
+        assert torch.equal(entry["exp_avg"], after["state"][key]["exp_avg"])
+        assert torch.equal(entry["exp_avg_sq"], after["state"][key]["exp_avg_sq"])
+    p = model.positions
+    ours.state[p]["exp_avg"] = torch.full_like(p, 7)
+    assert ours.state[p]["exp_avg"].eq(7).all()
+    ours.state[p] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(p), "exp_avg_sq": torch.ones_like(p)}
+    assert ours.state[p]["step"] == 4 and ours.state[p]["exp_avg"].eq(1).all()
+    with pytest.raises(sluice.ArgumentError, match="not taken away"):
+        ours.state.clear()
+    ours.close()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adagrad"])
+def test_the_whole_signature_of_torch(name, place):
+    """Each argument works as in torch, means nothing, or is refused with words."""
+    refused = {"amsgrad": True, "capturable": True, "differentiable": True, "nesterov": True, "dampening": 0.1,
+               "initial_accumulator_value": 0.1, "decoupled_weight_decay": True}
+    given = {"lr": torch.tensor(1e-3), "betas": (0.5, 0.6), "eps": 1e-6, "weight_decay": 0.5, "maximize": True,
+             "foreach": True, "fused": True, "momentum": 0.5, "lr_decay": 0.5}
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
+    ours = inspect.signature(getattr(optim, name)).parameters
+    for argument in theirs:
+        if argument == "params":
+            continue
+        assert ours[argument].default == theirs[argument].default and ours[argument].kind == theirs[argument].kind
+        p, q = (nn.Parameter(torch.linspace(-1, 1, 100)) for _ in range(2))
+        if argument in refused:
+            with pytest.raises(sluice.ArgumentError):
+                getattr(optim, name)([p], **{argument: refused[argument]}, config=place())
+            continue
+        options = {argument: given[argument]}
+        mine = getattr(optim, name)([p], **options, config=place())
+        other = getattr(torch.optim, name)([q], **({} if argument in ("foreach", "fused") else options))
+        for i in range(3):
+            p.grad = torch.linspace(1, -2, 100) + i
+            q.grad = p.grad.clone()
+            mine.step()
+            other.step()
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+        mine.close()
+
+
+def test_a_grad_scaler_scales_and_skips(place):
+    p, q = (nn.Parameter(torch.linspace(-1, 1, 100)) for _ in range(2))
+    ours, theirs = optim.AdamW([p], config=place()), torch.optim.AdamW([q])
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0 ** 8) for _ in range(2)]
+    for i in range(5):
+        for x, optimizer, scaler in ((p, ours, scalers[0]), (q, theirs, scalers[1])):
+            factor = torch.tensor(math.inf if i == 2 else 1.0 + i)
+            scaler.scale((x.square().sum() * factor)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_([x], 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert scalers[0].get_scale() == scalers[1].get_scale() == 2.0 ** 7
+    assert ours.state[p]["step"] == theirs.state[q]["step"] == 4
+    torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+    ours.close()
+
+
+def test_closures_layouts_and_empty_parameters(place):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 32, 3)
+    with torch.no_grad():
+        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    reference = copy.deepcopy(conv)
+    empty, scalar = nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.tensor(1.5))
+    ours = optim.AdamW([*conv.parameters(), empty, scalar], config=place())
+    theirs = torch.optim.AdamW(reference.parameters())
+    x = torch.randn(2, 16, 8, 8)
+    for _ in range(3):
+        losses = []
+        for model, optimizer in ((conv, ours), (reference, theirs)):
+            def closure(model=model, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+            empty.grad, scalar.grad = torch.empty(0, 3), torch.tensor(1.0)
+            losses.append(optimizer.step(closure).item())
+        assert losses[0] == pytest.approx(losses[1], rel=2e-6)
+    assert not conv.weight.is_contiguous()
+    torch.testing.assert_close(conv.weight, reference.weight, rtol=1e-5, atol=1e-6)
+    assert scalar.item() == 1.5  # the closure's zero_grad came first
+    ours.close()
+
+
+def test_autograd_notices_the_update(place):
+    """As in torch, a graph that holds the old values cannot be used after step()."""
+    p = nn.Parameter(torch.ones(100))
+    ours = optim.SGD([p], config=place())
+    loss = p.square().sum()
+    loss.backward(retain_graph=True)
+    ours.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    ours.close()
+
+
+def test_a_tensor_that_is_not_finite_is_named(place, caplog):
+    p = nn.Parameter(torch.ones(100))
+    ours = optim.AdamW([("the.weight", p)], config=place())
+    p.grad = torch.full((100,), math.nan)
+    with caplog.at_level(logging.WARNING, "sluice_offload"):
+        ours.step()
+    assert "\"the.weight\" with an infinity or a NaN" in caplog.text
+    assert p.isnan().all()
+    ours.close()
+
+
+def test_what_is_refused(place):
+    def refused(words, call):
+        with pytest.raises(sluice.ArgumentError, match=words):
+            call()
+    p = nn.Parameter(torch.ones(10))
+    refused("gradients='now'", lambda: optim.AdamW([p], gradients="now"))
+    refused("belong together", lambda: optim.AdamW([p], overlap="forward"))
+    refused("are arguments", lambda: optim.AdamW([p], config={"optimizer": {"beta1": 0.5}}))
+    refused("are arguments", lambda: optim.AdamW([p], config={"optimizer": {"type": "lion"}}))
+    refused("float64", lambda: optim.AdamW([nn.Parameter(torch.ones(10, dtype=torch.float64))]))
+    refused("init_process_group", lambda: optim.AdamW([p], shard=True))
+    with pytest.raises(sluice.ConfigError, match="device"):
+        optim.AdamW([p], config=place("device"))
+    with pytest.raises(sluice.OutOfMemoryError, match="need 9[0-9]* KiB"):
+        optim.AdamW([nn.Parameter(torch.ones(20000))], config=place("nvme", "64KiB"))
+    ours = optim.AdamW([p], config=place())
+    ours.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1.0})
+    assert len(ours.state) == 2
+    p.grad = torch.ones(10)
+    ours.step()
+    refused("after the first step", lambda: ours.add_param_group({"params": [nn.Parameter(torch.ones(3))]}))
+    refused("copied nor pickled", lambda: copy.deepcopy(ours))
+    ours.param_groups[0]["amsgrad"] = True
+    refused("amsgrad", ours.step)
+    ours.param_groups[0]["amsgrad"] = False
+    ours.param_groups[0]["lr"] = -1.0
+    refused("learning rate", ours.step)
+    ours.param_groups[0]["lr"] = 1e-3
+    assert ours.state[p]["step"] == 1
+    p.grad = torch.sparse_coo_tensor([[1]], [1.0], (10,))
+    refused("sparse", ours.step)
+    p.grad = None
+    p.data = torch.ones(11)
+    p.grad = torch.ones(11)
+    refused("make a new optimizer", ours.step)
+    p.data, p.grad = torch.ones(10), None
+    ours.close()

@@ -1,0 +1,154 @@
+"""When the update of sluice_offload.optim runs: in step(), in backward, or into the next forward. Counted, not timed."""
+
+import copy
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+from conftest import batch, tiny, worst
+from sluice_offload import optim
+from test_optim import assert_same_way, place  # noqa: F401
+
+
+def compare(make, place_of, steps=20):
+    """Trains beside torch's AdamW without clipping; returns what came out."""
+    start = tiny(width=64)
+    reference, model = copy.deepcopy(start), copy.deepcopy(start)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+    ours = make(model, place_of())
+    losses = []
+    for i in range(steps):
+        pair = []
+        for m, o in ((reference, theirs), (model, ours)):
+            for part in range(2 if ours._gradients == "step" else 1):
+                loss = m(*batch(2 * i + part))
+                loss.backward()
+            o.step()
+            o.zero_grad()
+            pair.append(loss.item())
+        losses.append(pair)
+    ours.synchronize()
+    assert worst([pair[1] for pair in losses], [pair[0] for pair in losses]) <= 2e-6
+    assert_same_way(model, reference, start)
+    return model, ours
+
+
+class Wide(nn.Module):
+    """Layers of a quarter of a million parameters, and a first one whose backward takes long."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(0.5)
+            return grad
+
+    def __init__(self, layers=8, is_slow=True):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(layers))
+        self.is_slow = is_slow
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i == 1 and self.is_slow:
+                x = Wide.Slow.apply(x)
+        return x
+
+
+def test_step_updates_nothing_before_step_and_everything_in_it(place):  # noqa: F811
+    model = Wide()
+    ours = optim.AdamW(model.parameters(), lr=1e-3, config=place(host="2MiB"))
+    for _ in range(3):
+        before = ours.report.updated_elements
+        model(torch.ones(4, 512)).sum().backward()
+        assert ours.report.updated_elements == before
+        ours.step()
+        report = ours.report
+        assert report.updated_elements - before == sum(p.numel() for p in model.parameters())
+        assert report.pending_tensors == 0
+        ours.zero_grad()
+    ours.close()
+
+
+def test_backward_is_as_torch(place):  # noqa: F811
+    model, ours = compare(lambda m, c: optim.AdamW(m.parameters(), lr=1e-3, gradients="backward", config=c), place)
+    assert all(p.grad is None for p in model.parameters())
+    ours.close()
+
+
+def test_half_of_the_update_is_made_before_backward_has_ended(place):  # noqa: F811
+    model = Wide()
+    ours = optim.AdamW(model.parameters(), lr=1e-3, gradients="backward", config=place(host="2MiB"))
+    everything = sum(p.numel() for p in model.parameters())
+    for _ in range(2):
+        before = ours.report.updated_elements
+        model(torch.ones(4, 512)).sum().backward()
+        # The first layers' gradients are the last to come; six of eight layers were ready for half a second.
+        assert ours.report.updated_elements - before >= everything / 2
+        assert all(p.grad is None for p in model.parameters())
+        ours.step()
+        assert ours.report.updated_elements - before == everything
+    ours.close()
+
+
+def test_what_backward_forbids(place):  # noqa: F811
+    model = tiny(width=64)
+    ours = optim.AdamW(model.parameters(), gradients="backward", config=place())
+    model(*batch(0)).backward()
+    with pytest.raises(sluice.ArgumentError, match="clip with gradients=\"step\""):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(sluice.ArgumentError, match="second gradient before step"):
+        model(*batch(1)).backward()
+    ours.step()
+    model.zero_grad()
+    with pytest.raises(sluice.ArgumentError, match="holds parameters whose gradients the engine has"):
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(*batch(2))).backward()
+    with pytest.raises(sluice.ArgumentError, match="GradScaler"):
+        scaler.step(ours)
+    ours.close()
+
+
+def test_forward_is_as_torch(place):  # noqa: F811
+    model, ours = compare(lambda m, c: optim.AdamW(m.parameters(), lr=1e-3, overlap="forward", modules=m, config=c), place)
+    ours.close()
+
+
+def test_half_of_the_parameters_are_written_after_step_has_returned(place):  # noqa: F811
+    model = Wide(is_slow=False)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
+    everything = sum(p.numel() for p in model.parameters())
+    for _ in range(3):
+        before = ours.report.updated_elements
+        model(torch.ones(4, 512)).sum().backward()
+        ours.step()
+        assert ours.report.updated_elements - before <= everything / 2
+        ours.zero_grad()  # needs no wait: the gradients are kept until they have been used
+        waited = []
+        model.layers[0].register_forward_hook(lambda *_: waited.append(ours.report.updated_elements - before))
+        model(torch.ones(4, 512))
+        assert waited[0] >= 512 * 513
+        assert ours.report.updated_elements - before == everything
+    ours.close()
+
+
+def test_state_dicts_wait_for_the_update(place):  # noqa: F811
+    model = Wide(is_slow=False)
+    ours = optim.AdamW(model.parameters(), lr=1e-3, overlap="forward", modules=model, config=place(host="2MiB"))
+    model(torch.ones(4, 512)).sum().backward()
+    for read in (model.state_dict, ours.state_dict, ours.synchronize, lambda: ours.zero_grad(set_to_none=False)):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        ours.step()
+        read()
+        assert ours.report.pending_tensors == 0
+    ours.close()

@@ -1,0 +1,34 @@
+"""sluice_offload.optim on 2 and 4 gloo ranks: DistributedDataParallel, FSDP2, HSDP, tensor parallelism and both together."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import optim_ranks
+
+PROGRAM = pathlib.Path(__file__).with_name("optim_ranks.py")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks(size, tmp_path):
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    ranks = [subprocess.Popen([sys.executable, "-B", str(PROGRAM), str(tmp_path)], env={**common, "RANK": str(rank)},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(size)]
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+    for case in optim_ranks.CASES[size]:
+        assert f"passed: {case.__name__}" in said[0]
