@@ -128,6 +128,23 @@ class Engine:
                 raise failure[0]
             raise
 
+    def save(self, root: "str | os.PathLike[str]", keep: int, application: str) -> str:
+        """Writes a checkpoint into a folder of its own below `root`, and returns that one's path."""
+        os.makedirs(root, exist_ok=True)
+        self._lib.save(self._handle, os.fsencode(root), keep, application.encode())
+        path = C.c_char_p()
+        self._lib.saved_path(self._handle, C.byref(path))
+        assert path.value is not None
+        return os.fsdecode(path.value)
+
+    def restore(self, folder: "str | os.PathLike[str]") -> str:
+        """Takes all of the state from a checkpoint, instead of initialize(), and returns the text that came with it."""
+        self._lib.restore(self._handle, os.fsencode(folder))
+        text = C.c_char_p()
+        self._lib.application_text(self._handle, C.byref(text))
+        assert text.value is not None
+        return text.value.decode()
+
     def begin_step(self, rate: float, group_rates: "Sequence[float]") -> None:
         rates = (C.c_double * len(group_rates))(*group_rates) if group_rates else None
         options = lib.StepOptions(rate, 1, rates, len(group_rates), 1)

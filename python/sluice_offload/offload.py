@@ -34,7 +34,8 @@ class _Offloaded:
 
 def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
-            values: "Values | None" = None, storage: Optional[str] = None) -> OffloadOptimizer:
+            values: "Values | None" = None, storage: Optional[str] = None,
+            restore: "str | os.PathLike[str] | None" = None) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. What it does not say is taken from the model:
@@ -44,12 +45,16 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         `_no_split_modules`, else the children of its ModuleLists and Sequentials.
     lr: the learning rate, by default the config's `optimizer.learning_rate`.
     values: where the parameters' values are, by name, for a model on the meta device.
+    restore: the folder of a checkpoint that `optimizer.save()` has written. Parameters, masters, moments, step and learning
+        rates are its; training goes on with the bits that it would have had without a break.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
 
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
     Raises ConfigError, OutOfMemoryError naming a budget that works, ArgumentError, StorageError; the model is as before
     then.
     """
+    if restore is not None and values is not None:
+        raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
     if hasattr(model, "_sluice"):
         raise ArgumentError(f"this {type(model).__name__} is offloaded already")
     found = find_units(model, units)
@@ -58,13 +63,19 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
     engine = Engine(settings, found)
     try:
-        engine.initialize(_values_of(values), found)
+        text = None
+        if restore is not None:
+            text = engine.restore(restore)
+        else:
+            engine.initialize(_values_of(values), found)
         storages = _storages(found, engine, storage)
+        optimizer = OffloadOptimizer(found, engine, settings, lr)
+        if text is not None:
+            optimizer.take_over(text)
     except BaseException:
         engine.destroy()
         raise
     _adopt(found, engine, storages)
-    optimizer = OffloadOptimizer(found, engine, settings, lr)
     walk = Walk(model, found, engine, storages, optimizer.rates)
     optimizer.bind(walk)
     hook_state_dict(found, engine)

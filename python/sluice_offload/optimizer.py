@@ -1,5 +1,7 @@
 """torch's face of the engine: an Optimizer whose `step` is the engine's update."""
 
+import json
+import os
 import re
 from typing import Any, Callable, Optional
 
@@ -28,6 +30,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._engine = engine
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
+        self.application = ""  # of the checkpoint that training went on from
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
         groups: "list[dict[str, Any]]" = [
@@ -95,10 +98,35 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "groups beforehand")
         super().add_param_group(param_group)
 
+    def save(self, root: "str | os.PathLike[str]", keep: int = 0, application: str = "") -> str:
+        """Writes all of the training's state, parameters included, as a checkpoint into a folder of its own below `root`, and
+        returns its path. It appears whole or not at all. Of those that are there, the newest `keep` stay; 0: all. `application`
+        is what the program needs to go on, such as a position in its data; offload(restore=...) gives it back. Between steps."""
+        if self._walk is not None and self._walk.active is not None:
+            raise ArgumentError("save() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, which "
+                                "abandons the step")
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        return self._engine.save(root, keep, json.dumps({"param_groups": groups, "application": application}))
+
+    def take_over(self, text: str) -> None:
+        """The learning rates of a checkpoint, from the text that came with it."""
+        try:
+            saved = json.loads(text)
+            groups, application = saved["param_groups"], saved["application"]
+        except (ValueError, KeyError, TypeError):
+            groups, application = None, text  # written by another program than this package
+        if groups is not None and len(groups) != len(self.param_groups):
+            raise ArgumentError(f"the checkpoint has {len(groups)} param_groups, but the config's optimizer.groups make "
+                                f"{len(self.param_groups)}; use the config that it was saved with")
+        for group, values in zip(self.param_groups, groups or []):
+            group.update(values)
+        self.application = application
+
     def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
         """Takes the groups' learning rates, as schedulers need them. Moments are not in it."""
         if state_dict.get("state"):
-            raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict")
+            raise ArgumentError("the moments of an offloaded model cannot be set from a state_dict; save() and "
+                                "offload(restore=...) keep all of a training's state")
         super().load_state_dict(state_dict)
 
     def __reduce__(self) -> Any:

@@ -163,6 +163,17 @@ def test_sixteen_bits_have_exact_masters(dtype, place):
         torch.testing.assert_close(kept, master.detach(), rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(kept.to(dtype), p.detach(), rtol=0.01, atol=1e-6)
     assert optimizers[0].report.adopted_elements == 0
+    # Masters are part of the state_dict: training goes on with the same bits elsewhere.
+    models.append(copy.deepcopy(models[0]))
+    optimizers.append(optim.AdamW(models[2].parameters(), config=place("host", "8MiB")))
+    optimizers[2].load_state_dict(optimizers[0].state_dict())
+    for i in range(15, 20):
+        for model, optimizer in ((models[0], optimizers[0]), (models[2], optimizers[2])):
+            model(*batch(i)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(models[0].parameters(), models[2].parameters()):
+        assert torch.equal(p, q) and torch.equal(optimizers[0].state[p]["master"], optimizers[2].state[q]["master"])
     for optimizer in optimizers:
         optimizer.close()
 

@@ -1,0 +1,90 @@
+"""Checkpoints of offloaded models: training goes on with the bits that it would have had."""
+
+import copy
+import json
+import pathlib
+
+import pytest
+import torch
+
+import sluice_offload as sluice
+from conftest import Block, batch, tiny, train
+
+
+def states(optimizer):
+    """Masters and moments of every tensor."""
+    engine = optimizer._engine
+    return [engine.read(member, kind) for unit in optimizer._walk.units.units for member in unit.members for kind in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resumes_with_the_same_bits(config, tmp_path, precision):
+    """Elsewhere, with a schedule, and from the meta device."""
+    config["precision"] = {"parameters": precision}
+    root = tmp_path / "run"
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.9 ** k)
+
+    def some(m, o, s, steps, first):
+        losses = []
+        for i in range(first, first + steps):
+            losses += train(m, o, 1, first=i)[0]
+            s.step()
+        return losses
+    some(model, optimizer, schedule, 3, 0)
+    saved = optimizer.save(root, application=json.dumps([optimizer.state_dict(), schedule.state_dict()]))
+    assert pathlib.Path(saved).parent == root and (root / "latest").resolve() == pathlib.Path(saved)
+    expected, state = some(model, optimizer, schedule, 4, 3), states(optimizer)
+    optimizer.close()
+
+    elsewhere = copy.deepcopy(config)
+    elsewhere["placement"] = {"parameters": "host", "optimizer": "host"}
+    with torch.device("meta"):
+        other = tiny(seed=5)
+    resumed = sluice.offload(other, elsewhere, units=[Block], restore=root / "latest")
+    assert resumed.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.9 ** 3)
+    again = torch.optim.lr_scheduler.LambdaLR(resumed, lambda k: 0.9 ** k)
+    # As in torch: a new schedule sets the first rate, and both are loaded behind that.
+    resumed.load_state_dict(json.loads(resumed.application)[0])
+    again.load_state_dict(json.loads(resumed.application)[1])
+    assert some(other, resumed, again, 4, 3) == expected
+    for one, two in zip(states(resumed), state, strict=True):
+        assert torch.equal(one, two)
+    assert resumed._engine.applied_step() == 7
+    resumed.close()
+
+
+def test_what_is_refused(config, tmp_path):
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 1)
+    model(*batch(1)).backward()
+    with pytest.raises(sluice.ArgumentError, match="middle of a step"):
+        optimizer.save(tmp_path / "run")
+    optimizer.step()
+    for _ in range(3):
+        folder = pathlib.Path(optimizer.save(tmp_path / "run", keep=2))
+        train(model, optimizer, 1)
+    assert len(list((tmp_path / "run").glob("step-*"))) == 2
+    optimizer.close()
+
+    def refused(error, words, **options):
+        fresh = tiny(**options.pop("model", {}))
+        before = copy.deepcopy(fresh.state_dict())
+        with pytest.raises(error, match=words):
+            sluice.offload(fresh, config, units=[Block], **options)
+        for name, value in fresh.state_dict().items():
+            assert torch.equal(value, before[name])
+    refused(sluice.SluiceError, "nothing", restore=tmp_path / "nothing")
+    refused(sluice.ArgumentError, "exclude each other", restore=folder, values={})
+    refused(sluice.ConfigError, "positions", restore=folder, model={"length": 13})
+    data = next(folder.glob("model-*.safetensors"))
+    content = bytearray(data.read_bytes())
+    content[-5] ^= 1
+    data.write_bytes(content)
+    refused(sluice.StorageError, "model-", restore=folder)
+    content[-5] ^= 1
+    data.write_bytes(content)
+    config["optimizer"]["groups"] = [{"tensors": ["embedding.*"], "learning_rate_factor": 0.1}]
+    refused(sluice.SluiceError, "param_groups", restore=folder)
