@@ -15,7 +15,7 @@ from .detached import TYPES, Detached
 from .engine import Config, read_config
 from .errors import NOT_COPIED, ArgumentError
 from .optim_state import Entry, States
-from .shares import ProcessGroup, Share, is_distributed_tensor, local_of
+from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits
 from .units import is_of_torch
 
 _MEANINGLESS = ("amsgrad", "capturable", "differentiable", "nesterov", "dampening")
@@ -207,6 +207,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._check_group(group)
         if self._group:
             self._group.agree_on_gradients([share for share, _ in shares])
+            if not self._has_stepped:
+                self._agree_on_values()
         shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
         self._begin(shares)
         if self._overlap == "forward":
@@ -216,6 +218,13 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._gather([share for share, _ in shares])
         self._engine.log_notes()
         return loss
+
+    def _agree_on_values(self) -> None:
+        """Before the first step: ranks that are no replicas would overwrite each other's parameters."""
+        assert self._group is not None
+        found = [sum_of_bits(x) for share in self._shares.values() for x in (share.parameter, share.parameter.grad)
+                 if x is not None]
+        self._group.agree(found, "the values of parameters or gradients in the first step()")
 
     def _gather(self, shares: "list[Share]") -> None:
         assert self._group is not None

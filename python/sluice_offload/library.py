@@ -127,7 +127,8 @@ _ARGUMENTS = {
 }
 
 
-def _find() -> str:
+def path() -> str:
+    """Where the library is."""
     given = os.environ.get("SLUICE_LIBRARY")
     if given:
         return given
@@ -138,14 +139,14 @@ class Library:
     """The functions of capi/sluice.h without their prefix, as methods that raise."""
 
     def __init__(self) -> None:
-        path = _find()
+        found = path()
         try:
-            self._dll = C.CDLL(path)
+            self._dll = C.CDLL(found)
         except OSError as error:
-            raise SluiceError(f"cannot load {path}: {error}; the package is built by `pip wheel ./python` in Sluice's "
+            raise SluiceError(f"cannot load {found}: {error}; the package is built by `pip wheel ./python` in Sluice's "
                               "source tree, and SLUICE_LIBRARY may name another libsluice.so") from error
         if self._dll.sluice_abi_version() != ABI_VERSION:
-            raise SluiceError(f"{path} has version {self._dll.sluice_abi_version()} of the C interface, but this package "
+            raise SluiceError(f"{found} has version {self._dll.sluice_abi_version()} of the C interface, but this package "
                               f"is made for {ABI_VERSION}; install both from one source tree")
         self._dll.sluice_last_error.restype = C.c_char_p
         self._dll.sluice_version.restype = C.c_char_p

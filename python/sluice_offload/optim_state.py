@@ -16,6 +16,10 @@ class Entry(MutableMapping[str, Any]):
     """The state of one parameter under torch's names. `kinds`: those of its tensors, with what the engine calls each.
     Changing a tensor that was read changes nothing; assign it."""
 
+    def __new__(cls, *arguments: Any) -> Any:
+        """Helpers that go through mappings, as Lightning's, make another of the same class from a dictionary: it is one."""
+        return dict(*arguments) if len(arguments) == 1 else super().__new__(cls)
+
     def __init__(self, share: Share, engine: Detached, kinds: "Mapping[str, int]", has_step: bool) -> None:
         self._share, self._engine, self._kinds, self._has_step = share, engine, dict(kinds), has_step
         if share.dtype != torch.float32:

@@ -143,6 +143,15 @@ def disagreement(folder):
     q.grad = torch.ones(50)
     ours.step()
     assert ours.state[p]["step"] == 1
+    r = nn.Parameter(torch.full((100,), float(rank)))
+    other = optim.AdamW([r], config=config(folder))
+    r.grad = torch.ones(100)
+    try:
+        other.step()
+        raise AssertionError("ranks that are no replicas were accepted")
+    except sluice.ArgumentError as error:
+        assert "shard=False" in str(error) and r.eq(rank).all()
+    other.close()
     for mode in ({"gradients": "backward"}, {"overlap": "forward", "modules": nn.Linear(1, 1)}):
         try:
             optim.AdamW([p], config=config(folder), **mode)

@@ -1,0 +1,28 @@
+"""python -m sluice_offload doctor."""
+
+import os
+import subprocess
+import sys
+
+from sluice_offload.__main__ import main
+
+
+def test_says_what_works(tmp_path, capsys):
+    assert main(["doctor", "--path", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for words in ("torch 2.", "libsluice", "C interface", "parameters move by", f"{tmp_path}: "):
+        assert words in said
+    assert "NO" not in said
+    # Three steps: the state is written three times, and read twice, and perhaps a third time ahead.
+    moved = int(said.split(f"{tmp_path}: ")[1].split()[0])
+    assert 5 * 8 <= moved <= 6 * 8
+
+
+def test_says_what_does_not(tmp_path, capsys):
+    assert main(["doctor", "--path", str(tmp_path / "nothing"), "--path", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "NO  path:" in said and str(tmp_path / "nothing") in said
+    assert f"ok  {tmp_path}: " in said
+    broken = subprocess.run([sys.executable, "-m", "sluice_offload", "doctor"], capture_output=True, text=True,
+                            env={**os.environ, "SLUICE_LIBRARY": str(tmp_path / "libsluice.so")})
+    assert broken.returncode == 1 and "NO  library: cannot load" in broken.stdout and "Traceback" not in broken.stderr
