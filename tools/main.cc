@@ -232,7 +232,8 @@ void add_bench_step(CLI::App& bench, sluice::BenchStepOptions& options) {
 void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   CLI::App* plan = app.add_subcommand(
       "plan", "Memory, traffic and time of a step before a run, and of other places for the state");
-  sluice::add_input(plan, "CONFIG", options.config_file, "Config file, as for train")->required();
+  sluice::add_input(plan, "CONFIG", options.config_file,
+                    "Config file, as for train; default: none");
   plan->add_option("--set", options.assignments, "Override any key (may be repeated)")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
@@ -242,8 +243,10 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
       ->capture_default_str();
   plan->add_flag("--stages", options.stages, "Also what each ZeRO stage leaves on one rank");
   plan->add_option("--parameters", options.parameters,
-                   "Plan for a model of so many parameters (such as 70e9), not the config's")
+                   "Plan for a model of so many parameters (such as 8B), not the config's")
+      ->transform(sluice::count_suffix())
       ->check(sluice::between(1, 1e15));
+  sluice::add_plan_model(plan, options);
   plan->add_option("--layers", options.layers, "Units of that model, all alike")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
@@ -254,7 +257,10 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   sluice::add_input(plan, "--io", rates.io_file, "Calibration written by bench io --json");
   sluice::add_input(plan, "--adam", rates.adam_file, "Figures written by bench adam --json");
   const auto add_size = [plan](const char* name, std::string& size, const char* text) {
-    plan->add_option(name, size, text)->check(sluice::is_size())->type_name("SIZE");
+    plan->add_option(name, size, text)
+        ->transform(sluice::rate_suffix())
+        ->check(sluice::is_size())
+        ->type_name("SIZE");
   };
   const auto add_rate = [plan](const char* name, std::optional<double>& rate, const char* text) {
     plan->add_option(name, rate, text)->check(sluice::between(1, 1e24));

@@ -1,11 +1,13 @@
 #include "tools/cli/option_checks.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -63,6 +65,37 @@ CLI::Validator is_size() {
     }
   };
   return {check, ""};
+}
+
+CLI::Validator count_suffix() {
+  const auto change = [](std::string& text) -> std::string {
+    constexpr std::string_view kSuffixes = "KMBT";
+    constexpr std::array kExponents{"e3", "e6", "e9", "e12"};
+    const std::size_t place = text.empty() ? std::string::npos : kSuffixes.find(text.back());
+    const bool is_plain = text.find_first_of("eE") == std::string::npos;
+    if (place != std::string::npos && is_plain) text.replace(text.size() - 1, 1, kExponents[place]);
+    return {};
+  };
+  return {change, ""};
+}
+
+CLI::Validator rate_suffix() {
+  const auto change = [](std::string& text) -> std::string {
+    if (text.ends_with("/s")) text.resize(text.size() - 2);
+    if (!text.empty() && std::string_view("KMGT").find(text.back()) != std::string_view::npos)
+      text += "B";
+    return {};
+  };
+  return {change, ""};
+}
+
+CLI::Validator memory_suffix() {
+  const auto change = [](std::string& text) -> std::string {
+    if (!text.empty() && std::string_view("KMGT").find(text.back()) != std::string_view::npos)
+      text += "iB";
+    return {};
+  };
+  return {change, ""};
 }
 
 void check_numbers(CLI::App& app) {

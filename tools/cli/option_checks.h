@@ -16,6 +16,13 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB, above 0.
 CLI::Validator is_size();
 
+// "8B" for 8e9, "1.5T" for 1.5e12, "124M", "500K": as people write numbers of parameters.
+CLI::Validator count_suffix();
+// "7000MB/s" for 7000MB, "7G" for 7GB: as drives are advertised.
+CLI::Validator rate_suffix();
+// "24G" for 24GiB: as memory is bought.
+CLI::Validator memory_suffix();
+
 // To be called once, when all options are there: adds to each option of a numeric type, of `app`
 // and all its subcommands, that its text is a decimal number, whole and not negative where the type
 // is, and finite.

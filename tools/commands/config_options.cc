@@ -60,6 +60,20 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
       ->group(kGroup);
 }
 
+void add_plan_model(CLI::App* plan, PlanOptions& options) {
+  add_input(plan, "--model", options.model,
+            "Plan for the model of a config.json, or of a folder with one");
+  plan->add_option("--sequence", options.sequence,
+                   "With --model: tokens of a sequence; default: 2048, or what the model allows")
+      ->check(CLI::Range(std::uint64_t{1}, kCountMax));
+  plan->add_option("--gpu", options.gpu, "Plan for this GPU: 4090, l40s, a100, h100 or h200")
+      ->type_name("NAME");
+  plan->add_option("--host-memory", options.host_memory, "Instead of memory.host, such as 64G")
+      ->transform(memory_suffix())
+      ->check(is_size())
+      ->type_name("SIZE");
+}
+
 void add_config(CLI::App& app, ConfigCommands& commands) {
   CLI::App* config = app.add_subcommand("config", "Import a DeepSpeed file; look at configs");
   config->require_subcommand(1);

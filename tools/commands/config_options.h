@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/commands/config_command.h"
+#include "tools/commands/plan_command.h"
 
 namespace sluice {
 
@@ -32,6 +33,9 @@ struct ConfigCommands {
 
 // `commands` is filled in when `app` parses, and must be there by then.
 void add_config(CLI::App& app, ConfigCommands& commands);
+
+// The options of `sluice plan` about a model's file and a machine that is not this one.
+void add_plan_model(CLI::App* plan, PlanOptions& options);
 
 // --batch, --lr and the like, but for --steps, which some commands have for themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/commands/plan_model.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/order_choice.h"
@@ -41,79 +43,78 @@ struct Subject {
   PlanRates rates;
   std::array<OrderPlan, 2> orders;
   double parameters = 0;  // of the whole model
-  double tokens = 0;      // of a step and rank
+  std::string description;
+  double tokens = 0;  // of a step and rank
 };
 
-ModelSpec uniform_model(double parameters, std::uint32_t layers) {
-  ModelSpec model;
-  for (std::uint32_t i = 0; i < layers; ++i)
-    model.units.push_back(
-        {.name = fmt::format("layer.{}", i),
-         .tensors = {{.name = fmt::format("layer.{}.weight", i),
-                      .shape = {static_cast<std::uint64_t>(std::ceil(parameters / layers))}}}});
-  return model;
+// A file of its own, or DeepSpeed's, or none: all defaults.
+ConfigDocument document_of(const PlanOptions& options) {
+  DeepspeedValues values = options.deepspeed;
+  values.ranks = options.ranks;
+  if (!options.config_file.empty())
+    return read_config_source(options.config_file, values, options.assignments).document;
+  ConfigDocument document("{}", "no config");
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  return document;
 }
 
-// Where the engine keeps activations: those of a micro-batch of `tokens`, fp32, between units of
-// 12 W^2 parameters, as a transformer's block of width W has.
-void add_boundaries(ModelSpec& model, double parameters, std::uint32_t layers, double tokens) {
-  const double width = std::sqrt(parameters / layers / 12);
-  model.boundary_bytes.assign(
-      layers - 1, static_cast<std::uint64_t>(std::ceil(tokens * std::ceil(width)) * sizeof(float)));
+// What is left of a GPU's memory beside the activations.
+std::uint64_t device_budget(const GpuPreset& gpu, std::uint64_t activation_bytes) {
+  const std::uint64_t beside_bytes = activation_bytes + kGpuContextBytes;
+  if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
+  throw Error(ErrorCode::kOutOfMemory,
+              fmt::format("does not fit: activations of {} and {} for the driver are more than the "
+                          "{} of a {}; lower --tokens, or --set activations=recompute",
+                          format_bytes(activation_bytes), format_bytes(kGpuContextBytes),
+                          format_bytes(gpu.memory_bytes), gpu.name));
 }
 
-// What such layers keep of a micro-batch of `tokens`: sixteen values of width W each, as the GPT
-// does; recomputed, those of one layer.
-std::uint64_t uniform_activation_bytes(const TrainConfig& config, const PlanOptions& options,
-                                       double tokens, bool is_on_host) {
-  const double width = std::sqrt(*options.parameters / options.layers / 12);
-  const bool keeps = config.engine.activations.home == ActivationHome::kKeep;
-  const double value_bytes =
-      is_on_host ? sizeof(float) : static_cast<double>(size_of(config.engine.precision.parameters));
-  return static_cast<std::uint64_t>(16 * tokens * width * value_bytes *
-                                    (keeps ? options.layers : 1));
+// Of the budgets that nobody has given.
+void settle(Subject& subject, const PlanOptions& options, Config& engine) {
+  if (!options.gpu.empty() && !engine.memory.device_bytes)
+    engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject.activation_bytes);
+  if (!options.host_memory.empty()) engine.memory.host_bytes = parse_size(options.host_memory);
+  subject.host = share_of_host(subject.is_on_host, subject.activation_bytes, options.ranks);
+  settle_budgets(engine.memory, subject.host);
+  if (!engine.memory.device_bytes) engine.memory.device_bytes = topology().memory_bytes / 4;
+}
+
+PlanRateOptions rates_of(const PlanOptions& options) {
+  PlanRateOptions rates = options.rates;
+  if (!options.gpu.empty() && !rates.flops)
+    rates.flops = kReachedShare * gpu_preset(options.gpu).flops;
+  return rates;
 }
 
 Subject subject_of(const PlanOptions& options) {
-  DeepspeedValues values = options.deepspeed;
-  values.ranks = options.ranks;
-  TrainConfig config =
-      train_config(read_config_source(options.config_file, values, options.assignments).document);
-  if (options.parameters && !(*options.parameters >= options.layers && *options.parameters < 1e15))
-    refuse(fmt::format("--parameters {} in {} layers", *options.parameters, options.layers));
-  ModelSpec model = options.parameters ? uniform_model(*options.parameters, options.layers)
-                                       : training_model(config);
+  TrainConfig config = train_config(document_of(options));
   Subject subject;
-  subject.rates = plan_rates(options.rates, state_format(config.engine));
-  subject.tokens = options.tokens.value_or(static_cast<double>(config.sequences) *
-                                           config.micro_batches * config.model.context);
-  if (!(subject.tokens > 0)) refuse(fmt::format("--tokens {} is not positive", subject.tokens));
-  check_gpu_config(config);
+  subject.rates = plan_rates(rates_of(options), state_format(config.engine));
+  if (options.gpu.empty()) check_gpu_config(config);
   if (options.ranks > 1) {
     check_ranks_config(config);
     share_host_among(options.ranks, config);
   }
   validate(config.engine);
-  subject.is_on_host = computes_on_host(config);
-  subject.activation_bytes =
-      options.parameters
-          ? uniform_activation_bytes(config, options, subject.tokens / config.micro_batches,
-                                     subject.is_on_host)
-          : kept_activation_bytes(config, subject.is_on_host);
-  subject.host = share_of_host(subject.is_on_host, subject.activation_bytes, options.ranks);
-  settle_budgets(config.engine.memory, subject.host);
+  subject.is_on_host = options.gpu.empty() && computes_on_host(config);
+  PlanModel model = plan_model(config, options, subject.is_on_host);
+  if (!(model.tokens > 0)) refuse(fmt::format("--tokens {} is not positive", model.tokens));
+  subject.tokens = model.tokens;
+  subject.description = model.description;
+  subject.activation_bytes = model.activation_bytes;
+  settle(subject, options, config.engine);
   PlanRequest& request = subject.request;
   request.config = config.engine;
-  if (!request.config.memory.device_bytes)
-    request.config.memory.device_bytes = topology().memory_bytes / 4;
-  if (options.parameters && config.engine.activations.home != ActivationHome::kKeep)
-    add_boundaries(model, *options.parameters, options.layers,
-                   subject.tokens / config.micro_batches);
   if (options.ranks > 1 && request.config.sharding.group_is_node)
     throw Error(ErrorCode::kConfig,
                 "sharding.group is \"node\": a plan does not know how many ranks a host will have; "
                 "set it to their number");
-  request.model = model;
+  for (const UnitSpec& unit : model.spec.units) {
+    for (const TensorSpec& tensor : unit.tensors)
+      subject.parameters += static_cast<double>(tensor.element_count());
+  }
+  request.model = std::move(model.spec);
+  request.forward_flops = std::move(model.forward_flops);
   request.ranks = options.ranks;
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
@@ -123,18 +124,17 @@ Subject subject_of(const PlanOptions& options) {
   request.config.activations.order = request.order;
   request.rates = subject.rates.rates;
   request.flops = subject.rates.flops;
-  for (const UnitSpec& unit : model.units) {
-    double elements = 0;
-    for (const TensorSpec& tensor : unit.tensors)
-      elements += static_cast<double>(tensor.element_count());
-    subject.parameters += elements;
-    // A multiplication and an addition a parameter and token.
-    request.forward_flops.push_back(2 * elements * subject.tokens / config.micro_batches);
-  }
   return subject;
 }
 
 // --- What is printed ---
+
+// The first line: what the rest explains.
+std::string verdict(const PlannedPlacement& own) {
+  if (!own.obstacle.empty()) return fmt::format("does not fit: {}\n", in_short(own.obstacle));
+  return fmt::format("fits: {:.3g} s a step, bound by {}\n", own.step.step_s,
+                     name_of(own.step.scarcest()));
+}
 
 void print_pools(const PlannedPlacement& planned, const Subject& subject) {
   say("{:<8}{:<24}{:>10}  {}\n", "tier", "pool", "size", "what for");
@@ -319,6 +319,7 @@ int run_plan(const PlanOptions& options) {
   const Subject subject = subject_of(options);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
+  if (!std::filesystem::is_directory(options.model)) outputs.add_input("--model", options.model);
   outputs.add_input("storage.calibration", subject.request.config.storage.calibration);
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);
@@ -332,6 +333,7 @@ int run_plan(const PlanOptions& options) {
     if (const auto factor = compute_factor_that_hides(subject.request, own))
       free_tokens = *factor * subject.tokens;
   }
+  say("{}{}", verdict(own), subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
   for (const std::string& source : subject.rates.sources) say("  {}\n", source);
