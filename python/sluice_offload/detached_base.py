@@ -1,6 +1,7 @@
 """What the optimizers of `sluice_offload.optim` have in common: a torch.optim.Optimizer whose moments and fp32 masters live in
 host memory or on NVMe, while torch keeps parameters and gradients."""
 
+import math
 import os
 from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Optional
@@ -13,7 +14,7 @@ from . import guards
 from . import library as lib
 from .detached import TYPES, Detached
 from .engine import Config, read_config
-from .errors import NOT_COPIED, ArgumentError
+from .errors import NOT_COPIED, ArgumentError, NonFiniteError
 from .optim_state import Entry, States
 from .shares import ProcessGroup, Share, is_distributed_tensor, local_of, sum_of_bits
 from .units import is_of_torch
@@ -30,8 +31,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
     _has_step = True
 
     def __init__(self, params: Any, defaults: "dict[str, Any]", config: "Config | str | os.PathLike[str] | None",
-                 gradients: str, overlap: Optional[str], modules: Optional[nn.Module], shard: Optional[bool],
-                 process_group: Any) -> None:
+                 gradients: str, clip_norm: Optional[float], overlap: Optional[str], modules: Optional[nn.Module],
+                 shard: Optional[bool], process_group: Any) -> None:
         if gradients not in ("step", "backward"):
             raise ArgumentError(f"gradients={gradients!r}; it has to be \"step\" or \"backward\"")
         if overlap not in (None, "forward"):
@@ -39,6 +40,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if (overlap == "forward") != (modules is not None):
             raise ArgumentError("overlap=\"forward\" and modules=model belong together: the modules' forward waits for their "
                                 "parameters")
+        if clip_norm is not None and not 0 < clip_norm < math.inf:
+            raise ArgumentError(f"clip_norm={clip_norm}; it has to be positive and finite, or None")
+        self.clip_norm, self.gradient_norm = clip_norm, 0.0
         self._engine: Optional[Detached] = None
         self._has_stepped = False
         self._settings = self._complete(config, overlapped=gradients == "backward" or overlap == "forward")
@@ -141,7 +145,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
 
     # Steps.
 
-    def _update(self, share: Share, group: "dict[str, Any]") -> lib.Update:
+    def _update(self, share: Share, group: "dict[str, Any]", scale: float) -> lib.Update:
         share.check()
         gradient = share.gradient()
         local = local_of(share.parameter).detach()
@@ -155,15 +159,15 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return lib.Update(parameter=local.data_ptr() + share.begin * local.itemsize,
                           gradient=gradient.data_ptr() + share.begin * gradient.itemsize,
                           gradient_type=TYPES[gradient.dtype], step=entry.steps, tensor=share.index,
-                          gradient_scale=-1.0 if group.get("maximize") else 1.0,
+                          gradient_scale=-scale if group.get("maximize") else scale,
                           **self._hyperparameters(group, entry.steps))
 
-    def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]") -> None:
+    def _begin(self, shares: "list[tuple[Share, dict[str, Any]]]", scale: float = 1.0) -> None:
         assert self._engine is not None
         updates = []
         try:
             for share, group in shares:
-                updates.append(self._update(share, group))
+                updates.append(self._update(share, group, scale))
             self._engine.begin(updates)
         except BaseException:
             for update in updates:
@@ -200,7 +204,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         assert self._engine is not None
         if self._gradients == "backward":
             self._step_after_backward()
-            return loss
+            if self.clip_norm is None:
+                return loss
         self.synchronize()
         shares = [(self._shares[id(p)], group) for group in self.param_groups for p in group["params"]]
         for group in self.param_groups:
@@ -210,7 +215,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if not self._has_stepped:
                 self._agree_on_values()
         shares = [(share, group) for share, group in shares if share.parameter.grad is not None]
-        self._begin(shares)
+        self._begin(shares, self._clip([share.parameter.grad for share, _ in shares]))
+        if self._gradients == "backward":
+            for share, _ in shares:
+                share.parameter.grad = None
         if self._overlap == "forward":
             return loss
         self.synchronize()
@@ -218,6 +226,19 @@ class DetachedOptimizer(torch.optim.Optimizer):
             self._gather([share for share, _ in shares])
         self._engine.log_notes()
         return loss
+
+    def _clip(self, gradients: "list[Any]") -> float:
+        """What the gradients have to be multiplied with; the same bits as torch's clip_grad_norm_."""
+        if self.clip_norm is None or not gradients:
+            return 1.0
+        norm: Any = nn.utils.get_total_norm(gradients, foreach=False)
+        if is_distributed_tensor(norm):
+            norm = norm.full_tensor()
+        self.gradient_norm = float(norm)
+        if not math.isfinite(self.gradient_norm):
+            raise NonFiniteError(f"the norm of the gradients is {self.gradient_norm}, so they cannot be clipped; nothing was "
+                                 "updated. zero_grad() forgets them")
+        return float(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
 
     def _agree_on_values(self) -> None:
         """Before the first step: ranks that are no replicas would overwrite each other's parameters."""
@@ -244,6 +265,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def _take_in_backward(self) -> None:
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         self._taken: "set[int]" = set()
+        self._held: "dict[int, tuple[torch.Tensor, Any]]" = {}  # gradients that wait for their norm
         self._step_supports_amp_scaling = True
 
         def take(p: torch.Tensor) -> None:
@@ -251,8 +273,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
             if share.index in self._taken:
                 raise ArgumentError(f"{share.name} has got a second gradient before step(); with gradients=\"backward\" the "
                                     "first is used already. Accumulate with gradients=\"step\"")
-            with torch.no_grad():
-                self._begin([(share, groups[id(p)])])
+            if self.clip_norm is None:
+                with torch.no_grad():
+                    self._begin([(share, groups[id(p)])])
+            else:
+                self._held[share.index] = (p, p.grad)
             self._taken.add(share.index)
             p.grad = None
 
@@ -268,13 +293,16 @@ class DetachedOptimizer(torch.optim.Optimizer):
                                 "gradients=\"step\" with it, or bf16 without it")
         self.synchronize()
         self._taken.clear()
+        for p, gradient in self._held.values():
+            p.grad = gradient
+        self._held.clear()
         assert self._engine is not None
         self._engine.log_notes()
 
     def answer_clipping(self, max_norm: float) -> Any:
         """For guards.py: clip_grad_norm_ was called on parameters whose gradients have gone."""
-        raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been used "
-                            "in backward; clip with gradients=\"step\"")
+        raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
+                            "taken in backward; give the optimizer clip_norm=, or clip with gradients=\"step\"")
 
     # overlap="forward"
 
@@ -301,6 +329,10 @@ class DetachedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not set_to_none:  # an update may be reading what would be set to zero
             self.synchronize()
+        if self._gradients == "backward":
+            self._held.clear()
+            if self.clip_norm is not None:
+                self._taken.clear()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> "dict[str, Any]":

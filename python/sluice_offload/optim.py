@@ -6,7 +6,10 @@ torch keeps parameters and gradients; the engine keeps moments, and exact fp32 m
 says. Everything else is as with torch.optim's class of the same name. Further arguments of every class:
 
 config: a dictionary or a JSON file. Of it, `placement.optimizer`, `memory.host`, `storage` and `run.threads` are used.
-gradients: "step": step() uses p.grad, as ever. "backward": each gradient is used as soon as it has come, and p.grad is None.
+gradients: "step": step() uses p.grad, as ever. "backward": each gradient is used as soon as it has come, and p.grad is
+    None; with clip_norm, the gradients are kept until step().
+clip_norm: the bound that step() clips the gradients' norm to, as torch.nn.utils.clip_grad_norm_ does, but without a pass over
+    them: the update multiplies. `gradient_norm` is the norm of the last step.
 overlap: "forward": step() returns before parameters are written, and each module's forward waits for its own. Needs `modules`.
 modules: the model, for overlap="forward".
 shard: of several processes with equal parameters, as under DistributedDataParallel, each keeps the state of one N-th, updates
@@ -35,15 +38,16 @@ class Adam(DetachedOptimizer):
     _is_decoupled = False
 
     def __init__(self, params: Any, lr: Any = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None, maximize: bool = False,
-                 capturable: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
-                 decoupled_weight_decay: bool = False, config: "Config | str | None" = None, gradients: str = "step",
+                 weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None,
+                 maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+                 fused: Optional[bool] = None, decoupled_weight_decay: bool = False,
+                 config: "Config | str | None" = None, gradients: str = "step", clip_norm: Optional[float] = None,
                  overlap: Optional[str] = None, modules: Optional[nn.Module] = None, shard: Optional[bool] = None,
                  process_group: Any = None) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
                     "maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable,
                     "fused": fused, "decoupled_weight_decay": decoupled_weight_decay}
-        super().__init__(params, defaults, config, gradients, overlap, modules, shard, process_group)
+        super().__init__(params, defaults, config, gradients, clip_norm, overlap, modules, shard, process_group)
 
     def _check_group(self, group: "dict[str, Any]") -> None:
         super()._check_group(group)
@@ -66,11 +70,11 @@ class AdamW(Adam):
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
                  foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
                  fused: Optional[bool] = None, config: "Config | str | None" = None, gradients: str = "step",
-                 overlap: Optional[str] = None, modules: Optional[nn.Module] = None, shard: Optional[bool] = None,
-                 process_group: Any = None) -> None:
+                 clip_norm: Optional[float] = None, overlap: Optional[str] = None, modules: Optional[nn.Module] = None,
+                 shard: Optional[bool] = None, process_group: Any = None) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
                          capturable=capturable, differentiable=differentiable, fused=fused, decoupled_weight_decay=True,
-                         config=config, gradients=gradients, overlap=overlap, modules=modules, shard=shard,
+                         config=config, gradients=gradients, clip_norm=clip_norm, overlap=overlap, modules=modules, shard=shard,
                          process_group=process_group)
 
 
@@ -83,10 +87,10 @@ class Lion(DetachedOptimizer):
 
     def __init__(self, params: Any, lr: Any = 1e-4, betas: Any = (0.9, 0.99), weight_decay: float = 0.0, *,
                  maximize: bool = False, config: "Config | str | None" = None, gradients: str = "step",
-                 overlap: Optional[str] = None, modules: Optional[nn.Module] = None, shard: Optional[bool] = None,
-                 process_group: Any = None) -> None:
+                 clip_norm: Optional[float] = None, overlap: Optional[str] = None, modules: Optional[nn.Module] = None,
+                 shard: Optional[bool] = None, process_group: Any = None) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, config, gradients, overlap, modules, shard, process_group)
+        super().__init__(params, defaults, config, gradients, clip_norm, overlap, modules, shard, process_group)
 
     def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
         beta1, beta2 = group["betas"]
@@ -103,14 +107,15 @@ class Adagrad(DetachedOptimizer):
     def __init__(self, params: Any, lr: Any = 1e-2, lr_decay: float = 0, weight_decay: float = 0,
                  initial_accumulator_value: float = 0, eps: float = 1e-10, foreach: Optional[bool] = None, *,
                  maximize: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
-                 config: "Config | str | None" = None, gradients: str = "step", overlap: Optional[str] = None,
-                 modules: Optional[nn.Module] = None, shard: Optional[bool] = None, process_group: Any = None) -> None:
+                 config: "Config | str | None" = None, gradients: str = "step", clip_norm: Optional[float] = None,
+                 overlap: Optional[str] = None, modules: Optional[nn.Module] = None, shard: Optional[bool] = None,
+                 process_group: Any = None) -> None:
         if initial_accumulator_value:
             raise ArgumentError("Adagrad's state begins with zeros; initial_accumulator_value has to be 0")
         defaults = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
                     "initial_accumulator_value": initial_accumulator_value, "foreach": foreach, "maximize": maximize,
                     "differentiable": differentiable, "fused": fused}
-        super().__init__(params, defaults, config, gradients, overlap, modules, shard, process_group)
+        super().__init__(params, defaults, config, gradients, clip_norm, overlap, modules, shard, process_group)
 
     def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
         rate = float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"]))
@@ -127,12 +132,12 @@ class SGD(DetachedOptimizer):
     def __init__(self, params: Any, lr: Any = 1e-3, momentum: float = 0, dampening: float = 0, weight_decay: float = 0,
                  nesterov: bool = False, *, maximize: bool = False, foreach: Optional[bool] = None,
                  differentiable: bool = False, fused: Optional[bool] = None, config: "Config | str | None" = None,
-                 gradients: str = "step", overlap: Optional[str] = None, modules: Optional[nn.Module] = None,
-                 shard: Optional[bool] = None, process_group: Any = None) -> None:
+                 gradients: str = "step", clip_norm: Optional[float] = None, overlap: Optional[str] = None,
+                 modules: Optional[nn.Module] = None, shard: Optional[bool] = None, process_group: Any = None) -> None:
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
                     "nesterov": nesterov, "maximize": maximize, "foreach": foreach, "differentiable": differentiable,
                     "fused": fused}
-        super().__init__(params, defaults, config, gradients, overlap, modules, shard, process_group)
+        super().__init__(params, defaults, config, gradients, clip_norm, overlap, modules, shard, process_group)
 
     def _moments(self, group: "dict[str, Any]") -> "Mapping[str, int]":
         return self._kinds if group["momentum"] else {}

@@ -103,7 +103,7 @@ def test_what_backward_forbids(place):  # noqa: F811
     model = tiny(width=64)
     ours = optim.AdamW(model.parameters(), gradients="backward", config=place())
     model(*batch(0)).backward()
-    with pytest.raises(sluice.ArgumentError, match="clip with gradients=\"step\""):
+    with pytest.raises(sluice.ArgumentError, match="clip_norm=, or clip with gradients=\"step\""):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(sluice.ArgumentError, match="second gradient before step"):
         model(*batch(1)).backward()
@@ -152,3 +152,54 @@ def test_state_dicts_wait_for_the_update(place):  # noqa: F811
         read()
         assert ours.report.pending_tensors == 0
     ours.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_mode_and_every_way_to_clip_gives_the_same_bits(place, dtype):  # noqa: F811
+    """clip_grad_norm_ rounds each clipped gradient to its type, which for bf16 is another one."""
+    start = tiny(width=64).to(dtype)
+
+    def run(clips, **options):
+        model = copy.deepcopy(start)
+        modules = {"modules": model} if "overlap" in options else {}
+        ours = optim.AdamW(model.parameters(), lr=1e-3, config=place(), **options, **modules)
+        norms = []
+        for i in range(6):
+            model(*batch(i)).backward()
+            if clips:
+                norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+            ours.step()
+            norms += [ours.gradient_norm] if ours.clip_norm else []
+            ours.zero_grad()
+        ours.synchronize()
+        ours.close()
+        return norms, [p.detach() for p in model.parameters()]
+
+    free = [run(False, **options) for options in ({}, {"gradients": "backward"}, {"overlap": "forward"})]
+    clipped = [run(False, clip_norm=0.5, **options) for options in ({}, {"gradients": "backward"}, {"overlap": "forward"})]
+    if dtype == torch.float32:
+        clipped.append(run(True))
+    for runs in (free, clipped):
+        for norms, parameters in runs[1:]:
+            assert norms == runs[0][0]
+            for p, q in zip(parameters, runs[0][1], strict=True):
+                assert torch.equal(p, q)
+    assert len(clipped[0][0]) == 6 and min(clipped[0][0]) > 0.5
+    assert not torch.equal(free[0][1][0], clipped[0][1][0])
+
+
+def test_a_norm_that_is_not_finite_changes_nothing(place):  # noqa: F811
+    for gradients in ("step", "backward"):
+        p = nn.Parameter(torch.ones(100))
+        ours = optim.AdamW([p], clip_norm=1.0, gradients=gradients, config=place())
+        (p.sum() * float("inf")).backward()
+        with pytest.raises(sluice.NonFiniteError, match="norm of the gradients is inf"):
+            ours.step()
+        assert p.eq(1).all() and ours.state[p]["step"] == 0
+        ours.zero_grad()
+        p.sum().backward()
+        ours.step()
+        assert ours.state[p]["step"] == 1 and ours.gradient_norm == pytest.approx(10)
+        ours.close()
+    with pytest.raises(sluice.ArgumentError, match="clip_norm=0"):
+        optim.AdamW([p], clip_norm=0, config=place())
