@@ -7,219 +7,13 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include "base/topology.h"
-#include "base/trace/trace_ranges.h"
+#include "base/trace/trace.h"
 #include "engine/checkpoint/checkpoint_writer.h"
-#include "engine/flow/activation_flow.h"
-#include "engine/plan/parameter_groups.h"
-#include "engine/ranks/rank_clocks.h"
+#include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
-#include "engine/run/run_description.h"
-#include "engine/run/scheduler.h"
-#include "engine/run/worker.h"
-#include "engine/step/step_loop.h"
-#include "engine/store/block_store.h"
-#include "engine/store/state_access.h"
-#include "engine/store/storage_queue.h"
-#include "engine/store/tiers.h"
 #include "io/direct_file.h"
 
 namespace sluice {
-namespace {
-
-constexpr std::string_view kStateSource = "where a state comes from";
-
-Config checked(Config config) {
-  validate(config);
-  config.threads = granted_threads(config.threads);
-  if (config.precision.scale_moves()) config.optimizer.non_finite = NonFinitePolicy::kSkip;
-  return config;
-}
-
-// What every rank may take, with what it has taken for votes: windows and homes have to be equal.
-std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
-  const std::uint64_t own = config.memory.device_bytes.value_or(
-      device.capacity_bytes() - device.allocated_bytes() + ranks.device_bytes());
-  RankRange range(own);
-  ranks.all_reduce({}, std::span(&range, 1), "device memory");
-  return range.least;
-}
-
-Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
-  return {.device_bytes = device_bytes_of(config, device, ranks),
-          .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
-}
-
-// "auto" takes a second copy of the state only where it helps, and is no burden: where every block
-// has one, since the others' records would be read after backward instead of during it, and where
-// as much as both copies take stays free beside them, whichever path it comes to.
-bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement) {
-  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
-    return false;  // "auto" means eager
-  if (!shadows_serve_all(layout, placement)) return false;
-  add_shadows(layout, placement);
-  return std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
-    return free_bytes(path) >= 2 * placement.nvme_bytes();
-  });
-}
-
-}  // namespace
-
-// The ranks' collectives outlive the engine: what they have been told of it has to be taken back.
-struct RanksHold {
-  explicit RanksHold(Ranks& held) : ranks(held) {}
-  RanksHold(const RanksHold&) = delete;
-  RanksHold& operator=(const RanksHold&) = delete;
-  ~RanksHold() {
-    ranks.on_failure({});
-    ranks.forget_memory();
-  }
-
-  Ranks& ranks;
-};
-
-// Built from top to bottom; torn down from bottom to top, so that whatever still runs finds what it
-// uses.
-struct Engine::Parts {
-  Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
-        const QueueDecorator& decorate, Collectives* collectives)
-      : config(checked(given_config)),
-        model(validated(given_model)),
-        ranks(config.sharding, collectives, device),
-        layout(model, state_format(config), config.storage.block_elements,
-               ParameterGroups(config.optimizer, model).set_of_tensors(), ranks.shard()),
-        placement(placement_of(config, model, layout, device, ranks)),
-        tiers(layout, placement, config.storage, device),
-        queue(open_queue(config, placement, tiers, decorate, notes)),
-        store(config.storage, layout, tiers, *queue, scheduler),
-        worker(config.threads, scheduler),
-        loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker,
-             ranks),
-        activations(model, placement, tiers, store, device, scheduler, loop.timeline()),
-        state(layout, placement, tiers, store, device, scheduler) {
-    if (std::vector<std::string> names; trace_ranges_are_on) {
-      for (const UnitSpec& unit : model.units) names.push_back(unit.name);
-      name_trace_units(names);
-    }
-    ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
-    ranks.require_agreement(describe_run(config, model, layout, placement,
-                                         tiers.device_memory().size(), loop.scheduled_step()),
-                            "what is trained, and how");
-    ranks.use_memory(tiers.device_memory());
-    if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
-    // Those that do not trace take part in it.
-    if (ranks.are_several() && any_rank_traces(ranks))
-      trace_section("clock", describe_clock(ranks));
-  }
-
-  static Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
-                                const Device& device, Ranks& ranks) {
-    check_homes(config.sharding, ranks.count(), config.placement);
-    const OverlapPolicy policy = config.optimizer.overlap;
-    Placement placement =
-        plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
-                       pass_needs(config, layout, ranks.count(), device.has_own_memory()));
-    ranks.reserve(config.sharding, layout);
-    SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
-                 "the plan counts what ranks take");
-    if (policy == OverlapPolicy::kSpeculative ||
-        (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement)))
-      add_shadows(layout, placement);
-    return placement;
-  }
-
-  static std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& placement,
-                                             const Tiers& tiers, const QueueDecorator& decorate,
-                                             std::vector<std::string>& notes) {
-    std::string explanation;
-    std::vector<int> files;
-    for (const DirectFile& file : tiers.files()) files.push_back(file.descriptor());
-    const TransferPool pool{
-        .transfers_max = placement.parameter_slots.count + placement.lanes.count +
-                         placement.lane_gradients.count + placement.activation_staging.count +
-                         placement.gradient_staging.count,
-        .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
-        .files = files};
-    auto queue = open_io_queue(config.storage, pool, explanation);
-    if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
-    return decorate ? decorate(std::move(queue)) : std::move(queue);
-  }
-
-  // Fills in what other ranks own of elements [first_element, ...) of a tensor.
-  void complete(TensorId id, StateKind kind, std::uint64_t first_element,
-                std::span<std::byte> target) {
-    if (!ranks.shard_optimizer()) return;
-    const TensorPlace& tensor = layout.tensor(id);
-    const std::uint64_t element_bytes =
-        kind == StateKind::kParameter ? layout.format().parameter_bytes() : sizeof(float);
-    const std::uint64_t shard = layout.unit(tensor.unit).shard_elements;
-    const std::uint64_t begin = tensor.offset_elements + first_element;
-    const std::uint64_t end = begin + target.size() / element_bytes;
-    for (std::uint64_t at = begin; at < end;) {
-      const std::uint64_t next = std::min(end, (at / shard + 1) * shard);
-      ranks.broadcast(target.subspan((at - begin) * element_bytes, (next - at) * element_bytes),
-                      static_cast<std::uint32_t>(at / shard), tensor.name);
-      at = next;
-    }
-  }
-
-  void require_idle(const char* call) {
-    if (is_closed)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: the engine has been closed; make a new one", call));
-    loop.throw_if_unusable();
-    if (loop.is_active())
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: a step or an inference is still active", call));
-    if (!is_initialized)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: the state has no values yet; call initialize() first", call));
-  }
-
-  StateDescription description() const {
-    return describe_state(model, config.precision.parameters, config.optimizer.kind);
-  }
-
-  void fill(StateSource& source, const char* call) {
-    if (is_initialized)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: the state has its values already; make a new engine", call));
-    ranks.together(kStateSource, [&] { source.prepare(description()); });
-    const StatePosition position = source.position();
-    const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
-    ranks.require_agreement(
-        fmt::format("step {}, loss scale {} {} {} {}", position.step,
-                    position.loss_scale.has_value(), scale.scale, scale.hysteresis_left,
-                    scale.good_steps),
-        "where training goes on");
-    ranks.together(kStateSource, [&] { state.restore(source); });
-    loop.restore(position);
-    state.lend_homes();
-    if (ranks.shard_optimizer()) loop.share_residents();
-    loop.return_buffers();
-    is_initialized = true;
-  }
-
-  std::vector<std::string> notes;
-  Config config;
-  ModelSpec model;
-  Ranks ranks;
-  Layout layout;
-  Placement placement;
-  Tiers tiers;
-  Scheduler scheduler;
-  std::unique_ptr<IoQueue> queue;
-  BlockStore store;
-  Worker worker;
-  StepLoop loop;
-  ActivationFlow activations;
-  StateAccess state;
-  bool is_initialized = false;
-  bool is_closed = false;
-  std::function<void(const std::string&)> last_words;
-  RanksHold ranks_hold{ranks};  // last: a constructor that throws lets go of them, too
-};
-
 Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
                const QueueDecorator& decorate, Collectives* ranks)
     : parts_(std::make_unique<Parts>(config, model, device, decorate, ranks)) {}
@@ -248,6 +42,40 @@ void Engine::initialize(const InitialValues& values) {
 
 void Engine::restore(StateSource& source) {
   parts_->fill(source, "restore");
+}
+
+OpenedState Engine::open_or_create(const InitialValues& values, const OpenOptions& options) {
+  parts_->require_durable("open_or_create");
+  if (parts_->durable->is_new()) {
+    initialize(values);
+    return {};
+  }
+  parts_->require_no_state("open_or_create");
+  const CommitRecord& record = parts_->durable->record();
+  OpenedState opened{.is_new = false, .step = record.step};
+  opened.application = parts_->loop.committed().application;
+  opened.changes = parts_->durable->changes();
+  if (!opened.changes.empty() && !options.accepts_changes)
+    throw Error(ErrorCode::kInput,
+                fmt::format("the store \"{}\" was made with other numbers: {}; change them back, "
+                            "or accept the change",
+                            parts_->durable->name(), fmt::join(opened.changes, "; ")));
+  parts_->open_store();
+  if (!opened.changes.empty())
+    parts_->loop.set_commit_settings(parts_->durable->accepted_settings(),
+                                     parts_->durable->config_hash());
+  return opened;
+}
+
+std::optional<std::uint64_t> Engine::committed_step() const {
+  if (!parts_->durable) return std::nullopt;
+  return parts_->loop.committed().step;
+}
+
+void Engine::commit_now() {
+  parts_->require_durable("commit_now");
+  parts_->require_idle("commit_now");
+  parts_->loop.commit_now();
 }
 
 SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
@@ -304,8 +132,12 @@ void Engine::close() {
   if (parts_->loop.is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "close: a step or an inference is still active; finish or destroy it first");
+  const bool commits = parts_->durable && parts_->is_initialized && !parts_->is_closed;
   parts_->is_closed = true;
-  parts_->loop.drain();
+  if (commits)
+    parts_->loop.commit_now();
+  else
+    parts_->loop.drain();
 }
 
 void Engine::set_last_words(std::function<void(const std::string& message)> last_words) {

@@ -224,6 +224,19 @@ DirectFile DirectFile::open_existing(const std::string& path) {
   return file;
 }
 
+DirectFile DirectFile::shared_as(const std::string& name) const {
+  DirectFile file;
+  file.name_ = name;
+  file.descriptor_ = UniqueFd(::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!file.descriptor_)
+    throw Error(ErrorCode::kIo,
+                fmt::format("cannot open {} once more: {}", name, errno_text(errno)));
+  file.size_bytes_ = size_bytes_;
+  file.alignment_bytes_ = alignment_bytes_;
+  file.is_direct_ = is_direct_;
+  return file;
+}
+
 void DirectFile::go_direct() {
   const std::uint64_t alignment_bytes = make_direct(descriptor_);
   is_direct_ = alignment_bytes != 0;

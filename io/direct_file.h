@@ -33,6 +33,10 @@ class DirectFile {
   // A file that is there. Fails with: kInput (none, no plain file, not writable).
   static DirectFile open_existing(const std::string& path);
 
+  // The same open file, with an owner of its own. `name`: for messages.
+  // Fails with: kIo (no descriptor left).
+  DirectFile shared_as(const std::string& name) const;
+
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
   // What offset, length and memory address must be multiples of, asked from statx(STATX_DIOALIGN);

@@ -131,6 +131,7 @@ std::string_view name_of(TraceReason reason) {
     case TraceReason::kCollective: return "collective";
     case TraceReason::kSchedule: return "changed schedule";
     case TraceReason::kActivation: return "activation";
+    case TraceReason::kCommit: return "commit";
     case TraceReason::kGradientSpill: return "gradients to where they wait";
   }
   return "unknown";

@@ -1,6 +1,9 @@
 #include <sluice/config.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -56,6 +59,20 @@ Verify verify_from(const std::string& name) {
   return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
+// It becomes part of file names.
+bool is_store_name(const std::string& name) {
+  return name.size() <= 64 && !name.starts_with('.') &&
+         std::ranges::all_of(name, [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+         });
+}
+
+std::string describe_store_name(const std::string& name) {
+  return fmt::format(
+      "\"{}\", but must be at most 64 letters, digits, '-', '_' and '.', not beginning with '.'",
+      name);
+}
+
 Config::Storage storage_config(const ConfigDocument& document) {
   Config::Storage storage;
   storage.paths = document.strings("storage.paths");
@@ -80,6 +97,12 @@ Config::Storage storage_config(const ConfigDocument& document) {
   storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
   storage.verify = verify_from(document.string("storage.verify"));
   storage.timeout_s = document.number("storage.timeout");
+  storage.state.name = document.string("storage.state.name");
+  if (!is_store_name(storage.state.name))
+    document.fail("storage.state.name",
+                  "\"storage.state.name\" is " + describe_store_name(storage.state.name));
+  storage.state.commit_every =
+      static_cast<std::uint32_t>(document.integer("storage.state.commit_every"));
   return storage;
 }
 
@@ -122,6 +145,10 @@ void validate_storage(const Config::Storage& storage) {
           "cannot be given beside storage.weights");
   require(storage.queue_depth >= 1 && storage.queue_depth <= 4096, "storage.queue_depth",
           fmt::format("{} is not in 1..4096", storage.queue_depth));
+  require(storage.state.commit_every >= 1, "storage.state.commit_every",
+          "must be at least 1 update");
+  require(is_store_name(storage.state.name), "storage.state.name",
+          describe_store_name(storage.state.name));
   require(storage.timeout_s >= 0 && storage.timeout_s <= 86400, "storage.timeout_s",
           fmt::format("{} is not in 0..86400", storage.timeout_s));
   if (storage.block_elements) {

@@ -25,7 +25,8 @@ DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
 
 DeviceUpdates::DeviceUpdates(const Layout& layout, const Tiers& tiers,
                              const ResidentUnits& residents, DeviceMath* math, Device& device,
-                             Scheduler& scheduler, Worker& worker, std::function<void()> on_change)
+                             Scheduler& scheduler, Worker& worker,
+                             std::function<void(UnitId unit, std::uint64_t step)> on_end)
     : layout_(layout),
       tiers_(tiers),
       residents_(residents),
@@ -33,8 +34,9 @@ DeviceUpdates::DeviceUpdates(const Layout& layout, const Tiers& tiers,
       device_(device),
       scheduler_(scheduler),
       worker_(worker),
-      on_change_(std::move(on_change)),
+      on_end_(std::move(on_end)),
       begun_ns_(layout.units().size()),
+      is_running_(layout.units().size(), false),
       stream_(device, "optimizer on the device", StreamPriority::kHigh) {}
 
 void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coefficients) {
@@ -54,6 +56,7 @@ void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coef
 
 void DeviceUpdates::end_unit(UnitId unit, std::uint64_t step) {
   ++units_left_;
+  is_running_[index_of(unit)] = true;
   device_.copy(reinterpret_cast<std::byte*>(tiers_.host_tally(unit).overflow),
                reinterpret_cast<const std::byte*>(tiers_.device_tally(unit).overflow),
                sizeof(std::uint32_t), stream_.id());
@@ -71,9 +74,10 @@ void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
               .unit = index_of(unit),
               .kind = TraceKind::kOnDevice,
               .detail = kTraceOptimizerState});
-  const auto end = [this] {
+  const auto end = [this, unit, step] {
     --units_left_;
-    on_change_();
+    is_running_[index_of(unit)] = false;
+    on_end_(unit, step);
   };
   if (*tiers_.host_tally(unit).overflow == 0) return end();
   is_damaged_ = true;

@@ -20,11 +20,11 @@ namespace sluice {
 
 class DeviceUpdates {
  public:
-  // All must outlive it; `math` may be null where no unit is updated here. `on_change` runs when a
-  // unit's updates have ended.
+  // All must outlive it; `math` may be null where no unit is updated here. `on_end` runs when a
+  // unit's updates of a step have ended.
   DeviceUpdates(const Layout& layout, const Tiers& tiers, const ResidentUnits& residents,
                 DeviceMath* math, Device& device, Scheduler& scheduler, Worker& worker,
-                std::function<void()> on_change);
+                std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
   // Enqueues the update of a block, behind whatever last brought the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
@@ -33,6 +33,8 @@ class DeviceUpdates {
   void end_unit(UnitId unit, std::uint64_t step);
 
   StreamId stream() const { return stream_.id(); }
+  // The unit's updates are under way, all of a step.
+  bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // No update is under way.
   bool is_idle() const { return units_left_ == 0; }
   // A weight has overflowed: the state is between two steps.
@@ -49,10 +51,11 @@ class DeviceUpdates {
   Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
-  std::function<void()> on_change_;
+  std::function<void(UnitId unit, std::uint64_t step)> on_end_;
 
   std::uint32_t units_left_ = 0;
   std::vector<std::uint64_t> begun_ns_;  // by unit: its first block of the update was enqueued
+  std::vector<bool> is_running_;         // by unit
   bool is_damaged_ = false;
 
   Stream stream_;  // last: its callbacks use all of the above

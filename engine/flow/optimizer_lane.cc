@@ -7,7 +7,8 @@ namespace sluice {
 
 // False when the block has to wait for something first.
 bool OptimizerPass::start(std::uint32_t index, BlockId block) {
-  if (in_lane_[index_of(block)]) return false;  // still being written by the update before
+  // Still being written by the update before, or for its commit.
+  if (in_lane_[index_of(block)] || is_being_committed(block)) return false;
   Lane& lane = lanes_[index];
   std::uint32_t slot = kNone;
   if (placement_.parameter_tier[index_of(block)] != Tier::kHost) {
@@ -128,6 +129,7 @@ void OptimizerPass::advance(std::uint32_t index) {
     case LanePhase::kLoaded:
       if (lane.is_void || is_over) release(index, /*keep_parameters=*/false);
       return;
+    case LanePhase::kUpdated: return advance_updated(index);
     case LanePhase::kWriting:
       if (is_written(lane)) finish_writing(index);
       return;
@@ -155,34 +157,66 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
   const bool is_early = order_.phase() == UpdateOrder::Phase::kAhead && lane.version == version();
   const bool is_wanted =
       placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme && !is_early;
+  const BlockId block = lane.block;
   release(index, is_wanted);
+  if (commits_ != nullptr) commits_->updated(block, lane.version + 1);
+}
+
+// The update is made: in host memory for good, elsewhere on its way.
+void OptimizerPass::take_effect(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  const BlockPlace& block = layout_.block(lane.block);
+  const std::uint64_t version = lane.version + 1;
+  lane.phase = LanePhase::kUpdated;
+  lane.is_tentative = order_.updates_are_tentative();
+  if (lane.slot != kNone) slots_.set_version(lane.slot, version);
+  if (placement_.record_tier[index_of(block.id)] == Tier::kHost)
+    store_.advance(block.id, Plane::kRecord, version);
+  const Tier tier = placement_.parameter_tier[index_of(block.id)];
+  if (tier != Tier::kNvme) store_.advance(block.id, Plane::kParameter, version);
+  if (tier == Tier::kDevice) {
+    device_.copy(tiers_.device_parameters(block), lane.parameters,
+                 layout_.parameter_bytes(block.id), up_stream_.id());
+    add_pending_copy(index, up_stream_.id());
+  }
+  if (!lane.is_tentative) count_updated(block, up_stream_.id());
+  advance(index);
+}
+
+// Whether what goes to storage may: a commit before has its table, and a copy is free.
+bool OptimizerPass::may_write(const Lane& lane) const {
+  if (commits_ == nullptr) return true;
+  const std::uint32_t i = index_of(lane.block);
+  const StoreTarget target = lane.is_tentative ? StoreTarget::kShadow : StoreTarget::kHome;
+  const auto may = [&](Tier tier, Plane plane) {
+    return tier != Tier::kNvme ||
+           (commits_->may_store(lane.version + 1) && store_.may_store(lane.block, plane, target));
+  };
+  return may(placement_.record_tier[i], Plane::kRecord) &&
+         may(placement_.parameter_tier[i], Plane::kParameter);
+}
+
+void OptimizerPass::advance_updated(std::uint32_t index) {
+  Lane& lane = lanes_[index];
+  const bool is_over = lane.is_void || scheduler_.failed() || is_stopped_;
+  if (!is_over && lane.must_redo) return load(index);
+  if (!is_over && may_write(lane)) return write(index);
+  if (!is_over || lane.pending != 0) return;
+  if (scheduler_.failed() && !lane.is_tentative) is_damaged_ = true;
+  release(index, /*keep_parameters=*/false);
 }
 
 void OptimizerPass::write(std::uint32_t index) {
   Lane& lane = lanes_[index];
-  const BlockPlace& block = layout_.block(lane.block);
   const std::uint64_t version = lane.version + 1;
   lane.phase = LanePhase::kWriting;
-  lane.is_tentative = order_.updates_are_tentative();
   const StoreTarget target = lane.is_tentative ? StoreTarget::kShadow : StoreTarget::kHome;
-  if (placement_.record_tier[index_of(block.id)] == Tier::kHost) {
-    store_.advance(block.id, Plane::kRecord, version);
-  } else {
+  if (placement_.record_tier[index_of(lane.block)] != Tier::kHost) {
     ++lane.pending;
-    store_.store(lane.record_transfer, block.id, Plane::kRecord, lane.record, version, target);
+    store_.store(lane.record_transfer, lane.block, Plane::kRecord, lane.record, version, target);
   }
-  if (lane.slot != kNone) slots_.set_version(lane.slot, version);
-  switch (placement_.parameter_tier[index_of(block.id)]) {
-    case Tier::kHost: store_.advance(block.id, Plane::kParameter, version); break;
-    case Tier::kNvme: slots_.store(lane.slot, version, target); break;
-    case Tier::kDevice:
-      device_.copy(tiers_.device_parameters(block), lane.parameters,
-                   layout_.parameter_bytes(block.id), up_stream_.id());
-      add_pending_copy(index, up_stream_.id());
-      store_.advance(block.id, Plane::kParameter, version);
-      break;
-  }
-  if (!lane.is_tentative) count_updated(block, up_stream_.id());
+  if (placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme)
+    slots_.store(lane.slot, version, target);
   advance(index);
 }
 

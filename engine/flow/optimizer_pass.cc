@@ -22,7 +22,7 @@ constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                              ParameterSlots& slots, BlockStore& store, Device& device,
                              Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
-                             WaitingGradients& waiting, DeviceMath* math,
+                             WaitingGradients& waiting, DeviceMath* math, Commits* commits,
                              std::span<const UnitId> forward_order, std::function<void()> on_change)
     : layout_(layout),
       placement_(placement),
@@ -34,10 +34,12 @@ OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, c
       worker_(worker),
       residents_(residents),
       waiting_(waiting),
+      commits_(commits),
       on_change_(std::move(on_change)),
       order_(layout, placement, forward_order),
-      device_updates_(layout, tiers, residents, math, device, scheduler, worker,
-                      [this] { on_change_(); }),
+      device_updates_(
+          layout, tiers, residents, math, device, scheduler, worker,
+          [this](UnitId unit, std::uint64_t step) { device_updates_ended(unit, step); }),
       lanes_(placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(placement.lanes.count),
       in_lane_(layout.blocks().size(), false),
@@ -99,6 +101,13 @@ void OptimizerPass::settle_tentative(bool adopt) {
         lane.must_redo = true;
         slots_.invalidate(lane.slot);
       }
+    } else if (lane.phase == LanePhase::kUpdated && lane.is_tentative && !lane.is_void) {
+      lane.is_tentative = false;
+      lane.must_redo = !adopt;
+      if (adopt)
+        count_updated(layout_.block(lane.block), up_stream_.id());
+      else
+        slots_.invalidate(lane.slot);
     } else if (lane.phase == LanePhase::kUpdating && !lane.is_void) {
       lane.must_redo = !adopt;
     }
@@ -132,9 +141,16 @@ void OptimizerPass::stop() {
 
 bool OptimizerPass::is_home() const {
   return is_applied() && device_updates_.is_idle() &&
-         std::ranges::none_of(lanes_, [](const Lane& lane) {
-           return lane.phase == LanePhase::kUpdating || lane.phase == LanePhase::kWriting;
-         });
+         std::ranges::none_of(lanes_,
+                              [](const Lane& lane) { return lane.phase >= LanePhase::kUpdating; });
+}
+
+bool OptimizerPass::has_stored(std::uint64_t version) const {
+  if (order_.phase() != UpdateOrder::Phase::kIdle && order_.current().version < version)
+    return false;
+  return std::ranges::none_of(lanes_, [&](const Lane& lane) {
+    return lane.phase >= LanePhase::kUpdating && lane.version < version;
+  });
 }
 
 bool OptimizerPass::is_reading_gradients() const {
@@ -162,14 +178,24 @@ void OptimizerPass::pump() {
 // What is enqueued there, the device does in order: the next step may count on it.
 void OptimizerPass::start_on_device() {
   while (const auto id = order_.next(UpdatePlace::kDevice)) {
-    order_.take_next(UpdatePlace::kDevice);
     const BlockPlace& block = layout_.block(*id);
+    // A commit takes the block as it is, once the device says that it has not overflowed.
+    if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
+      return;
+    order_.take_next(UpdatePlace::kDevice);
     const std::uint64_t to = version() + 1;
     device_updates_.update(block, order_.current().coefficients);
     store_.advance(*id, Plane::kRecord, to);
     store_.advance(*id, Plane::kParameter, to);
     if (count_updated(block, device_updates_.stream())) device_updates_.end_unit(block.unit, to);
   }
+}
+
+void OptimizerPass::device_updates_ended(UnitId unit, std::uint64_t step) {
+  if (commits_ != nullptr && !scheduler_.failed()) {
+    for (const BlockPlace& block : layout_.blocks_of(unit)) commits_->updated(block.id, step);
+  }
+  on_change_();
 }
 
 void OptimizerPass::start_lanes(UpdatePlace place) {
@@ -269,7 +295,7 @@ void OptimizerPass::updated(std::uint32_t index) {
     order_.set_waiting(lane.block);
     release(index, /*keep_parameters=*/false);
   } else {
-    write(index);
+    take_effect(index);
   }
   on_change_();
 }
@@ -283,6 +309,9 @@ WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
     if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;
     if (lane.phase == LanePhase::kLoaded) return cause.with(TraceReason::kUpdate);
   }
+  if (block && last == LanePhase::kFree && is_being_committed(*block))
+    return cause.with(TraceReason::kCommit);
+  if (last == LanePhase::kUpdated) return cause.with(TraceReason::kCommit);
   if (last == LanePhase::kReading) return cause.with(TraceReason::kUpdateRead);
   if (last == LanePhase::kUpdating) return cause.with(TraceReason::kUpdate);
   return last == LanePhase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;

@@ -3,13 +3,15 @@
 // same arithmetic there (engine/flow/device_updates.h). A lane holds one block between the start of
 // its reads and the end of its writes. Which block comes next, and when it may be updated, is the
 // business of engine/flow/update_order.h. Speculative updates are written to shadow copies on
-// storage; apply() adopts them, or has them made again from the old state.
+// storage; apply() adopts them, or has them made again from the old state. With a durable store, a
+// lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
-// step's gradients or coefficients, the worker, and its own writes. Nothing of the step waits for a
-// lane, but the next step's use of the block's unit. Blocks of the same update are independent, so
-// any order gives the same bits.
+// step's gradients or coefficients, the worker, a commit, and its own writes. A commit waits for
+// stores of earlier versions and for the drives, never for a lane that waits for it. Nothing of the
+// step waits for a lane, but the next step's use of the block's unit. Blocks of the same update are
+// independent, so any order gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include <sluice/error.h>
+#include "engine/flow/commits.h"
 #include "engine/flow/device_updates.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
@@ -31,13 +34,14 @@ namespace sluice {
 
 class OptimizerPass {
  public:
-  // All must outlive the pass; `math` may be null where no unit is updated on the device.
+  // All must outlive the pass; `math` may be null where no unit is updated on the device, and
+  // `commits` where the state is scratch.
   // `forward_order`: the order in which the next step will need units.
   // `on_change` runs when something here has moved.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
                 Worker& worker, ResidentUnits& residents, WaitingGradients& waiting,
-                DeviceMath* math, std::span<const UnitId> forward_order,
+                DeviceMath* math, Commits* commits, std::span<const UnitId> forward_order,
                 std::function<void()> on_change);
 
   // The step's update, with the coefficients that eager and speculative updates assume. It begins
@@ -70,8 +74,11 @@ class OptimizerPass {
   bool is_partial() const;
   // The version that the last update started from.
   std::uint64_t version() const { return order_.current().version; }
-  // Likewise, and every write has ended. Lanes may hold what they have read ahead.
+  // Of the updates that apply() was called for, all have been applied, and every write has ended.
+  // Lanes may hold what they have read ahead.
   bool is_home() const;
+  // The same of those that make `version` and earlier ones.
+  bool has_stored(std::uint64_t version) const;
   // What keeps `block` from being updated; without one, the pass from being over.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // No lane holds anything.
@@ -82,7 +89,7 @@ class OptimizerPass {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  enum class LanePhase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kWriting };
+  enum class LanePhase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
 
   struct Lane {
     Transfer record_transfer;
@@ -126,7 +133,14 @@ class OptimizerPass {
   std::uint32_t next_to_update() const;
   void update(std::uint32_t lane);
   void updated(std::uint32_t lane);
+  void take_effect(std::uint32_t lane);
+  bool may_write(const Lane& lane) const;
+  void advance_updated(std::uint32_t lane);
   void write(std::uint32_t lane);
+  bool is_being_committed(BlockId block) const {
+    return commits_ != nullptr && commits_->saver().is_saving(block);
+  }
+  void device_updates_ended(UnitId unit, std::uint64_t step);
   bool count_updated(const BlockPlace& block, StreamId stream);
   void release(std::uint32_t lane, bool keep_parameters);
   void add_pending_copy(std::uint32_t lane, StreamId stream);
@@ -145,6 +159,7 @@ class OptimizerPass {
   Worker& worker_;
   ResidentUnits& residents_;
   WaitingGradients& waiting_;
+  Commits* const commits_;
   std::function<void()> on_change_;
   UpdateOrder order_;
   DeviceUpdates device_updates_;

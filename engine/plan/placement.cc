@@ -54,6 +54,8 @@ std::vector<Pool> Placement::pools() const {
        "between units, while they are not on the device"},
       {Tier::kHost, "activation staging", activation_staging.size_bytes(),
        slots(activation_staging) + ", activations between device and storage"},
+      {Tier::kHost, "commit buffers", commit_buffers.size_bytes(),
+       slots(commit_buffers) + ", state of the device on its way into a commit"},
       {Tier::kNvme, "parameters", nvme_parameter_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "optimizer state", nvme_record_bytes, "blocks whose home is storage"},
       {Tier::kNvme, "gradient set", nvme_gradient_bytes,
@@ -62,6 +64,9 @@ std::vector<Pool> Placement::pools() const {
        "between units, while they are not on the device"},
       {Tier::kNvme, "shadow copies", shadow_bytes,
        "the same again, for updates before the norm is known"},
+      {Tier::kNvme, "copies for commits", durable_bytes,
+       fmt::format("{} of each block in all: what a commit names is not overwritten",
+                   durable_copies)},
   };
 }
 
@@ -71,7 +76,8 @@ PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t r
           .lanes = config.optimizer.lanes,
           .fills_device = fills_device,
           .activations = config.activations,
-          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout)};
+          .rank_buffer_bytes = rank_buffer_bytes(config.sharding, ranks, layout),
+          .is_durable = !config.storage.state.name.empty()};
 }
 
 std::uint64_t tally_bytes_of(const UnitPlace& unit) {
@@ -98,6 +104,40 @@ bool shadows_serve_all(const Layout& layout, Placement placement) {
            return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
                   placement.has_shadow(block.id);
          });
+}
+
+void add_copies(const Layout& layout, std::uint32_t count, Placement& placement) {
+  std::uint64_t bytes = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    const std::uint64_t copies = layout.is_frozen(block.id) ? 1 : count;
+    bytes += copies * (layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id));
+  }
+  placement.durable_copies = count;
+  placement.durable_bytes =
+      bytes - placement.nvme_parameter_bytes - placement.nvme_record_bytes - placement.shadow_bytes;
+}
+
+std::uint32_t durable_copies(const Config& config, std::uint32_t ranks) {
+  if (config.storage.state.name.empty()) return 0;
+  const bool takes_third = config.optimizer.overlap == OverlapPolicy::kSpeculative &&
+                           (ranks > 1 || config.storage.state.commit_every > 1);
+  return takes_third ? 3 : 2;
+}
+
+bool may_speculate_by_itself(const Config& config, std::uint32_t ranks) {
+  return config.storage.state.name.empty() ||
+         (ranks == 1 && config.storage.state.commit_every == 1);
+}
+
+std::uint64_t commit_home_bytes(const Layout& layout, const Placement& placement) {
+  std::uint64_t bytes = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    if (layout.is_frozen(block.id)) continue;
+    const std::uint32_t i = index_of(block.id);
+    if (placement.parameter_tier[i] != Tier::kNvme) bytes += layout.parameter_slot_bytes(block.id);
+    if (placement.record_tier[i] != Tier::kNvme) bytes += layout.record_slot_bytes(block.id);
+  }
+  return bytes;
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

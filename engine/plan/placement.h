@@ -19,8 +19,6 @@
 
 namespace sluice {
 
-
-
 // A row of the table printed at start.
 struct Pool {
   Tier tier = Tier::kHost;
@@ -73,6 +71,7 @@ struct Placement {
   std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
   SlotPool lane_gradients;       // and the gradients of those that do not wait in host memory
+  SlotPool commit_buffers;       // blocks on their way from the device into a commit
 
   // Boundary activations, where the engine keeps them: in a window on the device, and in homes in
   // host memory or on storage for what has to leave it.
@@ -89,6 +88,10 @@ struct Placement {
   std::uint64_t nvme_record_bytes = 0;
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
+  // With a durable store every plane has so many copies on storage, wherever its home is (0: the
+  // state is scratch), and they take so much beside the homes and shadows there.
+  std::uint32_t durable_copies = 0;
+  std::uint64_t durable_bytes = 0;
 
   // What this rank keeps of the unit's parameters is at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
@@ -120,7 +123,8 @@ struct Placement {
   std::uint64_t host_bytes() const {
     return gradient_set_bytes + gradient_staging.size_bytes() + host_parameter_bytes +
            host_record_bytes + host_activation_bytes + tally_bytes + parameter_slots.size_bytes() +
-           lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes();
+           lanes.size_bytes() + lane_gradients.size_bytes() + activation_staging.size_bytes() +
+           commit_buffers.size_bytes();
   }
   bool has_shadow(BlockId block) const {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
@@ -129,7 +133,7 @@ struct Placement {
   // At rest.
   std::uint64_t nvme_bytes() const {
     return nvme_parameter_bytes + nvme_record_bytes + nvme_gradient_bytes + nvme_activation_bytes +
-           shadow_bytes;
+           shadow_bytes + durable_bytes;
   }
   std::vector<Pool> pools() const;
   bool operator==(const Placement&) const = default;
@@ -148,6 +152,7 @@ struct PassNeeds {
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
+  bool is_durable = false;              // commits take the state of the device, too
 };
 
 // What `config` asks for, of each of `ranks` ranks.
@@ -171,6 +176,17 @@ void add_shadows(const Layout& layout, Placement& placement);
 // Whether then every trained block would have one, and no gradient would wait elsewhere than in
 // host memory: where every update can be tentative. What "auto" asks before it speculates.
 bool shadows_serve_all(const Layout& layout, Placement placement);
+
+// With a durable store, `count` copies of all of the state (durable_copies()).
+// Requires: add_shadows(), where there are to be any, has been called.
+void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
+// How many `config` asks for. Two: the one that the last commit names, and the one that updates go
+// to. An update that is tentative, while neither may be overwritten, takes a third.
+std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
+// Whether "auto" may speculate beside a durable store: where that takes no third copy.
+bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
+// What a commit writes: the state whose home is memory, to storage. Without the record.
+std::uint64_t commit_home_bytes(const Layout& layout, const Placement& placement);
 
 // What each unit needs in the device window: 0 for units that are on the device as a whole.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

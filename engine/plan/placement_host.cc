@@ -20,6 +20,8 @@ constexpr std::uint32_t kStagingSlotsWanted = 8;
 // One piece is added while the next is copied; with somewhere else to go, a few are under way.
 constexpr std::uint32_t kGradientStagingWanted = 2;
 constexpr std::uint32_t kLeavingStagingWanted = 8;
+// One block is written while the next comes from the device.
+constexpr std::uint32_t kCommitBuffers = 2;
 
 }  // namespace
 
@@ -250,6 +252,12 @@ void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t l
     placement_.lane_gradients = {
         .count = lanes,
         .slot_bytes = align_up(block * format.gradient_bytes(), kStorageAlignBytes)};
+  placement_.commit_buffers = {};
+  if (pass_.is_durable &&
+      (has(placement_.parameter_tier, Tier::kDevice) || has(placement_.record_tier, Tier::kDevice)))
+    placement_.commit_buffers = {
+        .count = kCommitBuffers,
+        .slot_bytes = parameter_slot + align_up(block * format.record_bytes(), kStorageAlignBytes)};
 }
 
 // What the present homes need with the least buffers of each kind.

@@ -11,13 +11,16 @@ namespace sluice {
 namespace {
 
 // What "auto" comes to while clipping is rare, and the drives have room for shadow copies.
-OverlapPolicy policy_of(const Config::Optimizer& optimizer, const Layout& layout,
+OverlapPolicy policy_of(const PlanRequest& request, const Layout& layout,
                         const Placement& placement) {
+  const Config::Optimizer& optimizer = request.config.optimizer;
   if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
   if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
     return OverlapPolicy::kEager;
-  return shadows_serve_all(layout, placement) ? OverlapPolicy::kSpeculative
-                                              : OverlapPolicy::kDeferred;
+  return may_speculate_by_itself(request.config, request.ranks) &&
+                 shadows_serve_all(layout, placement)
+             ? OverlapPolicy::kSpeculative
+             : OverlapPolicy::kDeferred;
 }
 
 // The steps of placements under policies, each simulated once, however often it is asked for.
@@ -82,8 +85,10 @@ PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, co
     planned.obstacle = error.what();
     return planned;
   }
-  planned.policy = policy_of(config.optimizer, layout, planned.placement);
+  planned.policy = policy_of(request, layout, planned.placement);
   if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout, planned.placement);
+  if (const std::uint32_t copies = durable_copies(config, request.ranks); copies != 0)
+    add_copies(layout, copies, planned.placement);
   return planned;
 }
 

@@ -22,6 +22,8 @@ std::string describe_run(const Config& config, const ModelSpec& model, const Lay
   text +=
       fmt::format("scale {} {} {} {} {} {}\n", scale.static_scale, scale.initial_scale_power,
                   scale.window, scale.hysteresis, scale.consecutive_hysteresis, scale.minimum);
+  if (const Config::Storage::State& state = config.storage.state; !state.name.empty())
+    text += fmt::format("store {}, commit every {}\n", state.name, state.commit_every);
   for (const Config::Optimizer::Group& group : config.optimizer.groups)
     text += fmt::format("{} {} {}\n", fmt::join(group.tensors, " "), group.learning_rate_factor,
                         group.weight_decay.value_or(-1));

@@ -23,6 +23,7 @@ Blame blame_of(TraceReason reason) {
     case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
     case TraceReason::kActivation:
+    case TraceReason::kCommit:
     case TraceReason::kSchedule: return Blame::kIo;
     case TraceReason::kUpdateRead:
     case TraceReason::kUpdateLane:

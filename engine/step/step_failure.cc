@@ -60,8 +60,8 @@ void StepFailure::give_up() {
     poison_ =
         Error(ErrorCode::kPoisoned,
               fmt::format("the update of step {} failed midway, so the state is neither that of "
-                          "step {} nor of step {}; start again from the last saved model: {}",
-                          version + 1, version, version + 1, error.what()));
+                          "step {} nor of step {}; {}: {}",
+                          version + 1, version, version + 1, way_back(), error.what()));
   }
 }
 
@@ -70,8 +70,14 @@ void StepFailure::abandoned_midway(std::uint64_t version) {
   poison_ = Error(ErrorCode::kPoisoned,
                   fmt::format("step {} was abandoned after blocks had been updated "
                               "(optimizer.overlap eager), so the state is neither that of step "
-                              "{} nor of step {}; start again from the last saved model",
-                              version + 1, version, version + 1));
+                              "{} nor of step {}; {}",
+                              version + 1, version, version + 1, way_back()));
+}
+
+std::string StepFailure::way_back() const {
+  std::string way = "start again from the last saved model";
+  if (commits_ != nullptr) scheduler_.run([&] { way = commits_->way_back(); });
+  return way;
 }
 
 void StepFailure::abandoned_alone(std::uint64_t version, std::uint32_t rank,

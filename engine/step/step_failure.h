@@ -16,9 +16,10 @@ namespace sluice {
 
 class StepFailure {
  public:
-  // All must outlive it.
-  StepFailure(const OptimizerPass& pass, Device& device, Scheduler& scheduler)
-      : pass_(pass), device_(device), scheduler_(scheduler), probe_(device) {}
+  // All must outlive it. `commits` may be null.
+  StepFailure(const OptimizerPass& pass, const Commits* commits, Device& device,
+              Scheduler& scheduler)
+      : pass_(pass), commits_(commits), device_(device), scheduler_(scheduler), probe_(device) {}
 
   // Throws what keeps the engine from going on, if anything does.
   void throw_if_unusable();
@@ -37,8 +38,10 @@ class StepFailure {
 
  private:
   void give_up();
+  std::string way_back() const;
 
   const OptimizerPass& pass_;
+  const Commits* commits_;
   Device& device_;
   Scheduler& scheduler_;
   Event probe_;  // never recorded: waiting for it brings the device's failure, and nothing else

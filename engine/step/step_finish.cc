@@ -85,6 +85,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (ranks_.are_several())
     scheduler_.run(
         [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
+  await_commits();  // of the steps before: the vote tells that this rank has them
   const NormAccumulator norm = agree();
   scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
@@ -104,6 +105,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
     fail_non_finite();
   }
   scaler_.update(/*has_overflowed=*/report.skipped);
+  if (!report.skipped) end_for_commit(finish);
   update_policy_.note(report.skipped || report.clip_factor < 1);
   report.step = step_;
   report.optimizer_ns = static_cast<std::int64_t>(steady_now_ns() - pass_begin_ns);
@@ -135,6 +137,7 @@ bool StepLoop::take(const FinishOptions& finish) {
   if (finish.gradient_divisor) options.gradient_divisor = *finish.gradient_divisor;
   if (finish.group_learning_rates) options.group_learning_rates = *finish.group_learning_rates;
   check_options("finish", options);
+  check_application("finish", finish.application);
   const bool is_announced = options.learning_rate == options_.learning_rate &&
                             options.group_learning_rates == options_.group_learning_rates &&
                             options.gradient_divisor.value_or(options.micro_batches) ==
@@ -178,6 +181,7 @@ NormAccumulator StepLoop::agree() {
                     RankRange(own.order),         RankRange(own.step)};
   ranks_.all_reduce(words, ranges, "the gradient norm");
   if (!std::ranges::all_of(ranges, &RankRange::is_equal)) fail_unequal(ranks_, own);
+  if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
   return NormAccumulator::of_words(words);
 }
 

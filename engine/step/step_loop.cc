@@ -14,7 +14,7 @@ namespace sluice {
 StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
                    const Placement& placement, const Tiers& tiers, BlockStore& store,
                    IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker,
-                   Ranks& ranks)
+                   Ranks& ranks, const CommitStart* durable)
     : config_(config),
       model_(model),
       groups_(config.optimizer, model),
@@ -39,10 +39,15 @@ StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& l
       waiting_(layout, placement, scheduler),
       drain_(layout, placement, tiers, device, scheduler, worker, store, ranks, residents_,
              waiting_, math_.get(), [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+      commits_(durable == nullptr
+                   ? nullptr
+                   : std::make_unique<Commits>(*durable, layout, placement, tiers, store, queue,
+                                               device, scheduler, [this] { note_change(); })),
       pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
-            waiting_, math_.get(), model.forward_order, [this] { note_change(); }),
-      failure_(pass_, device, scheduler),
+            waiting_, math_.get(), commits_.get(), model.forward_order, [this] { note_change(); }),
+      failure_(pass_, commits_.get(), device, scheduler),
       timeline_(layout, device) {
+  if (commits_) application_ = commits_->application();
   scheduler_.settle_with([this] { return pump(); });
   scheduler_.run([&] { scheduler_.pools().open(placement); });
 }
@@ -59,6 +64,8 @@ bool StepLoop::pump() {
   while (std::exchange(has_changed_, false)) {
     pass_.pump();
     prefetcher_.pump();
+    if (commits_)
+      commits_->pump([this](std::uint64_t version) { return pass_.has_stored(version); });
   }
   return true;
 }
@@ -331,13 +338,15 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
 }
 
 bool StepLoop::is_idle() const {
-  return prefetcher_.idle() && drain_.idle() && pass_.idle();
+  return prefetcher_.idle() && drain_.idle() && pass_.idle() &&
+         (!commits_ || commits_->is_at_rest());
 }
 
 void StepLoop::settle() noexcept {
   scheduler_.run([this] {
     prefetcher_.stop();
     pass_.stop();
+    if (commits_) commits_->stop();
   });
   queue_.wait_idle();
   scheduler_.await_settled([this] { return is_idle(); });

@@ -17,6 +17,7 @@
 #include <sluice/state_source.h>
 #include <sluice/step_report.h>
 #include <sluice/use.h>
+#include "engine/flow/commits.h"
 #include "engine/flow/gradient_drain.h"
 #include "engine/flow/prefetcher.h"
 #include "engine/plan/update_policy.h"
@@ -29,10 +30,11 @@ namespace sluice {
 
 class StepLoop {
  public:
-  // All must outlive the loop. `model` is validated().
+  // All must outlive the loop. `model` is validated(). `durable`: null where the state is scratch.
   StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
            const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
-           Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks);
+           Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
+           const CommitStart* durable = nullptr);
   ~StepLoop();
   StepLoop(const StepLoop&) = delete;
   StepLoop& operator=(const StepLoop&) = delete;
@@ -73,6 +75,17 @@ class StepLoop {
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }
+  // Durable: the first commit of the state as it is, and one of the last step. Both return when
+  // every rank has it. Requires: no step is active.
+  void commit_first();
+  void commit_now();
+  // The last step that every rank has a commit of, and what that has of the application.
+  struct Committed {
+    std::optional<std::uint64_t> step;
+    std::string application;
+  };
+  Committed committed();
+  void set_commit_settings(const std::string& settings, std::uint64_t config_hash);
   // Throws what keeps the engine from going on, if anything does.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
   // What failed behind the last call, if anything did. Requires: settle().
@@ -97,6 +110,7 @@ class StepLoop {
 
   void throw_if_active() const;
   void check_options(const char* call, const StepOptions& options) const;
+  void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
   // Something has moved: others may too, once all that has happened is known.
   void note_change() { has_changed_ = true; }
@@ -110,6 +124,10 @@ class StepLoop {
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();
+  void end_for_commit(const FinishOptions& finish);
+  void await_commits();
+  void count_commits_for_all();
+  CommittedScale committed_scale() const;
   double gradient_count() const;
   bool take(const FinishOptions& finish);
   bool is_idle() const;
@@ -140,6 +158,7 @@ class StepLoop {
   Prefetcher prefetcher_;
   WaitingGradients waiting_;
   GradientDrain drain_;
+  std::unique_ptr<Commits> commits_;  // null where the state is scratch
   OptimizerPass pass_;
   StepFailure failure_;
 
@@ -151,6 +170,7 @@ class StepLoop {
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 
   std::uint64_t step_ = 0;             // updates scheduled
+  std::string application_;            // as the application has said last
   bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
 };
 

@@ -7,6 +7,9 @@
 //
 // Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
 // application's thread calls while no step is active.
+// A durable store keeps several copies of each plane (engine/store/plane_copies.h): a store goes to
+// one that no commit names, and its end makes that one home.
+//
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
 // fetch and a store to the home never overlap. With two copies on storage, a store may go to the
 // shadow, the copy that is not home: home stays v until adopt() makes the shadow home, or another
@@ -26,6 +29,7 @@
 #include "engine/plan/layout.h"
 #include "engine/run/scheduler.h"
 #include "engine/store/integrity.h"
+#include "engine/store/plane_copies.h"
 #include "engine/store/tiers.h"
 #include "engine/store/transfer_watch.h"
 #include "io/io_queue.h"
@@ -61,6 +65,7 @@ struct Transfer {
   Plane plane = Plane::kParameter;
   std::uint64_t version = 0;
   StoreTarget target = StoreTarget::kHome;
+  std::uint8_t copy = 0;  // on storage
   std::uint64_t begin_ns = 0;
   TraceRangeId range{};
   std::optional<std::uint64_t> sum;  // of the bytes moved, if they are to be verified
@@ -81,6 +86,11 @@ class BlockStore {
   // Starts writing `source` as `version`, one more than the home holds. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
+  // Whether a copy is free for such a store: one that no commit names. Always, unless durable.
+  bool may_store(BlockId block, Plane plane, StoreTarget target) const;
+  // Durable, for planes at home in memory: starts writing them, for a commit. As fetch().
+  // Requires: may_store(); `source` holds the plane's version, and stays as it is.
+  void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
   // The shadow, written as one version more than the home holds, becomes home.
   // Requires: nothing is in flight for the plane.
   void adopt(BlockId block, Plane plane);
@@ -92,6 +102,16 @@ class BlockStore {
   // For planes homed in memory: an update in place has made `version`.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
+
+  // Null: the state is scratch.
+  PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
+  // The version that storage has of the plane: of one at home in memory, as of its last save().
+  std::uint64_t stored_version(BlockId block, Plane plane) const;
+  // The table of the commit under way, or of the one that counts: every plane with its named copy.
+  std::vector<CommitPlane> committed_planes() const;
+  // Storage is as a commit's table says. Requires: a store of the same planes; nothing is in
+  // flight.
+  void restore(std::span<const CommitPlane> planes);
 
   // What is written next, or lies in memory, is version `version` of the block's planes.
   // The application's thread, outside of steps.
@@ -115,7 +135,8 @@ class BlockStore {
   struct Entry {
     std::uint64_t version = 0;
     std::uint32_t fetches = 0;
-    std::uint32_t copy = 0;  // which of the copies on storage is home
+    std::uint8_t copy = 0;    // which of the copies on storage is home; PlaneCopies knows better
+    std::uint8_t shadow = 0;  // which one is the shadow
     bool storing = false;
     bool has_shadow = false;  // holds something
   };
@@ -134,15 +155,18 @@ class BlockStore {
   void move_blocking(std::unique_ptr<Blocking>& blocking);
   const Extent& extent_of(const Transfer& transfer) const;
   std::uint64_t stored_bytes(BlockId block, Plane plane) const;  // of a block's state
-  // The copy on storage that `transfer` is about.
-  std::uint32_t copy_of(const Transfer& transfer) const {
-    const Entry& home = entry(transfer.block, transfer.plane);
-    return transfer.target == StoreTarget::kHome ? home.copy : home.copy ^ 1;
+  bool is_state(Plane plane) const { return plane == Plane::kParameter || plane == Plane::kRecord; }
+  std::uint8_t home_copy(std::uint32_t plane) const {
+    return copies_ && plane < first_activation_ ? copies_->home(plane) : entries_[plane].copy;
   }
-  // Its place in the table of checksums.
+  std::uint8_t copy_to_write(std::uint32_t plane, StoreTarget target) const;
+  void make_home(std::uint32_t plane, std::uint8_t copy);
+  // Their place in the table of checksums.
+  std::uint32_t sum_index(std::uint32_t plane, std::uint8_t copy) const {
+    return copy * static_cast<std::uint32_t>(entries_.size()) + plane;
+  }
   std::uint32_t sum_index(const Transfer& transfer) const {
-    return copy_of(transfer) * static_cast<std::uint32_t>(entries_.size()) +
-           plane_index(transfer.block, transfer.plane);
+    return sum_index(plane_index(transfer.block, transfer.plane), transfer.copy);
   }
   std::string describe_plane(std::uint32_t plane) const;
   std::string describe(const Transfer& transfer) const;
@@ -166,7 +190,8 @@ class BlockStore {
   // Two for each block, then one for each piece of activations, then one for each block's
   // gradients.
   std::vector<Entry> entries_;
-  Integrity integrity_;  // likewise, for each copy
+  std::optional<PlaneCopies> copies_;  // of the blocks' planes; none, the state is scratch
+  Integrity integrity_;                // as entries_, for each copy
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers
 };

@@ -44,6 +44,14 @@ class Integrity {
   // Notes what has been written as `version`. Without a checksum: wants() said no.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
+  struct Stored {
+    std::uint64_t version = 0;
+    std::optional<std::uint64_t> sum;  // none: stored without one, or never
+  };
+  Stored stored_as(std::uint32_t plane) const {
+    return {.version = planes_[plane].version, .sum = planes_[plane].current};
+  }
+
   // Compares bytes that were read as `version`, and their checksum, with what was stored.
   // Requires: wants(plane, version), and stored() has been called for that version.
   std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,

@@ -6,13 +6,18 @@
 namespace sluice {
 
 PlaneCopies::PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count)
-    : planes_(plane_count), copy_count_(copy_count) {
-  SLUICE_CHECK(copy_count >= 1 && copy_count <= kCopiesMax, "a plane has one to three copies");
+    : PlaneCopies(std::vector<std::uint8_t>(plane_count, copy_count)) {}
+
+PlaneCopies::PlaneCopies(std::span<const std::uint8_t> copy_counts) {
+  for (const std::uint8_t count : copy_counts) {
+    SLUICE_CHECK(count >= 1 && count <= kCopiesMax, "a plane has one to three copies");
+    planes_.push_back({.count = count});
+  }
 }
 
 std::optional<std::uint8_t> PlaneCopies::target(std::uint32_t plane, InPlace in_place) const {
   const Plane& of = planes_[plane];
-  for (std::uint8_t copy = 0; copy < copy_count_; ++copy)
+  for (std::uint8_t copy = 0; copy < of.count; ++copy)
     if (copy != of.home && !is_named(of, copy)) return copy;
   if (in_place == InPlace::kYes && !is_named(of, of.home)) return of.home;
   return std::nullopt;
@@ -20,7 +25,7 @@ std::optional<std::uint8_t> PlaneCopies::target(std::uint32_t plane, InPlace in_
 
 void PlaneCopies::stored(std::uint32_t plane, std::uint8_t copy) {
   Plane& of = planes_[plane];
-  SLUICE_CHECK(copy < copy_count_ && !is_named(of, copy), "a store goes to a copy without a name");
+  SLUICE_CHECK(copy < of.count && !is_named(of, copy), "a store goes to a copy without a name");
   of.home = copy;
 }
 
@@ -40,8 +45,9 @@ void PlaneCopies::end_commit() {
 }
 
 void PlaneCopies::restore(std::uint32_t plane, std::uint8_t copy) {
-  SLUICE_CHECK(copy < copy_count_, "the record names a copy that there is");
-  planes_[plane] = {.home = copy, .counts = copy};
+  Plane& of = planes_[plane];
+  SLUICE_CHECK(copy < of.count, "the record names a copy that there is");
+  of = {.count = of.count, .home = copy, .counts = copy};
 }
 
 }  // namespace sluice

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace sluice {
@@ -19,6 +20,8 @@ class PlaneCopies {
 
   // `copy_count`: of every plane; 1 where it is never stored again.
   PlaneCopies(std::uint32_t plane_count, std::uint8_t copy_count);
+  // Likewise, of each plane.
+  explicit PlaneCopies(std::span<const std::uint8_t> copy_counts);
 
   std::uint32_t plane_count() const { return static_cast<std::uint32_t>(planes_.size()); }
   std::uint8_t home(std::uint32_t plane) const { return planes_[plane].home; }
@@ -50,6 +53,7 @@ class PlaneCopies {
 
  private:
   struct Plane {
+    std::uint8_t count = 1;  // of copies
     std::uint8_t home = 0;
     std::uint8_t counts = kNone;  // named by the commit that counts
     std::uint8_t next = kNone;    // named by the commit under way
@@ -61,7 +65,6 @@ class PlaneCopies {
   }
 
   std::vector<Plane> planes_;
-  std::uint8_t copy_count_;
   bool is_committing_ = false;
 };
 

@@ -53,16 +53,13 @@ const StateAccess::View& StateAccess::load(const BlockPlace& block) {
 }
 
 void StateAccess::store(const View& view) {
-  const BlockPlace& block = layout_.block(view.block);
   const std::uint32_t i = index_of(view.block);
-  if (placement_.parameter_tier[i] == Tier::kNvme)
+  const bool is_durable = store_.copies() != nullptr;  // then storage has all of it
+  if (placement_.parameter_tier[i] == Tier::kNvme || is_durable)
     store_.write_now(view.block, Plane::kParameter, view.parameters);
-  if (placement_.parameter_tier[i] == Tier::kDevice)
-    copy_now(tiers_.device_parameters(block), view.parameters, layout_.parameter_bytes(block.id));
-  if (placement_.record_tier[i] == Tier::kNvme)
+  if (placement_.record_tier[i] == Tier::kNvme || (is_durable && !layout_.is_frozen(view.block)))
     store_.write_now(view.block, Plane::kRecord, view.record);
-  if (placement_.record_tier[i] == Tier::kDevice)
-    copy_now(tiers_.device_record(view.block), view.record, layout_.record_bytes(view.block));
+  bring_to_device(view);
 }
 
 void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
@@ -83,6 +80,30 @@ void StateAccess::restore(StateSource& source) {
     store(view);
     count_homes(block);
   }
+}
+
+void StateAccess::open() {
+  invalidate();
+  filled_ = {};
+  for (const BlockPlace& block : layout_.blocks()) {
+    const View view = view_of(block);
+    const std::uint32_t i = index_of(block.id);
+    if (placement_.parameter_tier[i] != Tier::kNvme)
+      store_.read_now(block.id, Plane::kParameter, view.parameters);
+    if (placement_.record_tier[i] != Tier::kNvme && !layout_.is_frozen(block.id))
+      store_.read_now(block.id, Plane::kRecord, view.record);
+    bring_to_device(view);
+    count_homes(block);
+  }
+}
+
+void StateAccess::bring_to_device(const View& view) {
+  const BlockPlace& block = layout_.block(view.block);
+  const std::uint32_t i = index_of(view.block);
+  if (placement_.parameter_tier[i] == Tier::kDevice)
+    copy_now(tiers_.device_parameters(block), view.parameters, layout_.parameter_bytes(block.id));
+  if (placement_.record_tier[i] == Tier::kDevice)
+    copy_now(tiers_.device_record(view.block), view.record, layout_.record_bytes(view.block));
 }
 
 void StateAccess::lend_homes() {
@@ -154,13 +175,12 @@ void StateAccess::check_values(const TensorPlace& tensor, std::uint64_t first_el
   const MasterLayout layout = layout_.format().master;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (is_finite_master(layout, values[i])) continue;
-    throw Error(
-        ErrorCode::kNonFinite,
-        fmt::format("initialize: the value given for \"{}\" (unit \"{}\") at element {} is "
-                    "{}, which {} cannot hold as a finite number; look at where the "
-                    "values come from",
-                    tensor.name, layout_.unit(tensor.unit).name, first_element + i, values[i],
-                    name_of(layout_.format().parameter)));
+    throw Error(ErrorCode::kNonFinite,
+                fmt::format("initialize: the value given for \"{}\" (unit \"{}\") at element {} is "
+                            "{}, which {} cannot hold as a finite number; look at where the "
+                            "values come from",
+                            tensor.name, layout_.unit(tensor.unit).name, first_element + i,
+                            values[i], name_of(layout_.format().parameter)));
   }
 }
 

@@ -27,7 +27,11 @@ class StateAccess {
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
   // parameters' type; kIo and others. It can be called again then.
   void restore(StateSource& source);
-  // The homes that restore() has filled count as in use. Once, when all ranks have filled theirs.
+  // Durable: brings what is at home in memory from storage, where it lies as of the last commit.
+  // Fails with: kIo and others.
+  void open();
+  // The homes that restore() or open() has filled count as in use. Once, when all ranks have filled
+  // theirs.
   void lend_homes();
 
   // Fails with: kInvalidArgument where read() cannot be called so, with tensor and numbers.
@@ -53,6 +57,7 @@ class StateAccess {
   View view_of(const BlockPlace& block) const;
   const View& load(const BlockPlace& block);
   void store(const View& view);
+  void bring_to_device(const View& view);
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
   void fill(const View& view, const BlockPlace& block, StateSource& source);

@@ -158,39 +158,52 @@ void StoreFiles::name_records() {
   sync_folders();
 }
 
-StoreFiles StoreFiles::open(const Options& options, std::uint32_t data_file_count) {
-  StoreFiles files(options);
+void StoreFiles::find(const char* kind, std::uint32_t count, std::vector<DirectFile>& files,
+                      std::vector<std::uint32_t>& paths) const {
+  const std::vector<std::string>& folders = options_.directories;
   std::vector<std::string> missing;
-  const auto find = [&](const char* kind, std::uint32_t count, std::vector<DirectFile>& target,
-                        std::vector<std::uint32_t>& paths) {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::string name = files.file_name(kind, i);
-      const auto found = std::ranges::find_if(options.directories, [&](const std::string& folder) {
-        return ::access((folder + "/" + name).c_str(), F_OK) == 0;
-      });
-      if (found == options.directories.end()) {
-        missing.push_back(name);
-      } else {
-        target.push_back(DirectFile::open_existing(*found + "/" + name));
-        paths.push_back(static_cast<std::uint32_t>(found - options.directories.begin()));
-      }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::string name = file_name(kind, i);
+    const auto found = std::ranges::find_if(folders, [&](const std::string& folder) {
+      return ::access((folder + "/" + name).c_str(), F_OK) == 0;
+    });
+    if (found == folders.end()) {
+      missing.push_back(name);
+      continue;
     }
-  };
-  find(kRecords, kCommitTwins, files.records_, files.record_paths_);
-  find(kData, data_file_count, files.data_, files.data_paths_);
+    files.push_back(DirectFile::open_existing(*found + "/" + name));
+    paths.push_back(static_cast<std::uint32_t>(found - folders.begin()));
+  }
   if (!missing.empty())
-    throw Error(
-        ErrorCode::kInput,
-        fmt::format("store \"{}\": {} not found in {}; this host may not be the one that "
-                    "has them, or a path is not mounted",
-                    options.name, fmt::join(missing, ", "), fmt::join(options.directories, ", ")));
-  if (files.records_[0].size_bytes() != files.records_[1].size_bytes() ||
-      files.records_[0].size_bytes() % (kCommitSlots * kCommitAlignBytes) != 0)
+    throw Error(ErrorCode::kInput,
+                fmt::format("store \"{}\": {} not found in {}; this host may not be the one that "
+                            "has them, or a path is not mounted",
+                            options_.name, fmt::join(missing, ", "), fmt::join(folders, ", ")));
+}
+
+StoreFiles StoreFiles::open_records(const Options& options) {
+  StoreFiles files(options);
+  files.find(kRecords, kCommitTwins, files.records_, files.record_paths_);
+  const std::vector<DirectFile>& twins = files.records_;
+  if (twins[0].size_bytes() != twins[1].size_bytes() || twins[0].size_bytes() == 0 ||
+      twins[0].size_bytes() % (kCommitSlots * kCommitAlignBytes) != 0)
     throw Error(ErrorCode::kDamaged,
                 fmt::format("{} has {} B and {} has {} B; both should have the same whole pages",
-                            files.records_[0].name(), files.records_[0].size_bytes(),
-                            files.records_[1].name(), files.records_[1].size_bytes()));
+                            twins[0].name(), twins[0].size_bytes(), twins[1].name(),
+                            twins[1].size_bytes()));
   return files;
+}
+
+void StoreFiles::open_data(std::uint32_t count) {
+  find(kData, count, data_, data_paths_);
+}
+
+std::vector<DirectFile> StoreFiles::shared_data() const {
+  std::vector<DirectFile> shared;
+  for (std::size_t i = 0; i < data_.size(); ++i)
+    shared.push_back(
+        data_[i].shared_as(options_.directories[data_paths_[i]] + "/" + file_name(kData, i)));
+  return shared;
 }
 
 CommitFiles StoreFiles::commit_files() const {

@@ -68,11 +68,17 @@ class StoreFiles {
   void name_data();
   void name_records();
 
-  // Opens them, whichever of the directories each lies in.
-  // Fails with: kInput, naming those that are missing and where they were looked for.
-  static StoreFiles open(const Options& options, std::uint32_t data_file_count);
+  // Opens the record files, whichever of the directories each lies in; the records say how many
+  // data files there are, for open_data().
+  // Fails with: kInput, naming those that are missing and where they were looked for; kDamaged.
+  static StoreFiles open_records(const Options& options);
+  void open_data(std::uint32_t count);
 
   std::span<const DirectFile> data() const { return data_; }
+  // Of each data file, in which of the directories it lies.
+  std::span<const std::uint32_t> data_paths() const { return data_paths_; }
+  // The data files, to be used, under the names that they have or will get.
+  std::vector<DirectFile> shared_data() const;
   // As the commits' code wants them; the descriptors are this object's.
   CommitFiles commit_files() const;
 
@@ -80,6 +86,8 @@ class StoreFiles {
   explicit StoreFiles(Options options) : options_(std::move(options)) {}
   std::string file_name(const char* kind, std::size_t index) const;
   void sync_folders() const;
+  void find(const char* kind, std::uint32_t count, std::vector<DirectFile>& files,
+            std::vector<std::uint32_t>& paths) const;
 
   Options options_;
   std::vector<DirectFile> data_;

@@ -26,17 +26,21 @@ AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t s
 }
 
 Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
-             Device& device)
+             Device& device, DurableHomes durable)
     : layout_(layout),
       placement_(placement),
       device_(device),
+      files_(std::move(durable.files)),
+      drives_(std::move(durable.drives)),
+      durable_planes_(std::move(durable.planes)),
+      first_scratch_(static_cast<std::uint32_t>(files_.size())),
       device_homes_(layout.units().size()),
       gradients_(layout.units().size()),
       tally_begins_(layout.units().size()),
       host_parameters_(layout.blocks().size()),
       records_(layout.blocks().size()),
-      parameter_extents_(placement.storage_copies * layout.blocks().size()),
-      record_extents_(placement.storage_copies * layout.blocks().size()),
+      parameter_extents_(storage_copies() * layout.blocks().size()),
+      record_extents_(storage_copies() * layout.blocks().size()),
       gradient_extents_(placement.nvme_gradient_bytes == 0 ? 0 : layout.blocks().size()) {
   create_files(storage);  // first: too little space is found before memory is touched
   device_memory_ = DeviceBuffer(device, placement.device_slab_bytes(), "parameters and gradients");
@@ -110,23 +114,48 @@ void Tiers::cut_host_memory() {
   lane_gradients_ = take(placement_.lane_gradients.size_bytes());
   activation_staging_ = take(placement_.activation_staging.size_bytes());
   gradient_staging_ = take(placement_.gradient_staging.size_bytes());
+  commit_buffers_ = take(placement_.commit_buffers.size_bytes());
   SLUICE_CHECK(next == host_memory_.data() + placement_.host_bytes(),
                "the pools must add up to the arena");
 }
 
 void Tiers::create_files(const Config::Storage& storage) {
-  if (placement_.nvme_bytes() == 0) return;
+  place_copies();
+  const bool has_scratch =
+      durable_planes_.empty()
+          ? placement_.nvme_bytes() != 0
+          : placement_.nvme_gradient_bytes + placement_.nvme_activation_bytes != 0;
+  if (has_scratch) create_scratch(storage);
+  for (const DirectFile& file : files_) {
+    if (!is_aligned(kStorageAlignBytes, file.alignment_bytes()))
+      throw Error(ErrorCode::kUnsupported,
+                  file.name() + ": its file system asks for an alignment of " +
+                      format_bytes(file.alignment_bytes()) +
+                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
+  }
+}
+
+void Tiers::create_scratch(const Config::Storage& storage) {
   const std::vector<double> weights = storage_weights(storage);
   std::vector<std::uint64_t> file_bytes(storage.paths.size(), 0);
   place_blocks(weights, file_bytes);
   place_activations(weights, file_bytes);
-  for (std::size_t file = 0; file < storage.paths.size(); ++file) {
+  for (std::uint32_t file = 0; file < storage.paths.size(); ++file) {
+    drives_.push_back(file);
     files_.push_back(DirectFile::create_scratch(storage.paths[file], file_bytes[file]));
-    if (!is_aligned(kStorageAlignBytes, files_.back().alignment_bytes()))
-      throw Error(ErrorCode::kUnsupported,
-                  files_.back().name() + ": its file system asks for an alignment of " +
-                      format_bytes(files_.back().alignment_bytes()) +
-                      ", more than the 4 KiB that Sluice lays blocks out for; use another path");
+  }
+}
+
+// As the store has them.
+void Tiers::place_copies() {
+  for (std::size_t plane = 0; plane < durable_planes_.size(); ++plane) {
+    const CommitPlane& from = durable_planes_[plane];
+    std::vector<Extent>& extents = plane % 2 == 0 ? parameter_extents_ : record_extents_;
+    for (std::uint32_t copy = 0; copy < from.copy_count; ++copy)
+      extents[copy * layout_.blocks().size() + plane / 2] = {
+          .file = from.copies[copy].file,
+          .offset_bytes = from.copies[copy].offset_bytes,
+          .length_bytes = from.length_bytes};
   }
 }
 
@@ -137,12 +166,15 @@ void Tiers::place_blocks(std::span<const double> weights, std::vector<std::uint6
     const std::uint32_t i = index_of(block.id);
     const std::uint32_t file = striping.drive[i];
     const auto extend = [&](std::uint64_t length_bytes) {
-      const Extent extent{
-          .file = file, .offset_bytes = file_bytes[file], .length_bytes = length_bytes};
+      const Extent extent{.file = first_scratch_ + file,
+                          .offset_bytes = file_bytes[file],
+                          .length_bytes = length_bytes};
       file_bytes[file] += length_bytes;
       return extent;
     };
-    const std::uint32_t copies = placement_.has_shadow(block.id) ? 2 : 1;
+    const std::uint32_t copies = !durable_planes_.empty()          ? 0
+                                 : placement_.has_shadow(block.id) ? 2
+                                                                   : 1;
     for (std::uint32_t copy = 0; copy < copies; ++copy) {
       const std::size_t at = copy * layout_.blocks().size() + i;
       if (placement_.parameter_tier[i] == Tier::kNvme)
@@ -167,7 +199,7 @@ void Tiers::place_activations(std::span<const double> weights,
       const std::uint64_t bytes = std::min(rest_bytes, placement_.activation_staging.slot_bytes);
       const std::uint32_t file = dealer.deal(bytes);
       activation_pieces_.push_back(
-          {.file = file, .offset_bytes = file_bytes[file], .length_bytes = bytes});
+          {.file = first_scratch_ + file, .offset_bytes = file_bytes[file], .length_bytes = bytes});
       file_bytes[file] += bytes;
       rest_bytes -= bytes;
     }
@@ -282,6 +314,10 @@ std::byte* Tiers::lane(std::uint32_t lane) const {
 
 std::byte* Tiers::lane_gradient(std::uint32_t lane) const {
   return lane_gradients_ + lane * placement_.lane_gradients.slot_bytes;
+}
+
+std::byte* Tiers::commit_buffer(std::uint32_t buffer) const {
+  return commit_buffers_ + buffer * placement_.commit_buffers.slot_bytes;
 }
 
 std::span<std::byte> Tiers::transfer_memory() const {

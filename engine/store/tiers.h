@@ -1,9 +1,11 @@
 // The memory and the files of a placement, allocated once and cut into pools: one slab of device
-// memory, one arena of host memory, one scratch file for each storage path. Hands out addresses;
+// memory, one arena of host memory, one scratch file for each storage path; or, where the state is
+// durable, a store's data files, and scratch files for what is not state. Hands out addresses;
 // who may use which slot when is the business of the components below. Constant after construction,
 // callable from any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -14,6 +16,7 @@
 #include "base/aligned_buffer.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
+#include "engine/store/commit_format.h"
 #include "io/direct_file.h"
 
 namespace sluice {
@@ -34,12 +37,21 @@ struct Tally {
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
 };
 
+// The data files of a durable store, and where in them the copies lie.
+struct DurableHomes {
+  std::vector<DirectFile> files = {};
+  std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
+  // By plane: two of each block, its parameters and its record; one without bytes has no copies.
+  std::vector<CommitPlane> planes = {};
+};
+
 class Tiers {
  public:
-  // `layout`, `placement` and `device` must outlive the tiers.
+  // `layout`, `placement` and `device` must outlive the tiers. `durable`: without planes, the state
+  // lies in scratch files.
   // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
-        Device& device);
+        Device& device, DurableHomes durable = {});
   ~Tiers();
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
@@ -71,17 +83,24 @@ class Tiers {
   std::byte* lane_gradient(std::uint32_t lane) const;
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
+  std::byte* commit_buffer(std::uint32_t buffer) const;
   // All that storage reads into and writes from: the parameter slots, the lanes, and the staging of
   // activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  std::span<const DirectFile> files() const { return files_; }  // by path; none, none needed
+  // Scratch: by path, or none where none is needed. Durable: the data files, then scratch files.
+  std::span<const DirectFile> files() const { return files_; }
+  std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
   // Each block on storage has that many copies; one of them is its home
   // (engine/store/block_store.h).
-  std::uint32_t storage_copies() const { return placement_.storage_copies; }
-  // Requires: homed on storage.
+  std::uint32_t storage_copies() const {
+    return std::max(placement_.storage_copies, placement_.durable_copies);
+  }
+  // By plane, as DurableHomes; none where the state is scratch.
+  std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
+  // Requires: homed on storage, or durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
@@ -107,6 +126,8 @@ class Tiers {
   std::uint64_t offset_in_set(const BlockPlace& block) const;
   Tally tally_at(std::byte* tallies, UnitId unit) const;
   void create_files(const Config::Storage& storage);
+  void create_scratch(const Config::Storage& storage);
+  void place_copies();
   void place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
   void place_gradients(Tier tier, std::byte* next);
   void place_activations(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes);
@@ -117,6 +138,9 @@ class Tiers {
   DeviceBuffer device_memory_;
   AlignedBuffer host_memory_;
   std::vector<DirectFile> files_;
+  std::vector<std::uint32_t> drives_;  // by file
+  std::vector<CommitPlane> durable_planes_;
+  const std::uint32_t first_scratch_;  // file
 
   // Constant after construction.
   std::byte* window_ = nullptr;
@@ -128,6 +152,7 @@ class Tiers {
   std::byte* activation_window_ = nullptr;
   std::byte* host_activations_ = nullptr;
   std::byte* activation_staging_ = nullptr;
+  std::byte* commit_buffers_ = nullptr;
   std::vector<std::byte*> device_homes_;     // of parameters, by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
   std::vector<std::uint64_t> tally_begins_;  // by unit, in those of its tier

@@ -2,8 +2,11 @@
 
 #include <deque>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <sluice/units.h>
 #include "engine/plan/layout.h"
@@ -181,11 +184,22 @@ void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice
   Walker(engine, device, config, /*leases=*/1, std::span(&stream, 1), nullptr).train(step, uses);
 }
 
+// From its last commit, with what this program has said of it.
+void open_toy(Engine& engine) {
+  const OpenedState opened = engine.open_or_create(toy_values());
+  const std::string expected = opened.step == 0 ? "" : fmt::format("behind step {}", opened.step);
+  if (opened.application != expected)
+    throw std::logic_error(fmt::format("the commit of step {} has \"{}\" of the application",
+                                       opened.step, opened.application));
+}
+
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options) {
   ToyResult result;
   if (options.source != nullptr) {
     engine.restore(*options.source);
+  } else if (!config.storage.state.name.empty()) {
+    open_toy(engine);
   } else {
     engine.initialize(toy_values());
   }
@@ -201,7 +215,10 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
                                    .order = options.order});
     const std::uint64_t number = step.number();
     walker().train(step, uses_of(model, number, options));
-    result.reports.push_back(step.finish());
+    FinishOptions finish;
+    if (!config.storage.state.name.empty())
+      finish.application = fmt::format("behind step {}", number);
+    result.reports.push_back(step.finish(finish));
     if (!options.evaluate) continue;
     Inference inference = engine.begin_inference();
     walker().evaluate(inference, validated(model), number);

@@ -78,7 +78,8 @@ struct ToyResult {
   Traffic predicted;
 };
 
-// Runs the job on `engine`, which is not yet initialized; `device` is its device.
+// Runs the job on `engine`, which is not yet initialized; `device` is its device. With a durable
+// store it goes on from the last commit.
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options);
 

@@ -175,6 +175,9 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
       return fmt::format(
           "{}; the summary of all ranks' files together says whom the others wait for",
           collective_rates(analysis));
+    case StallCause::kCommit:
+      return "a larger storage.state.commit_every makes commits rarer; a drive whose flush is "
+             "quicker makes them shorter";
     case StallCause::kSchedule: return "declare the order of units that steps have";
     case StallCause::kEngine: break;
   }

@@ -39,6 +39,7 @@ std::string_view name_of(StallCause cause) {
     case StallCause::kCollective: return "collective";
     case StallCause::kChecksum: return "checksum";
     case StallCause::kSchedule: return "schedule changed";
+    case StallCause::kCommit: return "commit";
   }
   return "unknown";
 }

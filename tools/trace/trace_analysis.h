@@ -30,8 +30,9 @@ enum class StallCause : std::uint8_t {
   kCollective,
   kChecksum,
   kSchedule,
+  kCommit,
 };
-inline constexpr std::size_t kStallCauses = 10;
+inline constexpr std::size_t kStallCauses = 11;
 
 std::string_view name_of(StallCause cause);
 

@@ -34,6 +34,7 @@ bool is_io(TraceReason reason) {
     case TraceReason::kGradientSpill:
     case TraceReason::kCollective:
     case TraceReason::kActivation:
+    case TraceReason::kCommit:
     case TraceReason::kSchedule: return true;
     default: return false;
   }
@@ -89,6 +90,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
     case TraceReason::kGradientCopy: return StallCause::kCopyLink;
     case TraceReason::kCollective: return StallCause::kCollective;
     case TraceReason::kSchedule: return StallCause::kSchedule;
+    case TraceReason::kCommit: return StallCause::kCommit;
     case TraceReason::kActivation: return cause_of_activation(wait.unit, begin, end);
   }
   return StallCause::kEngine;

@@ -68,7 +68,7 @@ void use_huge_pages(void* data, std::size_t size_bytes) {
 constexpr std::uint64_t kTimeMaxNs = std::uint64_t{1} << 60;    // 36 years
 constexpr std::uint64_t kLengthMaxNs = std::uint64_t{1} << 53;  // 104 days
 constexpr std::uint64_t kSizeBytesMax = std::uint64_t{1} << 50;
-constexpr std::uint64_t kWallMaxNs = std::uint64_t{1} << 62;    // in the year 2116
+constexpr std::uint64_t kWallMaxNs = std::uint64_t{1} << 62;  // in the year 2116
 
 bool is_plausible(const TraceRecord& record) {
   return record.begin_ns <= record.end_ns && record.end_ns <= kTimeMaxNs &&

@@ -25,8 +25,9 @@ enum class TraceReason : std::uint8_t {
   kSchedule = 13,       // the schedule has changed: nothing could be prefetched
   kGradientSpill = 14,  // gradients are on their way to where they wait for the update
   kActivation = 15,     // a boundary activation, or room for it
+  kCommit = 16,         // a commit of the durable store
 };
-inline constexpr std::size_t kTraceReasons = 16;
+inline constexpr std::size_t kTraceReasons = 17;
 
 std::string_view name_of(TraceReason reason);
 

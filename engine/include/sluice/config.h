@@ -142,6 +142,12 @@ struct Config {
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;
+    // With a name the state outlives the process, in files of that name on every path, which
+    // commits make whole (docs/durable.md). Without one it lies in scratch files that vanish.
+    struct State {
+      std::string name = {};
+      std::uint32_t commit_every = 1;  // updates
+    } state = {};
     double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
   } storage;
 

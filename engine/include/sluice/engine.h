@@ -23,19 +23,20 @@
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
 // engine for good: every later call says which step was last complete. Storage files have no name
-// and vanish with the process. After kTimeout the destructor still waits for the drive, which may
-// write to the engine's memory until it has answered; a program that wants to end without that
-// leaves by _exit().
-// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
-// object and the numbers, and changes nothing. Examples are an id that does not exist, a range
-// beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
-// Error too, each with its own code. Destructors cannot throw: a Lease that outlives its Step, or a
-// Step that outlives its Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where
-// Sluice contradicts itself, which is a defect to be reported.
+// and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
+// the destructor still waits for the drive, which may write to the engine's memory until it has
+// answered; a program that wants to end without that leaves by _exit(). Errors and aborts: a call
+// that the contract forbids throws Error with kInvalidArgument, the object and the numbers, and
+// changes nothing. Examples are an id that does not exist, a range beyond a tensor's end, and a
+// lease, step or engine that is over. Failures outside of Sluice throw Error too, each with its own
+// code. Destructors cannot throw: a Lease that outlives its Step, or a Step that outlives its
+// Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where Sluice contradicts
+// itself, which is a defect to be reported.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,6 +61,20 @@ struct SavedCheckpoint;
 
 // Wraps the queue that an engine opens: to slow it down, to observe it, to make it fail in tests.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
+
+struct OpenOptions {
+  // Goes on although numbers of the config, such as optimizer.beta2, are not those of the last
+  // commit. The store keeps a list of such changes.
+  bool accepts_changes = false;
+};
+
+// What a durable store had.
+struct OpenedState {
+  bool is_new = true;  // nothing: it has been made
+  std::uint64_t step = 0;
+  std::string application = {};           // FinishOptions::application of that step, this rank's
+  std::vector<std::string> changes = {};  // "optimizer.beta2 was 0.999 and is 0.95"
+};
 
 class Engine {
  public:
@@ -93,6 +108,22 @@ class Engine {
   // failure either can be called again.
   void restore(StateSource& source);
 
+  // With Config::Storage::State: goes on from the store's last commit that every rank has, or makes
+  // the store with the state of step 0, where no file of its name is there. The bits are those of a
+  // run without a break, under whatever placement, policy and budgets.
+  // Instead of initialize() and restore(), which make a store, too, and fail with kInvalidArgument
+  // where there is one.
+  // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
+  // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
+  // use, incomplete, or of another model.
+  OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
+  // The last step whose commit is durable, here and, under one step of delay, on every rank; after
+  // the constructor, what open_or_create() goes on from. Nothing: no store, or no commit yet.
+  std::optional<std::uint64_t> committed_step() const;
+  // Commits the last step, due or not. When it returns, every rank has it.
+  // Fails with: kInvalidArgument without a store, and while a step is active; kIo and others.
+  void commit_now();
+
   // Writes all of the state as a checkpoint into a folder of its own below `root`, between two
   // steps: it appears whole, synced, or not at all, and older ones go only after that. Of several
   // ranks all take part, each with its own ranges, and all have to see `root`. When it returns, the
@@ -111,9 +142,10 @@ class Engine {
 
   // Returns when every update that was scheduled has been applied and is home.
   void drain();
-  // The last call: drains, and throws what an update has failed with that no call has thrown yet;
-  // under overlap, an update may fail behind the last finish(). Steps, inferences and read_state()
-  // are refused afterwards. A second call throws the same failure, if there was one.
+  // The last call: drains, commits the last step to a durable store, and throws what an update has
+  // failed with that no call has thrown yet; under overlap, an update may fail behind the last
+  // finish(). Steps, inferences and read_state() are refused afterwards. A second call throws the
+  // same failure, if there was one.
   // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
   // failure.
   void close();

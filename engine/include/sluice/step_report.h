@@ -99,6 +99,9 @@ struct FinishOptions {
   std::optional<double> learning_rate = {};
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
+  // With a durable store: what the application needs to go on behind this step, such as its
+  // position in the data; at most 1 MiB. Nothing = as it was said last.
+  std::optional<std::string> application = {};
 };
 
 struct StepReport {

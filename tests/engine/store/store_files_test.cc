@@ -35,6 +35,12 @@ class StoreFilesOnDisk : public ::testing::Test {
     }
   }
 
+  StoreFiles opened(const StoreId& id) const {
+    StoreFiles files = StoreFiles::open_records(options(id));
+    files.open_data(3);
+    return files;
+  }
+
   StoreFiles::Options options(const StoreId& id) const {
     return {.directories = paths_, .name = "run", .id = id, .rank = 0};
   }
@@ -97,7 +103,7 @@ TEST_F(StoreFilesOnDisk, CreationMayBeKilledAfterAnyStep) {
     if (finding.presence == StorePresence::kMade) {
       EXPECT_EQ(finding.id, id);
       EXPECT_EQ(file_count(), 5u);
-      EXPECT_EQ(StoreFiles::open(options(id), 3).data()[1].size_bytes(), 32_KiB);
+      EXPECT_EQ(opened(id).data()[1].size_bytes(), 32_KiB);
     } else {
       EXPECT_LE(done, steps - 3);
     }
@@ -129,7 +135,7 @@ TEST_F(StoreFilesOnDisk, AMissingPathIsNamedAndNothingIsChanged) {
   remove_store_files(one, id);
   expect_error(ErrorCode::kInput, [&] { (void)found(); });
   const std::string message =
-      expect_error(ErrorCode::kInput, [&] { (void)StoreFiles::open(options(id), 3); });
+      expect_error(ErrorCode::kInput, [&] { (void)opened(id); });
   EXPECT_NE(message.find(".r0.data2"), std::string::npos) << message;
 }
 
@@ -154,7 +160,7 @@ TEST_F(StoreFilesOnDisk, CommitsAreFoundInAnyOrderOfPaths) {
   create(id);
   const auto queue = make_thread_queue({.depth = 4});
   {
-    const StoreFiles files = StoreFiles::open(options(id), 3);
+    const StoreFiles files = opened(id);
     const CommitFiles all = files.commit_files();
     EXPECT_EQ(all.slot_bytes, kSlotBytes);
     EXPECT_FALSE(CommitOpening(*queue, all).newest());
@@ -181,7 +187,7 @@ TEST_F(StoreFilesOnDisk, CommitsAreFoundInAnyOrderOfPaths) {
     EXPECT_EQ(queue->counters().flush_requests, 5u);
   }
   std::ranges::rotate(paths_, paths_.begin() + 1);
-  const StoreFiles files = StoreFiles::open(options(id), 3);
+  const StoreFiles files = opened(id);
   const CommitFiles all = files.commit_files();
   EXPECT_EQ(all.data[0].drive, 2u);
   EXPECT_EQ(all.twins[0].drive, 2u);
@@ -195,7 +201,7 @@ TEST_F(StoreFilesOnDisk, ANameThatIsTakenIsNotReplaced) {
   const std::uint64_t sizes[] = {4_KiB, 4_KiB, 4_KiB};
   StoreFiles again = StoreFiles::create(options(id), sizes, kSlotBytes);
   expect_error(ErrorCode::kInput, [&] { again.name_data(); });
-  EXPECT_EQ(StoreFiles::open(options(id), 3).data()[0].size_bytes(), 64_KiB);
+  EXPECT_EQ(opened(id).data()[0].size_bytes(), 64_KiB);
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+// Where in its data files a new durable store puts the copies of each plane. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+#include "engine/store/commit_format.h"
+
+namespace sluice {
+
+struct CopyPlaces {
+  // By plane, as DurableHomes: two of each block; a frozen block's record has no bytes.
+  std::vector<CommitPlane> planes;
+  std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
+};
+
+// Blocks at home on storage lie on the drives that plan_striping() gives them, the others' copies
+// are dealt out by the same weights. A plane that is never written again has one copy.
+CopyPlaces place_copies(const Layout& layout, const Placement& placement,
+                        std::span<const double> weights);
+
+// The length of each copy of a plane.
+std::uint64_t copy_bytes(const Layout& layout, std::uint32_t plane);
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+// What a durable store's records say of the run that they are of, and what keeps another run from
+// going on with it: model and layout have to be the same, numbers of the config may be changed
+// knowingly. Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include "engine/plan/layout.h"
+
+namespace sluice {
+
+class DurableIdentity {
+ public:
+  // `ranks`: how many train.
+  DurableIdentity(const Config& config, const ModelSpec& model, const Layout& layout,
+                  std::uint32_t ranks);
+
+  std::uint64_t model_hash() const { return model_hash_; }
+  std::uint64_t layout_hash() const { return layout_hash_; }
+  std::uint64_t config_hash() const { return config_hash_; }
+
+  // The record's settings: JSON with all that is named in messages, and `changes`, an array of
+  // those that were accepted so far.
+  std::string settings(const std::string& changes = "[]") const;
+
+  // Where a record with these hashes and settings is of another model or layout, says how they
+  // differ; else empty.
+  std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
+                       const std::string& settings) const;
+  // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
+  std::vector<std::string> changes(const std::string& settings) const;
+  // The array `changes` of `settings`, with those of changes() added as of `step`.
+  std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
+
+ private:
+  using Words = std::map<std::string, std::string>;
+
+  Words model_;
+  Words layout_;
+  Words config_;
+  std::uint64_t model_hash_ = 0;
+  std::uint64_t layout_hash_ = 0;
+  std::uint64_t config_hash_ = 0;
+};
+
+}  // namespace sluice

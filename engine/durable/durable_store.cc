@@ -1,0 +1,261 @@
+#include "engine/durable/durable_store.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/durable/copy_places.h"
+#include "engine/plan/striping.h"
+#include "engine/store/commit_opening.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::string_view kSubject = "the durable store";
+// While another rank of the job has taken a lock, and has not yet written whose it is.
+constexpr int kLockTries = 16;
+constexpr std::chrono::milliseconds kLockPause{50};
+
+// What a rank can go on from, as it travels.
+struct OfferWords {
+  std::uint64_t has_newest = 0;
+  std::uint64_t newest = 0;
+  std::uint64_t has_older = 0;
+  std::uint64_t older = 0;
+
+  CommitOffer offer() const {
+    return {.newest = has_newest != 0 ? std::optional(newest) : std::nullopt,
+            .older = has_older != 0 ? std::optional(older) : std::nullopt};
+  }
+};
+
+std::string text_of(const CommitOffer& offer) {
+  if (!offer.newest) return "none";
+  return offer.older ? fmt::format("{} or {}", *offer.newest, *offer.older)
+                     : fmt::format("{}", *offer.newest);
+}
+
+}  // namespace
+
+DurableStore::DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
+                           Placement& placement, Ranks& ranks)
+    : config_(config),
+      layout_(layout),
+      ranks_(ranks),
+      name_(config.storage.state.name),
+      identity_(config, model, layout, ranks.count()) {
+  lock();
+  const StoreFinding found = find();
+  start_.commit_every = config.storage.state.commit_every;
+  start_.has_others = ranks.are_several();
+  if (found.presence == StorePresence::kMade) {
+    id_ = found.id;
+    open(placement);
+  } else {
+    make(placement);
+  }
+}
+
+// On every path, before anything else there is touched.
+void DurableStore::lock() {
+  const std::string job =
+      ranks_.share(ranks_.rank() == 0 ? sluice::text_of(random_store_id()) : "", kSubject);
+  ranks_.together(kSubject, [&] {
+    for (const std::string& path : config_.storage.paths) {
+      for (int left = ranks_.are_several() ? kLockTries : 1;;
+           std::this_thread::sleep_for(kLockPause)) {
+        try {
+          locks_.emplace_back(path, name_, job);
+          break;
+        } catch (const Error&) {
+          if (--left == 0) throw;
+        }
+      }
+    }
+  });
+}
+
+StoreFinding DurableStore::find() {
+  StoreFinding found;
+  ranks_.together(kSubject, [&] {
+    for (const std::string& path : config_.storage.paths)
+      paths_.push_back(look_at_path(path, name_));
+    found = find_store(name_, paths_);
+  });
+  ranks_.require_agreement(
+      fmt::format("{} {}", static_cast<int>(found.presence), sluice::text_of(found.id)), kSubject);
+  if (found.presence != StorePresence::kAbandoned) return found;
+  ranks_.together(kSubject, [&] {
+    for (std::size_t path = 0; path < locks_.size(); ++path)
+      if (locks_[path].is_own()) remove_store_files(std::span(paths_).subspan(path, 1), found.id);
+  });
+  notes_.push_back(
+      fmt::format("storage: the store \"{}\" ({}) was never finished, and has been removed", name_,
+                  sluice::text_of(found.id)));
+  return found;
+}
+
+StoreFiles::Options DurableStore::options() const {
+  return {.directories = config_.storage.paths, .name = name_, .id = id_, .rank = ranks_.rank()};
+}
+
+void DurableStore::make(const Placement& placement) {
+  const StoreId own = random_store_id();
+  std::string id(reinterpret_cast<const char*>(own.data()), own.size());
+  id = ranks_.share(id, kSubject);
+  std::memcpy(id_.data(), id.data(), id_.size());
+  ranks_.together(kSubject, [&] {
+    CopyPlaces places = place_copies(layout_, placement, storage_weights(config_.storage));
+    const auto count = static_cast<std::uint64_t>(std::ranges::count_if(
+        places.planes, [](const CommitPlane& plane) { return plane.length_bytes != 0; }));
+    files_ = StoreFiles::create(options(), places.file_bytes, commit_slot_bytes(count));
+    homes_.planes = std::move(places.planes);
+  });
+  commit_files_ = files_->commit_files();
+  homes_.drives.assign(files_->data_paths().begin(), files_->data_paths().end());
+  homes_.files = files_->shared_data();
+  start_.record = {.store_id = id_,
+                   .rank = ranks_.rank(),
+                   .rank_count = ranks_.count(),
+                   .model_hash = identity_.model_hash(),
+                   .layout_hash = identity_.layout_hash(),
+                   .config_hash = identity_.config_hash(),
+                   .file_count = static_cast<std::uint32_t>(files_->data().size()),
+                   .settings = identity_.settings()};
+  start_.files = &commit_files_;
+}
+
+void DurableStore::open(Placement& placement) {
+  std::optional<CommitOpening> opening;
+  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
+  CommitFiles records;
+  ranks_.together(kSubject, [&] {
+    files_ = StoreFiles::open_records(options());
+    records = files_->commit_files();
+    opening.emplace(*queue, records);
+    if (opening->newest() == nullptr)
+      throw Error(ErrorCode::kDamaged,
+                  fmt::format("the store \"{}\" has no commit in {}; go on from a checkpoint, and "
+                              "give it up with `sluice state remove`",
+                              name_, records.twins[0].name));
+    check(*opening->newest());
+    files_->open_data(opening->newest()->file_count);
+    take_planes(*opening->newest(), placement);
+  });
+  const std::uint64_t step = agree_on_step(opening->offer());
+  ranks_.together(kSubject, [&] {
+    if (opening->newest()->step != step)
+      notes_.push_back(
+          fmt::format("storage: rank {} goes back from step {} to step {}, the last "
+                      "that every rank has",
+                      ranks_.rank(), opening->newest()->step, step));
+    opening->go_back(step);
+    std::ranges::move(opening->mend(), std::back_inserter(notes_));
+  });
+  start_.record = *opening->newest();
+  start_.next_slot = opening->choice().next_slot;
+  start_.next_generation = opening->choice().next_generation;
+  commit_files_ = files_->commit_files();
+  start_.files = &commit_files_;
+  homes_.drives.assign(files_->data_paths().begin(), files_->data_paths().end());
+  homes_.files = files_->shared_data();
+}
+
+// Before anything is changed.
+void DurableStore::check(const CommitRecord& record) const {
+  std::string obstacle = identity_.obstacle(record.model_hash, record.layout_hash, record.settings);
+  if (obstacle.empty() && (record.rank != ranks_.rank() || record.rank_count != ranks_.count()))
+    obstacle = fmt::format("its files are of rank {} of {}, and this is rank {} of {}", record.rank,
+                           record.rank_count, ranks_.rank(), ranks_.count());
+  if (!obstacle.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("the store \"{}\" ({}) cannot be gone on with, since {}; run what it "
+                            "was made with, or choose another storage.state.name",
+                            name_, sluice::text_of(id_), obstacle));
+}
+
+// Places the copies as the record has them.
+void DurableStore::take_planes(const CommitRecord& record, Placement& placement) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\": {}", name_, why));
+  };
+  auto from = record.planes.begin();
+  std::uint32_t copies = 0;
+  for (std::uint32_t plane = 0; plane < 2 * layout_.blocks().size(); ++plane) {
+    const std::uint64_t bytes = copy_bytes(layout_, plane);
+    homes_.planes.emplace_back();
+    if (bytes == 0) continue;
+    if (from == record.planes.end() || from->length_bytes != bytes)
+      fail(fmt::format("its record's plane {} does not fit the model's block {}",
+                       from - record.planes.begin(), plane / 2));
+    for (std::uint32_t copy = 0; copy < from->copy_count; ++copy) {
+      const CommitExtent& extent = from->copies[copy];
+      const DirectFile& file = files_->data()[extent.file];
+      if (extent.offset_bytes + bytes > file.size_bytes())
+        fail(fmt::format("{} has {} B, but should reach to {}; it has been cut", file.name(),
+                         file.size_bytes(), extent.offset_bytes + bytes));
+    }
+    homes_.planes.back() = *from;
+    if (!layout_.is_frozen(BlockId{plane / 2})) copies = from->copy_count;
+    ++from;
+  }
+  if (copies != 0 && copies < placement.durable_copies)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("the store \"{}\" has {} copies of the state, and optimizer.overlap "
+                            "\"speculative\" needs {} with these ranks and commit_every; set it "
+                            "to \"auto\" or \"deferred\"",
+                            name_, copies, placement.durable_copies));
+  if (copies > placement.durable_copies) add_copies(layout_, copies, placement);
+}
+
+std::uint64_t DurableStore::agree_on_step(const CommitOffer& own) {
+  const OfferWords words{.has_newest = own.newest.has_value(),
+                         .newest = own.newest.value_or(0),
+                         .has_older = own.older.has_value(),
+                         .older = own.older.value_or(0)};
+  const std::vector<std::byte> all = ranks_.exchange(std::as_bytes(std::span(&words, 1)), kSubject);
+  std::vector<CommitOffer> offers;
+  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank) {
+    OfferWords of_rank;
+    std::memcpy(&of_rank, all.data() + rank * sizeof of_rank, sizeof of_rank);
+    offers.push_back(of_rank.offer());
+  }
+  if (const auto step = common_step(offers)) return *step;
+  std::string steps;
+  for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank)
+    steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, text_of(offers[rank]));
+  throw Error(ErrorCode::kDamaged,
+              fmt::format("the ranks of the store \"{}\" have no step in common ({}); go on from a "
+                          "checkpoint",
+                          name_, steps));
+}
+
+void DurableStore::set_marks(StoreStage stage) {
+  ranks_.together(kSubject, [&] {
+    for (StoreLock& lock : locks_)
+      if (lock.is_own()) lock.set_mark({.stage = stage, .id = id_});
+  });
+}
+
+void DurableStore::name_data() {
+  set_marks(StoreStage::kCreating);
+  ranks_.together(kSubject, [&] { files_->name_data(); });
+}
+
+// Rank 0's last.
+void DurableStore::name_records() {
+  for (const bool is_first : {false, true})
+    ranks_.together(kSubject, [&] {
+      if ((ranks_.rank() == 0) == is_first) files_->name_records();
+    });
+  set_marks(StoreStage::kMade);
+}
+
+}  // namespace sluice

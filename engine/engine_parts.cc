@@ -1,0 +1,240 @@
+#include "engine/engine_parts.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "base/topology.h"
+#include "base/trace/trace_ranges.h"
+#include "engine/plan/parameter_groups.h"
+#include "engine/ranks/rank_clocks.h"
+#include "engine/run/engine_trace.h"
+#include "engine/run/run_description.h"
+#include "engine/store/storage_queue.h"
+#include "io/direct_file.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::string_view kStateSource = "where a state comes from";
+// Planes that a commit may have on their way, beside its files.
+constexpr std::uint32_t kCommitTransfers = 8;
+
+Config checked(Config config) {
+  validate(config);
+  config.threads = granted_threads(config.threads);
+  if (config.precision.scale_moves()) config.optimizer.non_finite = NonFinitePolicy::kSkip;
+  return config;
+}
+
+// What every rank may take, with what it has taken for votes: windows and homes have to be equal.
+std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
+  const std::uint64_t own = config.memory.device_bytes.value_or(
+      device.capacity_bytes() - device.allocated_bytes() + ranks.device_bytes());
+  RankRange range(own);
+  ranks.all_reduce({}, std::span(&range, 1), "device memory");
+  return range.least;
+}
+
+Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
+  return {.device_bytes = device_bytes_of(config, device, ranks),
+          .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
+}
+
+// "auto" takes a second copy of the state only where it helps, and is no burden: where every block
+// has one, since the others' records would be read after backward instead of during it, and where
+// as much as both copies take stays free beside them, whichever path it comes to.
+bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement,
+                          const Ranks& ranks) {
+  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
+    return false;  // "auto" means eager
+  if (!shadows_serve_all(layout, placement)) return false;
+  if (!config.storage.state.name.empty())  // whose copies serve as shadows
+    return may_speculate_by_itself(config, ranks.count());
+  add_shadows(layout, placement);
+  return std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
+    return free_bytes(path) >= 2 * placement.nvme_bytes();
+  });
+}
+
+Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
+                       const Device& device, Ranks& ranks) {
+  check_homes(config.sharding, ranks.count(), config.placement);
+  const OverlapPolicy policy = config.optimizer.overlap;
+  Placement placement =
+      plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
+                     pass_needs(config, layout, ranks.count(), device.has_own_memory()));
+  ranks.reserve(config.sharding, layout);
+  SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
+               "the plan counts what ranks take");
+  if (policy == OverlapPolicy::kSpeculative ||
+      (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement, ranks)))
+    add_shadows(layout, placement);
+  if (const std::uint32_t copies = durable_copies(config, ranks.count()); copies != 0)
+    add_copies(layout, copies, placement);
+  return placement;
+}
+
+std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& placement,
+                                    const Tiers& tiers, const QueueDecorator& decorate,
+                                    std::vector<std::string>& notes) {
+  std::string explanation;
+  // One for each drive. A store's files may lie on fewer paths than there are.
+  std::vector<int> files;
+  if (!tiers.files().empty()) {
+    files.assign(config.storage.paths.size(), tiers.file(0).descriptor());
+    for (std::size_t file = tiers.files().size(); file-- > 0;)
+      files[tiers.drive(static_cast<std::uint32_t>(file))] =
+          tiers.file(static_cast<std::uint32_t>(file)).descriptor();
+  }
+  const TransferPool pool{
+      .transfers_max = placement.parameter_slots.count + placement.lanes.count +
+                       placement.lane_gradients.count + placement.activation_staging.count +
+                       placement.gradient_staging.count +
+                       (placement.durable_copies == 0
+                            ? 0
+                            : kCommitTransfers + static_cast<std::uint32_t>(files.size())),
+      .memory = placement.nvme_bytes() == 0 ? std::span<std::byte>() : tiers.transfer_memory(),
+      .files = files};
+  auto queue = open_io_queue(config.storage, pool, explanation);
+  if (!explanation.empty() && placement.nvme_bytes() != 0) notes.push_back(explanation);
+  return decorate ? decorate(std::move(queue)) : std::move(queue);
+}
+
+}  // namespace
+
+Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
+                     const QueueDecorator& decorate, Collectives* collectives)
+    : config(checked(given_config)),
+      model(validated(given_model)),
+      ranks(config.sharding, collectives, device),
+      layout(model, state_format(config), config.storage.block_elements,
+             ParameterGroups(config.optimizer, model).set_of_tensors(), ranks.shard()),
+      placement(placement_of(config, model, layout, device, ranks)),
+      durable(config.storage.state.name.empty()
+                  ? std::optional<DurableStore>()
+                  : std::optional<DurableStore>(std::in_place, config, model, layout, placement,
+                                                ranks)),
+      tiers(layout, placement, config.storage, device,
+            durable ? durable->take_homes() : DurableHomes()),
+      queue(open_queue(config, placement, tiers, decorate, notes)),
+      store(config.storage, layout, tiers, *queue, scheduler),
+      worker(config.threads, scheduler),
+      loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker, ranks,
+           durable ? &durable->start() : nullptr),
+      activations(model, placement, tiers, store, device, scheduler, loop.timeline()),
+      state(layout, placement, tiers, store, device, scheduler) {
+  if (std::vector<std::string> names; trace_ranges_are_on) {
+    for (const UnitSpec& unit : model.units) names.push_back(unit.name);
+    name_trace_units(names);
+  }
+  ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
+  ranks.require_agreement(describe_run(config, model, layout, placement,
+                                       tiers.device_memory().size(), loop.scheduled_step()),
+                          "what is trained, and how");
+  ranks.use_memory(tiers.device_memory());
+  if (durable) {
+    notes.insert(notes.end(), durable->notes().begin(), durable->notes().end());
+    if (!durable->is_new()) store.restore(durable->record().planes);
+  }
+  if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
+  // Those that do not trace take part in it.
+  if (ranks.are_several() && any_rank_traces(ranks)) trace_section("clock", describe_clock(ranks));
+}
+
+void Engine::Parts::complete(TensorId id, StateKind kind, std::uint64_t first_element,
+                             std::span<std::byte> target) {
+  if (!ranks.shard_optimizer()) return;
+  const TensorPlace& tensor = layout.tensor(id);
+  const std::uint64_t element_bytes =
+      kind == StateKind::kParameter ? layout.format().parameter_bytes() : sizeof(float);
+  const std::uint64_t shard = layout.unit(tensor.unit).shard_elements;
+  const std::uint64_t begin = tensor.offset_elements + first_element;
+  const std::uint64_t end = begin + target.size() / element_bytes;
+  for (std::uint64_t at = begin; at < end;) {
+    const std::uint64_t next = std::min(end, (at / shard + 1) * shard);
+    ranks.broadcast(target.subspan((at - begin) * element_bytes, (next - at) * element_bytes),
+                    static_cast<std::uint32_t>(at / shard), tensor.name);
+    at = next;
+  }
+}
+
+void Engine::Parts::require_idle(const char* call) {
+  if (is_closed)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the engine has been closed; make a new one", call));
+  loop.throw_if_unusable();
+  if (loop.is_active())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a step or an inference is still active", call));
+  if (!is_initialized)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the state has no values yet; call initialize() first", call));
+}
+
+void Engine::Parts::require_no_state(const char* call) const {
+  if (is_initialized)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the state has its values already; make a new engine", call));
+}
+
+void Engine::Parts::require_durable(const char* call) const {
+  if (!durable)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the state lies in scratch files; name a durable store with "
+                            "storage.state.name",
+                            call));
+}
+
+void Engine::Parts::fill(StateSource& source, const char* call) {
+  require_no_state(call);
+  if (durable && !durable->is_new())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the store \"{}\" holds the state of step {}; go on from it with "
+                            "open_or_create(), choose another storage.state.name, or remove the "
+                            "store's files",
+                            call, durable->name(), durable->record().step));
+  ranks.together(kStateSource, [&] { source.prepare(description()); });
+  const StatePosition position = source.position();
+  const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
+  ranks.require_agreement(
+      fmt::format("step {}, loss scale {} {} {} {}", position.step, position.loss_scale.has_value(),
+                  scale.scale, scale.hysteresis_left, scale.good_steps),
+      "where training goes on");
+  ranks.together(kStateSource, [&] { state.restore(source); });
+  loop.restore(position);
+  lend_state();
+  commit_first();
+  is_initialized = true;
+}
+
+void Engine::Parts::open_store() {
+  const CommitRecord& record = durable->record();
+  ranks.together(kStateSource, [&] { state.open(); });
+  loop.restore({.step = record.step,
+                .loss_scale = LossScaleState{
+                    .scale = record.scale.scale,
+                    .hysteresis_left = record.scale.hysteresis_left,
+                    .good_steps = static_cast<std::uint32_t>(record.scale.good_steps)}});
+  lend_state();
+  is_initialized = true;
+}
+
+void Engine::Parts::lend_state() {
+  state.lend_homes();
+  if (ranks.shard_optimizer()) loop.share_residents();
+  loop.return_buffers();
+}
+
+// The store exists from its end on.
+void Engine::Parts::commit_first() {
+  if (!durable) return;
+  durable->name_data();
+  loop.commit_first();
+  durable->name_records();
+}
+
+}  // namespace sluice

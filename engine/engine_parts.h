@@ -1,0 +1,77 @@
+// The components of an engine, and what several calls of it share. For engine.cc and its siblings
+// alone.
+//
+// Thread rule: the application's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sluice/engine.h>
+#include "engine/durable/durable_store.h"
+#include "engine/flow/activation_flow.h"
+#include "engine/step/step_loop.h"
+#include "engine/store/state_access.h"
+
+namespace sluice {
+
+// The ranks' collectives outlive the engine: what they have been told of it has to be taken back.
+struct RanksHold {
+  explicit RanksHold(Ranks& held) : ranks(held) {}
+  RanksHold(const RanksHold&) = delete;
+  RanksHold& operator=(const RanksHold&) = delete;
+  ~RanksHold() {
+    ranks.on_failure({});
+    ranks.forget_memory();
+  }
+
+  Ranks& ranks;
+};
+
+// Built from top to bottom; torn down from bottom to top, so that whatever still runs finds what it
+// uses.
+struct Engine::Parts {
+  Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
+        const QueueDecorator& decorate, Collectives* collectives);
+
+  // Fills in what other ranks own of elements [first_element, ...) of a tensor.
+  void complete(TensorId id, StateKind kind, std::uint64_t first_element,
+                std::span<std::byte> target);
+  void require_idle(const char* call);
+  void require_no_state(const char* call) const;
+  void require_durable(const char* call) const;
+  StateDescription description() const {
+    return describe_state(model, config.precision.parameters, config.optimizer.kind);
+  }
+  // Gives the state its values, and a durable store its first commit of them.
+  void fill(StateSource& source, const char* call);
+  // Goes on from the last commit of a durable store.
+  void open_store();
+  void commit_first();
+  void lend_state();
+
+  std::vector<std::string> notes;
+  Config config;
+  ModelSpec model;
+  Ranks ranks;
+  Layout layout;
+  Placement placement;
+  std::optional<DurableStore> durable;  // none: the state is scratch
+  Tiers tiers;
+  Scheduler scheduler;
+  std::unique_ptr<IoQueue> queue;
+  BlockStore store;
+  Worker worker;
+  StepLoop loop;
+  ActivationFlow activations;
+  StateAccess state;
+  bool is_initialized = false;
+  bool is_closed = false;
+  std::function<void(const std::string&)> last_words;
+  RanksHold ranks_hold{ranks};  // last: a constructor that throws lets go of them, too
+};
+
+}  // namespace sluice

@@ -1,0 +1,88 @@
+// Brings state whose home is memory to storage, for commits: each block once it is at the version
+// that is committed, from where it lies, or from the device through a commit buffer. The block must
+// not be updated again before that has ended.
+//
+// Thread rule: scheduler's thread only.
+// Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own
+// transfers; never for a lane, a slot or a gradient.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include <sluice/device.h>
+#include "engine/run/scheduler.h"
+#include "engine/store/block_store.h"
+
+namespace sluice {
+
+class HomeSaver {
+ public:
+  struct Hooks {
+    // Stores of `version` may begin: every commit before it has its table.
+    std::function<bool(std::uint64_t version)> may_store;
+    // A block is on storage as `version`.
+    std::function<void(std::uint64_t version)> saved;
+    std::function<void()> on_change;
+  };
+
+  // All must outlive the saver.
+  HomeSaver(const Layout& layout, const Placement& placement, const Tiers& tiers, BlockStore& store,
+            Device& device, Scheduler& scheduler, Hooks hooks);
+
+  // How many blocks of the model have something at home in memory that is updated.
+  std::uint32_t block_count() const { return block_count_; }
+  bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
+  // Saves the block. Requires: is_at_home(), at rest, not being saved.
+  void add(BlockId block);
+  // Likewise, every block of which storage has an older version.
+  void add_outdated();
+  // The block has been added, and is not on storage yet.
+  bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
+  // Nothing is to be saved.
+  bool is_idle() const { return queue_.empty() && under_way_ == 0; }
+  // Nothing is under way.
+  bool is_at_rest() const { return under_way_ == 0; }
+
+  void pump();
+  // Starts nothing more, for good.
+  void stop();
+
+ private:
+  struct Save {
+    BlockId block{};
+    Transfer parameters;
+    Transfer record;
+    std::uint32_t pending = 0;  // transfers and copies
+    bool is_busy = false;
+  };
+
+  Tier tier(BlockId block, Plane plane) const;
+  bool comes_from_device(BlockId block) const;
+  bool may_start(BlockId block) const;
+  void start(std::uint32_t save, BlockId block);
+  void write(std::uint32_t save, Plane plane, std::byte* source);
+  std::byte* buffer_of(std::uint32_t save, Plane plane) const;
+  void ended(std::uint32_t save);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Hooks hooks_;
+
+  std::uint32_t block_count_ = 0;
+  std::vector<bool> is_at_home_;  // by block
+  std::vector<bool> is_saving_;   // by block
+  std::deque<BlockId> queue_;
+  std::vector<Save> saves_;  // the first ones have a commit buffer
+  std::uint32_t under_way_ = 0;
+
+  Stream stream_;  // last: its callbacks use all of the above
+};
+
+}  // namespace sluice

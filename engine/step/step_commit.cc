@@ -1,0 +1,85 @@
+// The step loop's part in the commits of a durable store.
+#include <array>
+
+#include <fmt/format.h>
+
+#include "engine/step/step_loop.h"
+
+namespace sluice {
+
+void StepLoop::check_application(const char* call,
+                                 const std::optional<std::string>& application) const {
+  if (!application || application->size() <= kApplicationBytesMax) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: the application's part of the commit has {} B; at most {} B fit, so "
+                          "keep what is larger in a file and say where it is",
+                          call, application->size(), kApplicationBytesMax));
+}
+
+CommittedScale StepLoop::committed_scale() const {
+  const LossScaleState& state = scaler_.state();
+  return {.scale = state.scale,
+          .good_steps = state.good_steps,
+          .hysteresis_left = state.hysteresis_left};
+}
+
+// The step has been finished, and will be applied.
+void StepLoop::end_for_commit(const FinishOptions& finish) {
+  if (!commits_) return;
+  if (finish.application) application_ = *finish.application;
+  scheduler_.run([this] {
+    commits_->finished({.step = step_, .scale = committed_scale(), .application = application_});
+  });
+}
+
+// Of all steps that are over; where ranks wait for each other's.
+void StepLoop::await_commits() {
+  if (!commits_ || !ranks_.are_several()) return;
+  failure_.await([this] {
+    timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCommit});
+    return commits_->is_durable();
+  });
+}
+
+// Requires: this rank's are durable.
+void StepLoop::count_commits_for_all() {
+  if (ranks_.are_several()) {
+    std::uint64_t own = 0;
+    scheduler_.run([&] { own = commits_->durable_step().value_or(0); });
+    std::array ranges{RankRange(own)};
+    ranks_.all_reduce({}, ranges, "a commit");
+    SLUICE_CHECK(ranges[0].is_equal(), "ranks commit the same steps");
+  }
+  scheduler_.run([this] { commits_->count_for_all(); });
+}
+
+void StepLoop::commit_first() {
+  scheduler_.run([this] {
+    commits_->want_first({.step = step_, .scale = committed_scale(), .application = application_});
+  });
+  failure_.await([this] { return commits_->is_durable(); });
+  count_commits_for_all();
+}
+
+void StepLoop::commit_now() {
+  drain();
+  failure_.await([this] { return commits_->is_durable(); });
+  count_commits_for_all();
+  scheduler_.run([this] { commits_->want_now(); });
+  failure_.await([this] { return commits_->is_durable(); });
+  count_commits_for_all();
+}
+
+StepLoop::Committed StepLoop::committed() {
+  Committed committed;
+  scheduler_.run([&] {
+    committed = {.step = commits_->durable_step(), .application = commits_->application()};
+  });
+  return committed;
+}
+
+void StepLoop::set_commit_settings(const std::string& settings, std::uint64_t config_hash) {
+  scheduler_.run([&] { commits_->set_settings(settings, config_hash); });
+}
+
+}  // namespace sluice
