@@ -36,18 +36,36 @@ void Engine::initialize(const InitialValues& values) {
   if (!values)
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the function that gives the initial values is empty");
+  if (parts_->durable && !parts_->durable->is_new())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("initialize: the store \"{}\" holds the state of step {}; go on from it "
+                    "with open_or_create(), choose another storage.state.name, or remove "
+                    "the store with `sluice state remove`",
+                    parts_->durable->name(), parts_->durable->record().step));
   InitialSource source(values);
-  parts_->fill(source, "initialize");
+  parts_->fill(source, {}, "initialize");
 }
 
-void Engine::restore(StateSource& source) {
-  parts_->fill(source, "restore");
+void Engine::restore(StateSource& source, const std::string& application) {
+  const auto units = parts_->layout.units();
+  if (parts_->durable && !parts_->durable->is_new() &&
+      std::ranges::any_of(units, &UnitPlace::is_frozen))
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("restore: the store \"{}\" keeps frozen units in one copy, which its "
+                            "last commit names; choose another storage.state.name",
+                            parts_->durable->name()));
+  parts_->fill(source, application, "restore");
 }
 
 OpenedState Engine::open_or_create(const InitialValues& values, const OpenOptions& options) {
   parts_->require_durable("open_or_create");
+  if (!values)
+    throw Error(ErrorCode::kInvalidArgument,
+                "open_or_create: the function that gives the initial values is empty");
   if (parts_->durable->is_new()) {
-    initialize(values);
+    InitialSource source(values);
+    parts_->fill(source, options.application, "open_or_create");
     return {};
   }
   parts_->require_no_state("open_or_create");

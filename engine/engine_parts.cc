@@ -189,14 +189,9 @@ void Engine::Parts::require_durable(const char* call) const {
                             call));
 }
 
-void Engine::Parts::fill(StateSource& source, const char* call) {
+void Engine::Parts::fill(StateSource& source, const std::string& application, const char* call) {
   require_no_state(call);
-  if (durable && !durable->is_new())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: the store \"{}\" holds the state of step {}; go on from it with "
-                            "open_or_create(), choose another storage.state.name, or remove the "
-                            "store's files",
-                            call, durable->name(), durable->record().step));
+  loop.set_application(call, application);
   ranks.together(kStateSource, [&] { source.prepare(description()); });
   const StatePosition position = source.position();
   const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
@@ -229,12 +224,13 @@ void Engine::Parts::lend_state() {
   loop.return_buffers();
 }
 
-// The store exists from its end on.
+// A new store exists from its end on; an old one holds this state instead of its own.
 void Engine::Parts::commit_first() {
   if (!durable) return;
-  durable->name_data();
+  const bool is_new = durable->is_new();
+  if (is_new) durable->name_data();
   loop.commit_first();
-  durable->name_records();
+  if (is_new) durable->name_records();
 }
 
 }  // namespace sluice

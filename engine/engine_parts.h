@@ -47,7 +47,7 @@ struct Engine::Parts {
     return describe_state(model, config.precision.parameters, config.optimizer.kind);
   }
   // Gives the state its values, and a durable store its first commit of them.
-  void fill(StateSource& source, const char* call);
+  void fill(StateSource& source, const std::string& application, const char* call);
   // Goes on from the last commit of a durable store.
   void open_store();
   void commit_first();

@@ -29,6 +29,7 @@
 #include "tools/commands/doctor_command.h"
 #include "tools/commands/generate_command.h"
 #include "tools/commands/plan_command.h"
+#include "tools/commands/state_command.h"
 #include "tools/commands/trace_options.h"
 #include "tools/commands/train_command.h"
 
@@ -47,7 +48,8 @@ void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
       ->capture_default_str();
   train
       .add_flag("--resume{newest}", options.resume,
-                "Go on at the newest checkpoint that is whole, or begin anew where there is none; "
+                "Go on from the durable store (storage.state.name) or the newest checkpoint that "
+                "is whole, whichever has more steps, or begin anew where there is neither; "
                 "--resume=required: fail there")
       ->check(CLI::IsMember({"newest", "required"}));
   train.add_flag("--convert", options.converts,
@@ -299,6 +301,7 @@ struct Commands {
   sluice::PlanOptions plan;
   sluice::TraceCommands trace;
   sluice::ConfigCommands config;
+  sluice::StateOptions state;
 
   int run(const CLI::App& app) const {
     if (app.got_subcommand("train")) return sluice::run_train(train);
@@ -311,6 +314,7 @@ struct Commands {
     }
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
     if (app.got_subcommand("config")) return config.run(app.get_subcommand("config"));
+    if (app.got_subcommand("state")) return sluice::run_state(*app.get_subcommand("state"), state);
     if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
@@ -362,6 +366,7 @@ int main(int argc, char** argv) {
   add_bench_step(*bench, commands.bench_step);
   sluice::add_trace(app, commands.trace);
   sluice::add_config(app, commands.config);
+  sluice::add_state(app, commands.state);
   add_doctor(app, commands.doctor.paths);
   sluice::check_numbers(app);
   try {

@@ -16,6 +16,11 @@ void StepLoop::check_application(const char* call,
                           call, application->size(), kApplicationBytesMax));
 }
 
+void StepLoop::set_application(const char* call, const std::string& application) {
+  check_application(call, application);
+  application_ = application;
+}
+
 CommittedScale StepLoop::committed_scale() const {
   const LossScaleState& state = scaler_.state();
   return {.scale = state.scale,

@@ -78,6 +78,9 @@ class StepLoop {
   // Durable: the first commit of the state as it is, and one of the last step. Both return when
   // every rank has it. Requires: no step is active.
   void commit_first();
+  // What the application wants to be kept with the commits from here on.
+  // Fails with: kInvalidArgument, for more than fits.
+  void set_application(const char* call, const std::string& application);
   void commit_now();
   // The last step that every rank has a commit of, and what that has of the application.
   struct Committed {

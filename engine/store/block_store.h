@@ -141,6 +141,7 @@ class BlockStore {
     bool has_shadow = false;  // holds something
   };
 
+  static std::optional<PlaneCopies> copies_of(const Tiers& tiers);
   void start(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
   void prepare(Transfer& transfer, BlockId block, Plane plane, IoKind kind, std::byte* data);
   void submit(Transfer& transfer);

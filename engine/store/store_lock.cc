@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +11,8 @@
 #include <cerrno>
 #include <charconv>
 #include <ctime>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -176,6 +179,23 @@ void StoreLock::write_text() {
           static_cast<ssize_t>(text.size()) ||
       ::fdatasync(descriptor_.get()) != 0)
     throw Error(ErrorCode::kIo, fmt::format("cannot write {}: {}", path_, errno_text(errno)));
+}
+
+std::optional<std::string> store_holder(const std::string& directory, const std::string& name) {
+  const std::string path = directory + "/" + name + ".lock";
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat status {};
+  if (!file || ::fstat(file.get(), &status) != 0) return std::nullopt;
+  // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123456 0 EOF"
+  const std::string inode = fmt::format(":{}", status.st_ino);
+  std::ifstream locks("/proc/locks");
+  std::string number, kind, mode, access, process, place;
+  for (std::string line; std::getline(locks, line);) {
+    std::istringstream words(line);
+    words >> number >> kind >> mode >> access >> process >> place;
+    if (kind == "FLOCK" && place.ends_with(inode)) return read_text(file.get(), path).holder;
+  }
+  return std::nullopt;
 }
 
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name) {

@@ -54,4 +54,8 @@ class StoreLock {
 // Fails with: kDamaged, kInput.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
+// Who has the lock on the path, in words, as far as this host can tell; none: nobody. Takes
+// nothing, so that it is in nobody's way.
+std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
+
 }  // namespace sluice

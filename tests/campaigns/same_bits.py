@@ -76,18 +76,22 @@ def find_hash(report):
     return None
 
 
+def write_text(path):
+    words = random.Random(5).choices("a block lay on storage until its step came and went again with new gradients".split(), k=6000)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(" ".join(words))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sluice", required=True, help="the command to be judged")
     parser.add_argument("--against", required=True, help="the command whose bits are right")
     options = parser.parse_args()
-    words = random.Random(5).choices("a block lay on storage until its step came and went again with new gradients".split(), k=6000)
     differ = 0
     for name, ranks, change in CONFIGS:
         with tempfile.TemporaryDirectory(prefix="sluice-bits-") as folder:
             os.mkdir(os.path.join(folder, "storage"))
-            with open(os.path.join(folder, "text.txt"), "w", encoding="ascii") as file:
-                file.write(" ".join(words))
+            write_text(os.path.join(folder, "text.txt"))
             old = hash_of(options.against, ranks, change, folder)
             new = hash_of(options.sluice, ranks, change, folder)
         same = old == new and len(old or "") == 64

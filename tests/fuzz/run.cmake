@@ -9,7 +9,7 @@ set(sources ${${TARGET}_sources})
 list(TRANSFORM sources PREPEND ${SOURCE}/)
 list(APPEND sources ${FUZZER})
 file(MAKE_DIRECTORY ${WORK}/corpus)
-execute_process(COMMAND ${COMPILER} -std=c++20 -O1 -g -fsanitize=fuzzer,address -I${SOURCE} ${sources} -o ${WORK}/${TARGET}_fuzz -lfmt -lxxhash -lhwloc -lpthread
+execute_process(COMMAND ${COMPILER} -std=c++20 -O1 -g -fsanitize=fuzzer,address -I${SOURCE} -I${SOURCE}/base/include -I${SOURCE}/gpu/include -I${SOURCE}/engine/include ${sources} -o ${WORK}/${TARGET}_fuzz -lfmt -lxxhash -lhwloc -lpthread
                 COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${WORK}/${TARGET}_fuzz -max_total_time=${SECONDS} -rss_limit_mb=2048 -max_len=65536 ${WORK}/corpus
                 WORKING_DIRECTORY ${WORK} COMMAND_ERROR_IS_FATAL ANY)

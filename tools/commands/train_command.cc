@@ -177,18 +177,18 @@ class TrainRun {
     flush_said();
   }
 
-  // The state of the newest checkpoint, or a fresh one.
+  // The state of the store or of the newest checkpoint, or a fresh one.
   void resume() {
-    const auto resumed = checkpoints_.resume(engine_);
-    if (!resumed) engine_.initialize(initial_values());
+    const auto resumed = checkpoints_.resume(engine_, initial_values());
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
-    if (!checkpoints_.is_on() || engine_.rank() != 0) return;
+    const bool outlives = checkpoints_.is_on() || checkpoints_.has_store();
+    if (!outlives || engine_.rank() != 0) return;
     for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
     if (is_quiet_) return;
     if (resumed)
-      say("going on behind step {}, from \"{}\"\n", *resumed, checkpoints_.saved_path());
+      say("going on behind step {}, from {}\n", *resumed, checkpoints_.origin());
     else
-      say("beginning anew: there is no checkpoint yet\n");
+      say("beginning anew: there is no {} yet\n", checkpoints_.origin());
     flush_said();
   }
 
@@ -217,6 +217,7 @@ class TrainRun {
     while (steps_ended_ < config_.steps && !record_.interrupted) {
       const std::uint64_t step = steps_ended_;
       const auto begin = std::chrono::steady_clock::now();
+      trainer_->set_finish_options(checkpoints_.finish_options(step + 1));
       const TrainedStep trained = trainer_->train_step(step);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
       record_.steps.push_back(
@@ -259,6 +260,7 @@ class TrainRun {
   void conclude() {
     defer_interrupts("sluice: the run is over and is being saved; once more ends now, without\n");
     FirstFailure failures;
+    if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
     if (!record_.interrupted) {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
@@ -285,7 +287,10 @@ class TrainRun {
   }
 
   void say_how_to_go_on() const {
-    if (checkpoints_.is_on())
+    if (checkpoints_.has_store())
+      warn("sluice: step {} is committed to the store \"{}\"; go on with: {}\n",
+           *engine_.committed_step(), config_.engine.storage.state.name, checkpoints_.command());
+    else if (checkpoints_.is_on())
       warn("sluice: step {} is saved in \"{}\"; go on with: {}\n", steps_ended_,
            checkpoints_.saved_path(), checkpoints_.command());
   }

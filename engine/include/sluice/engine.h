@@ -66,6 +66,8 @@ struct OpenOptions {
   // Goes on although numbers of the config, such as optimizer.beta2, are not those of the last
   // commit. The store keeps a list of such changes.
   bool accepts_changes = false;
+  // As FinishOptions::application, with the first commit of a new store.
+  std::string application = {};
 };
 
 // What a durable store had.
@@ -106,13 +108,14 @@ class Engine {
   // Fails with: whatever the source fails with; kNonFinite and others as initialize(); kInput for a
   // loss scale that cannot be; kRanks where ranks have sources at different positions. After a
   // failure either can be called again.
-  void restore(StateSource& source);
+  // `application`: as FinishOptions's, with the commit of this state to a durable store.
+  void restore(StateSource& source, const std::string& application = {});
 
   // With Config::Storage::State: goes on from the store's last commit that every rank has, or makes
   // the store with the state of step 0, where no file of its name is there. The bits are those of a
   // run without a break, under whatever placement, policy and budgets.
-  // Instead of initialize() and restore(), which make a store, too, and fail with kInvalidArgument
-  // where there is one.
+  // Instead of initialize(), which makes a store, too, and fails with kInvalidArgument where there
+  // is one, and of restore(), whose state takes the place of what an old store holds.
   // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
   // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
   // use, incomplete, or of another model.

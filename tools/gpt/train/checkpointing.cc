@@ -121,14 +121,16 @@ std::string command_that_goes_on(std::span<char* const> words) {
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
                              std::uint32_t rank, std::uint32_t rank_count)
     : options_(options), config_(config), is_first_(rank == 0) {
-  if (!is_on()) {
+  if (!is_on() && !has_store()) {
     if (!options.resume.empty())
-      throw Error(ErrorCode::kInput, "--resume needs --checkpoint, the folder to go on from");
+      throw Error(ErrorCode::kInput,
+                  "--resume needs something to go on from: a folder of checkpoints (--checkpoint), "
+                  "or a durable store (storage.state.name in the config)");
     return;
   }
   settings_ = settings_of(config, rank_count);
   text_ = describe_text(config.data_file);
-  if (!is_first_) return;
+  if (!is_first_ || !is_on()) return;
   lock_.emplace(options.root);
   for (const std::string& name : lock_->removed())
     notes_.push_back(fmt::format("checkpoint: \"{}/{}\" was never finished, and has been removed",
@@ -140,47 +142,103 @@ void Checkpointing::pass_over(const std::string& why) {
   notes_.push_back(fmt::format("checkpoint: passed over, since {}", why));
 }
 
-// Folders, newest first, as rank 0 sees them.
-std::vector<std::string> Checkpointing::candidates(Engine& engine) const {
+// Newest first, as rank 0 sees them.
+std::vector<Checkpointing::Candidate> Checkpointing::candidates(Engine& engine) const {
+  if (!is_on()) return {};
   std::string listing;
   if (is_first_) {
     for (const CheckpointName& name : list_checkpoints(options_.root))
-      listing += name.text() + "\n";
+      listing += fmt::format("{} {}\n", name.step, name.text());
   }
   std::istringstream lines(engine.share(listing));
-  std::vector<std::string> folders;
-  for (std::string line; std::getline(lines, line);) folders.push_back(options_.root + "/" + line);
-  return folders;
+  std::vector<Candidate> found;
+  for (Candidate next; lines >> next.step >> next.folder;)
+    found.push_back({.step = next.step, .folder = options_.root + "/" + next.folder});
+  return found;
 }
 
-std::optional<std::uint64_t> Checkpointing::resume(Engine& engine) {
-  if (!is_on()) return std::nullopt;
-  const std::vector<std::string> folders = candidates(engine);
-  if (options_.resume.empty()) {
-    if (folders.empty()) return std::nullopt;
+std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const InitialValues& values) {
+  const std::vector<Candidate> found = candidates(engine);
+  if (options_.resume.empty() && !found.empty())
     throw Error(ErrorCode::kInput,
                 fmt::format("\"{}\" has checkpoints already, the newest \"{}\"; go on from it with "
                             "--resume, or name another folder",
-                            options_.root, folders[0]));
-  }
-  for (const std::string& folder : folders) {
+                            options_.root, found[0].folder));
+  if (engine.committed_step()) return resume_store(engine, values, found);
+  const std::optional<std::uint64_t> steps = resume_checkpoint(engine, found);
+  if (steps) return steps;
+  if (options_.resume == "required")
+    throw Error(ErrorCode::kInput,
+                fmt::format("--resume=required: there is no {}; look for what the run was given, "
+                            "or begin with --resume",
+                            origin()));
+  if (has_store())
+    (void)engine.open_or_create(values, {.application = application(0)});
+  else
+    engine.initialize(values);
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> Checkpointing::resume_checkpoint(Engine& engine,
+                                                              const std::vector<Candidate>& found) {
+  for (const auto& [step, folder] : found) {
     if (const auto steps = try_one(engine, folder)) {
       saved_steps_ = steps;
       saved_path_ = folder;
       return steps;
     }
   }
-  if (!folders.empty())
-    throw Error(ErrorCode::kDamaged,
-                fmt::format("none of the {} checkpoints in \"{}\" can be used: {}; begin anew in "
-                            "another folder",
-                            folders.size(), options_.root, fmt::join(notes_, "; ")));
-  if (options_.resume == "required")
+  if (found.empty()) return std::nullopt;
+  throw Error(ErrorCode::kDamaged,
+              fmt::format("none of the {} checkpoints in \"{}\" can be used: {}; begin anew in "
+                          "another folder",
+                          found.size(), options_.root, fmt::join(notes_, "; ")));
+}
+
+// The store's commit is whole; a checkpoint takes its place only if it is newer.
+std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
+                                                         const InitialValues& values,
+                                                         const std::vector<Candidate>& found) {
+  const std::uint64_t committed = *engine.committed_step();
+  const std::string& name = config_.engine.storage.state.name;
+  if (options_.resume.empty())
     throw Error(ErrorCode::kInput,
-                fmt::format("--resume=required: there is no checkpoint in \"{}\"; look for the "
-                            "folder that the run was given, or begin with --resume",
-                            options_.root));
-  return std::nullopt;
+                fmt::format("the store \"{}\" holds the state of step {} already; go on from it "
+                            "with --resume, choose another storage.state.name, or remove it with "
+                            "`sluice state remove`",
+                            name, committed));
+  for (const auto& [step, folder] : found) {
+    if (step <= committed) break;  // newest first
+    if (const auto steps = try_one(engine, folder)) {
+      notes_.push_back(
+          fmt::format("checkpoint: step {} is newer than step {} of the store \"{}\", "
+                      "and has taken its place",
+                      *steps, committed, name));
+      saved_steps_ = steps;
+      saved_path_ = folder;
+      return steps;
+    }
+  }
+  is_from_store_ = true;
+  const OpenedState opened = engine.open_or_create(values, {.accepts_changes = true});
+  return check_application(fmt::format("the store \"{}\"", name), opened.application);
+}
+
+std::string Checkpointing::origin() const {
+  const Config::Storage& storage = config_.engine.storage;
+  const std::string store =
+      fmt::format("store \"{}\" in {}", storage.state.name, fmt::join(storage.paths, ", "));
+  const std::string folder = fmt::format("checkpoint in \"{}\"", options_.root);
+  if (is_from_store_) return fmt::format("the store \"{}\"", storage.state.name);
+  if (!saved_path_.empty()) return fmt::format("\"{}\"", saved_path_);
+  if (!has_store()) return folder;
+  return is_on() ? fmt::format("{}, and no {}", store, folder) : store;
+}
+
+FinishOptions Checkpointing::finish_options(std::uint64_t steps) const {
+  FinishOptions options;
+  if (has_store()) options.application = application(steps);
+  return options;
 }
 
 // Nothing where the checkpoint is not whole. All ranks come to the same.
@@ -197,9 +255,11 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
     if (source) pass_over(fmt::format("another rank cannot read \"{}\", and says why", folder));
     return std::nullopt;
   }
-  const std::uint64_t steps = check_application(*source);
+  const std::vector<std::string>& saved = source->manifest().application;
+  const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
+                                                saved.empty() ? "" : saved[0]);
   try {
-    engine.restore(*source);
+    engine.restore(*source, application(steps));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDamaged && error.code() != ErrorCode::kIo) throw;
     pass_over(error.what());
@@ -210,12 +270,12 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
 
 // Whether the run that goes on is the one that was saved. Returns the steps that it has been
 // through.
-std::uint64_t Checkpointing::check_application(const CheckpointSource& source) {
-  const nlohmann::json saved = nlohmann::json::parse(
-      source.manifest().application.empty() ? "" : source.manifest().application[0], nullptr,
-      /*allow_exceptions=*/false);
+std::uint64_t Checkpointing::check_application(const std::string& where,
+                                               const std::string& application) {
+  const nlohmann::json saved =
+      nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
   const auto fail = [&](const std::string& why) {
-    throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", source.folder(), why));
+    throw Error(ErrorCode::kInput, fmt::format("{}: {}", where, why));
   };
   if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
       !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text"))

@@ -1,6 +1,7 @@
-// Checkpoints of `sluice train`: where the run begins, and what is saved on the way. With each goes
-// what the trainer needs beside the state: how many steps it has been through, which is also its
-// position in the data and in the schedule, and which config and which text made it.
+// What of `sluice train` outlives its process, as checkpoints and in a durable store: where the run
+// begins, and what is saved on the way. With each goes what the trainer needs beside the state: how
+// many steps it has been through, which is also its position in the data and in the schedule, and
+// which config and which text made it.
 //
 // Thread rule: one thread; of several ranks all take part.
 #pragma once
@@ -44,11 +45,18 @@ class Checkpointing {
   // Lines for the user: what was passed over, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // Gives the engine the state of the newest checkpoint that is whole. Returns the steps that the
-  // run has been through; nothing where it begins anew.
+  bool has_store() const { return !config_.engine.storage.state.name.empty(); }
+
+  // Gives the engine the state of the store's last commit, or of the newest checkpoint that is
+  // whole, whichever has more steps. Returns the steps that the run has been through; nothing where
+  // it begins anew.
   // Fails with: kInput where there is one and it was not asked for, none although it was, none that
   // can be read, or it is of another model, config or text.
-  std::optional<std::uint64_t> resume(Engine& engine);
+  std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
+  // What the store's commit of the state behind so many steps is to keep.
+  FinishOptions finish_options(std::uint64_t steps) const;
+  // Where resume() has found the state, or looked for it.
+  std::string origin() const;
   // So many steps are through. Saves where it is time; a failure is printed, and tried again later.
   void step_ended(Engine& engine, std::uint64_t steps);
   // The run ends. Saves what is not saved yet.
@@ -60,21 +68,31 @@ class Checkpointing {
   const std::string& saved_path() const { return saved_path_; }
 
  private:
-  std::vector<std::string> candidates(Engine& engine) const;
+  struct Candidate {
+    std::uint64_t step = 0;
+    std::string folder;
+  };
+  std::vector<Candidate> candidates(Engine& engine) const;
   std::optional<std::uint64_t> try_one(Engine& engine, const std::string& folder);
-  std::uint64_t check_application(const CheckpointSource& source);
+  std::optional<std::uint64_t> resume_checkpoint(Engine& engine,
+                                                 const std::vector<Candidate>& found);
+  std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
+                                            const std::vector<Candidate>& found);
+  // `where`: the state whose `application` it is.
+  std::uint64_t check_application(const std::string& where, const std::string& application);
   std::string application(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void pass_over(const std::string& why);
 
   const CheckpointOptions options_;
   const TrainConfig& config_;
-  const bool is_first_;  // rank
+  const bool is_first_;                          // rank
   std::map<std::string, std::string> settings_;  // which decide the run's numbers
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
   std::optional<std::uint64_t> saved_steps_;
+  bool is_from_store_ = false;
   std::string saved_path_;
 };
 

@@ -58,7 +58,7 @@ TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
       gpt_.backward(use, parameters_of(lease, model_), gradients_of(lease, model_), stream_.id());
     }
   }
-  trained.report = step.finish();
+  trained.report = step.finish(finish_options_);
   for (std::string& note : gpt_.take_notes()) trained.report.notes.push_back(std::move(note));
   device_.synchronize(stream_.id());
   trained.loss /= config_.micro_batches;

@@ -134,7 +134,7 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
     for_each_use([&](const Use& use) { forward(step, use, trained.loss); });
     for_each_use([&](const Use& use) { backward(step, use); });
   }
-  trained.report = step.finish();
+  trained.report = step.finish(finish_options_);
   trained.loss /= config_.micro_batches;
   return trained;
 }

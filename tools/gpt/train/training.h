@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include <sluice/step.h>
 #include "tools/gpt/train/dataset.h"
@@ -26,10 +27,16 @@ class Training {
   // update.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
+  // What goes with the next steps' finish(), such as what a durable store is to keep of the run.
+  void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
+
   // Mean cross-entropy in nats a token.
   virtual double evaluate(std::span<const TokenBatch> batches) = 0;
 
   virtual std::uint64_t activation_bytes() const = 0;
+
+ protected:
+  FinishOptions finish_options_;
 };
 
 }  // namespace sluice

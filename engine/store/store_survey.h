@@ -1,0 +1,51 @@
+// What the files of a durable store say, read without an engine: for `sluice state`. Nothing is
+// changed but by remove_store().
+//
+// Thread rule: any thread; functions wait for storage.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/store/commit_choice.h"
+#include "engine/store/store_files.h"
+
+namespace sluice {
+
+struct SurveyedRank {
+  std::uint32_t rank = 0;
+  CommitRecord newest = {};
+  CommitOffer offer = {};
+  std::string problem = {};  // its records cannot be read: why; the rest is empty then
+};
+
+struct StoreSurvey {
+  std::string name;
+  std::vector<std::string> directories;
+  StoreId id{};
+  StorePresence presence = StorePresence::kNone;
+  std::uint64_t file_bytes = 0;            // of all its files
+  std::vector<SurveyedRank> ranks = {};    // those whose record files lie here
+  std::optional<std::uint64_t> step = {};  // that all of them can go on from
+  std::string holder = {};                 // who has it, if anybody does
+};
+
+// The stores that have a lock file in one of the directories.
+std::vector<std::string> store_names(std::span<const std::string> directories);
+
+// Fails with: kInput, kDamaged, as find_store().
+StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
+
+// Reads all that the newest commit of a rank names, and compares it with its checksums. Returns a
+// line for each plane that differs or cannot be read.
+// Fails with: kInput for files that are missing.
+std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
+
+// Removes the store's files, and leaves its lock files, which say then that nothing was made.
+// Returns the bytes. Fails with: kInput where a job has it.
+std::uint64_t remove_store(const StoreSurvey& store);
+
+}  // namespace sluice

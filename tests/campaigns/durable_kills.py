@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Kills runs over a durable store at random instants and goes on, often under another config: the bits are those of a run that nobody killed.
+
+    durable_kills.py --sluice build/release/tools/sluice --mpirun mpirun --count 100
+
+Each case draws placement, policy, precision, ranks (1 to 4), ZeRO stage and commit_every. The run is killed with SIGKILL one to five times, and goes
+on each time with --resume=required (the first time --resume) under a placement and policy drawn anew. state_sha256 at the end has to be that of an
+uninterrupted run, and so have the losses of all steps.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import campaign
+import mpi_runs
+from same_bits import merged, write_text
+
+STEPS = 14
+MODEL = {"layers": 2, "heads": 2, "embedding": 64, "context": 32, "vocabulary": 256, "tied_head": True}
+BASE = {
+    "model": MODEL,
+    "data": {"file": "text.txt"},
+    "batch": {"sequences": 2, "micro_batches": 2, "order": "horizontal"},
+    "optimizer": {"learning_rate": 3e-3, "minimum_learning_rate": 3e-4, "warmup_steps": 4, "weight_decay": 0.1, "clip_norm": 0},
+    "storage": {"paths": ["a", "b"], "block_elements": 4096},
+    "memory": {"device": "4MiB", "host": "5MiB"},
+    "run": {"steps": STEPS, "seed": 7, "threads": 1, "device": "host"},
+}
+PLACEMENTS = [("nvme", "nvme"), ("host", "host"), ("nvme", "host"), ("host", "nvme"), ("device", "host"), ("device", "nvme"), ("device", "device")]
+
+
+def changes_of(case, ranks, stage):
+    """What may differ from one life of the run to the next."""
+    placements = PLACEMENTS if ranks == 1 else [("nvme", "nvme"), ("host", "host"), ("nvme", "host")] if stage == 3 else [("auto", "nvme"), ("auto", "host")]
+    parameters, optimizer = case.random.choice(placements)
+    return {"placement": {"parameters": parameters, "optimizer": optimizer},
+            "optimizer": {"overlap": case.random.choice(["auto", "serial", "deferred", "eager"])},
+            "storage": {"paths": case.random.choice([["a", "b"], ["b", "a"]]), "verify": case.random.choice(["full", "sample", "off"]),
+                        "state": {"name": "run", "commit_every": case.random.choice([1, 1, 2, 5])}}}
+
+
+def command(case, config, ranks, name, *options):
+    with open(os.path.join(case.folder, name), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    made = [os.path.abspath(case.options.sluice), "train", name, "--quiet", *options]
+    return [case.options.mpirun, "-n", str(ranks), *made] if ranks > 1 else made
+
+
+def run(case, words, patience_s):
+    """(exit code or None when it had to be killed, what it said)"""
+    log = open(os.path.join(case.folder, "log"), "w+", encoding="utf-8")
+    process = subprocess.Popen(words, cwd=case.folder, env={**os.environ, **mpi_runs.MPI_ENVIRONMENT}, stdout=log, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    try:
+        code = process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        code = None
+        kill_all(case.folder)
+        process.kill()
+        process.wait()
+    log.seek(0)
+    return code, log.read()
+
+
+def kill_all(folder):
+    """Every sluice process of the case, at once: mpirun would give the ranks time."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{process}/cwd") == folder and b"train" in mpi_runs.read_bytes(f"/proc/{process}/cmdline"):
+                os.kill(int(process), signal.SIGKILL)
+        except OSError:
+            pass
+    for _ in range(100):
+        alive = [process for process in filter(str.isdigit, os.listdir("/proc")) if cwd_of(process) == folder]
+        if not alive:
+            return
+        time.sleep(0.02)
+
+
+def cwd_of(process):
+    try:
+        return os.readlink(f"/proc/{process}/cwd")
+    except OSError:
+        return None
+
+
+def losses_of(case, name):
+    with open(os.path.join(case.folder, name), encoding="utf-8") as file:
+        report = json.load(file)
+    return report["state_sha256"], {step["step"]: step["loss"] for step in report["steps"]}
+
+
+def make_case(case):
+    case.folder = os.path.realpath(case.folder)
+    write_text(os.path.join(case.folder, "text.txt"))
+    for path in ("a", "b"):
+        os.mkdir(os.path.join(case.folder, path))
+    ranks = case.random.choice([1, 1, 1, 2, 3, 4]) if case.options.mpirun else 1
+    stage = case.random.choice([1, 2, 3])
+    precision = case.random.choice(["bf16", "fp32", "fp16"])
+    fixed = merged(BASE, {"precision": {"parameters": precision}, "sharding": {"stage": stage}})
+    if precision == "fp16":
+        fixed = merged(fixed, {"precision": {"loss_scale": {"static": 0, "initial_power": 18, "hysteresis": 1}}})
+    if precision == "fp32":
+        fixed = merged(fixed, {"memory": {"device": "8MiB", "host": "10MiB"}})
+
+    def lives(config):  # eager goes without clipping and skipping alone
+        return merged(config, {"optimizer": {"overlap": "auto"}}) if precision == "fp16" and config["optimizer"]["overlap"] == "eager" else config
+
+    begin = time.monotonic()
+    code, said = run(case, command(case, merged(fixed, {"optimizer": {"overlap": "serial"}}), ranks, "whole.json", "--json", "whole.out"), mpi_runs.PATIENCE_S)
+    length_s = time.monotonic() - begin
+    if code != 0:
+        return campaign.Outcome("start", "broken case", said)
+    expected, losses = losses_of(case, "whole.out")
+    kills = case.random.randint(1, 5)
+    killed = 0
+    for life in range(kills + 1):
+        config = lives(merged(fixed, changes_of(case, ranks, stage)))
+        # The first lives are given part of the run's length; the last one all the time that it takes.
+        patience_s = case.random.uniform(0.15, 1.0) * length_s if life < kills else mpi_runs.PATIENCE_S
+        code, said = run(case, command(case, config, ranks, f"life{life}.json", "--resume", "--json", "run.out"), patience_s)
+        if code is None:
+            if life == kills:
+                return campaign.Outcome("hang", "hang", said)
+            killed += 1
+            continue
+        if code != 0:
+            return campaign.Outcome("resume", "crash", f"exit {code}, life {life}: {said}")
+        break
+    found, seen = losses_of(case, "run.out")
+    what = f"{ranks} ranks, stage {stage}, {precision}, killed {killed} times"
+    if found != expected:
+        return campaign.Outcome("end", "silent", f"{what}: {found} is not {expected}")
+    wrong = [step for step, loss in seen.items() if losses[step] != loss]
+    if wrong:
+        return campaign.Outcome("end", "silent", f"{what}: losses of steps {wrong} differ")
+    return campaign.Outcome(f"killed {killed} times", "same result", what)
+
+
+def main():
+    options = campaign.parser(__doc__)
+    options.add_argument("--mpirun", help="with it, some runs have several ranks")
+    raise SystemExit(campaign.run(options.parse_args(), make_case, "durable", phases=()))
+
+
+if __name__ == "__main__":
+    main()

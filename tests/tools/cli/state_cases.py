@@ -1,0 +1,147 @@
+"""Durable stores of sluice train: runs that are killed or ended by signals go on with the same bits, a checkpoint that is newer is
+taken, what cannot go on is refused, and sluice state looks at stores, verifies and removes them."""
+
+import glob
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+
+STEPS = 8
+STORE = {"storage.state.name": "run-7"}
+BASE = {**ON_NVME, **STORE, "run.steps": STEPS}
+ELSEWHERE = {**STORE, "placement.parameters": "host", "placement.optimizer": "host", "optimizer.overlap": "serial",
+             "storage.state.commit_every": 2, "run.steps": STEPS}
+
+
+class DurableStores(CliCase):
+    def tearDown(self):
+        shutil.rmtree(self.path("storage"))  # what lies there is meant to stay
+        os.mkdir(self.path("storage"))
+        super().tearDown()
+
+    def files(self, pattern="*"):
+        return sorted(glob.glob(self.path("storage", pattern)))
+
+    def test_kill_at_any_moment(self):
+        expected = self.train({key: value for key, value in BASE.items() if key not in STORE})["state_sha256"]
+        configs = [self.write_config(BASE, name="a.json"), self.write_config(ELSEWHERE, name="b.json")]
+        generator = random.Random(int(os.environ.get("SLUICE_TEST_SEED", "1")))
+        for kills in range(100):
+            command = self.command("train", configs[kills % 2], "--quiet", "--json", "run.json", "--resume")
+            process = subprocess.Popen(command, cwd=self.folder, env=self.environment(), stderr=subprocess.PIPE)
+            try:
+                _, stderr = process.communicate(timeout=generator.uniform(0.05, 0.9) if kills < 12 else RUN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                continue
+            self.assertEqual(process.returncode, 0, stderr)
+            break
+        self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
+
+    def test_a_signal_ends_with_a_commit_and_the_command_that_goes_on(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                values = {**BASE, "run.steps": 100000, "storage.state.name": f"run-{number}", "storage.state.commit_every": 1000}
+                process = subprocess.Popen(self.command("train", self.write_config(values), "--json", "run.json"), cwd=self.folder,
+                                           env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                self.addCleanup(process.stdout.close)
+                self.addCleanup(process.stderr.close)
+                self.addCleanup(process.kill)
+                while b"step     2/" not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(number)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertEqual(process.returncode, 130, stderr)
+                before = self.read_json("run.json")
+                steps = len(before["steps"])
+                line = stderr.decode().splitlines()[-1]
+                self.assertIn(f"step {steps} is committed to the store \"run-{number}\"", line)
+                words = shlex.split(line.split("go on with: ")[1])
+                self.assertEqual(words[-1], "--resume")
+                self.run_sluice(*words[1:], "--steps", steps)
+                after = self.read_json("run.json")
+                self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
+                self.assertEqual(after["state_sha256"], before["state_sha256"])
+
+    def test_how_a_run_begins_is_said_or_refused(self):
+        self.assertIn("there is no store \"run-7\"", self.fail_train(2, BASE, "--resume=required"))
+        self.assertEqual(self.files("*.data*"), [])
+        done = self.run_sluice("train", self.write_config({**BASE, "run.steps": 3}), "--resume")
+        self.assertIn("beginning anew: there is no store \"run-7\" in storage yet", done.stdout)
+        before = {name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}
+        self.assertIn("holds the state of step 3 already; go on from it with --resume", self.fail_train(2, BASE))
+        for values, words in (({"run.seed": 8}, ("run.seed was 7 and is 8", "--accept-config")),
+                              ({"optimizer.beta2": 0.5}, ("optimizer.beta2", "0.5", "--accept-config")),
+                              ({"precision.parameters": "fp32", "precision.gradients": "bf16"}, ("precision.parameters was bf16 and is fp32",)),
+                              ({"model.layers": 3}, ("another model",)),
+                              ({"optimizer.type": "lion"}, ("adamw", "lion"))):
+            message = self.fail_train(2, {**BASE, **values}, "--resume")
+            for word in words:
+                self.assertIn(word, message)
+        with open(self.path("text.txt"), "a", encoding="ascii") as file:
+            file.write("more")
+        self.assertIn("--accept-data", self.fail_train(2, BASE, "--resume"))
+        self.assertEqual({name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}, before)
+        done = self.run_sluice("train", self.write_config(BASE), "--resume", "--accept-data", "--accept-config", "--set", "optimizer.beta2=0.5")
+        self.assertIn("going on behind step 3, from the store \"run-7\"", done.stdout)
+
+    def test_the_newer_of_store_and_checkpoint_is_taken(self):
+        kept = ("--checkpoint", "kept", "--resume", "--accept-config")
+        whole = self.train({**BASE, "storage.state.name": "whole"})
+        self.train({**BASE, "run.steps": 3}, *kept)
+        self.train({**BASE, "run.steps": 5}, "--resume", "--accept-config")  # the store alone
+        run = self.train(BASE, *kept)
+        self.assertEqual(run["resumed_steps"], 5)
+        self.train({**BASE, "storage.state.name": "other", "run.steps": 2}, "--resume")
+        done = self.run_sluice("train", self.write_config({**BASE, "storage.state.name": "other"}), "--quiet", "--json", "run.json", *kept)
+        self.assertIn("is newer than step 2 of the store \"other\"", done.stderr)
+        self.assertEqual(self.read_json("run.json")["resumed_steps"], STEPS)
+        again = self.train({**BASE, "storage.state.name": "other"}, "--resume=required")
+        self.assertEqual((again["resumed_steps"], again["state_sha256"]), (STEPS, run["state_sha256"]))
+        self.assertEqual(whole["resumed_steps"], 0)
+
+    def test_a_second_run_is_refused_by_name_and_the_store_opens_after_a_kill(self):
+        config = self.write_config({**BASE, "run.steps": 100000})
+        process = subprocess.Popen(self.command("train", config), cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        while b"step     2/" not in process.stdout.readline():
+            self.assertIsNone(process.poll())
+        self.assertIn(f"in use by process {process.pid} on", self.fail_train(2, BASE, "--resume"))
+        self.assertIn(f"in use by process {process.pid} on", self.run_sluice("state", "list", config).stdout)
+        self.assertIn("in use", self.run_sluice("state", "remove", config, expect=2).stderr)
+        process.kill()
+        process.wait()
+        self.assertGreater(self.train({**BASE, "run.steps": 4}, "--resume=required", "--accept-config")["resumed_steps"], 0)
+
+    def test_state_lists_inspects_verifies_and_removes(self):
+        config = self.write_config(BASE)
+        self.assertIn("no durable store in storage", self.run_sluice("state", "list", config).stdout)
+        self.assertIn("there is no store \"run-7\"", self.run_sluice("state", "inspect", config, expect=2).stderr)
+        self.run_sluice("train", config, "--quiet")
+        self.assertRegex(self.run_sluice("state", "list", config).stdout, rf"^run-7 .* step {STEPS}  1 rank\n$")
+        self.run_sluice("state", "inspect", config, "--json", "state.json")
+        state = self.read_json("state.json")
+        self.assertEqual((state["name"], state["step"], state["ranks"][0]["step"]), ("run-7", STEPS, STEPS))
+        self.assertEqual(state["ranks"][0]["settings"]["layout"]["precision.parameters"], "bf16")
+        self.assertIn("0 damaged", self.run_sluice("state", "verify", config).stdout)
+        with open(self.files("*.data0")[0], "r+b") as file:  # every page, so that a copy that counts is hit
+            for at in range(17, os.path.getsize(file.name), 4096):
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1]))
+        done = self.run_sluice("state", "verify", config, expect=1)
+        self.assertIn("checksum", done.stdout)
+        self.assertIn("is damaged", done.stderr)
+        self.run_sluice("state", "remove", config)
+        self.assertEqual([os.path.basename(name) for name in self.files()], ["run-7.lock"])
+        self.assertEqual(self.train(BASE, "--resume")["resumed_steps"], 0)
+        self.assertIn("names no durable store", self.run_sluice("state", "verify", self.write_config(ON_NVME), expect=2).stderr)

@@ -1,0 +1,202 @@
+#include "tools/commands/state_command.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/config.h>
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/store/store_survey.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/option_files.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::ordered_json;
+
+Config::Storage storage_of(const StateOptions& options) {
+  ConfigDocument document = ConfigDocument::from_file(options.config_file);
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  return engine_config(document).storage;
+}
+
+// The store that the config names. Fails with: kInput where it names none, or there is none.
+StoreSurvey store_of(const Config::Storage& storage, const StateOptions& options) {
+  if (storage.state.name.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("{} names no durable store; set storage.state.name, such as with "
+                            "--set storage.state.name=run-7",
+                            options.config_file));
+  StoreSurvey store = survey_store(storage.state.name, storage.paths);
+  if (store.presence == StorePresence::kNone)
+    throw Error(ErrorCode::kInput, fmt::format("there is no store \"{}\" in {}", store.name,
+                                               fmt::join(storage.paths, ", ")));
+  return store;
+}
+
+const char* name_of(StorePresence presence) {
+  return presence == StorePresence::kMade ? "made" : "unfinished";
+}
+
+ordered_json json_of(const StoreSurvey& store) {
+  ordered_json ranks = ordered_json::array();
+  for (const SurveyedRank& rank : store.ranks) {
+    ordered_json entry{{"rank", rank.rank}};
+    if (rank.problem.empty()) {
+      const auto settings =
+          ordered_json::parse(rank.newest.settings, nullptr, /*allow_exceptions=*/false);
+      entry.update({{"step", rank.newest.step},
+                    {"generation", rank.newest.generation},
+                    {"ranks", rank.newest.rank_count},
+                    {"data_files", rank.newest.file_count},
+                    {"planes", rank.newest.planes.size()},
+                    {"loss_scale", rank.newest.scale.scale},
+                    {"application_bytes", rank.newest.application.size()},
+                    {"settings", settings.is_object() ? settings : ordered_json()}});
+    } else {
+      entry["problem"] = rank.problem;
+    }
+    ranks.push_back(std::move(entry));
+  }
+  ordered_json document{
+      {"name", store.name},        {"id", text_of(store.id)},    {"stage", name_of(store.presence)},
+      {"bytes", store.file_bytes}, {"paths", store.directories}, {"in_use_by", store.holder},
+      {"ranks", std::move(ranks)}};
+  if (store.step) document["step"] = *store.step;
+  return document;
+}
+
+std::string line_of(const StoreSurvey& store) {
+  std::string line = fmt::format("{}  {}", store.name, format_bytes(store.file_bytes));
+  if (store.step) line += fmt::format("  step {}", *store.step);
+  if (store.presence != StorePresence::kMade) line += "  never finished";
+  if (!store.ranks.empty())
+    line += fmt::format("  {} rank{}", store.ranks.size(), store.ranks.size() == 1 ? "" : "s");
+  if (!store.holder.empty()) line += fmt::format("  in use by {}", store.holder);
+  return line;
+}
+
+void write_json(const StateOptions& options, const ordered_json& document) {
+  OutputFiles files;
+  OutputFile& output = files.add("--json", options.json_file);
+  if (!output.is_wanted()) return;
+  files.add_input("the config", options.config_file);
+  files.check();
+  output.begin();
+  output.write(document.dump(2) + "\n");
+  output.commit();
+}
+
+int list(const StateOptions& options) {
+  const Config::Storage storage = storage_of(options);
+  ordered_json all = ordered_json::array();
+  for (const std::string& name : store_names(storage.paths)) {
+    const StoreSurvey store = survey_store(name, storage.paths);
+    if (store.presence == StorePresence::kNone) continue;
+    say("{}\n", line_of(store));
+    all.push_back(json_of(store));
+  }
+  if (all.empty()) say("no durable store in {}\n", fmt::join(storage.paths, ", "));
+  write_json(options, all);
+  return kExitOk;
+}
+
+int inspect(const StateOptions& options) {
+  const StoreSurvey store = store_of(storage_of(options), options);
+  say("{}\nid {}\n", line_of(store), text_of(store.id));
+  for (const SurveyedRank& rank : store.ranks) {
+    if (!rank.problem.empty()) {
+      say("rank {}: {}\n", rank.rank, rank.problem);
+      continue;
+    }
+    say("rank {} of {}: commit {} of step {}{}; {} planes in {} data files; {} of the "
+        "application\n",
+        rank.rank, rank.newest.rank_count, rank.newest.generation, rank.newest.step,
+        rank.offer.older ? fmt::format(", step {} before it", *rank.offer.older) : "",
+        rank.newest.planes.size(), rank.newest.file_count,
+        format_bytes(rank.newest.application.size()));
+    if (rank.rank == 0) say("  {}\n", rank.newest.settings);
+  }
+  write_json(options, json_of(store));
+  return kExitOk;
+}
+
+int verify(const StateOptions& options) {
+  const StoreSurvey store = store_of(storage_of(options), options);
+  if (!store.holder.empty())
+    throw Error(ErrorCode::kInput, fmt::format("the store \"{}\" is in use by {}; what it names "
+                                               "changes while it is read",
+                                               store.name, store.holder));
+  ordered_json document = json_of(store);
+  std::size_t damaged = 0;
+  for (std::size_t i = 0; i < store.ranks.size(); ++i) {
+    const SurveyedRank& rank = store.ranks[i];
+    std::vector<std::string> lines;
+    if (rank.problem.empty()) {
+      lines = find_damaged_planes(store, rank);
+      say("rank {}: step {}, {} planes, {} damaged\n", rank.rank, rank.newest.step,
+          rank.newest.planes.size(), lines.size());
+    } else {
+      lines = {rank.problem};
+    }
+    for (const std::string& line : lines) say("  {}\n", line);
+    document["ranks"][i]["damaged"] = lines;
+    damaged += lines.size();
+  }
+  write_json(options, document);
+  if (damaged == 0) return kExitOk;
+  throw Error(ErrorCode::kDamaged,
+              fmt::format("the store \"{}\" is damaged in {} places; go on from a checkpoint",
+                          store.name, damaged));
+}
+
+int remove(const StateOptions& options) {
+  const StoreSurvey store = store_of(storage_of(options), options);
+  const std::uint64_t bytes = remove_store(store);
+  say("removed the store \"{}\" ({}): {}\n", store.name, text_of(store.id), format_bytes(bytes));
+  return kExitOk;
+}
+
+CLI::App* add_subcommand(CLI::App* state, const char* name, const char* purpose,
+                         StateOptions& options) {
+  CLI::App* command = state->add_subcommand(name, purpose);
+  add_input(command, "CONFIG", options.config_file,
+            "Config file, which names the paths and the store")
+      ->required();
+  command
+      ->add_option("--set", options.assignments,
+                   "Override any key: --set storage.state.name=run-7 (may be repeated)")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  return command;
+}
+
+}  // namespace
+
+void add_state(CLI::App& app, StateOptions& options) {
+  CLI::App* state = app.add_subcommand("state", "Look at durable stores, check and remove them");
+  state->require_subcommand(1);
+  const char* const json = "Write the same as JSON";
+  add_output(add_subcommand(state, "list", "The stores on the config's storage paths", options),
+             "--json", options.json_file, json);
+  add_output(add_subcommand(state, "inspect", "What a store's last commits say", options), "--json",
+             options.json_file, json);
+  add_output(add_subcommand(state, "verify",
+                            "Read all that a store's last commits name, and "
+                            "compare it with its checksums",
+                            options),
+             "--json", options.json_file, json);
+  add_subcommand(state, "remove", "Remove a store's files for good", options);
+}
+
+int run_state(const CLI::App& state, const StateOptions& options) {
+  if (state.got_subcommand("inspect")) return inspect(options);
+  if (state.got_subcommand("verify")) return verify(options);
+  if (state.got_subcommand("remove")) return remove(options);
+  return list(options);
+}
+
+}  // namespace sluice
