@@ -1,0 +1,131 @@
+#include "tools/commands/bench_options.h"
+
+#include <map>
+#include <string>
+
+#include "tools/bench/step_regimes.h"
+#include "tools/cli/option_checks.h"
+#include "tools/cli/option_files.h"
+
+namespace sluice {
+namespace {
+
+void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
+  CLI::App* adam = bench.add_subcommand(
+      "adam", "The CPU update against what this machine's memory allows, in the same run");
+  adam->add_option("--parameters", options.parameters, "Parameters to update")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  adam->add_option("--rounds", options.rounds, "Rounds; medians and quartiles are over these")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  adam->add_option("--threads", options.threads,
+                   "One thread count; 0 = 1, 2, 4 ... up to the cores granted")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  adam->add_option("--input", options.input,
+                   "plain; unaligned: arrays that begin behind a page; denormal: tiny gradients")
+      ->transform(CLI::CheckedTransformer(
+                      std::map<std::string, BenchInput>{{"plain", BenchInput::kPlain},
+                                                        {"unaligned", BenchInput::kUnaligned},
+                                                        {"denormal", BenchInput::kDenormal}},
+                      CLI::ignore_case)
+                      .description("{plain,unaligned,denormal}"));
+  add_output(adam, "--json", options.json_file, "Write every figure");
+  adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
+}
+
+void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
+  CLI::App* gpu = bench.add_subcommand(
+      "gpu", "Copies, the optimizer's kernel and training steps on the first GPU");
+  gpu->add_option("--shape", options.shapes, "124M, 1.5B or 7B (may be repeated); default: all")
+      ->allow_extra_args(false);
+  gpu->add_option("--path", options.path, "Folder of the storage")->capture_default_str();
+  gpu->add_option("--steps", options.steps, "Counted steps of each training")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  gpu->add_option("--seconds", options.seconds, "No measurement begins after so many")
+      ->check(between(1e-3, 1e6))
+      ->capture_default_str();
+  add_output(gpu, "--json", options.json_file, "Write the figures");
+}
+
+void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
+  CLI::App* io = bench.add_subcommand(
+      "io", "Read, write and the optimizer's mixed pattern on the drives behind storage paths");
+  io->add_option("--path", options.paths, "Folder on a drive (may be repeated)")
+      ->required()
+      ->allow_extra_args(false);
+  add_output(io, "--json", options.json_file, "Write a calibration file");
+  io->add_option("--size", options.size, "Size of the scratch file on each path")
+      ->check(is_size())
+      ->type_name("SIZE")
+      ->capture_default_str();
+  io->add_option("--pattern", options.patterns, "read, write or mixed (default: all three)")
+      ->check(CLI::IsMember({"read", "write", "mixed"}))
+      ->allow_extra_args(false);
+  io->add_option("--request", options.requests, "Size of a request (default: 1MiB and 4MiB)")
+      ->check(is_size())
+      ->type_name("SIZE")
+      ->allow_extra_args(false);
+  io->add_option("--depth", options.depths, "Requests in flight (default: 4, 16 and 32)")
+      ->check(CLI::Range(1, 4096))
+      ->allow_extra_args(false);
+  io->add_option("--rounds", options.rounds, "Measurements of each case; the median counts")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  io->add_option("--backend", options.backend, "As storage.backend")
+      ->check(CLI::IsMember({"auto", "uring", "threads", "sync"}))
+      ->capture_default_str();
+}
+
+void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
+  CLI::App* step = bench.add_subcommand(
+      "step", "Training steps under every overlap policy, against their limits");
+  step->add_option("--regime", options.regimes, "What binds (may be repeated; default: all)")
+      ->check(CLI::IsMember(step_regimes()))
+      ->allow_extra_args(false);
+  step->add_option("--policy", options.policies,
+                   "As optimizer.overlap (may be repeated; default: all)")
+      ->check(CLI::IsMember({"serial", "deferred", "eager", "speculative"}))
+      ->allow_extra_args(false);
+  step->add_option("--steps", options.steps, "Measured steps of each policy")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--parameters", options.parameters, "Parameters of the model")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  step->add_option("--units", options.units, "Units of the model, all alike")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  step->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
+  step->add_option("--rate", options.rate, "What the drive is throttled to, per second")
+      ->check(is_size())
+      ->type_name("SIZE")
+      ->capture_default_str();
+  step->add_option("--lanes", options.lanes,
+                   "As optimizer.lanes (default: a tenth of the model's blocks)")
+      ->check(CLI::Range(1, 100000));
+  step->add_option("--window", options.window_units, "Units that the device window has room for")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  add_output(step, "--trace", options.trace_file, "Record the steps of one regime and policy");
+  step->add_option("--memory-share", options.memory_share,
+                   "Share of the state at home in host memory")
+      ->check(between(0, 1))
+      ->capture_default_str();
+  add_output(step, "--json", options.json_file, "Write every figure");
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, BenchCommands& commands) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  add_bench_gpu(*bench, commands.gpu);
+  add_bench_io(*bench, commands.io);
+  add_bench_adam(*bench, commands.adam);
+  add_bench_step(*bench, commands.step);
+}
+
+}  // namespace sluice

@@ -1,0 +1,32 @@
+// The command line of `sluice bench` and its subcommands.
+//
+// Thread rule: at start-up.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "tools/commands/bench_adam_command.h"
+#include "tools/commands/bench_gpu_command.h"
+#include "tools/commands/bench_io_command.h"
+#include "tools/commands/bench_step_command.h"
+
+namespace sluice {
+
+struct BenchCommands {
+  BenchAdamOptions adam;
+  BenchGpuOptions gpu;
+  BenchIoOptions io;
+  BenchStepOptions step;
+
+  int run(const CLI::App* bench) const {
+    if (bench->got_subcommand("gpu")) return run_bench_gpu(gpu);
+    if (bench->got_subcommand("io")) return run_bench_io(io);
+    if (bench->got_subcommand("step")) return run_bench_step(step);
+    return run_bench_adam(adam);
+  }
+};
+
+// `commands` is filled in when `app` parses, and must be there by then.
+void add_bench(CLI::App& app, BenchCommands& commands);
+
+}  // namespace sluice
