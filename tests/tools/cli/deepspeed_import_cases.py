@@ -284,6 +284,26 @@ class DeepspeedTraining(FileWriter):
         self.assertEqual(self.read_json("a.json")["state_sha256"], self.read_json("b.json")["state_sha256"])
         self.assertEqual(len(self.read_json("a.json")["steps"]), 4)
 
+    def test_an_epsilon_of_clipping_and_a_large_scale_reach_the_run(self):
+        name = self.write({**FILE, "gradient_clipping": 0.01})
+        settings = [*self.SETTINGS, "--steps", 1, "--quiet", "--json", "a.json"]
+        hashes = set()
+        for epsilon in (0, 1e-6, 0.5):
+            self.run_sluice("train", name, *settings, "--set", f"optimizer.clip_epsilon={epsilon}", "--set", "optimizer.type=sgd")
+            hashes.add(self.read_json("a.json")["state_sha256"])
+        self.assertEqual(len(hashes), 3)
+        fp16 = {**FILE, "bf16": {"enabled": False}, "fp16": {"enabled": True, "initial_scale_power": 32}}
+        self.run_sluice("train", self.write(fp16), *settings)
+        self.assertEqual(self.read_json("a.json")["steps"][0]["loss_scale"], 2**32)
+
+    def test_a_run_does_not_go_on_under_another_schedule(self):
+        name = self.write({**FILE, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}}})
+        run = ["train", name, *self.SETTINGS, "--quiet", "--checkpoint", "saved"]
+        self.run_sluice(*run, "--steps", 1)
+        done = self.run_sluice(*run, "--steps", 2, "--resume", "--set", "optimizer.warmup=linear", expect=2)
+        self.assertIn("optimizer.schedule was", done.stderr)
+        self.run_sluice(*run, "--steps", 2, "--resume")
+
     def test_train_refuses_before_anything_is_made(self):
         name = self.write({**FILE, "train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "Muon"}})
         done = self.run_sluice("train", name, *self.SETTINGS, "--json", "a.json", expect=2)
