@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: tools/torch_environment.py FOLDER
 
-Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is one already, and checks
+Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
 that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
@@ -16,6 +16,7 @@ import sys
 import time
 
 PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
+OTHERS = ["numpy"]  # torch.distributed.checkpoint packs Python objects with it
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 MISSING = 77
 FETCH_SECONDS_MAX = 900  # half a gigabyte; a slower network counts as none
@@ -62,10 +63,11 @@ def main():
     python = folder / "bin" / "python"
     done = folder / "complete"
     begin = time.monotonic()
-    if not done.exists():
+    wanted = ["--no-deps", "torch>=2.6", *PURE, *OTHERS]
+    if not done.exists() or done.read_text(encoding="utf-8") != " ".join(wanted):
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        for packages in (["--no-deps", "torch>=2.6", *PURE], ["pytest"]):
+        for packages in (wanted, ["pytest"]):
             try:
                 subprocess.run([*install, *packages], check=True, timeout=FETCH_SECONDS_MAX)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
@@ -75,7 +77,7 @@ def main():
         names = stand_in(folders[0])
         if names:
             print(f"stand-ins for libraries of NVIDIA that a CPU does not use: {', '.join(names)}")
-        done.touch()
+        done.write_text(" ".join(wanted), encoding="utf-8")
     version = output(python, "-W", "ignore", "-c", "import torch; print(torch.__version__)").strip()
     print(f"torch {version} in {folder} after {time.monotonic() - begin:.0f} s")
     return 0

@@ -8,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -210,6 +211,37 @@ def fsdp(folder):
     compare(folder, lambda model: shard(model, mesh), dist.get_rank(), gradients="backward", clip_norm=0.5)
 
 
+def states_of(model, optimizer):
+    return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
+def load(path, model, optimizer):
+    states = states_of(model, optimizer)
+    checkpoint.load(states, checkpoint_id=path)
+    model.load_state_dict(states["model"])
+    set_optimizer_state_dict(model, optimizer, states["optimizer"])
+
+
+def reshard(folder):
+    """torch.distributed.checkpoint takes a state from shards to a whole model and back, bit for bit."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    models = [shard(Net(), mesh), Net(), shard(Net(), mesh)]
+    optimizers = [optim.AdamW(m.parameters(), lr=1e-3, config=config(folder, "200KiB"), shard=False) for m in models]
+    train(models[0], optimizers[0], 3, dist.get_rank())
+    for i in (0, 1):
+        path = os.path.join(folder, f"checkpoint-{i}")
+        checkpoint.save(states_of(models[i], optimizers[i]), checkpoint_id=path)
+        load(path, models[i + 1], optimizers[i + 1])
+        assert_equal(models[i + 1], models[0])
+        for p, q in zip(models[i + 1].parameters(), models[0].parameters()):
+            one, two = optimizers[i + 1].state[p], optimizers[0].state[q]
+            assert one["step"] == two["step"] == 3
+            for key in ("exp_avg", "exp_avg_sq"):
+                assert torch.equal(full(one[key]), full(two[key])) and full(two[key]).any()
+    for optimizer in optimizers:
+        optimizer.close()
+
+
 def hsdp(folder):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     compare(folder, lambda model: shard(model, mesh), dist.get_rank())
@@ -225,7 +257,7 @@ def fsdp_tp(folder):
     compare(folder, lambda model: shard(tensor_parallel(model, mesh["tensor"]), mesh["data"]), mesh["data"].get_local_rank())
 
 
-CASES = {2: (ddp, disagreement, fsdp, tp), 4: (ddp, hsdp, fsdp_tp)}
+CASES = {2: (ddp, disagreement, fsdp, reshard, tp), 4: (ddp, hsdp, fsdp_tp)}
 
 
 def main():
