@@ -51,6 +51,9 @@ class DetachedOptimizer(torch.optim.Optimizer):
         self._copies: "dict[int, tuple[torch.Tensor, torch.Tensor]]" = {}  # parameters that are not contiguous
         super().__init__(params, defaults)
         self._group = self._find_group(shard, process_group)
+        if overlap and any(is_distributed_tensor(p) for group in self.param_groups for p in group["params"]):
+            raise ArgumentError("overlap=\"forward\" does not work with DTensors: FSDP gathers them before the modules that "
+                                "they belong to run; leave it out")
         self._make_engine()
         if gradients == "backward":
             self._take_in_backward()

@@ -209,6 +209,12 @@ def fsdp(folder):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     compare(folder, lambda model: shard(model, mesh), dist.get_rank())
     compare(folder, lambda model: shard(model, mesh), dist.get_rank(), gradients="backward", clip_norm=0.5)
+    model = shard(Net(), mesh)
+    try:
+        optim.AdamW(model.parameters(), config=config(folder), overlap="forward", modules=model)
+        raise AssertionError("overlap was accepted, though FSDP gathers parameters before their modules run")
+    except sluice.ArgumentError as error:
+        assert "DTensors" in str(error)
 
 
 def states_of(model, optimizer):
