@@ -21,6 +21,7 @@
 #include "tools/cli/temporary_file.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/rank_world.h"
@@ -124,6 +125,7 @@ class TrainRun {
 
   int run() {
     introduce();
+    require_same_kernels(engine_, device_);
     engine_.set_last_words([](const std::string& message) { warn("sluice: {}\n", message); });
     resume();
     accept();
@@ -154,8 +156,8 @@ class TrainRun {
     say("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),
         dataset_.training_tokens(), dataset_.validation_tokens());
-    say("matrix products by {}, kernels {}; {} threads\n", record_.matrix_kernels.library,
-        record_.matrix_kernels.kernels, record_.threads);
+    say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
+    if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);
     say("{}", pool_table(engine_, trainer_->activation_bytes(), memory_));
     if (config_.micro_batches > 1) {
@@ -179,6 +181,7 @@ class TrainRun {
 
   // The state of the store or of the newest checkpoint, or a fresh one.
   void resume() {
+    checkpoints_.set_products(describe(device_.matrix_kernels()));
     const auto resumed = checkpoints_.resume(engine_, initial_values());
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
     const bool outlives = checkpoints_.is_on() || checkpoints_.has_store();
@@ -271,11 +274,13 @@ class TrainRun {
     }
     record_.state_sha256 = state_sha256(engine_);
     record_.ranks = memory_of_ranks(engine_, record_.buffers);
+    record_.matrix_work = trainer_->matrix_work();
     write_outputs(failures);
     if (record_.interrupted && engine_.rank() == 0) say_how_to_go_on();
     if (is_quiet_) return;
     if (record_.interrupted) say("interrupted after step {}\n", steps_ended_);
     if (!record_.steps.empty()) say("{}", time_report(record_));
+    say("{}", matrix_report(record_));
     say("{}", memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
       say("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",

@@ -41,7 +41,8 @@ class Activations(CliCase):
                 self.check_traffic(run)
                 moves = home != "recompute"
                 self.assertEqual(run["predicted_activation_in_bytes"] > 0, moves)
-                self.assertLess(run["activation_bytes"], kept["activation_bytes"] / 2)
+                # The factors and tiles of products are in both.
+                self.assertLess(run["activation_bytes"], kept["activation_bytes"] * 0.6)
 
     def test_vertical_order_reads_parameters_once(self):
         values = self.smallest_budgets({**UNTIED, **SERIAL, **ON_NVME, "activations": "host",

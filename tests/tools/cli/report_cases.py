@@ -54,13 +54,13 @@ class Report(CliCase):
         self.assertGreater(run["peak_rss_bytes"], 1 << 20)
 
     def test_the_kernels_of_matrix_products_are_named(self):
-        products = self.train()["matrix_products"]
+        products = self.train({"run.matmul": "openblas"})["matrix_products"]
         self.assertRegex(products["library"], r"^OpenBLAS \d+\.\d+")
         self.assertEqual(products["threads"], min(2, len(os.sched_getaffinity(0))))
         os.environ["OPENBLAS_CORETYPE"] = "Prescott"  # every x86-64 processor has what it needs
         self.addCleanup(os.environ.pop, "OPENBLAS_CORETYPE")
-        self.assertEqual(self.train()["matrix_products"]["kernels"], "Prescott")
-        self.assertIn("kernels Prescott; ", self.run_sluice("train", "config.json", "--steps", 1).stdout)
+        self.assertEqual(self.train({"run.matmul": "openblas"})["matrix_products"]["kernels"], "Prescott")
+        self.assertIn("kernels Prescott, factors fp32; ", self.run_sluice("train", "config.json", "--steps", 1).stdout)
 
     def test_traffic_is_predicted(self):
         for values in ({}, {"batch.micro_batches": 3}, {"placement.optimizer": "host"},

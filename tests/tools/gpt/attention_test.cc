@@ -29,8 +29,9 @@ struct Case {
     dqkv.assign(rows * 3 * width, 1e30f);
     ComputeThreads threads(thread_count);
     scratch.assign(thread_count * attention_scratch_floats(s.sequence), 1e30f);
-    attention_forward(threads, s, qkv.data(), y.data(), log_sums.data(), scratch);
-    attention_backward(threads, s, {qkv.data(), y.data(), log_sums.data()}, dy.data(), dqkv.data(),
+    MatrixProducts products(threads);
+    attention_forward(products, s, qkv.data(), y.data(), log_sums.data(), scratch);
+    attention_backward(products, s, {qkv.data(), y.data(), log_sums.data()}, dy.data(), dqkv.data(),
                        scratch);
   }
 
@@ -115,7 +116,8 @@ TEST(Attention, IsCausal) {
   std::vector<float> log_sums(c.log_sums.size());
   std::vector<float> scratch = c.scratch;
   ComputeThreads threads(1);
-  attention_forward(threads, c.shape, changed.data(), y.data(), log_sums.data(), scratch);
+  MatrixProducts products(threads);
+  attention_forward(products, c.shape, changed.data(), y.data(), log_sums.data(), scratch);
   EXPECT_EQ(std::memcmp(y.data(), c.y.data(), (y.size() - 8) * 4), 0);
   EXPECT_NE(std::memcmp(y.data(), c.y.data(), y.size() * 4), 0);
 }

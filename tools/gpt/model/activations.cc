@@ -47,25 +47,22 @@ AlignedBuffer buffer_of(std::uint64_t size_bytes) {
 Activations::Activations(const GptConfig& config, Checkpoints checkpoints)
     : blocks(checkpoints == Checkpoints::kUnits ? 1 : config.layers) {}
 
-std::uint64_t Activations::size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
-                                      Checkpoints checkpoints) {
+std::uint64_t Activations::size_bytes(const GptConfig& config, const ActivationNeeds& needs) {
   Carver count(nullptr);
-  Activations(config, checkpoints).carve(config, shape, threads, checkpoints, count);
+  Activations(config, needs.checkpoints).carve(config, needs, count);
   return count.used_bytes();
 }
 
-Activations::Activations(const GptConfig& config, BatchShape shape, unsigned threads,
-                         Checkpoints checkpoints)
-    : Activations(config, checkpoints) {
-  buffer = buffer_of(size_bytes(config, shape, threads, checkpoints));
+Activations::Activations(const GptConfig& config, const ActivationNeeds& needs)
+    : Activations(config, needs.checkpoints) {
+  buffer = buffer_of(size_bytes(config, needs));
   Carver place(buffer.data());
-  carve(config, shape, threads, checkpoints, place);
+  carve(config, needs, place);
 }
 
-void Activations::carve(const GptConfig& config, BatchShape shape, unsigned threads,
-                        Checkpoints checkpoints, Carver& carver) {
-  const bool keeps_all = checkpoints == Checkpoints::kNone;
-  const std::uint64_t rows = shape.rows();
+void Activations::carve(const GptConfig& config, const ActivationNeeds& needs, Carver& carver) {
+  const bool keeps_all = needs.checkpoints == Checkpoints::kNone;
+  const std::uint64_t rows = needs.shape.rows();
   const std::uint64_t narrow = rows * config.embedding;
   for (BlockActivations& block : blocks) {
     if (keeps_all) block.input = carver.take<float>(narrow);
@@ -89,8 +86,12 @@ void Activations::carve(const GptConfig& config, BatchShape shape, unsigned thre
   if (keeps_all) d_residual = carver.take<float>(narrow);
   d_narrow = carver.take<float>(narrow);
   d_wide = carver.take<float>(4 * narrow);
-  const std::uint64_t scratch_floats = threads * attention_scratch_floats(shape.sequence);
+  const std::uint64_t scratch_floats =
+      needs.threads * attention_scratch_floats(needs.shape.sequence);
   attention_scratch = {carver.take<float>(scratch_floats), scratch_floats};
+  if (!needs.bf16_factors) return;
+  input_factor = carver.take<std::uint16_t>(4 * narrow);
+  gradient_factor = carver.take<std::uint16_t>(4 * narrow);
 }
 
 }  // namespace sluice::gpt

@@ -2,8 +2,8 @@
 // memory of both, in one allocation made at construction. With checkpoints at the units' boundaries
 // all blocks share the memory of one, and what crosses the boundaries is the caller's. All fp32;
 // every array starts at a multiple of 256 bytes. With R = batch * sequence rows and width W a block
-// keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary. Plain
-// memory: the owner orders its use.
+// keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary, and
+// where products take bf16, two factors of 4 R W in it. Plain memory: the owner orders its use.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,13 @@ enum class Checkpoints : std::uint8_t {
   kUnits,  // what crosses from unit to unit; the rest is computed again
 };
 
+struct ActivationNeeds {
+  BatchShape shape;
+  unsigned threads = 1;
+  Checkpoints checkpoints = Checkpoints::kNone;
+  bool bf16_factors = false;
+};
+
 struct BlockActivations {
   float* input = nullptr;  // [R, W], also the output of the block before
   RowMoments* norm1_moments = nullptr;
@@ -45,11 +52,10 @@ struct BlockActivations {
 
 struct Activations {
   // Fails with: kOutOfMemory.
-  Activations(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints);
+  Activations(const GptConfig& config, const ActivationNeeds& needs);
 
   // What they take, without making them.
-  static std::uint64_t size_bytes(const GptConfig& config, BatchShape shape, unsigned threads,
-                                  Checkpoints checkpoints);
+  static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
 
@@ -65,14 +71,16 @@ struct Activations {
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
+  // [R, 4 W] in bf16: the factors of the product that is under way; null without bf16 factors.
+  std::uint16_t* input_factor = nullptr;
+  std::uint16_t* gradient_factor = nullptr;
 
   AlignedBuffer buffer;
 
  private:
   class Carver;
   Activations(const GptConfig& config, Checkpoints checkpoints);  // without memory
-  void carve(const GptConfig& config, BatchShape shape, unsigned threads, Checkpoints checkpoints,
-             Carver& carver);
+  void carve(const GptConfig& config, const ActivationNeeds& needs, Carver& carver);
 };
 
 }  // namespace sluice::gpt

@@ -6,7 +6,6 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "tools/gpt/model/matmul.h"
 #include "tools/gpt/model/row_kernels.h"
 
 namespace sluice::gpt {
@@ -45,12 +44,13 @@ std::uint64_t attention_scratch_floats(std::uint64_t sequence) {
   return 2 * align_up(block_floats(sequence), 64);
 }
 
-void attention_forward(ComputeThreads& threads, AttentionShape shape, const float* qkv, float* y,
+void attention_forward(MatrixProducts& products, AttentionShape shape, const float* qkv, float* y,
                        float* log_sums, std::span<float> scratch) {
   const std::uint64_t scratch_floats = attention_scratch_floats(shape.sequence);
-  SLUICE_CHECK(scratch.size() >= threads.threads() * scratch_floats, "attention scratch too small");
+  SLUICE_CHECK(scratch.size() >= products.threads().threads() * scratch_floats,
+               "attention scratch too small");
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_width));
-  threads.for_each(shape.batch * shape.heads, [&](std::uint64_t task, unsigned worker) {
+  products.threads().for_each(shape.batch * shape.heads, [&](std::uint64_t task, unsigned worker) {
     const HeadView head(shape, task);
     float* scores = scratch.data() + worker * scratch_floats;
     for (std::uint64_t begin = 0; begin < shape.sequence; begin += kQueryBlock) {
@@ -60,7 +60,7 @@ void attention_forward(ComputeThreads& threads, AttentionShape shape, const floa
       const ConstMatrix query{qkv + head.at(0, begin), rows, shape.head_width, stride};
       const ConstMatrix key{qkv + head.at(1, 0), keys, shape.head_width, stride};
       const ConstMatrix value{qkv + head.at(2, 0), keys, shape.head_width, stride};
-      multiply_serial(Form::kABt, query, key, {scores, rows, keys, keys});
+      products.multiply_serial(Form::kABt, query, key, {scores, rows, keys, keys});
       for (std::uint64_t row = 0; row < rows; ++row) {
         const std::uint64_t visible = begin + row + 1;
         float* values = scores + row * keys;
@@ -68,18 +68,19 @@ void attention_forward(ComputeThreads& threads, AttentionShape shape, const floa
         std::memset(values + visible, 0, (keys - visible) * sizeof(float));
       }
       float* target = y + head.offset_y + begin * head.width;
-      multiply_serial(Form::kAB, {scores, rows, keys, keys}, value,
-                      {target, rows, shape.head_width, head.width});
+      products.multiply_serial(Form::kAB, {scores, rows, keys, keys}, value,
+                               {target, rows, shape.head_width, head.width});
     }
   });
 }
 
-void attention_backward(ComputeThreads& threads, AttentionShape shape, AttentionSaved saved,
+void attention_backward(MatrixProducts& products, AttentionShape shape, AttentionSaved saved,
                         const float* dy, float* dqkv, std::span<float> scratch) {
   const std::uint64_t scratch_floats = attention_scratch_floats(shape.sequence);
-  SLUICE_CHECK(scratch.size() >= threads.threads() * scratch_floats, "attention scratch too small");
+  SLUICE_CHECK(scratch.size() >= products.threads().threads() * scratch_floats,
+               "attention scratch too small");
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_width));
-  threads.for_each(shape.batch * shape.heads, [&](std::uint64_t task, unsigned worker) {
+  products.threads().for_each(shape.batch * shape.heads, [&](std::uint64_t task, unsigned worker) {
     const HeadView head(shape, task);
     const std::uint64_t stride = 3 * head.width;
     float* scores = scratch.data() + worker * scratch_floats;
@@ -94,8 +95,8 @@ void attention_backward(ComputeThreads& threads, AttentionShape shape, Attention
       const ConstMatrix value{saved.qkv + head.at(2, 0), keys, shape.head_width, stride};
       const std::uint64_t offset = head.offset_y + begin * head.width;
       const ConstMatrix d_output{dy + offset, rows, shape.head_width, head.width};
-      multiply_serial(Form::kABt, query, key, {scores, rows, keys, keys});
-      multiply_serial(Form::kABt, d_output, value, {gradient, rows, keys, keys});
+      products.multiply_serial(Form::kABt, query, key, {scores, rows, keys, keys});
+      products.multiply_serial(Form::kABt, d_output, value, {gradient, rows, keys, keys});
       for (std::uint64_t row = 0; row < rows; ++row) {
         const std::uint64_t visible = begin + row + 1;
         const float delta = dot_row(saved.y + offset + row * head.width,
@@ -110,13 +111,14 @@ void attention_backward(ComputeThreads& threads, AttentionShape shape, Attention
       float* d_key = dqkv + head.at(1, 0);
       float* d_value = dqkv + head.at(2, 0);
       const bool first = begin == last;
-      multiply_serial(Form::kAB, {gradient, rows, keys, keys}, key,
-                      {dqkv + head.at(0, begin), rows, shape.head_width, stride});
-      multiply_serial(Form::kAtB, {gradient, rows, keys, keys}, query,
-                      {d_key, keys, shape.head_width, stride}, {.matrix = first ? nullptr : d_key});
-      multiply_serial(Form::kAtB, {scores, rows, keys, keys}, d_output,
-                      {d_value, keys, shape.head_width, stride},
-                      {.matrix = first ? nullptr : d_value});
+      products.multiply_serial(Form::kAB, {gradient, rows, keys, keys}, key,
+                               {dqkv + head.at(0, begin), rows, shape.head_width, stride});
+      products.multiply_serial(Form::kAtB, {gradient, rows, keys, keys}, query,
+                               {d_key, keys, shape.head_width, stride},
+                               {.matrix = first ? nullptr : d_key});
+      products.multiply_serial(Form::kAtB, {scores, rows, keys, keys}, d_output,
+                               {d_value, keys, shape.head_width, stride},
+                               {.matrix = first ? nullptr : d_value});
       if (begin == 0) break;
     }
   });

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tools/gpt/model/compute_threads.h"
+#include "tools/gpt/model/matmul.h"
 
 namespace sluice::gpt {
 
@@ -24,7 +24,7 @@ std::uint64_t attention_scratch_floats(std::uint64_t sequence);
 // qkv: [batch * sequence, 3 * width], query, key and value side by side, head by head.
 // Writes y [batch * sequence, width] and log_sums [batch * heads * sequence], the logarithm of each
 // softmax's denominator. `scratch` holds attention_scratch_floats() per worker.
-void attention_forward(ComputeThreads& threads, AttentionShape shape, const float* qkv, float* y,
+void attention_forward(MatrixProducts& products, AttentionShape shape, const float* qkv, float* y,
                        float* log_sums, std::span<float> scratch);
 
 struct AttentionSaved {
@@ -34,7 +34,7 @@ struct AttentionSaved {
 };
 
 // Writes dqkv, the gradient with respect to qkv, given dy.
-void attention_backward(ComputeThreads& threads, AttentionShape shape, AttentionSaved saved,
+void attention_backward(MatrixProducts& products, AttentionShape shape, AttentionSaved saved,
                         const float* dy, float* dqkv, std::span<float> scratch);
 
 }  // namespace sluice::gpt

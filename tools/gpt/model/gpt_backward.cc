@@ -23,16 +23,16 @@ void GptCompute::backward(std::uint32_t use, ParameterPointers parameters,
   tensors_.open_gradients(unit, gradients);
   switch (kind) {
     case Use::kTiedLogits:
-      recompute_logits(tensors_.parameter(kWte));
-      logits_backward(tensors_.parameter(kWte), tensors_.gradient(kWte));
+      recompute_logits(tensors_.factor(kWte));
+      logits_backward(kWte);
       fill_zero(threads_, tensors_.gradient(kWpe),
                 std::uint64_t{config_.context} * config_.embedding);
       break;
     case Use::kHead:
       recompute_final_norm();
       if (!config_.tied_head) {
-        recompute_logits(tensors_.parameter(kLmHeadWeight));
-        logits_backward(tensors_.parameter(kLmHeadWeight), tensors_.gradient(kLmHeadWeight));
+        recompute_logits(tensors_.factor(kLmHeadWeight));
+        logits_backward(kLmHeadWeight);
       }
       final_norm_backward();
       break;
@@ -49,21 +49,34 @@ void GptCompute::recompute_final_norm() {
   final_norm_forward();
 }
 
-void GptCompute::recompute_logits(const float* table) {
+void GptCompute::recompute_logits(const void* table) {
   if (logits_of_ != micro_batch_) logits_forward(table);
 }
 
 // From the gradient of the logits to that of the final norm's output: a boundary with a tied head.
-void GptCompute::logits_backward(const float* table, float* table_gradient) {
+void GptCompute::logits_backward(std::uint32_t table) {
   const std::uint64_t width = config_.embedding;
   const std::uint64_t vocabulary = config_.vocabulary;
-  const ConstMatrix d_logits{activations_.logits, rows(), vocabulary, vocabulary};
+  const ConstMatrix d_logits = logits_gradient();
   const float* normed = config_.tied_head ? input_ : activations_.final_norm;
   float* d_normed = config_.tied_head ? d_input_ : activations_.d_narrow;
-  multiply(threads_, Form::kAtB, d_logits, {normed, rows(), width, width},
-           {table_gradient, vocabulary, width, width});
-  multiply(threads_, Form::kAB, d_logits, {table, vocabulary, width, width},
-           {d_normed, rows(), width, width});
+  products_.multiply(Form::kAtB, d_logits, factor(normed, rows(), width, activations_.input_factor),
+                     weight_gradient(table, vocabulary, width));
+  products_.multiply(Form::kAB, d_logits, weight_factor(tensors_.factor(table), vocabulary, width),
+                     {d_normed, rows(), width, width});
+}
+
+// Rows in bf16 begin where those in fp32 began.
+ConstMatrix GptCompute::logits_gradient() const {
+  const std::uint64_t vocabulary = config_.vocabulary;
+  const std::uint64_t stride = vocabulary * sizeof(float) / size_of(factor_type());
+  return {activations_.logits, rows(), vocabulary, stride, factor_type()};
+}
+
+Matrix GptCompute::weight_gradient(std::uint32_t tensor, std::uint64_t rows,
+                                   std::uint64_t columns) {
+  const GradientTarget target = tensors_.product_gradient(tensor);
+  return {target.data, rows, columns, columns, target.dtype};
 }
 
 void GptCompute::final_norm_backward() {
@@ -78,17 +91,18 @@ void GptCompute::final_norm_backward() {
                        .bias = tensors_.gradient(kFinalNormBias)});
 }
 
-void GptCompute::linear_backward(ConstMatrix x, const float* dy, std::uint32_t weight,
-                                 std::uint32_t bias, float* dx) {
+// A weight's bias is the tensor behind it.
+void GptCompute::linear_backward(const float* x, std::uint64_t x_width, const float* dy,
+                                 std::uint32_t weight, float* dx) {
+  const std::uint32_t bias = weight + 1;
   const std::uint64_t y_width =
       spec_.units[1].tensors[bias].element_count();  // every block has the same shapes
-  const ConstMatrix d_output{dy, x.rows, y_width, y_width};
-  multiply(threads_, Form::kAtB, x, d_output,
-           {tensors_.gradient(weight), x.columns, y_width, y_width});
-  bias_backward(threads_, {.rows = x.rows, .columns = y_width}, dy, tensors_.gradient(bias));
-  multiply(threads_, Form::kABt, d_output,
-           {tensors_.parameter(weight), x.columns, y_width, y_width},
-           {dx, x.rows, x.columns, x.columns});
+  const ConstMatrix d_output = factor(dy, rows(), y_width, activations_.gradient_factor);
+  products_.multiply(Form::kAtB, factor(x, rows(), x_width, activations_.input_factor), d_output,
+                     weight_gradient(weight, x_width, y_width));
+  bias_backward(threads_, {.rows = rows(), .columns = y_width}, dy, tensors_.gradient(bias));
+  products_.multiply(Form::kABt, d_output, weight_factor(tensors_.factor(weight), x_width, y_width),
+                     {dx, rows(), x_width, x_width});
 }
 
 void GptCompute::recompute_block(std::uint32_t layer) {
@@ -108,11 +122,9 @@ void GptCompute::block_backward(std::uint32_t layer) {
 void GptCompute::mlp_backward(std::uint32_t layer) {
   const BlockActivations& a = activations_.block(layer);
   const std::uint64_t width = config_.embedding;
-  linear_backward({a.gelu, rows(), 4 * width, 4 * width}, d_input_, kMlpProjectionWeight,
-                  kMlpProjectionBias, activations_.d_wide);
+  linear_backward(a.gelu, 4 * width, d_input_, kMlpProjectionWeight, activations_.d_wide);
   gelu_backward(threads_, a.mlp, activations_.d_wide, rows() * 4 * width);
-  linear_backward({a.norm2, rows(), width, width}, activations_.d_wide, kMlpWeight, kMlpBias,
-                  activations_.d_narrow);
+  linear_backward(a.norm2, width, activations_.d_wide, kMlpWeight, activations_.d_narrow);
   layer_norm_backward(
       threads_, {.rows = rows(), .columns = width},
       {.x = a.middle, .moments = a.norm2_moments, .weight = tensors_.parameter(kLn2Weight)},
@@ -127,13 +139,12 @@ void GptCompute::mlp_backward(std::uint32_t layer) {
 void GptCompute::attention_part_backward(std::uint32_t layer) {
   const BlockActivations& a = activations_.block(layer);
   const std::uint64_t width = config_.embedding;
-  linear_backward({a.attention, rows(), width, width}, d_input_, kAttentionProjectionWeight,
-                  kAttentionProjectionBias, activations_.d_narrow);
-  attention_backward(threads_, {rows() / sequence_, sequence_, config_.heads, config_.head_width()},
+  linear_backward(a.attention, width, d_input_, kAttentionProjectionWeight, activations_.d_narrow);
+  attention_backward(products_,
+                     {rows() / sequence_, sequence_, config_.heads, config_.head_width()},
                      {.qkv = a.qkv, .y = a.attention, .log_sums = a.log_sums},
                      activations_.d_narrow, activations_.d_wide, activations_.attention_scratch);
-  linear_backward({a.norm1, rows(), width, width}, activations_.d_wide, kAttentionWeight,
-                  kAttentionBias, activations_.d_narrow);
+  linear_backward(a.norm1, width, activations_.d_wide, kAttentionWeight, activations_.d_narrow);
   layer_norm_backward(
       threads_, {.rows = rows(), .columns = width},
       {.x = input_, .moments = a.norm1_moments, .weight = tensors_.parameter(kLn1Weight)},

@@ -20,6 +20,13 @@ const GptConfig& checked(const GptConfig& config, BatchShape shape) {
   return config;
 }
 
+ActivationNeeds needs_of(BatchShape shape, const GptComputeOptions& options) {
+  return {.shape = shape,
+          .threads = options.threads,
+          .checkpoints = options.checkpoints,
+          .bf16_factors = options.matmul.bf16_factors};
+}
+
 }  // namespace
 
 GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options)
@@ -27,8 +34,9 @@ GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOpti
       shape_(shape),
       spec_(gpt_model_spec(config)),
       threads_(options.threads),
-      tensors_(spec_, options.precision, threads_),
-      activations_(config, shape, options.threads, options.checkpoints),
+      products_(threads_, options.matmul),
+      tensors_(spec_, options.precision, threads_, options.matmul.bf16_factors),
+      activations_(config, needs_of(shape, options)),
       checkpoints_(options.checkpoints),
       batches_(options.micro_batches) {
   SLUICE_CHECK(options.micro_batches == 1 || checkpoints_ == Checkpoints::kUnits,
@@ -45,14 +53,15 @@ std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape sh
 }
 
 std::uint64_t GptCompute::activation_bytes() const {
-  return activations_.buffer.size_bytes() + tensors_.scratch_bytes();
+  return activations_.buffer.size_bytes() + tensors_.scratch_bytes() + products_.scratch_bytes();
 }
 
 std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShape shape,
                                               const GptComputeOptions& options) {
-  return Activations::size_bytes(checked(config, shape), shape, options.threads,
-                                 options.checkpoints) +
-         UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision);
+  return Activations::size_bytes(checked(config, shape), needs_of(shape, options)) +
+         UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision,
+                                       options.matmul.bf16_factors) +
+         MatrixProducts::scratch_bytes_of(options.threads, options.matmul);
 }
 
 void GptCompute::start_training(std::span<const std::uint32_t> tokens,
@@ -144,10 +153,26 @@ void GptCompute::forward(std::uint32_t use, ParameterPointers parameters,
     case Use::kBlock: block_forward(use - 1); break;
     case Use::kHead:
       final_norm_forward();
-      if (!config_.tied_head) logits_forward(tensors_.parameter(kLmHeadWeight));
+      if (!config_.tied_head) logits_forward(tensors_.factor(kLmHeadWeight));
       break;
-    default: logits_forward(tensors_.parameter(kWte)); break;
+    default: logits_forward(tensors_.factor(kWte)); break;
   }
+}
+
+DType GptCompute::factor_type() const {
+  return products_.choice().bf16_factors ? DType::kBf16 : DType::kFp32;
+}
+
+ConstMatrix GptCompute::factor(const float* values, std::uint64_t rows, std::uint64_t columns,
+                               std::uint16_t* rounded) {
+  if (factor_type() == DType::kFp32) return {values, rows, columns, columns};
+  round_to(threads_, DType::kBf16, values, rounded, rows * columns);
+  return {rounded, rows, columns, columns, DType::kBf16};
+}
+
+ConstMatrix GptCompute::weight_factor(const void* weight, std::uint64_t rows,
+                                      std::uint64_t columns) const {
+  return {weight, rows, columns, columns, factor_type()};
 }
 
 // Gathers rows straight from the unit: a copy of the whole table in fp32 would cost more.
@@ -167,9 +192,10 @@ void GptCompute::block_forward(std::uint32_t layer) {
   const std::uint64_t width = config_.embedding;
   const auto linear = [&](const float* x, std::uint64_t x_width, std::uint32_t weight, float* y,
                           std::uint64_t y_width, const float* residual) {
-    multiply(threads_, Form::kAB, {x, count, x_width, x_width},
-             {tensors_.parameter(weight), x_width, y_width, y_width}, {y, count, y_width, y_width},
-             {.bias = tensors_.parameter(weight + 1), .matrix = residual});
+    products_.multiply(Form::kAB, factor(x, count, x_width, activations_.input_factor),
+                       weight_factor(tensors_.factor(weight), x_width, y_width),
+                       {y, count, y_width, y_width},
+                       {.bias = tensors_.parameter(weight + 1), .matrix = residual});
   };
   const auto norm = [&](const float* x, std::uint32_t weight, float* y, RowMoments* moments) {
     layer_norm_forward(threads_, {.rows = count, .columns = width}, x,
@@ -178,7 +204,7 @@ void GptCompute::block_forward(std::uint32_t layer) {
 
   norm(input_, kLn1Weight, a.norm1, a.norm1_moments);
   linear(a.norm1, width, kAttentionWeight, a.qkv, 3 * width, nullptr);
-  attention_forward(threads_, {count / sequence_, sequence_, config_.heads, config_.head_width()},
+  attention_forward(products_, {count / sequence_, sequence_, config_.heads, config_.head_width()},
                     a.qkv, a.attention, a.log_sums, activations_.attention_scratch);
   linear(a.attention, width, kAttentionProjectionWeight, a.middle, width, input_);
   norm(a.middle, kLn2Weight, a.norm2, a.norm2_moments);
@@ -195,7 +221,7 @@ void GptCompute::final_norm_forward() {
   final_norm_of_ = micro_batch_;
 }
 
-void GptCompute::logits_forward(const float* table) {
+void GptCompute::logits_forward(const void* table) {
   const std::uint64_t width = config_.embedding;
   const std::uint64_t vocabulary = config_.vocabulary;
   // Generation wants the last row alone.
@@ -203,13 +229,15 @@ void GptCompute::logits_forward(const float* table) {
   const std::uint64_t count = last_only ? 1 : rows();
   const float* normed = config_.tied_head ? input_ : activations_.final_norm;
   const float* x = normed + (rows() - count) * width;
-  multiply(threads_, Form::kABt, {x, count, width, width}, {table, vocabulary, width, width},
-           {activations_.logits, count, vocabulary, vocabulary});
+  products_.multiply(Form::kABt, factor(x, count, width, activations_.input_factor),
+                     weight_factor(table, vocabulary, width),
+                     {activations_.logits, count, vocabulary, vocabulary});
   if (last_only) return;
-  loss_ = cross_entropy(
-      threads_, {.rows = count, .columns = vocabulary}, activations_.logits, batch_->targets,
-      activations_.row_losses,
-      mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly, loss_scale_);
+  loss_ =
+      cross_entropy(threads_, {.rows = count, .columns = vocabulary}, activations_.logits,
+                    batch_->targets, activations_.row_losses,
+                    mode_ == Mode::kTraining ? CrossEntropy::kGradient : CrossEntropy::kLossOnly,
+                    loss_scale_, factor_type());
   logits_of_ = micro_batch_;
 }
 

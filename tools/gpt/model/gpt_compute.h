@@ -1,8 +1,9 @@
 // Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units:
 // use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
-// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32;
-// results do not depend on the number of threads, nor on the addresses as long as tensors start at
-// multiples of 256 bytes.
+// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32, but
+// for the products of matrices where bf16 factors are chosen: those round activations and gradients
+// to bf16, take the parameters as they are, and sum in fp32. Results do not depend on the number of
+// threads, nor on the addresses as long as tensors start at multiples of 256 bytes.
 // Thread rule: one call at a time; each returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
@@ -33,6 +34,7 @@ struct GptComputeOptions {
   Precision precision = {};  // of parameters and gradients at rest
   Checkpoints checkpoints = Checkpoints::kNone;
   std::uint32_t micro_batches = 1;  // under way at once; 1 without checkpoints
+  MatmulChoice matmul = {};
 };
 
 // With checkpoints: what a use is handed and hands on, [rows, width] floats each, at multiples of
@@ -59,6 +61,9 @@ class GptCompute {
   // The same, of one that is not made.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
+
+  // Of all matrix products so far.
+  MatrixWork matrix_work() const { return products_.work(); }
 
   // Uses of units per pass: the length of forward_order and of backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
@@ -117,19 +122,27 @@ class GptCompute {
   void embedding_forward_use(ParameterPointers parameters);
   void block_forward(std::uint32_t layer);
   void final_norm_forward();
-  void logits_forward(const float* table);
+  void logits_forward(const void* table);
 
   void recompute_final_norm();
-  void recompute_logits(const float* table);
-  void logits_backward(const float* table, float* table_gradient);
+  void recompute_logits(const void* table);
+  void logits_backward(std::uint32_t table);
   void final_norm_backward();
   void block_backward(std::uint32_t layer);
   void recompute_block(std::uint32_t layer);
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
+  // `values` [rows, columns] as products take them: as they are, or rounded into `rounded`.
+  ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
+                     std::uint16_t* rounded);
+  ConstMatrix weight_factor(const void* weight, std::uint64_t rows, std::uint64_t columns) const;
+  Matrix weight_gradient(std::uint32_t tensor, std::uint64_t rows, std::uint64_t columns);
+  // The gradient of the logits, which rounding leaves where they are.
+  ConstMatrix logits_gradient() const;
+  DType factor_type() const;
   // Gradients of weight, bias and x of y = x W + b.
-  void linear_backward(ConstMatrix x, const float* dy, std::uint32_t weight, std::uint32_t bias,
+  void linear_backward(const float* x, std::uint64_t x_width, const float* dy, std::uint32_t weight,
                        float* dx);
 
   // Constant after construction.
@@ -138,6 +151,7 @@ class GptCompute {
   ModelSpec spec_;
 
   ComputeThreads threads_;
+  MatrixProducts products_;
   UnitTensors tensors_;
   Activations activations_;
   const Checkpoints checkpoints_;

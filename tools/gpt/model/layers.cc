@@ -43,6 +43,18 @@ void load_row(DType dtype, const void* table, std::uint64_t row, std::uint64_t w
   widen_fp16_row(halves, target, width);
 }
 
+// Piece by piece through a small buffer: what is written lies where nothing is read any more.
+void round_bf16_in_place(float* values, std::uint64_t count) {
+  constexpr std::uint64_t kPiece = 256;
+  float piece[kPiece];
+  auto* const rounded = reinterpret_cast<std::uint16_t*>(values);
+  for (std::uint64_t i = 0; i < count; i += kPiece) {
+    const std::uint64_t length = std::min(kPiece, count - i);
+    std::memcpy(piece, values + i, length * sizeof(float));
+    round_bf16_row(piece, rounded + i, length);
+  }
+}
+
 }  // namespace
 
 void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
@@ -127,13 +139,15 @@ void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, floa
 
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
                      std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
-                     float gradient_scale) {
+                     float gradient_scale, DType gradient_type) {
   const float scale = gradient_scale / static_cast<float>(extent.rows);
   for_each_row(threads, extent, [&](std::uint64_t row) {
     float* values = logits + row * extent.columns;
     row_losses[row] = kind == CrossEntropy::kGradient
                           ? cross_entropy_gradient_row(values, extent.columns, targets[row], scale)
                           : cross_entropy_row(values, extent.columns, targets[row]);
+    if (kind == CrossEntropy::kGradient && gradient_type == DType::kBf16)
+      round_bf16_in_place(values, extent.columns);
   });
   double total = 0;
   for (std::uint64_t row = 0; row < extent.rows; ++row) total += row_losses[row];

@@ -74,12 +74,13 @@ void gelu_backward(ComputeThreads& threads, const float* x, float* gradient, std
 void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, float* sums);
 
 // Mean cross entropy over the rows of `logits`. kGradient overwrites the logits with the gradient
-// of the mean times `gradient_scale`. `row_losses` is scratch, one per row.
+// of the mean times `gradient_scale`, in fp32 or, rounded, in bf16 from the beginning of each row.
+// `row_losses` is scratch, one per row.
 // Requires: every target is below extent.columns.
 enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,
                      std::span<const std::uint32_t> targets, float* row_losses, CrossEntropy kind,
-                     float gradient_scale = 1);
+                     float gradient_scale = 1, DType gradient_type = DType::kFp32);
 
 void fill_zero(ComputeThreads& threads, float* values, std::uint64_t count);
 

@@ -1,38 +1,38 @@
-// Products of fp32 row-major matrices: the only file that meets Eigen and BLAS. A product is cut
-// into output tiles whose extents depend on the shape of the result alone; each tile is one task
-// and one single-threaded BLAS call over the whole inner extent, so that the number of threads
-// changes no bit. The bits do depend on the BLAS library and on the kernel it chooses for the
-// processor. Pure in their arguments: callable from any thread on disjoint results.
+// Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h): matmul.cc is the only
+// file that meets Eigen and BLAS. A product is cut into output tiles whose extents depend on the
+// shape of the result alone; each tile is one task and one single-threaded call of the library over
+// the whole inner extent, so that the number of threads changes no bit. The bits do depend on the
+// library and on the kernel it chooses for the processor.
+// Thread rule: multiply() one call at a time; multiply_serial() from any thread, on disjoint
+// results.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <string>
 
+#include <sluice/dtype.h>
+#include "base/aligned_buffer.h"
 #include "tools/gpt/model/compute_threads.h"
+#include "tools/gpt/model/matmul_choice.h"
 
 namespace sluice::gpt {
 
 // Element (i, j) is data[i * stride + j]. A view: the memory must outlive the call.
 struct ConstMatrix {
-  const float* data = nullptr;
+  const void* data = nullptr;
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
+  DType dtype = DType::kFp32;  // or kBf16, of both factors alike
 };
 
 struct Matrix {
-  float* data = nullptr;
+  void* data = nullptr;
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
+  DType dtype = DType::kFp32;  // or kBf16: sums are fp32, and rounded once
 };
-
-// What computes the products, and so decides their last bits.
-struct MatrixKernels {
-  std::string library;  // "OpenBLAS 0.3.21"
-  std::string kernels;  // the processor's family, as the library chose it: "SkylakeX"
-};
-MatrixKernels matrix_kernels();
 
 enum class Form : std::uint8_t {
   kAB,   // A [m, k] * B [k, n]
@@ -46,12 +46,39 @@ struct Addend {
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself
 };
 
-// result = addend.matrix + addend.bias + product, in that order.
-// Requires: extents match and are below 2^31; `result` does not overlap `a` or `b`.
-void multiply(ComputeThreads& threads, Form form, ConstMatrix a, ConstMatrix b, Matrix result,
-              Addend addend = {});
+// Multiplications with an addition, by the library that made them.
+struct MatrixWork {
+  std::uint64_t openblas = 0;
+  std::uint64_t onednn = 0;
+};
 
-// The same as one task on the calling thread, for use inside a task.
-void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
+class MatrixProducts {
+ public:
+  // `threads` must outlive this. With bf16 factors takes a tile of memory for each thread.
+  // Fails with: kOutOfMemory.
+  explicit MatrixProducts(ComputeThreads& threads, MatmulChoice choice = {});
+
+  ComputeThreads& threads() const { return threads_; }
+  const MatmulChoice& choice() const { return choice_; }
+  MatrixWork work() const;
+
+  std::uint64_t scratch_bytes() const { return scratch_.size_bytes(); }
+  static std::uint64_t scratch_bytes_of(unsigned threads, const MatmulChoice& choice);
+
+  // result = addend.matrix + addend.bias + product, in that order.
+  // Requires: extents match and are below 2^31; `result` does not overlap `a` or `b`. Factors in
+  // bf16 and results in bf16 need a choice with bf16 factors, and results in bf16 have no addend.
+  void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
+
+  // The same as one task on the calling thread, for use inside a task; the result is fp32.
+  void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
+
+ private:
+  ComputeThreads& threads_;
+  const MatmulChoice choice_;
+  AlignedBuffer scratch_;  // a tile in fp32 for each worker
+  std::atomic<std::uint64_t> openblas_work_ = 0;
+  std::atomic<std::uint64_t> onednn_work_ = 0;
+};
 
 }  // namespace sluice::gpt

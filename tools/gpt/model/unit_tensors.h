@@ -1,6 +1,7 @@
 // One unit's parameters and gradients as fp32, whatever their element type at rest: bf16 and fp16
 // tensors pass through scratch memory that is sized once for the largest unit, fp32 tensors are
-// used where they lie. Not thread-safe: one unit at a time.
+// used where they lie, and so are the matrices of bf16 units that are multiplied as they are.
+// Not thread-safe: one unit at a time.
 #pragma once
 
 #include <array>
@@ -27,24 +28,39 @@ struct Precision {
   DType gradients = DType::kFp32;
 };
 
+// A gradient that a product writes.
+struct GradientTarget {
+  void* data = nullptr;
+  DType dtype = DType::kFp32;
+};
+
 class UnitTensors {
  public:
-  // `spec` and `threads` must outlive this.
+  // `spec` and `threads` must outlive this. With `bf16_factors` matrices stay bf16.
   // Fails with: kOutOfMemory.
-  UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads);
+  UnitTensors(const ModelSpec& spec, Precision precision, ComputeThreads& threads,
+              bool bf16_factors = false);
 
   std::uint64_t scratch_bytes() const;
-  static std::uint64_t scratch_bytes_of(const ModelSpec& spec, Precision precision);
+  static std::uint64_t scratch_bytes_of(const ModelSpec& spec, Precision precision,
+                                        bool bf16_factors = false);
   Precision precision() const { return precision_; }
 
-  // Makes parameter(i) valid until the next load.
+  // Makes parameter(i) and factor(i) valid until the next load.
   void load(std::uint32_t unit, ParameterPointers parameters);
+  // Requires: a vector, or no bf16 factors.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
+  // A matrix as products take it.
+  const void* factor(std::uint32_t tensor) const {
+    return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
+  }
 
   // Makes gradient(i) valid until store_gradients(), which writes them to where they belong. Every
   // element has to be written in between.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
+  // The same for a gradient that is one product: it goes to where it belongs at once.
+  GradientTarget product_gradient(std::uint32_t tensor);
   void store_gradients(GradientPointers gradients);
 
  private:
@@ -54,11 +70,15 @@ class UnitTensors {
   const ModelSpec& spec_;
   Precision precision_;
   ComputeThreads& threads_;
+  const bool bf16_factors_;
   AlignedBuffer parameter_scratch_;
   AlignedBuffer gradient_scratch_;
 
   std::array<const float*, kBlockTensors> parameters_{};
+  std::array<const void*, kBlockTensors> factors_{};
   std::array<float*, kBlockTensors> gradients_{};
+  std::array<std::byte*, kBlockTensors> gradient_homes_{};
+  std::array<bool, kBlockTensors> is_home_{};  // has been written there
   std::uint32_t gradient_unit_ = 0;
 };
 

@@ -282,11 +282,12 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
     fail("field \"application\" is not what sluice train writes: it is another program's");
   std::vector<std::string> changes;
   for (const auto& [key, value] : settings_) {
+    if (key == kProducts && !saved["settings"].contains(key)) continue;
     const std::string before = saved["settings"].value(key, value_before(key));
     if (before == value) continue;
     const std::string change = fmt::format("{} was {} and is {}", key, before, value);
-    // More steps and other ranks are what a run is resumed for.
-    if (key == "run.steps" || key == "ranks" || options_.accepts_config)
+    // More steps, other ranks and another machine are what a run is resumed for.
+    if (key == "run.steps" || key == "ranks" || key == kProducts || options_.accepts_config)
       notes_.push_back(fmt::format("checkpoint: {} from here on", change));
     else
       changes.push_back(change);

@@ -42,6 +42,9 @@ class Checkpointing {
                 std::uint32_t rank_count);
 
   bool is_on() const { return !options_.root.empty(); }
+  // What computes the matrix products from now on: kept with the state, and a run that goes on with
+  // others says so. Before resume().
+  void set_products(std::string products) { settings_[kProducts] = std::move(products); }
   // Lines for the user: what was passed over, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -83,6 +86,8 @@ class Checkpointing {
   std::string application(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void pass_over(const std::string& why);
+
+  static constexpr const char* kProducts = "matrix products";
 
   const CheckpointOptions options_;
   const TrainConfig& config_;

@@ -92,6 +92,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.trace_nvtx = document.boolean("trace.nvtx");
   config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(64_MiB);
   config.device = device_from(document.string("run.device"));
+  config.matmul = gpt::matmul_wish_from(document.string("run.matmul"));
   if (config.model.embedding % config.model.heads != 0)
     document.fail(
         "model.heads",

@@ -9,6 +9,7 @@
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
 #include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/matmul_choice.h"
 #include "tools/gpt/train/learning_rate.h"
 
 namespace sluice {
@@ -34,6 +35,7 @@ struct TrainConfig {
   ScheduleOptions schedule;
   std::uint64_t steps = 100;
   DeviceChoice device = DeviceChoice::kAuto;
+  gpt::MatmulWish matmul;  // on the host
   std::uint64_t seed = 1;
   std::string trace_file;              // empty = none
   std::uint64_t trace_ring_bytes = 0;  // of each thread

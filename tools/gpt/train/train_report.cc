@@ -46,6 +46,13 @@ std::string duration_text(double duration_s) {
                        : fmt::format("{}m{:02}s", whole / 60, whole % 60);
 }
 
+// Of all multiply-adds, in percent; null where none is counted.
+nlohmann::ordered_json share_of(std::uint64_t work, const RunRecord& run) {
+  const std::uint64_t all = run.matrix_work.openblas + run.matrix_work.onednn;
+  if (all == 0) return nullptr;
+  return 100 * static_cast<double>(work) / static_cast<double>(all);
+}
+
 std::size_t terminal_columns() {
   winsize size{};
   const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
@@ -96,6 +103,14 @@ std::string time_report(const RunRecord& run) {
         "a share above 100 % is noise: the limits are made of mean rates, which vary from step to "
         "step\n";
   return text;
+}
+
+std::string matrix_report(const RunRecord& run) {
+  const gpt::MatrixWork& work = run.matrix_work;
+  if (work.openblas + work.onednn == 0) return {};
+  return fmt::format("multiply-adds: oneDNN {:.1f} %, OpenBLAS {:.1f} %\n",
+                     share_of(work.onednn, run).get<double>(),
+                     share_of(work.openblas, run).get<double>());
 }
 
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
@@ -198,6 +213,9 @@ void write_json(OutputFile& output, const RunRecord& run) {
   document["order"] = name_of(run.order);
   document["matrix_products"] = {{"library", run.matrix_kernels.library},
                                  {"kernels", run.matrix_kernels.kernels},
+                                 {"factors", run.matrix_kernels.factors},
+                                 {"onednn_percent", share_of(run.matrix_work.onednn, run)},
+                                 {"openblas_percent", share_of(run.matrix_work.openblas, run)},
                                  {"threads", run.threads}};
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;

@@ -27,7 +27,8 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
-  unsigned threads = 0;  // of the computation on the host, and of the optimizer
+  gpt::MatrixWork matrix_work;  // on the host, the validation's included
+  unsigned threads = 0;         // of the computation on the host, and of the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
@@ -44,6 +45,9 @@ struct RunRecord {
 // The pools of every tier with their reasons, and each tier's sum against its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
+
+// Which library took which share of the multiply-adds; empty on a GPU.
+std::string matrix_report(const RunRecord& run);
 
 // Where the time of the steps went, all but the first, and how near they came to their limits.
 std::string time_report(const RunRecord& run);

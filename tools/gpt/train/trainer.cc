@@ -24,7 +24,8 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
           .checkpoints = config.engine.activations.home == ActivationHome::kKeep
                              ? gpt::Checkpoints::kNone
                              : gpt::Checkpoints::kUnits,
-          .micro_batches = micro_batches_at_once(config)};
+          .micro_batches = micro_batches_at_once(config),
+          .matmul = gpt::choose_matmul(config.matmul, config.engine.precision.parameters)};
 }
 
 Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,

@@ -18,6 +18,7 @@
 namespace sluice {
 
 // What `config` asks of the computation on the host.
+// Fails with: kUnsupported for run.matmul, as choose_matmul().
 gpt::BatchShape batch_shape(const TrainConfig& config);
 gpt::GptComputeOptions compute_options(const TrainConfig& config);
 
@@ -28,6 +29,7 @@ class Trainer final : public Training {
   TrainedStep train_step(std::uint64_t step) override;
   double evaluate(std::span<const TokenBatch> batches) override;
   std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
+  gpt::MatrixWork matrix_work() const override { return compute_.matrix_work(); }
 
  private:
   using ParameterList = std::vector<const std::byte*>;

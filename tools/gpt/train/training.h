@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <sluice/step.h>
+#include "tools/gpt/model/matmul.h"
 #include "tools/gpt/train/dataset.h"
 
 namespace sluice {
@@ -34,6 +35,9 @@ class Training {
   virtual double evaluate(std::span<const TokenBatch> batches) = 0;
 
   virtual std::uint64_t activation_bytes() const = 0;
+
+  // Of the matrix products so far, by library; nothing on a GPU.
+  virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:
   FinishOptions finish_options_;

@@ -64,7 +64,10 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
                                                     topology().memory_bytes / 4))});
     host_ = host.get();
     device_ = std::move(host);
-    matrix_kernels_ = gpt::matrix_kernels();
+    const DType parameters = config.engine.precision.parameters;
+    const gpt::MatmulChoice matmul = gpt::choose_matmul(config.matmul, parameters);
+    matrix_kernels_ = gpt::matrix_kernels(matmul);
+    missed_gain_ = gpt::missed_gain(config.matmul, matmul, parameters);
     description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
     return;
   }
@@ -84,7 +87,8 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
   gpt_->warm_up();
   description_ = fmt::format("{} (matrix products by {})", gpu_->name(), ops_->description());
   matrix_kernels_ = {.library = std::string(ops_->description()),
-                     .kernels = std::string(gpu_->name())};
+                     .kernels = std::string(gpu_->name()),
+                     .factors = std::string(name_of(config.engine.precision.parameters))};
 }
 
 std::unique_ptr<Training> TrainingDevice::make_trainer(const TrainConfig& config,

@@ -10,7 +10,7 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include "tools/gpt/model/device_gpt.h"
-#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/model/matmul_choice.h"
 #include "tools/gpt/train/training.h"
 
 namespace sluice {
@@ -30,19 +30,23 @@ bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 class TrainingDevice {
  public:
   // "auto" takes a GPU that is there and computes what `config` asks for, else the host.
-  // Fails with: kUnsupported when run.device is "cuda" and no GPU can, kOutOfMemory.
+  // Fails with: kUnsupported when run.device is "cuda" and no GPU can, or when the host lacks what
+  // run.matmul names; kOutOfMemory.
   explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
   TrainingDevice(const TrainingDevice&) = delete;
   TrainingDevice& operator=(const TrainingDevice&) = delete;
 
   Device& device() { return *device_; }
   HostDevice* host() { return host_; }  // null where the device is another one
+  bool is_host() const { return host_ != nullptr; }
   CudaDevice* gpu() { return gpu_; }    // as host()
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 
   // What computes the matrix products; a GPU's kernels are named by the GPU.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
+  // What would compute them faster, if it were there; empty when nothing would.
+  const std::string& missed_gain() const { return missed_gain_; }
 
   // All must outlive it.
   std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
@@ -56,6 +60,7 @@ class TrainingDevice {
   std::unique_ptr<gpt::DeviceGpt> gpt_;
   std::string description_;
   gpt::MatrixKernels matrix_kernels_;
+  std::string missed_gain_;
 };
 
 }  // namespace sluice
