@@ -29,7 +29,8 @@ def run_sluice(arguments, config):
         for assignment in arguments.set:
             command += ["--set", assignment]
         subprocess.run(command, check=True)
-        steps = json.load(report)["steps"]
+        with open(report.name, encoding="utf-8") as whole:  # the report has taken the place of the empty file
+            steps = json.load(whole)["steps"]
     return tokens_per_second(steps[0]["tokens"], [step["time_s"] for step in steps])
 
 

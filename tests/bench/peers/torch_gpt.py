@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The quickstart's GPT-2 trained by PyTorch on the CPU, for speed: prints {"tokens": ..., "time_s": [...]}.
 
-Run by hand in an environment of its own (python3 -m venv env; env/bin/pip install torch numpy). The same shape, batch, fp32 arithmetic,
-global-norm clipping and AdamW as configs/in_memory.json; scaled_dot_product_attention and fused AdamW, PyTorch's best on this processor.
+Run by hand in an environment of its own (python3 -m venv env; env/bin/pip install torch numpy). The same shape, batch, global-norm
+clipping and AdamW as configs/in_memory.json; scaled_dot_product_attention and fused AdamW, PyTorch's best on this processor. With
+--dtype bf16 model, activations and gradients are bf16, and AdamW updates fp32 masters, from which the model is rounded each step.
 """
 
 import argparse
@@ -55,13 +56,19 @@ def main():
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--data", default="data/kjv.txt")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     arguments = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(arguments.threads)
     layers, heads, width, context, vocabulary, batch = 6, 6, 192, 128, 256, 8
     text = torch.frombuffer(bytearray(open(arguments.data, "rb").read()), dtype=torch.uint8).long()
     model = Gpt(layers, heads, width, context, vocabulary)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    parameters = masters = list(model.parameters())
+    if arguments.dtype == "bf16":
+        masters = [parameter.detach().clone() for parameter in parameters]
+        model.to(torch.bfloat16)
+        parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(masters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     times = []
     for _ in range(arguments.steps):
         begin = time.monotonic()
@@ -69,10 +76,16 @@ def main():
         tokens = torch.stack([text[s:s + context] for s in starts])
         targets = torch.stack([text[s + 1:s + context + 1] for s in starts])
         loss = model(tokens, targets)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if masters is not parameters:
+            for master, parameter in zip(masters, parameters):
+                master.grad = parameter.grad.float()
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
         optimizer.step()
+        if masters is not parameters:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, masters)
         loss.item()
         times.append(time.monotonic() - begin)
     print(json.dumps({"tokens": batch * context, "time_s": times}))
