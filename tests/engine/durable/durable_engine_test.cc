@@ -13,6 +13,7 @@
 
 #include <sluice/units.h>
 #include "tests/engine/exactness_cases.h"
+#include "tests/support/commit_audit.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
@@ -262,6 +263,58 @@ TEST_F(DurableEngine, AFileThatHasBeenCutIsNamed) {
   const std::string words = expect_error(ErrorCode::kDamaged, [&] { const Run run(config()); });
   EXPECT_NE(words.find(cut), std::string::npos) << words;
   EXPECT_NE(words.find("8192 B"), std::string::npos) << words;
+}
+
+// Of every placement and policy: what the queue is asked for, in order.
+TEST_F(DurableEngine, RecordsNameWhatIsFlushedAndNothingNamedIsWrittenAgain) {
+  for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                     OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
+    for (auto i = static_cast<std::size_t>(policy) % 3; i < kCaseCount; i += 3) {
+      const auto commit_every = static_cast<std::uint32_t>(1 + i % 2);
+      Config with = config(kCases[i], policy, commit_every);
+      with.storage.state.name = fmt::format("audit-{}-{}", name_of(policy), kCases[i].name);
+      SCOPED_TRACE(with.storage.state.name);
+      if (policy == OverlapPolicy::kSpeculative)
+        with.optimizer.clip_norm = bound_that_bites_sometimes(1);
+      CommitAudit audit;
+      {
+        const ModelSpec model = toy_model();
+        const auto device =
+            make_host_device({.memory_bytes = with.memory.device_bytes.value_or(64_MiB),
+                              .has_own_memory = kCases[i].is_gpu});
+        Engine engine(with, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_audit_queue(std::move(queue), audit);
+        });
+        (void)run_toy(engine, model, *device, with, {.steps = 6});
+        engine.close();
+      }
+      EXPECT_EQ(audit.violations, std::vector<std::string>());
+      EXPECT_EQ(audit.records, 1 + 6 / commit_every);
+      EXPECT_GT(audit.stores, 6u);
+    }
+  }
+}
+
+// What the next step's loss is multiplied with.
+TEST_F(DurableEngine, TheLossScaleGoesOn) {
+  Config with = config();
+  with.precision = {.parameters = DType::kFp16, .gradients = DType::kFp16};
+  with.precision.loss_scale = {.static_scale = 0, .initial_scale_power = 3, .window = 2};
+  const auto next_scale = [&](Run& run) {
+    const Step step = run.engine->begin_step({.learning_rate = 1e-2});
+    return step.loss_scale();
+  };
+  double scale = 0;
+  {
+    Run first(with);
+    (void)run_toy(*first.engine, first.model, *first.device, with, {.steps = 5});
+    scale = next_scale(first);
+    first.engine->close();
+  }
+  EXPECT_NE(scale, 8);
+  Run second(with);
+  (void)second.engine->open_or_create(toy_values());
+  EXPECT_EQ(next_scale(second), scale);
 }
 
 TEST_F(DurableEngine, ScratchHasNothingToCommit) {
