@@ -25,8 +25,10 @@ Commits::Commits(const CommitStart& start, const Layout& layout, const Placement
              {.may_store = [this](std::uint64_t version) { return may_store(version); },
               .saved = [this](std::uint64_t version) { ++saved_[version]; },
               .on_change = [this] { on_change_(); }}),
-      writer_(queue, *start.files,
-              [&scheduler](std::function<void()> task) { scheduler.post(std::move(task)); }) {
+      writer_(
+          queue, *start.files,
+          [&scheduler](std::function<void()> task) { scheduler.post(std::move(task)); },
+          &store.watch()) {
   const auto* const text = reinterpret_cast<const char*>(record_.application.data());
   last_ = {.step = record_.step,
            .scale = record_.scale,
@@ -125,6 +127,7 @@ void Commits::ended(const std::optional<Error>& failure) {
 void Commits::stop() {
   is_stopped_ = true;
   saver_.stop();
+  if (scheduler_.failed()) writer_.stop();
 }
 
 std::string Commits::way_back() const {

@@ -347,6 +347,7 @@ std::string BlockStore::describe_plane(std::uint32_t plane) const {
 }
 
 std::string BlockStore::describe(const Transfer& transfer) const {
+  if (!transfer.subject.empty()) return transfer.subject;
   const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",

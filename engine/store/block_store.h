@@ -55,6 +55,8 @@ struct Transfer {
   IoPriority read_priority = IoPriority::kNormal;
   // Likewise, of activations: whose they are. For the trace.
   std::uint32_t activation_unit = kTraceNone;
+  // Of what is no part of the state: what it is called in messages.
+  std::string subject = {};
   // Likewise, for traces: the step, where the version does not tell it.
   std::optional<std::uint64_t> step = {};
 
@@ -102,6 +104,9 @@ class BlockStore {
   // For planes homed in memory: an update in place has made `version`.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
+
+  // For transfers beside these.
+  TransferWatch& watch() { return watch_; }
 
   // Null: the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/trace/trace.h"
+#include "engine/store/block_store.h"
 #include "engine/store/commit_format.h"
 #include "io/errno_action.h"
 
@@ -14,15 +15,16 @@ namespace sluice {
 struct CommitWriter::Action {
   CommitWriter* writer = nullptr;
   CommitAction what;
-  IoRequest request;
+  Transfer transfer;  // the request, as the watch sees it
   std::uint64_t begin_ns = 0;
 };
 
 CommitWriter::CommitWriter(IoQueue& queue, const CommitFiles& files,
-                           std::function<void(std::function<void()>)> post)
+                           std::function<void(std::function<void()>)> post, TransferWatch* watch)
     : queue_(queue),
       files_(files),
       post_(std::move(post)),
+      watch_(watch),
       buffer_(files.slot_bytes, "commit records") {
   SLUICE_CHECK(files.twins.size() == kCommitTwins, "a store has twins of its records");
   SLUICE_CHECK(files.slot_bytes % kCommitAlignBytes == 0, "a slot is whole pages");
@@ -64,28 +66,34 @@ void CommitWriter::begin_stage() {
     action.begin_ns = trace_now_ns();
     const StoreFile& file = file_of(stage[i]);
     const bool is_write = stage[i].kind == CommitActionKind::kWriteTwin;
-    action.request = {.kind = is_write ? IoKind::kWrite : IoKind::kFlush,
-                      .priority = IoPriority::kNormal,
-                      .drive = file.drive,
-                      .descriptor = file.descriptor,
-                      .offset_bytes = is_write ? slot_ * files_.slot_bytes : 0,
-                      .data = is_write ? buffer_.data() : nullptr,
-                      .length_bytes = is_write ? record_bytes_ : 0};
-    action.request.context = &action;
-    action.request.on_complete = [](IoRequest& request) {
-      auto* done = static_cast<Action*>(request.context);
+    IoRequest& request = action.transfer.request;
+    request = {.kind = is_write ? IoKind::kWrite : IoKind::kFlush,
+               .priority = IoPriority::kNormal,
+               .drive = file.drive,
+               .descriptor = file.descriptor,
+               .offset_bytes = is_write ? slot_ * files_.slot_bytes : 0,
+               .data = is_write ? buffer_.data() : nullptr,
+               .length_bytes = is_write ? record_bytes_ : 0};
+    request.context = &action;
+    request.on_complete = [](IoRequest& ended) {
+      auto* done = static_cast<Action*>(ended.context);
+      if (done->writer->watch_ != nullptr) done->writer->watch_->remove(done->transfer);
       done->writer->post_([done] { done->writer->action_ended(*done); });
     };
-    requests.push_back(&action.request);
+    if (watch_ != nullptr) {
+      action.transfer.subject = describe(stage[i]);
+      watch_->add(action.transfer, request);
+    }
+    requests.push_back(&request);
   }
   queue_.submit(requests);
 }
 
 void CommitWriter::action_ended(Action& action) {
-  if (action.request.error != 0) {
+  if (action.transfer.request.error != 0) {
     if (!failure_) failure_ = error_of(action);
   } else {
-    const IoRequest& request = action.request;
+    const IoRequest& request = action.transfer.request;
     trace_span({.begin_ns = action.begin_ns,
                 .end_ns = trace_now_ns(),
                 .started_ns = std::max(request.started_ns, action.begin_ns),
@@ -97,22 +105,26 @@ void CommitWriter::action_ended(Action& action) {
                 .detail = kTraceOptimizerState});
   }
   if (--pending_ != 0) return;
+  if (is_stopped_) return sequence_.clear();
   if (!failure_ && ++stage_ < sequence_.size()) return begin_stage();
   sequence_.clear();
   const auto ended = std::exchange(ended_, {});
   ended(std::exchange(failure_, std::nullopt));  // may begin the next
 }
 
+std::string CommitWriter::describe(const CommitAction& action) const {
+  const StoreFile& file = file_of(action);
+  if (action.kind != CommitActionKind::kWriteTwin)
+    return fmt::format("flush of {} for the commit of step {}", file.name, step_);
+  return fmt::format("write of commit record {} to {} [{}, +{}) for the commit of step {}", slot_,
+                     file.name, slot_ * files_.slot_bytes, record_bytes_, step_);
+}
+
 Error CommitWriter::error_of(const Action& action) const {
-  const StoreFile& file = file_of(action.what);
-  const IoRequest& request = action.request;
-  const std::string what = request.kind == IoKind::kFlush
-                               ? fmt::format("cannot make {} durable", file.name)
-                               : fmt::format("cannot write commit record {} to {} [{}, +{})", slot_,
-                                             file.name, request.offset_bytes, request.length_bytes);
-  return Error(ErrorCode::kIo, fmt::format("{} for the commit of step {}: {}; {}", what, step_,
-                                           errno_text(request.error),
-                                           errno_rule(request.kind, request.error).advice));
+  const IoRequest& request = action.transfer.request;
+  return Error(ErrorCode::kIo,
+               fmt::format("{} failed: {}; {}", describe(action.what), errno_text(request.error),
+                           errno_rule(request.kind, request.error).advice));
 }
 
 }  // namespace sluice

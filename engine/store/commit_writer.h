@@ -22,6 +22,8 @@
 
 namespace sluice {
 
+class TransferWatch;
+
 // An open file of a store, whoever owns it.
 struct StoreFile {
   int descriptor = -1;
@@ -37,10 +39,11 @@ struct CommitFiles {
 
 class CommitWriter {
  public:
-  // `queue` must outlive the writer, and so must `files`. `post` runs a function on the writer's
+  // `queue` must outlive the writer, and so must `files` and `watch`, which looks after the
+  // transfers, if there is one. `post` runs a function on the writer's
   // thread, later; it may be called from any thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
-               std::function<void(std::function<void()>)> post);
+               std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
   // Requires: is_idle(), or a queue that will not complete anything any more.
   ~CommitWriter();
   CommitWriter(const CommitWriter&) = delete;
@@ -49,6 +52,9 @@ class CommitWriter {
   // For the record that comes next. Requires: is_idle().
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
+  // Begins no further stage: the sequence ends, without `ended`, when what is under way has come
+  // back.
+  void stop() { is_stopped_ = true; }
 
   // Writes `record_bytes` of the buffer to `slot` in the course of `sequence`. On return it is
   // under way. `ended` runs on the writer's thread: without an error all is durable; the buffer is
@@ -60,6 +66,7 @@ class CommitWriter {
  private:
   struct Action;
 
+  std::string describe(const CommitAction& action) const;
   void begin_stage();
   void action_ended(Action& action);
   const StoreFile& file_of(const CommitAction& action) const;
@@ -68,6 +75,7 @@ class CommitWriter {
   IoQueue& queue_;
   const CommitFiles& files_;
   std::function<void(std::function<void()>)> post_;
+  TransferWatch* watch_;
   AlignedBuffer buffer_;
 
   CommitSequence sequence_;  // empty: idle
@@ -77,6 +85,7 @@ class CommitWriter {
   std::uint32_t slot_ = 0;
   std::uint64_t record_bytes_ = 0;
   std::uint64_t step_ = 0;
+  bool is_stopped_ = false;
   std::optional<Error> failure_;
   std::function<void(std::optional<Error>)> ended_;
 };
