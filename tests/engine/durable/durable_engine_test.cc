@@ -3,13 +3,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,6 +18,7 @@
 #include "tests/engine/exactness_cases.h"
 #include "tests/support/commit_audit.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/flush_fault.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 
@@ -299,47 +298,6 @@ TEST_F(DurableEngine, RecordsNameWhatIsFlushedAndNothingNamedIsWrittenAgain) {
     }
   }
 }
-
-// Of the flushes behind the first ones, the next fails, or is never answered.
-class FlushFault final : public IoQueue {
- public:
-  FlushFault(std::unique_ptr<IoQueue> inner, int error, int passed)
-      : inner_(std::move(inner)), error_(error), left_(passed) {}
-  ~FlushFault() override { release(); }
-
-  void submit(std::span<IoRequest* const> requests) override {
-    for (IoRequest* const request : requests) {
-      if (request->kind != IoKind::kFlush || left_-- > 0) {
-        inner_->submit({&request, 1});
-      } else if (error_ != 0) {
-        request->error = error_;
-        request->on_complete(*request);
-      } else {
-        const std::scoped_lock lock(mutex_);
-        held_.push_back(request);
-        request->started_ns = 1;
-      }
-    }
-  }
-  void wait_idle() override {
-    release();
-    inner_->wait_idle();
-  }
-  IoCounters counters() const override { return inner_->counters(); }
-  std::string_view name() const override { return inner_->name(); }
-
- private:
-  void release() {
-    const std::scoped_lock lock(mutex_);
-    for (IoRequest* const request : std::exchange(held_, {})) inner_->submit({&request, 1});
-  }
-
-  std::unique_ptr<IoQueue> inner_;
-  const int error_;
-  std::atomic<int> left_;
-  std::mutex mutex_;
-  std::vector<IoRequest*> held_;  // guarded by mutex_
-};
 
 TEST_F(DurableEngine, AFlushThatFailsOrHangsStopsTheRunAndTheStoreStaysAtTheCommitBefore) {
   for (const int error : {EIO, ENOSPC, 0}) {
