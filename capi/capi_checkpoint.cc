@@ -27,6 +27,41 @@ sluice_status sluice_restore(sluice_engine* engine, const char* folder) {
   });
 }
 
+sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
+                                    int accepts_changes, int* is_new) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(is_new, name, "the place for is_new");
+    if (values == nullptr) refuse("sluice_open_or_create: the function for values is null");
+    const OpenedState opened = engine->engine->open_or_create(
+        sluice_engine::initial_values(values, context),
+        {.accepts_changes = accepts_changes != 0,
+         .application = engine->next_application.value_or(std::string())});
+    engine->application = opened.application;
+    *is_new = opened.is_new ? 1 : 0;
+  });
+}
+
+sluice_status sluice_set_application(sluice_engine* engine, const char* text) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(text, name, "text");
+    engine->next_application = text;
+  });
+}
+
+sluice_status sluice_commit_now(sluice_engine* engine) {
+  return guarded(engine, __func__, [&](const char*) { engine->engine->commit_now(); });
+}
+
+sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one) {
+  return guarded(engine, __func__, [&](const char* name) {
+    require(step, name, "the place for the step");
+    require(has_one, name, "the place for has_one");
+    const std::optional<std::uint64_t> committed = engine->engine->committed_step();
+    *has_one = committed ? 1 : 0;
+    *step = committed.value_or(0);
+  });
+}
+
 sluice_status sluice_application_text(sluice_engine* engine, const char** text) {
   return guarded(engine, __func__, [&](const char* name) {
     require(text, name, "the place for the text");

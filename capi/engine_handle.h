@@ -20,6 +20,16 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
+  // As the engine asks for them. `values` and `context` must outlive it.
+  static sluice::InitialValues initial_values(sluice_values values, void* context) {
+    return [values, context](const sluice::TensorPlace& tensor, std::uint64_t first,
+                             std::span<float> target) {
+      const int returned =
+          values(context, sluice::index_of(tensor.id), first, target.data(), target.size());
+      if (returned != 0) throw sluice::CallbackFailed{};
+    };
+  }
+
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
   std::unique_ptr<sluice::HostDevice> device;
@@ -31,6 +41,7 @@ struct sluice_engine : sluice::Handle {
   std::uint64_t next_lease_id = 1;
   std::deque<std::string> notes;
   std::string note;         // the last one handed out
-  std::string application;  // of the checkpoint that was restored
-  std::string saved_path;   // of the one that was saved last
+  std::string application;  // of the checkpoint that was restored, or the commit that was opened
+  std::optional<std::string> next_application;  // for the commits from here on
+  std::string saved_path;                       // of the one that was saved last
 };

@@ -108,12 +108,7 @@ void sluice_engine_destroy(sluice_engine* engine) {
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context) {
   return guarded(engine, __func__, [&](const char*) {
     if (values == nullptr) refuse("sluice_initialize: the function for values is null");
-    engine->engine->initialize(
-        [&](const TensorPlace& tensor, std::uint64_t first, std::span<float> target) {
-          const int returned =
-              values(context, index_of(tensor.id), first, target.data(), target.size());
-          if (returned != 0) throw CallbackFailed{};
-        });
+    engine->engine->initialize(sluice_engine::initial_values(values, context));
   });
 }
 
@@ -150,6 +145,7 @@ sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_opti
         finish.group_learning_rates =
             rates_of(name, options->group_learning_rates, options->group_count);
     }
+    finish.application = engine->next_application;
     StepReport done;
     try {
       done = engine->step->finish(finish);

@@ -219,8 +219,22 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training goes
 // on with the bits that it would have had without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// The text that the checkpoint of sluice_restore() came with, and the path of the one that
-// sluice_save() has written; empty before. Valid until the next such call for the same engine.
+// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): goes on from
+// the durable store's last commit, and `*is_new` is 0, or makes the store from `values`, and it
+// is 1. `accepts_changes`: not 0 = although numbers of the config are not those of that commit.
+sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
+                                    int accepts_changes, int* is_new);
+// The text that the commits keep of the steps that finish from here on, at most 1 MiB; none at
+// first.
+sluice_status sluice_set_application(sluice_engine* engine, const char* text);
+// Commits the last step now. Not while a step is active.
+sluice_status sluice_commit_now(sluice_engine* engine);
+// The last step whose commit is durable; behind sluice_engine_create() the one that
+// sluice_open_or_create() goes on from. `*has_one` is 0 where there is none, or no durable store.
+sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
+// The text that the checkpoint of sluice_restore() or the commit of sluice_open_or_create() came
+// with, and the path of the checkpoint that sluice_save() has written; empty before. Valid until
+// the next such call for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 

@@ -143,6 +143,12 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
 DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
                                      const QueueDecorator& decorate) {
   check_tensors(tensors);
+  if (!config.storage.state.name.empty())
+    throw Error(ErrorCode::kConfig,
+                fmt::format("storage.state.name is \"{}\", but an optimizer that keeps neither "
+                            "parameters nor gradients has no durable store; leave it out, and save "
+                            "what the program needs to go on",
+                            config.storage.state.name));
   parts_ = std::make_unique<Parts>(config, std::move(tensors), decorate);
 }
 

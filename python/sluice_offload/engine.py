@@ -103,6 +103,31 @@ class Engine:
 
     def initialize(self, values: "Callable[[Member], torch.Tensor]", units: Units) -> None:
         """Sets every parameter from `values`, asked for once or more for each, in no order."""
+        self._fill(values, units, lambda fill: self._lib.initialize(self._handle, fill, None))
+
+    def open_or_create(self, values: "Callable[[Member], torch.Tensor]", units: Units) -> "Optional[str]":
+        """Goes on from the durable store's last commit, and returns the text that it has of the application; or makes the
+        store from `values`, as initialize() does, and returns None."""
+        is_new = C.c_int()
+        self._fill(values, units,
+                   lambda fill: self._lib.open_or_create(self._handle, fill, None, 0, C.byref(is_new)))
+        return None if is_new.value else self._application_text()
+
+    def committed_step(self) -> "Optional[int]":
+        """The last step whose commit is durable; None without a durable store, or a commit."""
+        step, has_one = C.c_uint64(), C.c_int()
+        self._lib.committed_step(self._handle, C.byref(step), C.byref(has_one))
+        return int(step.value) if has_one.value else None
+
+    def set_application(self, text: str) -> None:
+        """What the commits of the steps that finish from here on keep."""
+        self._lib.set_application(self._handle, text.encode())
+
+    def commit_now(self) -> None:
+        """Commits the last step."""
+        self._lib.commit_now(self._handle)
+
+    def _fill(self, values: "Callable[[Member], torch.Tensor]", units: Units, call: "Callable[[Any], Any]") -> None:
         members = {member.tensor: member for unit in units.units for member in unit.members}
         failure: "list[BaseException]" = []
         last: "tuple[int, Optional[torch.Tensor]]" = (-1, None)
@@ -122,7 +147,7 @@ class Engine:
                 return 1
 
         try:
-            self._lib.initialize(self._handle, lib.Values(fill), None)
+            call(lib.Values(fill))
         except Exception:
             if failure:
                 raise failure[0]
@@ -140,6 +165,9 @@ class Engine:
     def restore(self, folder: "str | os.PathLike[str]") -> str:
         """Takes all of the state from a checkpoint, instead of initialize(), and returns the text that came with it."""
         self._lib.restore(self._handle, os.fsencode(folder))
+        return self._application_text()
+
+    def _application_text(self) -> str:
         text = C.c_char_p()
         self._lib.application_text(self._handle, C.byref(text))
         assert text.value is not None

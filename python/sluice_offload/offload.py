@@ -35,7 +35,7 @@ class _Offloaded:
 def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
-            restore: "str | os.PathLike[str] | None" = None) -> OffloadOptimizer:
+            restore: "str | os.PathLike[str] | None" = None, resume: bool = False) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. What it does not say is taken from the model:
@@ -47,6 +47,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     values: where the parameters' values are, by name, for a model on the meta device.
     restore: the folder of a checkpoint that `optimizer.save()` has written. Parameters, masters, moments, step and learning
         rates are its; training goes on with the bits that it would have had without a break.
+    resume: goes on from the last commit of the durable store that the config names (`storage.state.name`), or begins anew
+        where there is none: parameters, masters, moments, step and learning rates are the commit's, and
+        `optimizer.resumed_step` is its step.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
 
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
@@ -55,6 +58,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     """
     if restore is not None and values is not None:
         raise ArgumentError("offload(): values and restore exclude each other; the checkpoint has all values")
+    if restore is not None and resume:
+        raise ArgumentError("offload(): restore and resume exclude each other; a checkpoint is restored, a durable store is "
+                            "resumed")
     if hasattr(model, "_sluice"):
         raise ArgumentError(f"this {type(model).__name__} is offloaded already")
     found = find_units(model, units)
@@ -64,14 +70,19 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     engine = Engine(settings, found)
     try:
         text = None
+        step = None
         if restore is not None:
             text = engine.restore(restore)
+        elif _opens_store(engine, settings, resume):
+            step = engine.committed_step()
+            text = engine.open_or_create(_values_of(values), found)
         else:
             engine.initialize(_values_of(values), found)
         storages = _storages(found, engine, storage)
         optimizer = OffloadOptimizer(found, engine, settings, lr)
         if text is not None:
             optimizer.take_over(text)
+        optimizer.resumed_step = step
     except BaseException:
         engine.destroy()
         raise
@@ -92,6 +103,18 @@ def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None"
     if offloaded is None:
         return contextlib.nullcontext()
     return offloaded.gatherer.gathered(what)
+
+
+def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bool:
+    """Whether the state is that of a durable store, or will be. Refuses a store that is there and was not asked for."""
+    name = settings.get("storage", {}).get("state", {}).get("name", "")
+    if resume and not name:
+        raise ArgumentError("offload(): resume=True needs a durable store to go on from: storage.state.name in the config")
+    step = engine.committed_step()
+    if step is not None and not resume:
+        raise ArgumentError(f"the store \"{name}\" holds the state of step {step} already; go on from it with resume=True, "
+                            "choose another storage.state.name, or remove the store's files with `sluice state remove`")
+    return bool(name)
 
 
 def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":

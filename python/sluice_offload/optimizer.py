@@ -30,7 +30,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._engine = engine
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
-        self.application = ""  # of the checkpoint that training went on from
+        # Of the checkpoint or commit that training went on from; from then on, what the next commits keep.
+        self.application = ""
+        self.resumed_step: Optional[int] = None  # of the durable store's commit, if training went on from one
+        self._is_durable = bool(config.get("storage", {}).get("state", {}).get("name", ""))
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
         groups: "list[dict[str, Any]]" = [
@@ -81,6 +84,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 raise ArgumentError(f"a param_group says {self._others(group)}, but of a group only lr can change; the "
                                     "config's optimizer.groups fixes the rest")
         assert self._walk is not None
+        if self._is_durable:
+            self._engine.set_application(self._text(self.application))
         report = self._walk.finish()
         if report is not None:
             self.report = report
@@ -105,8 +110,24 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._walk is not None and self._walk.active is not None:
             raise ArgumentError("save() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, which "
                                 "abandons the step")
+        return self._engine.save(root, keep, self._text(application))
+
+    @property
+    def committed_step(self) -> Optional[int]:
+        """With a durable store, the last step whose commit is on the drive; else None."""
+        return self._engine.committed_step()
+
+    def commit(self) -> None:
+        """Commits the last step to the durable store, due or not; close() does that, too. Between steps."""
+        if self._walk is not None and self._walk.active is not None:
+            raise ArgumentError("commit() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, "
+                                "which abandons the step")
+        self._engine.commit_now()
+
+    def _text(self, application: str) -> str:
+        """What goes with a checkpoint or a commit."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        return self._engine.save(root, keep, json.dumps({"param_groups": groups, "application": application}))
+        return json.dumps({"param_groups": groups, "application": application})
 
     def take_over(self, text: str) -> None:
         """The learning rates of a checkpoint, from the text that came with it."""

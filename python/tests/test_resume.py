@@ -88,3 +88,56 @@ def test_what_is_refused(config, tmp_path):
     data.write_bytes(content)
     config["optimizer"]["groups"] = [{"tensors": ["embedding.*"], "learning_rate_factor": 0.1}]
     refused(sluice.SluiceError, "param_groups", restore=folder)
+
+
+STORE = {"name": "run-7"}
+
+
+def test_a_durable_store_goes_on_with_the_same_bits(config):
+    config["storage"]["state"] = STORE
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block], resume=True)
+    assert optimizer.resumed_step is None
+    losses = []
+    for i in range(7):
+        optimizer.application = f"batch {i + 1}"
+        optimizer.param_groups[0]["lr"] = 1e-3 * 0.9 ** i
+        losses += train(model, optimizer, 1, first=i)[0]
+        if i == 2:
+            optimizer.commit()
+            assert optimizer.committed_step == 3
+    state = states(optimizer)
+    optimizer.close()
+    with pytest.raises(sluice.ArgumentError, match="holds the state of step 7 already; go on from it with resume=True"):
+        sluice.offload(tiny(), config, units=[Block])
+
+    elsewhere = copy.deepcopy(config)
+    elsewhere["placement"] = {"parameters": "host", "optimizer": "host"}
+    with torch.device("meta"):
+        other = tiny(seed=5)
+    resumed = sluice.offload(other, elsewhere, units=[Block], resume=True)
+    assert (resumed.resumed_step, resumed.application) == (7, "batch 7")
+    assert resumed.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.9 ** 6)
+    for one, two in zip(states(resumed), state, strict=True):
+        assert torch.equal(one, two)
+    expected = train(other, resumed, 2, first=7)[0]
+    resumed.close()
+
+    again = sluice.offload(tiny(), config, units=[Block], resume=True)
+    assert again.resumed_step == 9
+    again.close()
+    config["storage"]["state"] = {"name": "whole"}
+    whole = tiny()
+    optimizer = sluice.offload(whole, config, units=[Block])
+    for i in range(7):
+        optimizer.param_groups[0]["lr"] = 1e-3 * 0.9 ** i
+        assert train(whole, optimizer, 1, first=i)[0] == losses[i:i + 1]
+    assert train(whole, optimizer, 2, first=7)[0] == expected
+    optimizer.close()
+
+
+def test_resume_needs_a_store(config):
+    with pytest.raises(sluice.ArgumentError, match="storage.state.name"):
+        sluice.offload(tiny(), config, units=[Block], resume=True)
+    with pytest.raises(sluice.ArgumentError, match="exclude each other"):
+        sluice.offload(tiny(), config, units=[Block], resume=True, restore="somewhere")

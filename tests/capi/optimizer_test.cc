@@ -171,6 +171,43 @@ TEST_F(CApiCheckpoint, GoesOnWithTheSameBits) {
   EXPECT_EQ(master(0, 5000), expected);
 }
 
+TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
+  std::string durable = config();
+  durable.replace(durable.rfind("}}"), 2, R"(, "state": {"name": "run"}}})");
+  const sluice_model made = model();
+  int is_new = 0;
+  int has_one = 1;
+  std::uint64_t step = 0;
+  ASSERT_EQ(sluice_engine_create(durable.c_str(), &made, &engine_), SLUICE_OK)
+      << sluice_last_error();
+  ASSERT_EQ(sluice_committed_step(engine_, &step, &has_one), SLUICE_OK);
+  EXPECT_EQ(has_one, 0);
+  ASSERT_EQ(sluice_open_or_create(engine_, sine_values, nullptr, 0, &is_new), SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_EQ(is_new, 1);
+  ASSERT_EQ(sluice_set_application(engine_, "position 3"), SLUICE_OK);
+  train(3);
+  ASSERT_EQ(sluice_commit_now(engine_), SLUICE_OK);
+  ASSERT_EQ(sluice_committed_step(engine_, &step, &has_one), SLUICE_OK);
+  EXPECT_EQ(step, 3u);
+  const std::vector<float> expected = master(0, 5000);
+  sluice_engine_destroy(engine_);
+  engine_ = nullptr;
+
+  ASSERT_EQ(sluice_engine_create(durable.c_str(), &made, &engine_), SLUICE_OK);
+  EXPECT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_INVALID_ARGUMENT);
+  ASSERT_EQ(sluice_open_or_create(engine_, sine_values, nullptr, 0, &is_new), SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_EQ(is_new, 0);
+  const char* text = nullptr;
+  ASSERT_EQ(sluice_application_text(engine_, &text), SLUICE_OK);
+  EXPECT_EQ(std::string(text), "position 3");
+  EXPECT_EQ(master(0, 5000), expected);
+  EXPECT_EQ(sluice_open_or_create(engine_, nullptr, nullptr, 0, &is_new), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_set_application(engine_, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_committed_step(engine_, nullptr, &has_one), SLUICE_INVALID_ARGUMENT);
+}
+
 TEST_F(CApiCheckpoint, RefusesBadInput) {
   make();
   EXPECT_EQ(sluice_save(engine_, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);

@@ -151,6 +151,9 @@ TEST_F(DetachedTest, ABudgetThatIsTooSmallNamesOneThatWorks) {
   }
   Config made = config(OptimizerKind::kAdamW, TierChoice::kDevice);
   expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+  made = Config();
+  made.storage.state.name = "run-7";
+  expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
 }
 
 }  // namespace
