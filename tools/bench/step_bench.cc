@@ -1,5 +1,7 @@
 #include "tools/bench/step_bench.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,7 +11,9 @@
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "cpu_optim/cpu_optimizer.h"
+#include "engine/store/store_survey.h"
 #include "tools/bench/bench_adam.h"
+#include "tools/cli/print.h"
 
 namespace sluice {
 namespace {
@@ -32,6 +36,9 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   // Eager has to do without; for the others it is on, and never bites.
   config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1e30;
   config.storage.paths = {bench.path};
+  if (bench.commit_every != 0)
+    config.storage.state = {.name = fmt::format("sluice-bench-{}", ::getpid()),
+                            .commit_every = bench.commit_every};
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
   const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
@@ -80,6 +87,7 @@ std::uint64_t as_ns(double seconds) {
 StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Rates& rates)
     : policy_(policy), rates_(rates), model_(model_of(bench)) {
   const Config config = config_of(bench, model_, policy);
+  storage_ = config.storage;
   SLUICE_CHECK(rates.up_bytes_per_second == rates.down_bytes_per_second,
                "the host device's bus has one rate");
   device_ = make_host_device(
@@ -89,7 +97,8 @@ StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Ra
       .read_bytes_per_second = static_cast<std::uint64_t>(rates.read_bytes_per_second),
       .write_bytes_per_second = static_cast<std::uint64_t>(rates.write_bytes_per_second),
       .duplex = rates.duplex,
-      .latency_ns = as_ns(rates.latency_s)};
+      .latency_ns = as_ns(rates.latency_s),
+      .flush_ns = as_ns(bench.flush_s)};
   engine_ = std::make_unique<Engine>(config, model_, *device_, [&](std::unique_ptr<IoQueue> drive) {
     auto throttled = make_throttled_queue(std::move(drive), throttle);
     throttle_ = throttled.get();
@@ -102,7 +111,17 @@ StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Ra
   stream_ = Stream(*device_, "compute");
 }
 
-StepBench::~StepBench() = default;
+StepBench::~StepBench() {
+  if (engine_ == nullptr || storage_.state.name.empty()) return;
+  engine_.reset();
+  try {
+    (void)remove_store(survey_store(storage_.state.name, storage_.paths));
+    for (const std::string& path : storage_.paths)
+      (void)::unlink((path + "/" + storage_.state.name + ".lock").c_str());
+  } catch (const Error& error) {
+    warn("sluice: {}\n", error.what());
+  }
+}
 
 std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   std::vector<MeasuredStep> steps;

@@ -30,6 +30,10 @@ struct StepBenchModel {
   unsigned threads = 0;            // of the optimizer; 0 = the granted cores
   std::uint32_t window_units = 3;  // that the device window has room for
   bool window_holds_all = false;   // or all of them
+  // The state lies in a durable store with a commit every so many steps; 0 = in scratch files. Each
+  // of a commit's flushes keeps the throttled drive for so long.
+  std::uint32_t commit_every = 0;
+  double flush_s = 5e-3;
 };
 
 // Adam and gradient norms: parameters a second.
@@ -74,6 +78,7 @@ class StepBench {
   CpuRates cpu_rates_;
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
+  Config::Storage storage_;             // with a store, to be removed at the end
   ThrottledQueue* throttle_ = nullptr;  // the engine's
   std::unique_ptr<Engine> engine_;
   Stream stream_;

@@ -135,7 +135,9 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
                              .memory_share = in_memory ? 1 : options.memory_share,
                              .threads = threads,
                              .window_units = options.window_units,
-                             .window_holds_all = in_memory};
+                             .window_holds_all = in_memory,
+                             .commit_every = options.commit_every,
+                             .flush_s = options.flush_s};
   for (const OverlapPolicy policy : kPolicies) {
     const bool is_wanted =
         options.policies.empty() || std::ranges::count(options.policies, name_of(policy)) != 0;

@@ -25,6 +25,8 @@ struct StepRegimeOptions {
   std::optional<std::uint32_t> lanes;       // empty = a tenth of the blocks
   std::uint32_t window_units = 3;           // that the device window has room for
   double memory_share = 0;                  // of the state in host memory
+  std::uint32_t commit_every = 0;           // as StepBenchModel's
+  double flush_s = 5e-3;
 };
 
 struct Summary {

@@ -114,6 +114,13 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
                    "Share of the state at home in host memory")
       ->check(between(0, 1))
       ->capture_default_str();
+  step->add_option("--commit-every", options.commit_every,
+                   "Keep the state in a durable store, and commit every N-th step; 0 = scratch")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  step->add_option("--flush-ms", options.flush_ms, "What a flush keeps the throttled drive for")
+      ->check(between(0, 60000))
+      ->capture_default_str();
   add_output(step, "--json", options.json_file, "Write every figure");
 }
 

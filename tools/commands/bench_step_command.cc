@@ -137,6 +137,8 @@ void write_json(OutputFile& output, const BenchStepOptions& options,
                                  {"units", options.units},
                                  {"rate_bytes_per_second", parse_size(options.rate)},
                                  {"memory_share", options.memory_share},
+                                 {"commit_every", options.commit_every},
+                                 {"flush_ms", options.flush_ms},
                                  {"interrupted", interrupted()},
                                  {"regimes", nlohmann::ordered_json::array()}};
   for (const RegimeResult& regime : regimes) root["regimes"].push_back(json_of(regime));
@@ -176,7 +178,9 @@ int run_bench_step(const BenchStepOptions& options) {
                                          .rate_bytes_per_second = parse_size(options.rate),
                                          .lanes = options.lanes,
                                          .window_units = options.window_units,
-                                         .memory_share = options.memory_share};
+                                         .memory_share = options.memory_share,
+                                         .commit_every = options.commit_every,
+                                         .flush_s = options.flush_ms * 1e-3};
   for (const std::string& regime : options.regimes.empty() ? step_regimes() : options.regimes) {
     if (interrupted()) break;
     results.push_back(measure_regime(regime_options, regime));

@@ -21,6 +21,8 @@ struct BenchStepOptions {
   std::uint32_t window_units = 3;      // that the device window has room for
   std::string trace_file;              // empty = none; else of one regime and policy
   double memory_share = 0;             // of the state in host memory
+  std::uint32_t commit_every = 0;      // of a durable store; 0 = scratch files
+  double flush_ms = 5;                 // that one keeps the drive
   std::string json_file;
 };
 
