@@ -51,6 +51,40 @@ TEST(DurableRanks, GoOnFromTheLastCommitOfAll) {
   }
 }
 
+// As after a power cut that took the last commit of one of them.
+TEST(DurableRanks, ARankThatIsAheadGoesBack) {
+  const TempDirectory directory;
+  const TempDirectory before;
+  Config config = durable_config(directory, "run", 3, OverlapPolicy::kDeferred);
+  config.storage.state.commit_every = 1;
+  const auto copy_rank = [](const std::string& from, const std::string& to, const char* rank) {
+    for (const auto& entry : std::filesystem::directory_iterator(from)) {
+      const std::string name = entry.path().filename();
+      if (name.find(rank) == std::string::npos) continue;
+      std::filesystem::copy_file(entry.path(), to + "/" + name,
+                                 std::filesystem::copy_options::overwrite_existing);
+    }
+  };
+  for (const char* const rank : {".r0.", ".r1."}) {
+    SCOPED_TRACE(rank);
+    config.storage.state.name = std::string("behind") + rank[2];
+    ToyOptions options{.steps = 3, .rank_count = 2};
+    const RankConditions closing{.closes = true};
+    expect_no_failure(run_ranks(2, config, options, closing));
+    copy_rank(directory.path(), before.path(), rank);
+    options.steps = 1;
+    expect_no_failure(run_ranks(2, config, options, closing));
+    copy_rank(before.path(), directory.path(), rank);
+    options.steps = 3;  // one of which is made again
+    const std::vector<RankRun> runs = run_ranks(2, config, options, closing);
+    expect_no_failure(runs);
+    EXPECT_EQ(runs[0].result.reports.back().step, 6u);
+    options.steps = 6;
+    const ToyResult expected = toy_oracle(config, options);
+    for (const RankRun& run : runs) EXPECT_TRUE(run.result.state == expected.state);
+  }
+}
+
 TEST(DurableRanks, AnotherNumberOfRanksIsNamed) {
   const TempDirectory directory;
   const Config config = durable_config(directory, "run", 3, OverlapPolicy::kDeferred);

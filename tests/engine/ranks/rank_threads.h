@@ -31,6 +31,7 @@ struct RankConditions {
   double timeout_s = 60;
   std::uint32_t delay_us_max = 0;
   std::uint64_t seed = 1;
+  bool closes = false;  // the engine, which a durable store commits the last step for
   std::function<void(std::uint32_t rank, Config& config)> change = {};  // of a rank's own config
 };
 
@@ -59,6 +60,7 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
         runs[rank].host_bytes = engine.placement().host_bytes();
         runs[rank].shadow_bytes = engine.placement().shadow_bytes;
         runs[rank].result = run_toy(engine, model, *device, config, own);
+        if (conditions.closes) engine.close();
       } catch (const std::exception& error) {
         runs[rank].failure = error.what();
         collectives->abort(error.what());
