@@ -148,7 +148,8 @@ TEST_F(OpenedRecords, AFlushThatFailsIsAnErrorThatNamesTheFile) {
   CommitOpening opening = open();
   disk_->fail_next(IoKind::kFlush, EIO);
   const std::string message = expect_error(ErrorCode::kIo, [&] { (void)opening.mend(); });
-  EXPECT_NE(message.find("run.commit durable"), std::string::npos) << message;
+  EXPECT_NE(message.find("flush of /a/run.commit for the commit of step 4"), std::string::npos)
+      << message;
   EXPECT_NE(message.find("step 4"), std::string::npos) << message;
 }
 
