@@ -108,8 +108,14 @@ bool shadows_serve_all(const Layout& layout, Placement placement) {
 
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement) {
   std::uint64_t bytes = 0;
+  placement.commit_bytes = 0;
   for (const BlockPlace& block : layout.blocks()) {
+    const std::uint32_t i = index_of(block.id);
     const std::uint64_t copies = layout.is_frozen(block.id) ? 1 : count;
+    if (!layout.is_frozen(block.id) && placement.parameter_tier[i] != Tier::kNvme)
+      placement.commit_bytes += layout.parameter_slot_bytes(block.id);
+    if (!layout.is_frozen(block.id) && placement.record_tier[i] != Tier::kNvme)
+      placement.commit_bytes += layout.record_slot_bytes(block.id);
     bytes += copies * (layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id));
   }
   placement.durable_copies = count;
@@ -127,17 +133,6 @@ std::uint32_t durable_copies(const Config& config, std::uint32_t ranks) {
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks) {
   return config.storage.state.name.empty() ||
          (ranks == 1 && config.storage.state.commit_every == 1);
-}
-
-std::uint64_t commit_home_bytes(const Layout& layout, const Placement& placement) {
-  std::uint64_t bytes = 0;
-  for (const BlockPlace& block : layout.blocks()) {
-    if (layout.is_frozen(block.id)) continue;
-    const std::uint32_t i = index_of(block.id);
-    if (placement.parameter_tier[i] != Tier::kNvme) bytes += layout.parameter_slot_bytes(block.id);
-    if (placement.record_tier[i] != Tier::kNvme) bytes += layout.record_slot_bytes(block.id);
-  }
-  return bytes;
 }
 
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement) {

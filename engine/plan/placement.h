@@ -92,6 +92,7 @@ struct Placement {
   // state is scratch), and they take so much beside the homes and shadows there.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
+  std::uint64_t commit_bytes = 0;  // that a commit writes of state at home in memory
 
   // What this rank keeps of the unit's parameters is at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
@@ -185,9 +186,6 @@ void add_copies(const Layout& layout, std::uint32_t count, Placement& placement)
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
 // Whether "auto" may speculate beside a durable store: where that takes no third copy.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// What a commit writes: the state whose home is memory, to storage. Without the record.
-std::uint64_t commit_home_bytes(const Layout& layout, const Placement& placement);
-
 // What each unit needs in the device window: 0 for units that are on the device as a whole.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 

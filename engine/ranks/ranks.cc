@@ -147,7 +147,11 @@ std::string Ranks::share(const std::string& text, std::string_view subject) {
 
 void Ranks::share_failure(const std::optional<Error>& own, std::string_view subject) {
   RankRange worst(own ? 1 + static_cast<std::uint64_t>(own->code()) : 0);
-  all_reduce({}, std::span(&worst, 1), subject);
+  try {
+    all_reduce({}, std::span(&worst, 1), subject);
+  } catch (const Error&) {
+    if (!own) throw;  // else the others have heard, and some may have left by now
+  }
   if (own) throw *own;
   if (worst.most != 0)
     throw Error(static_cast<ErrorCode>(worst.most - 1),

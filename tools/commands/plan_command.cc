@@ -170,6 +170,8 @@ void print_step(const PlannedPlacement& planned) {
   }
   say("  reads {} from storage and writes {}\n", format_bytes(planned.step.traffic.nvme_read_bytes),
       format_bytes(planned.step.traffic.nvme_write_bytes));
+  if (const std::uint64_t bytes = planned.placement.commit_bytes; bytes != 0)
+    say("  a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
   if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
     say("  of both, {} are gradients, which wait on storage (placement.gradients)\n",
         format_bytes(bytes));
@@ -235,8 +237,10 @@ void print_quicker(const std::vector<PlannedPlacement>& all, const Config& confi
 }
 
 // Steps that the drives' rating lasts for; nothing when nothing is written or no rating given.
-std::optional<double> steps_of_life(const PlanOptions& options, const PlannedPlacement& planned) {
-  const std::uint64_t written = planned.step.traffic.nvme_write_bytes;
+std::optional<double> steps_of_life(const PlanOptions& options, const PlannedPlacement& planned,
+                                    std::uint32_t commit_every) {
+  const std::uint64_t written =
+      planned.step.traffic.nvme_write_bytes + planned.placement.commit_bytes / commit_every;
   if (options.bytes_written_rating.empty() || written == 0) return std::nullopt;
   return static_cast<double>(parse_size(options.bytes_written_rating)) /
          static_cast<double>(written);
@@ -304,7 +308,9 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
       {"order", name_of(subject.request.order)},
       {"activation_bytes", subject.activation_bytes},
       {"placements", nlohmann::ordered_json::array()}};
-  if (const auto steps = steps_of_life(options, all.front())) root["steps_of_drive_life"] = *steps;
+  if (const auto steps =
+          steps_of_life(options, all.front(), subject.request.config.storage.state.commit_every))
+    root["steps_of_drive_life"] = *steps;
   for (const PlannedPlacement& planned : all) root["placements"].push_back(json_of(planned));
   if (options.stages) {
     for (const StageMemory& stage : memory_by_stage(subject.request))
@@ -350,7 +356,9 @@ int run_plan(const PlanOptions& options) {
   if (free_tokens)
     say("\nfrom {:.3g} tokens a step and rank on, computation hides all else to 5 %\n",
         *free_tokens);
-  if (const auto steps = fits ? steps_of_life(options, own) : std::nullopt)
+  if (const auto steps =
+          fits ? steps_of_life(options, own, subject.request.config.storage.state.commit_every)
+               : std::nullopt)
     say("{} written last for {:.3g} steps, {:.3g} days of this\n", options.bytes_written_rating,
         *steps, *steps * own.step.step_s / kSecondsADay);
   if (options.stages) say("{}", stage_table(subject.request));

@@ -173,6 +173,8 @@ class TrainRun {
     say("each step reads {}{} from storage and writes {}\n", varies ? "at most " : "",
         format_bytes(record_.predicted.nvme_read_bytes),
         format_bytes(record_.predicted.nvme_write_bytes));
+    if (const std::uint64_t bytes = engine_.placement().commit_bytes; bytes != 0)
+      say("a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
     if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
       say("of both, {} are gradients, which wait on storage (placement.gradients)\n",
           format_bytes(bytes));

@@ -4,6 +4,7 @@ taken, what cannot go on is refused, and sluice state looks at stores, verifies 
 import glob
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -68,6 +69,19 @@ class DurableStores(CliCase):
                 after = self.read_json("run.json")
                 self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
                 self.assertEqual(after["state_sha256"], before["state_sha256"])
+
+    def test_what_commits_write_and_take_is_planned(self):
+        config = self.write_config({**BASE, "placement.parameters": "host", "placement.optimizer": "host"})
+        done = self.run_sluice("plan", config, "--bytes-written-rating", "1GB")
+        self.assertRegex(done.stdout, r"a commit writes \d.* more, the state at home in memory")
+        often = float(re.search(r"written last for (\S+) steps", done.stdout).group(1))
+        done = self.run_sluice("plan", config, "--bytes-written-rating", "1GB", "--set", "storage.state.commit_every=10")
+        self.assertAlmostEqual(float(re.search(r"written last for (\S+) steps", done.stdout).group(1)) / often, 10, delta=0.1)
+        self.assertIn("a commit writes", self.run_sluice("train", config).stdout)
+        self.assertNotIn("a commit writes", self.run_sluice("plan", self.write_config(BASE)).stdout)
+        for values in (BASE, ON_NVME):  # speculation would take the same copies as shadows
+            stdout = self.run_sluice("plan", self.write_config({**values, "optimizer.overlap": "deferred"})).stdout
+            self.assertEqual("copies for commits" in stdout, values is BASE)
 
     def test_how_a_run_begins_is_said_or_refused(self):
         self.assertIn("there is no store \"run-7\"", self.fail_train(2, BASE, "--resume=required"))
