@@ -309,7 +309,7 @@ class TemporaryNames(CliCase):
         config = self.write_config()
         for number in range(1, 5):
             open(self.path(f"model.{number}.tmp"), "w", encoding="ascii").close()
-        self.run_sluice("train", config, "--quiet", "--save", "model", prefix=("unshare", "-p", "-f"))
+        self.run_sluice("train", config, "--quiet", "--save", "model", prefix=("unshare", "-p", "-f", "--mount-proc"))
         self.assertTrue(os.path.exists(self.path("model")))
 
     def test_a_long_name(self):
