@@ -21,7 +21,7 @@ Every key of a config file, with its default and its range. `tools/config_refere
 DEEPSPEED_HEAD = """# DeepSpeed's keys
 
 Every key of DeepSpeed 0.19.8 that `sluice config import` knows, and what becomes of it.
-`tools/config_reference.py` writes this page from `tools/deepspeed/deepspeed_keys.json`, the table that the importer reads.
+`tools/config_reference.py` writes this page from `tools/deepspeed/deepspeed_keys.json`, the importer's own table.
 [Coming from DeepSpeed](deepspeed.md) explains it; `sluice config explain KEY` prints a row.
 
 | key | DeepSpeed's default | in Sluice | note |
@@ -40,7 +40,7 @@ def leaves(prefix, schema):
 
 
 def range_of(schema):
-    """What values a key takes, in words."""
+    """The values that a key takes, in words."""
     if "anyOf" in schema:
         return "; or ".join(range_of(choice) for choice in schema["anyOf"])
     if "enum" in schema:
@@ -72,7 +72,7 @@ def page(schema):
 
 
 def fate(row):
-    """What becomes of a key of DeepSpeed."""
+    """Says what Sluice does with a key of DeepSpeed."""
     if row["class"] == "map":
         return ", ".join(f"`{key}`" for key in row["to"]) if row.get("to") else "a section"
     return {"derive": "not needed", "note": "not needed", "error": "refused: no key of DeepSpeed",
