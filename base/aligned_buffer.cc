@@ -24,8 +24,8 @@ void touch(std::byte* data, std::uint64_t size_bytes) {
     *const_cast<volatile std::byte*>(data + offset) = std::byte{0};
 }
 
-// A large buffer's huge pages go to the NUMA nodes in turn, each from a thread of its node: whoever
-// works on the buffer later has the bandwidth of all.
+// A large buffer's huge pages go to the NUMA nodes in turn, each touched by a thread of its node. A
+// thread that works on the buffer later has the bandwidth of all nodes.
 void touch_all(std::byte* data, std::uint64_t size_bytes) {
   const NumaNodes& nodes = NumaNodes::of_machine();
   if (nodes.count() == 1 || size_bytes < nodes.count() * kHugePageBytes)
@@ -42,7 +42,7 @@ void touch_all(std::byte* data, std::uint64_t size_bytes) {
         nodes.bind_this_thread(node);
         touch_stripe(node);
       });
-    } catch (const std::system_error&) {  // no thread to be had: the pages come from this node
+    } catch (const std::system_error&) {  // no thread left: the pages come from this node
       touch_stripe(node);
     }
   }
@@ -69,15 +69,15 @@ AlignedBuffer::AlignedBuffer(std::uint64_t size_bytes, std::string_view purpose)
                     format_bytes(size_bytes), purpose, errno_text(errno)));
   }
   mapping_ = static_cast<std::byte*>(mapping);
-  // A forked child has no use for it, and would make this process copy each page that it writes
-  // next. Advice only.
+  // A forked child has no use for the buffer, and would make this process copy each page that it
+  // writes next. This is only advice to the kernel.
   (void)::madvise(mapping, mapping_bytes_, MADV_DONTFORK);
   const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
   data_ = mapping_ + (align_up(address, alignment) - address);
   size_bytes_ = size_bytes;
-  // Advice only: a kernel without huge pages answers EINVAL, and the buffer works all the same. The
-  // advised range ends at the last whole huge page, so that the resident size stays the size asked
-  // for.
+  // This, too, is only advice: a kernel without huge pages answers EINVAL, and the buffer works all
+  // the same. The advised range ends at the last whole huge page, so that the resident size stays
+  // the size that was asked for.
   if (huge) (void)::madvise(data_, size_bytes_ / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
   touch_all(data_, size_bytes_);
 }

@@ -1,8 +1,8 @@
-// Host memory that O_DIRECT and DMA can use: page-aligned, on 2 MiB pages where the kernel grants
-// them, zero-filled and touched once on construction. A physically contiguous buffer doubles a
-// drive's rate, and first touch is 10 to 50 times slower than any later one, so arenas are made
-// once and cut into slots. With several NUMA nodes its huge pages go to them in turn. Movable, one
-// owner; not thread-safe itself.
+// Host memory that O_DIRECT and DMA can use: page-aligned, zero-filled and touched once on
+// construction, on 2 MiB pages where the kernel grants them. A physically contiguous buffer doubles
+// a drive's rate, and the first touch is 10 to 50 times slower than any later one, so arenas are
+// made once and cut into slots. With several NUMA nodes, a buffer's huge pages go to the nodes in
+// turn. Movable, one owner; not thread-safe itself.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class AlignedBuffer {
   std::span<std::byte> span() const { return {data_, size_bytes_}; }
 
  private:
-  // Constant after construction. The mapping starts at or before data_, so that data_ falls on a
-  // huge page.
+  // Constant after construction. The mapping starts at or before data_, so that data_ can start on
+  // a huge page.
   std::byte* mapping_ = nullptr;
   std::uint64_t mapping_bytes_ = 0;
   std::byte* data_ = nullptr;

@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Inside a container `path` may be the host's view and not exist here; the walk then ends at the
+// Inside a container, `path` may be the host's view and not exist here. The walk then ends at the
 // mount, which is the container's own group.
 void add_group(std::vector<std::string>& folders, const std::string& mount, std::string path) {
   while (true) {

@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-// Nothing for a missing file, and for a word such as "max".
+// Returns nothing for a missing file, and for a word such as "max".
 std::optional<std::uint64_t> number_in(const std::string& path) {
   std::ifstream file(path);
   std::string text;
@@ -48,7 +48,7 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) {
 struct GroupFiles {
   const char* limit;
   const char* usage;
-  // Of the group with all below it: caches, which go when memory is wanted.
+  // This group's caches and those below it; the kernel drops them when it needs memory.
   std::initializer_list<const char*> caches;
 };
 
@@ -69,7 +69,7 @@ MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_r
       const auto limit_bytes = number_in(folder + files.limit);
       if (!limit_bytes) continue;
       std::uint64_t used_bytes = less(number_in(folder + files.usage).value_or(0), own_bytes);
-      // Without its statistics nobody knows how much of that is cache; all of it may be.
+      // Without its statistics it is unknown how much of that is cache; it may be all of it.
       if (!value_of(folder + "/memory.stat", *files.caches.begin())) used_bytes = 0;
       for (const char* const cache : files.caches)
         used_bytes = less(used_bytes, value_of(folder + "/memory.stat", cache).value_or(0));

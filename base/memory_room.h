@@ -1,5 +1,5 @@
-// How much memory this process may still take before the kernel ends it: what is free on the
-// machine, and what the limits of its control groups leave. Pure but for the files that it reads.
+// How much memory this process may still take before the kernel kills it: the memory free on the
+// machine, within the limits of its control groups. Reads files, and is pure otherwise.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // With what this process has already. Memory that others use counts as taken; page cache, which
-  // the kernel gives up, does not. Swap does not count: a step would wait for it.
+  // Includes what this process already has. Memory of other processes counts as taken; page cache
+  // does not, because the kernel gives it up. Swap does not count: a step would wait for it.
   std::uint64_t size_bytes = 0;
-  std::string bound;  // by what: "the machine", "the cgroup's limit of 200 MiB"
+  std::string bound;  // the limit: "the machine", "the cgroup's limit of 200 MiB"
 };
 
 MemoryRoom memory_room();
 
-// As memory_room(), from other files, for tests: `proc` in the form of /proc ("meminfo",
-// "self/status", "self/cgroup"), `cgroup_root` in that of /sys/fs/cgroup. A file that is missing
-// limits nothing.
+// As memory_room(), but from other files, for tests: `proc` stands for /proc ("meminfo",
+// "self/status", "self/cgroup"), `cgroup_root` for /sys/fs/cgroup. A missing file sets no
+// limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -28,7 +28,7 @@ void NormAccumulator::add(double leaf) {
   int shift = static_cast<int>(exponent_field) - 1075 - kLowestExponent;
   std::uint64_t kept = mantissa;
   if (shift < 0) {
-    // Only zeros are cut: no square of an fp32 value has bits under 2^-298.
+    // Only zeros are cut: no square of an fp32 value has bits below 2^-298.
     kept >>= -shift;
     shift = 0;
   }
@@ -83,7 +83,7 @@ double NormAccumulator::sum_of_squares() const {
   int top = kLimbs - 1;
   while (top >= 0 && limbs[static_cast<std::size_t>(top)] == 0) --top;
   if (top < 0) return 0.0;
-  // The 64 bits under the leading one, with a sticky bit for all that lies below, round once to the
+  // The 64 bits below the leading one, with a sticky bit for everything lower, round once to the
   // nearest double.
   Uint128 head = 0;
   for (int i = top; i > top - 4; --i)
@@ -97,7 +97,7 @@ double NormAccumulator::sum_of_squares() const {
   std::uint64_t leading = static_cast<std::uint64_t>(head >> surplus);
   if (dropped != 0 || sticky) leading |= 1;
   exponent += surplus;
-  // Conversion of a 64-bit integer rounds to nearest even; the sticky bit lies below the 53 that
+  // Converting a 64-bit integer rounds to nearest even; the sticky bit lies below the 53 bits that
   // survive.
   return std::ldexp(static_cast<double>(leading), exponent);
 }

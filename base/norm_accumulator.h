@@ -1,9 +1,9 @@
 // The global gradient norm as a sum that does not depend on order. Leaves of 256 consecutive
-// elements are summed in fp64 in a fixed tree (cpu_optim/gradient_ops.h); each leaf is then added
-// here into a fixed-point integer wide enough for every possible leaf (Kulisch 1981), so that
-// blocks, threads, budgets and ranks may deliver leaves in any order and the total has the same
-// bits. Accumulators add up as integers, word by word (an integer all-reduce does that). Not
-// thread-safe: one accumulator per thread, merged at the end.
+// elements are summed in fp64 in a fixed tree (cpu_optim/gradient_ops.h). Each leaf is then added
+// here into a fixed-point integer wide enough for every possible leaf (Kulisch 1981). So blocks,
+// threads, budgets and ranks may deliver leaves in any order, and the total has the same bits.
+// Accumulators add up as integers, word by word (an integer all-reduce does that). Not thread-safe:
+// use one accumulator per thread and merge at the end.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ class NormAccumulator {
   static constexpr int kLimbs = 22;
 
  public:
-  // The limbs, and how many accumulators are not finite.
+  // The limbs, and the number of accumulators that are not finite.
   using Words = std::array<std::uint64_t, kLimbs + 1>;
 
   // Adds one leaf: a sum of squares of fp32 values, so zero or in [2^-298, 2^330). An infinite or
@@ -26,7 +26,7 @@ class NormAccumulator {
   // Adds all that `other` holds.
   void merge(const NormAccumulator& other);
 
-  // The sum of the words() of at most 2^32 accumulators is the words of all that they hold.
+  // Adding the words() of at most 2^32 accumulators gives the words of all that they hold.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

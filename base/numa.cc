@@ -76,7 +76,7 @@ unsigned NumaNodes::count() const {
 unsigned NumaNodes::node_of(std::uint64_t index, std::uint64_t total) const {
   const std::vector<std::uint64_t>& counts = content_->unit_counts;
   const std::uint64_t all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
-  // The share's middle, in units: (index + 1/2) * all / total, doubled to stay whole.
+  // The middle of the share, in units: (index + 1/2) * all / total, doubled to stay an integer.
   const std::uint64_t middle = (2 * index + 1) * all;
   std::uint64_t below = 0;
   for (unsigned node = 0; node + 1 < counts.size(); ++node) {

@@ -1,7 +1,7 @@
 // The NUMA nodes that this process may compute on, and the calling thread's place on them. Memory
-// belongs to the node whose thread touched it first, and a drive through another node's memory
-// controller is slow: large buffers are therefore touched from all nodes in turn, and the threads
-// of an arena spread over the nodes. With one node nothing of this happens.
+// belongs to the node whose thread touched it first, and a drive is slow through another node's
+// memory controller. Large buffers are therefore touched from all nodes in turn, and the threads of
+// an arena spread over the nodes. With one node, none of this happens.
 // Thread rule: constant after construction; binding concerns the calling thread alone.
 #pragma once
 
@@ -21,12 +21,12 @@ class NumaNodes {
 
   // Nodes with processing units that the process may use; at least 1.
   unsigned count() const;
-  // Where the `index`-th of `total` equal shares of work belongs: consecutive shares to a node, as
-  // many as its part of the processing units.
+  // The node for share `index` of `total` equal shares of work. Each node gets consecutive shares,
+  // in proportion to its processing units.
   // Requires: index < total.
   unsigned node_of(std::uint64_t index, std::uint64_t total) const;
 
-  // What the kernel refuses is left as it is: it costs speed and nothing else.
+  // Binding is best effort: if the kernel refuses, the thread stays unbound and only speed suffers.
   void bind_this_thread(unsigned node) const noexcept;
   void unbind_this_thread() const noexcept;
 

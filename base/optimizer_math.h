@@ -1,5 +1,5 @@
-// The element functions of the optimizers: what happens to one parameter in one step. They define
-// the result; the SIMD and CUDA versions must equal them bit for bit. Every operation is a separate
+// The element functions of the optimizers: what one step does to one parameter. They define the
+// result; the SIMD and CUDA versions must equal them bit for bit. Every operation is a separate
 // IEEE multiply, add, divide or square root in fp32, never fused: the whole project is compiled
 // with -ffp-contract=off. Pure, callable from any thread.
 #pragma once
@@ -18,8 +18,8 @@ namespace sluice {
 // which side of `high` the master lies.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
 // Finite masters from 0x7f7f8000 up get an infinite `high`, as they do under nearest-even. NaN is
-// treated apart, or else 65,536 NaN patterns would turn into zeros; a signalling NaN comes back
-// quiet.
+// handled separately, because otherwise 65,536 NaN patterns would turn into zeros; a signalling NaN
+// comes back quiet.
 struct SplitMaster {
   std::uint16_t high;
   std::int16_t low;
@@ -44,7 +44,7 @@ SLUICE_HOST_DEVICE inline float join_master(SplitMaster split) {
   return float_from_bits(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(split.low)));
 }
 
-// What one step multiplies with, rounded once from double to fp32. Made by adam_coefficients().
+// The factors of one step, rounded once from double to fp32. Made by adam_coefficients().
 struct AdamCoefficients {
   float gradient_scale;  // clip factor / (loss scale * micro-batches * ranks)
   float beta1;
@@ -64,7 +64,7 @@ struct AdamElement {
   float exp_avg_sq;
 };
 
-// AdamW with the gradient already scaled: what Adam and AdamW share.
+// AdamW on a gradient that is scaled already; Adam and AdamW share it.
 SLUICE_HOST_DEVICE inline AdamElement adam_with_scaled_gradient(const AdamCoefficients& c,
                                                                 AdamElement state, float g) {
   const float exp_avg = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
@@ -82,7 +82,7 @@ SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, Ad
   return adam_with_scaled_gradient(c, state, gradient * c.gradient_scale);
 }
 
-// Adam with L2 regularisation: AdamW without its decay, whose gradient is
+// Adam with L2 regularisation: AdamW without its decay, where the gradient is
 //   g = gradient * gradient_scale + l2 * p
 struct AdamL2Coefficients {
   AdamCoefficients adam;  // its decay_factor is exactly 1
@@ -96,7 +96,7 @@ SLUICE_HOST_DEVICE inline AdamElement adam_l2_element(const AdamL2Coefficients& 
 }
 
 // Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; decoupled
-// decay). Keeps exp_avg alone.
+// decay). Keeps only exp_avg.
 struct LionOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
@@ -126,7 +126,7 @@ SLUICE_HOST_DEVICE inline AdamElement lion_element(const LionCoefficients& c, Ad
   return {state.master * c.decay_factor - move, exp_avg, state.exp_avg_sq};
 }
 
-// Adagrad (Duchi, Hazan & Singer 2011, diagonal form), decay as an L2 term. Keeps exp_avg_sq alone,
+// Adagrad (Duchi, Hazan & Singer 2011, diagonal form), decay as an L2 term. Keeps only exp_avg_sq,
 // which is here the plain sum of the squared gradients.
 struct AdagradOptions {
   double epsilon = 1e-10;
@@ -151,8 +151,8 @@ SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients&
 }
 
 // Stochastic gradient descent with momentum (Polyak 1964, in the form of Sutskever et al. 2013 with
-// the learning rate outside of the sum), decay as an L2 term. Keeps exp_avg alone, which is here
-// the momentum.
+// the learning rate outside of the sum), decay as an L2 term. Keeps only exp_avg, which is here the
+// momentum.
 struct SgdOptions {
   double momentum = 0.9;
   double weight_decay = 0.0;
@@ -173,9 +173,9 @@ SLUICE_HOST_DEVICE inline AdamElement sgd_element(const SgdCoefficients& c, Adam
   return {state.master - c.learning_rate * exp_avg, exp_avg, state.exp_avg_sq};
 }
 
-// base^exponent by binary powering in double: the same bits for a resumed run as for one that never
-// stopped, which a running product in fp32 does not give. Library pow is avoided: its last bit
-// differs between C libraries.
+// base^exponent by binary powering in double. A resumed run gets the same bits as one that never
+// stopped; a running product in fp32 would not give that. Library pow is avoided because its last
+// bit differs between C libraries.
 inline double power(double base, std::uint64_t exponent) {
   double result = 1.0;
   for (double square = base; exponent != 0; exponent >>= 1, square *= square) {
@@ -184,7 +184,7 @@ inline double power(double base, std::uint64_t exponent) {
   return result;
 }
 
-// Coefficients of `step`, counted from 1.
+// Coefficients of step number `step`; steps count from 1.
 // Requires: step >= 1, 0 <= beta < 1.
 inline AdamCoefficients adam_coefficients(const AdamOptions& options, double learning_rate,
                                           std::uint64_t step, float gradient_scale) {
@@ -209,7 +209,7 @@ inline AdamL2Coefficients adam_l2_coefficients(const AdamOptions& options, doubl
           .l2 = static_cast<float>(options.weight_decay)};
 }
 
-// Lion, Adagrad and SGD correct no bias: their coefficients do not depend on the step.
+// Lion, Adagrad and SGD correct no bias, so their coefficients do not depend on the step.
 inline LionCoefficients lion_coefficients(const LionOptions& options, double learning_rate,
                                           float gradient_scale) {
   return {.gradient_scale = gradient_scale,

@@ -1,7 +1,7 @@
-// The sum that a reduction over ranks is made of: element i of the target is the sum of element i
-// of every source, added in the order of the sources in fp32 and rounded once to the target's type.
-// The order is part of the definition: the same bits come out whoever adds, however the data was
-// cut. Here because collectives (gpu/) use it and cpu_optim/rank_sum.h computes it.
+// The sum that a reduction over ranks computes: element i of the target is the sum of element i of
+// every source, added in fp32 in the order of the sources and rounded once to the target's type.
+// The order is part of the definition: the bits do not depend on who adds or how the data was cut.
+// It lives in base/ because collectives (gpu/) use it and cpu_optim/rank_sum.h computes it.
 //
 // Thread rule: a SumFunction is callable from any thread on disjoint memory.
 #pragma once

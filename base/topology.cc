@@ -30,7 +30,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Nothing for "max", "-1" (no limit in cgroup v1) or a missing file.
+// Returns nothing for "max", "-1" (no limit in cgroup v1) or a missing file.
 std::optional<std::uint64_t> parse_count(std::string_view text) {
   std::uint64_t value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -71,7 +71,7 @@ Limits cgroup_limits(const std::string& proc_cgroup, const std::string& cgroup_r
   return limits;
 }
 
-// The units of hwloc's topology, bounded by this process's affinity mask; 0 when hwloc cannot say.
+// Counts the units of hwloc's topology in this process's affinity mask; 0 when hwloc cannot say.
 void ask_hwloc(Topology& found, unsigned& usable_cores) {
   hwloc_topology_t topology = nullptr;
   if (hwloc_topology_init(&topology) != 0) return;
@@ -105,7 +105,7 @@ Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup
     usable_cores = static_cast<unsigned>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
   }
   const Limits limits = cgroup_limits(proc_cgroup, cgroup_root);
-  // A quota of 1.5 cores keeps one thread busy; two would be stopped for half of the time.
+  // A quota of 1.5 cores keeps one thread busy; two threads would be stopped half of the time.
   found.granted_cores = usable_cores;
   if (limits.cores < usable_cores) {
     found.granted_cores = std::max(1u, static_cast<unsigned>(limits.cores));

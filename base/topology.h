@@ -1,5 +1,5 @@
-// What this process may use of the machine, asked from hwloc and the cgroup. Read once; pure
-// afterwards.
+// The processors and memory that this process may use, asked from hwloc and the cgroup. Read once;
+// pure afterwards.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct Topology {
 
 const Topology& topology();
 
-// As many threads as asked for, but no more than cores are granted: further ones would only stop
-// each other. 0 asks for all.
+// Returns `asked`, but no more than the granted cores: further threads would only stop each other.
+// 0 asks for all cores.
 unsigned granted_threads(unsigned asked);
 
-// As topology(), with the cgroup's limits from other files, for tests: `proc_cgroup` in the form of
-// /proc/self/cgroup, `cgroup_root` in that of /sys/fs/cgroup (v2, or v1 with a folder a
-// controller). A file that is missing limits nothing.
+// As topology(), but with the cgroup's limits from other files, for tests: `proc_cgroup` stands for
+// /proc/self/cgroup, `cgroup_root` for /sys/fs/cgroup (v2, or v1 with a folder per controller). A
+// missing file sets no limit.
 Topology read_topology(const std::string& proc_cgroup, const std::string& cgroup_root);
 
 }  // namespace sluice

@@ -17,9 +17,9 @@
 namespace sluice {
 namespace {
 
-// Large enough that a task's cost vanishes (about 900 KiB of state against a microsecond), small
-// enough that a block of 1 Mi elements gives 32 cores something to do. A multiple of the norm's
-// leaf and of every vector, so that cuts change neither tree nor alignment.
+// Large enough that a task's cost vanishes (about 900 KiB of state against a microsecond), and
+// small enough that a block of 1 Mi elements gives 32 cores something to do. A multiple of the
+// norm's leaf and of every vector, so that cuts change neither tree nor alignment.
 constexpr std::uint64_t kChunkElements = 32 * 1024;
 static_assert(kChunkElements % kNormLeafElements == 0);
 
@@ -68,7 +68,7 @@ NewState CpuOptimizer::update(const UpdateCoefficients& coefficients, const Upda
 }
 
 void CpuOptimizer::move_like_update(const UpdateArrays& arrays) {
-  volatile std::uint32_t seed = 0;  // so that the compiler cannot see that nothing changes
+  volatile std::uint32_t seed = 0;  // keeps the compiler from seeing that nothing changes
   const std::uint32_t no_change = seed;
   for_each_chunk(*arena_, arrays.element_count, [&](std::uint64_t begin, std::uint64_t count) {
     sluice::move_like_update(slice(arrays, begin, count), no_change);
@@ -86,7 +86,7 @@ void CpuOptimizer::accumulate(DType dtype, void* target, const void* source,
 
 void CpuOptimizer::add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                                     NormAccumulator& total) {
-  // The order of merging changes nothing, so one total under a lock serves: a merge is some forty
+  // The order of merging changes nothing, so one total under a lock suffices: a merge is some forty
   // integer additions, and nothing needs to be allocated per chunk.
   std::mutex total_mutex;
   for_each_chunk(*arena_, element_count, [&](std::uint64_t begin, std::uint64_t count) {

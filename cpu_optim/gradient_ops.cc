@@ -35,7 +35,7 @@ void store(float value, Fp16& target) {
   target.bits = fp16_from_float(value);
 }
 
-// Calls body with a null pointer to the element type that `dtype` stands for.
+// Calls body with a null pointer of the element type that `dtype` stands for.
 template <class Body>
 auto with_element_type(DType dtype, const Body& body) {
   switch (dtype) {

@@ -1,9 +1,9 @@
-// What happens to a gradient between the device and the optimizer: accumulation over micro-batches
-// and its squared norm. Pure in their arguments: callable from any thread on disjoint memory.
-// Scalar definitions live in the *_reference functions; the others give the same bits, faster
-// (simd_target_name() tells on what). Arrays are aligned to their element at least. As in update.h,
-// the caller's floating-point environment neither matters nor changes, and NaNs are equal only in
-// being NaN.
+// The operations on a gradient between the device and the optimizer: accumulation over
+// micro-batches and the squared norm. Pure in their arguments: callable from any thread on disjoint
+// memory. The *_reference functions are the scalar definitions; the others give the same bits,
+// faster (simd_target_name() says which instruction set they use). Arrays are aligned at least to
+// their element. As in update.h, the caller's floating-point environment does not matter and stays
+// as it is, and a NaN may differ in sign and payload.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// Elements per leaf of the norm. A leaf starts at a multiple of it, counted from the start of the
-// unit.
+// Elements per leaf of the norm. A leaf starts at a multiple of this number, counted from the start
+// of the unit.
 inline constexpr std::uint64_t kNormLeafElements = 256;
 
 // target[i] = round(float(target[i]) + float(source[i])): one fp32 addition, one rounding to
@@ -26,7 +26,7 @@ void accumulate_gradient_reference(DType dtype, void* target, const void* source
 void accumulate_gradient(DType dtype, void* target, const void* source,
                          std::uint64_t element_count);
 
-// Adds the squared norm of `gradient` to `total`, leaf by leaf: inside a leaf, lane j of 8 sums the
+// Adds the squared norm of `gradient` to `total`, leaf by leaf. Inside a leaf, lane j of 8 sums the
 // squares of elements j, j+8, j+16, ... in order, in fp64 (each square is exact there); the lanes
 // are then added as ((0+4)+(2+6))+((1+5)+(3+7)). A last leaf shorter than 256 counts as if padded
 // with zeros. `gradient` starts at a leaf boundary.
@@ -35,8 +35,8 @@ void add_squared_norm_reference(DType dtype, const void* gradient, std::uint64_t
 void add_squared_norm(DType dtype, const void* gradient, std::uint64_t element_count,
                       NormAccumulator& total);
 
-// The index of the first NaN or infinity, if any. Used to explain a non-finite norm, so speed does
-// not matter.
+// Returns the index of the first NaN or infinity, if any. It explains a non-finite norm, so its
+// speed does not matter.
 std::optional<std::uint64_t> find_non_finite(DType dtype, const void* gradient,
                                              std::uint64_t element_count);
 

@@ -30,7 +30,7 @@ DType parameter_of(MasterLayout layout) {
   return DType::kFp16;
 }
 
-// The array that starts at `bytes`, if it is wanted.
+// Returns the array that starts at `bytes`, if it is wanted.
 void* checked(const char* name, std::span<const std::byte> bytes, bool is_wanted,
               std::uint64_t element_count, std::uint64_t element_bytes) {
   if (!is_wanted) {

@@ -1,5 +1,5 @@
-// The optimizers by name, their hyperparameters, and what is checked about them and about their
-// arrays before a loop runs that checks nothing. Pure functions, callable from any thread.
+// The optimizers by name, their hyperparameters, and the checks on them and on their arrays, since
+// the loops themselves check nothing. Pure functions, callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ bool keeps_exp_avg_sq(OptimizerKind kind);
 // Fails with: kInvalidArgument naming the hyperparameter, its value and its range.
 void validate(const OptimizerOptions& options);
 
-// What `step`, counted from 1, multiplies with.
+// Returns the coefficients of step number `step`; steps count from 1.
 // Fails with: kInvalidArgument when step is 0, when the learning rate is negative or not finite, or
 // when the scale is not finite.
 UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learning_rate,
                                    std::uint64_t step, float gradient_scale);
 
-// Memory for one run of elements. What layout and optimizer have no use for stays empty.
+// Memory for one run of elements. Fields that the layout or the optimizer does not use stay empty.
 struct UpdateBuffers {
   std::span<std::byte> parameter;
   std::span<std::int16_t> low;
@@ -37,8 +37,8 @@ struct UpdateBuffers {
 
 // Views of `buffers` for update_simd(). The buffers' memory must outlive them.
 // Fails with: kInvalidArgument naming the buffer when one is missing, is not wanted, is not aligned
-// to its element or does not hold `element_count` elements; kUnsupported when `parameter` is no
-// type that `layout` keeps.
+// to its element or does not hold `element_count` elements; kUnsupported when `layout` cannot keep
+// parameters of type `parameter`.
 UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType parameter,
                                 DType gradient, std::uint64_t element_count,
                                 const UpdateBuffers& buffers);

@@ -1,6 +1,6 @@
-// Sums over ranks in rank order (base/ordered_sum.h says what they are). The reference defines the
-// result; the other gives the same bits, faster. As in gradient_ops.h, the caller's floating-point
-// environment neither matters nor changes, and NaNs are equal only in being NaN.
+// Sums over ranks in rank order; base/ordered_sum.h defines them. The reference gives the result;
+// the other function gives the same bits, faster. As in gradient_ops.h, the caller's floating-point
+// environment does not matter and stays as it is, and a NaN may differ in sign and payload.
 //
 // Thread rule: pure in their arguments, callable from any thread on disjoint memory.
 #pragma once

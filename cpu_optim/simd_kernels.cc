@@ -1,7 +1,7 @@
-// Compiled once per instruction set: foreach_target.h includes this file again for each of them and
-// sets HWY_TARGET, and the last part, under HWY_ONCE, collects the results.
+// Compiled once per instruction set: foreach_target.h includes this file again for each set and
+// defines HWY_TARGET. The last part, under HWY_ONCE, collects the results.
 
-// Vectors whose length is known only at run time cannot be kept in structs and arrays as below.
+// Vectors of a length known only at run time cannot be kept in structs and arrays as done below.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_optim/simd_kernels.cc"  // NOLINT: Highway asks for a macro
@@ -14,8 +14,8 @@
 #include "cpu_optim/gradient_ops.h"
 #include "cpu_optim/simd_kernels.h"
 
-// No function of another header may be defined between these two macros: the linker could keep its
-// AVX-512 copy for all.
+// No function of another header may be defined between these two macros, because the linker could
+// keep its AVX-512 copy for all callers.
 HWY_BEFORE_NAMESPACE();
 namespace sluice {
 namespace HWY_NAMESPACE {
@@ -105,7 +105,7 @@ std::string_view norm_of_any_type(DType dtype, const void* gradient, std::uint64
 
 }  // namespace
 
-// A constant and no function: reading it executes no instruction of this target, so that it is safe
+// A constant and not a function: reading it executes no instruction of this target, so it is safe
 // on a processor that lacks them.
 extern constexpr SimdKernels kKernels = {
     HWY_TARGET,     kTargetName, update_adam, update_adam_l2,         update_lion,
@@ -121,7 +121,7 @@ namespace sluice {
 
 std::span<const SimdKernels> available_simd_kernels() {
   // Highway's own HWY_DYNAMIC_DISPATCH picks by a global of the whole process, which would force
-  // other users of Highway too; only its list of compiled targets, best first, is used here.
+  // other users of Highway too. So only its list of compiled targets, best first, is used here.
   struct List {
     std::array<SimdKernels, HWY_MAX_DYNAMIC_TARGETS + 1> kernels;
     std::size_t count = 0;

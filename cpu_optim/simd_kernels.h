@@ -1,10 +1,10 @@
 // The vector kernels, compiled from one source once per instruction set, and the choice between
-// them. Internal to cpu_optim and its tests: callers use update_simd(), accumulate_gradient()
-// and add_squared_norm(), which also set the floating-point environment. All functions are pure or
-// read-only: callable from any thread.
+// them. Internal to cpu_optim and its tests: callers use update_simd(), accumulate_gradient() and
+// add_squared_norm(), which also set the floating-point environment. All functions are pure or only
+// read: callable from any thread.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
-// gradient_ops.h) for all results that are not NaN; where the definition gives NaN, so does the
+// gradient_ops.h) for all results that are not NaN. Where the definition gives NaN, so does the
 // kernel, but sign and payload may differ.
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace sluice {
 
-// What a vector kernel has done: elements [0, element_count) of its arrays. The rest, less than two
-// vectors, is left to the scalar definition.
+// The elements that a vector kernel has processed: [0, element_count) of its arrays. The rest, less
+// than two vectors, is left to the scalar definition.
 struct VectorResult {
   std::string_view target_name;  // the set that the kernel's own code was compiled for
   std::uint64_t element_count = 0;
@@ -28,8 +28,8 @@ struct VectorResult {
 };
 
 // The kernels of one instruction set. Each returns the name of the set that its own code was
-// compiled for, so that a test can tell which one really ran. Arrays are aligned to their element
-// at least.
+// compiled for, so that a test can tell which one really ran. Arrays are aligned at least to their
+// element.
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
   std::string_view target_name;
@@ -43,23 +43,23 @@ struct SimdKernels {
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
                                        std::uint64_t element_count, NormAccumulator& total);
-  // How many elements it has summed; the rest is left to the scalar definition.
+  // Returns the number of elements summed; the rest is left to the scalar definition.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // All elements: vectors, then the scalar definition for the rest.
+  // Handles all elements: vectors first, then the scalar definition for the rest.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
   void sum_in_order(const OrderedSum& sum) const;
 };
 
-// What this build contains and this processor can run, best first; never empty.
+// The kernels that this build contains and this processor can run, best first; never empty.
 std::span<const SimdKernels> available_simd_kernels();
 
-// The kernels called `name`, whatever its case; the best ones when `name` is empty.
-// Fails with: kConfig when there are none of that name; the message lists those there are.
+// The kernels called `name`, in upper or lower case; the best ones when `name` is empty.
+// Fails with: kConfig when there are none of that name; the message lists the available names.
 const SimdKernels& select_simd_kernels(std::string_view name);
 
 // The kernels that this process uses: select_simd_kernels() of SLUICE_SIMD, read at the first call.
-// Fails with: kConfig, at every call, while SLUICE_SIMD names none.
+// Fails with: kConfig, at every call, if SLUICE_SIMD names none.
 const SimdKernels& active_simd_kernels();
 
 }  // namespace sluice

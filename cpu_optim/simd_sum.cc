@@ -10,8 +10,8 @@
 #include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
 
-// No function of another header may be defined or instantiated between these two macros: the linker
-// could keep its AVX-512 copy for all.
+// No function of another header may be defined or instantiated between these two macros, because
+// the linker could keep its AVX-512 copy for all callers.
 HWY_BEFORE_NAMESPACE();
 namespace sluice {
 namespace HWY_NAMESPACE {
@@ -19,9 +19,9 @@ namespace {
 
 #include "cpu_optim/simd_vectors.inc"
 
-constexpr std::uint64_t kSourcesMax = 64;  // in vectors; more are left to the definition
+constexpr std::uint64_t kSourcesMax = 64;  // in vectors; longer lists are left to the definition
 
-// store_rounded() wants the NaN of a sum of bf16 values; one of fp32 values may have any payload.
+// store_rounded() needs the NaN of a bf16 sum in this form; for fp32 values any payload will do.
 template <class Source, class Target>
 HWY_INLINE void store_sum(FloatVector value, Target* target) {
   if constexpr (sizeof(Source) > sizeof(Target)) {
@@ -31,7 +31,7 @@ HWY_INLINE void store_sum(FloatVector value, Target* target) {
   store_rounded(value, target);
 }
 
-// How many elements it has summed: whole vectors.
+// Returns the number of elements summed, in whole vectors.
 template <class Source, class Target>
 std::uint64_t sum_vectors(const OrderedSum& sum) {
   constexpr std::size_t kLanes = hn::MaxLanes(kFloats);

@@ -1,5 +1,5 @@
-// The fused updates of every optimizer, master layout and gradient type, and the byte mover beside
-// them. Compiled once per instruction set, as simd_kernels.cc explains.
+// The fused updates of every optimizer, master layout and gradient type, and the byte mover that
+// they are compared with. Compiled once per instruction set, as simd_kernels.cc explains.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_optim/simd_update.cc"  // NOLINT: Highway asks for a macro
@@ -10,19 +10,19 @@
 
 #include "cpu_optim/simd_kernels.h"
 
-// No function of another header may be defined or instantiated between these two macros: the linker
-// could keep its AVX-512 copy for all.
+// No function of another header may be defined or instantiated between these two macros, because
+// the linker could keep its AVX-512 copy for all callers.
 HWY_BEFORE_NAMESPACE();
 namespace sluice {
 namespace HWY_NAMESPACE {
 namespace {
 
 #include "cpu_optim/simd_vectors.inc"
-// behind the one that they use
+// after the file that these use
 #include "cpu_optim/simd_masters.inc"
 #include "cpu_optim/simd_rules.inc"
 
-// A moment's array, or nothing where the optimizer keeps none.
+// A moment's array, or nothing where the optimizer keeps no such moment.
 template <bool kIsKept>
 struct Moment {
   HWY_INLINE FloatVector load(std::size_t i) const {
@@ -36,7 +36,7 @@ struct Moment {
   float* HWY_RESTRICT values;
 };
 
-// Of the moments that masters hide. Squares are not negative, so their bits order them as they are.
+// The moments that masters hide. Squares are not negative, so their bits order them as they are.
 template <class Rule>
 HWY_INLINE SignedBitsVector larger_hidden(SignedBitsVector largest, const Group& first,
                                           const Group& second) {
@@ -48,8 +48,8 @@ HWY_INLINE SignedBitsVector larger_hidden(SignedBitsVector largest, const Group&
   return largest;
 }
 
-// Whole pairs of groups; the rest is the caller's. Plain stores in place beat streaming ones,
-// because the lines have just been read.
+// Handles whole pairs of groups; the rest is the caller's. Plain stores in place beat streaming
+// stores, because the lines have just been read.
 template <class Rule, class Master, class Gradient, class Coefficients>
 VectorResult update(const Coefficients& coefficients, const UpdateArrays& arrays) {
   const Rule rule(coefficients);
@@ -110,8 +110,8 @@ VectorResult update_layout(const Coefficients& coefficients, const UpdateArrays&
   return update_gradient<Rule, Fp16Master>(coefficients, arrays);
 }
 
-// The streams of an update as 32-bit words, whole vectors of them even where the elements are
-// halves: nothing but the memory can slow it down.
+// Moves the streams of an update as 32-bit words, in whole vectors even where the elements are
+// halves, so that only the memory can slow it down.
 template <int kWide, int kNarrow, bool kHasWideGradient, bool kWritesParameter>
 void move_streams(std::uint32_t* const* wide, std::uint32_t* const* narrow,
                   const UpdateArrays& arrays, std::uint32_t seed) {

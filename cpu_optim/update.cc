@@ -72,7 +72,7 @@ void set_master(const UpdateArrays& arrays, std::uint64_t i, float master) {
   }
 }
 
-// The first part of an element's state that is not finite; empty if there is none.
+// Returns the first part of an element's state that is not finite; empty if there is none.
 std::string_view non_finite_part(MasterLayout layout, const AdamElement& state) {
   if (!is_finite_master(layout, state.master)) return "weight";
   if (!is_finite_master(MasterLayout::kFp32, state.exp_avg)) return "exp_avg";

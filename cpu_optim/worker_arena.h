@@ -1,11 +1,11 @@
 // Threads that run the iterations of a loop: a oneTBB arena behind an interface without TBB.
-// Thread rule: for_each() may be called from several threads; each blocks until its own iterations
-// are done, and helps with them.
+// Thread rule: for_each() may be called from several threads; each call blocks until its own
+// iterations are done, and helps with them.
 //
-// libtbb is not built with ThreadSanitizer, which therefore sees neither the hand-over of work to
-// a worker nor the wait for it, and would report every array as a race. worker_arena.cc is compiled
-// without the sanitizer, and under it the two edges are repeated here by an atomic that it does
-// see. Races between iterations, or with threads outside, are still found.
+// libtbb is not built with ThreadSanitizer. The sanitizer therefore sees neither the hand-over of
+// work to a worker nor the wait for it, and would report every array as a race. worker_arena.cc is
+// compiled without the sanitizer; under it, an atomic here repeats the two edges so that it sees
+// them. Races between iterations, or with threads outside, are still found.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ namespace sluice {
 
 class WorkerArena {
  public:
-  // `threads`: how many may run iterations at once, the calling ones included.
+  // `threads`: how many may run iterations at once, including the calling threads.
   // Requires: threads >= 1.
   explicit WorkerArena(unsigned threads);
   ~WorkerArena();
 
   unsigned threads() const { return threads_; }
 
-  // Calls body(i), or body(i, worker) if it takes two, for each i in [0, count), in any order, and
-  // returns when all have returned. No two calls at the same time have the same `worker`, which is
-  // below threads(): it names scratch memory. An exception from an iteration stops those not yet
-  // begun and is rethrown here.
+  // Calls body(i), or body(i, worker) if it takes two arguments, for each i in [0, count), in any
+  // order, and returns when all calls have returned. Calls that run at the same time have different
+  // `worker` numbers, all below threads(): the number selects scratch memory. An exception from an
+  // iteration stops those not yet begun and is rethrown here.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);
@@ -54,7 +54,7 @@ class WorkerArena {
 
   void run(std::uint64_t count, Call call, const void* body);
 
-  // Two edges and not one, so that iterations are not ordered among themselves.
+  // There are two edges and not one, so that iterations are not ordered among themselves.
 #if defined(__SANITIZE_THREAD__)
   using Edge = std::atomic<std::uint64_t>;
   static void publish(Edge& edge) {

@@ -1,4 +1,4 @@
-// base/trace/trace_ranges.h where NVTX was not found: the switch says so.
+// base/trace/trace_ranges.h for builds without NVTX: switching ranges on fails and says so.
 #include <sluice/error.h>
 #include "base/trace/trace_ranges.h"
 

@@ -1,5 +1,5 @@
-// base/trace/trace_ranges.h over NVTX: headers alone, which open the listening tool, named in the
-// environment, at the first call.
+// base/trace/trace_ranges.h over NVTX, which consists of headers alone. At the first call they open
+// the listening tool that the environment names.
 #include <nvtx3/nvToolsExt.h>
 
 #include <map>
@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// What a name depends on, but for a step's.
+// A range's name depends on these, except that of a step.
 using Name = std::tuple<TraceKind, std::uint32_t, std::uint8_t>;  // kind, unit, detail
 
 struct Ranges {
@@ -25,7 +25,7 @@ struct Ranges {
   std::vector<std::string> units;
 };
 
-// Never destroyed: ranges may end until the process does.
+// Never destroyed, because ranges may end as late as the process does.
 Ranges& ranges() {
   static Ranges* const instance = new Ranges;
   return *instance;

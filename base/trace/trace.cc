@@ -23,28 +23,28 @@ struct AtomicCount {
 
 struct Recorder {
   std::array<AtomicCount, kTraceKinds> counts;
-  // Grows with every trace, so that threads leave old rings. 0 = there was none.
+  // Grows with every trace, so that threads leave old rings. 0: there has been no trace.
   std::atomic<std::uint64_t> generation{0};
 
   std::mutex mutex;
   // Guarded by mutex.
   std::uint32_t ring_records = 0;
   std::uint32_t threads = 0;
-  std::vector<std::shared_ptr<TraceRing>> rings;  // nobody drains them
-  std::unique_ptr<TraceWriter> writer;            // or this one does
+  std::vector<std::shared_ptr<TraceRing>> rings;  // nothing drains them
+  std::unique_ptr<TraceWriter> writer;            // or this writer drains them
 
   std::mutex polls_mutex;
   std::vector<const TracePoll*> polls;  // guarded by polls_mutex
 };
 
-// Never destroyed: threads may record until the process ends.
+// Never destroyed, because threads may record until the process ends.
 Recorder& recorder() {
   static Recorder* const instance = new Recorder;
   return *instance;
 }
 
-// Of the calling thread; raw and trivial, since every record reads it. The holder keeps the ring
-// alive, also after its trace has ended: a late record goes nowhere, but to memory that is there.
+// The calling thread's ring. A raw pointer and trivial, because every record reads it. The holder
+// keeps the ring alive after its trace has ended: a late record then still goes to valid memory.
 constinit thread_local TraceRing* ring_of_this_thread = nullptr;
 constinit thread_local std::uint64_t generation_of_this_thread = 0;
 
@@ -62,7 +62,7 @@ struct RingHolder {
 };
 thread_local RingHolder ring_holder;
 
-// Null when no trace runs any more.
+// Returns null when no trace runs any more.
 TraceRing* make_ring(std::uint64_t generation) {
   Recorder& all = recorder();
   char name[kTraceNameBytes + 1] = {};
@@ -181,7 +181,7 @@ void trace_span(const TraceRecord& record) {
   const std::uint64_t duration_ns = record.end_ns - record.begin_ns;
   const std::size_t bucket =
       std::min<std::size_t>(std::bit_width(duration_ns | 1) - 1, kTraceBuckets - 1);
-  // Relaxed: sums, each right for itself.
+  // Relaxed: these are independent sums.
   count.spans.fetch_add(1, std::memory_order_relaxed);
   count.size_bytes.fetch_add(record.size_bytes, std::memory_order_relaxed);
   count.busy_ns.fetch_add(duration_ns, std::memory_order_relaxed);
@@ -190,7 +190,7 @@ void trace_span(const TraceRecord& record) {
 }
 
 void trace_append(const TraceRecord& record) {
-  // Acquire: the thread that sees the new generation sees what belongs to it.
+  // Acquire: a thread that sees the new generation also sees the data that belongs to it.
   const std::uint64_t generation = recorder().generation.load(std::memory_order_acquire);
   TraceRing* ring = ring_of_this_thread;
   if (generation_of_this_thread != generation) {

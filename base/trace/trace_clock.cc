@@ -18,8 +18,8 @@ namespace {
 constexpr std::chrono::milliseconds kFirstBaseline{2};
 // A rate is taken over at least this time, so that the error of two readings does not matter.
 constexpr std::uint64_t kBaselineNs = 1'000'000'000;
-// More than this, and than one part in kTrustedDrift, off since the last calibration is no drift of
-// quartz: the counter is not to be trusted (a virtual machine that has moved, say).
+// A calibration that is off by more than this, and by more than one part in kTrustedDrift, is not
+// the drift of quartz: the counter cannot be trusted (a virtual machine has moved, say).
 constexpr std::int64_t kTrustedNs = 5'000'000;
 constexpr std::int64_t kTrustedDrift = 5000;
 
@@ -46,7 +46,7 @@ struct Reading {
   std::uint64_t time_ns = 0;
 };
 
-// Both clocks at one instant: of some tries the one in which least time passed between.
+// Reads both clocks at one instant: of a few tries, the one in which the least time passed.
 Reading read_both() {
   Reading best;
   std::uint64_t best_width = UINT64_MAX;
@@ -61,8 +61,8 @@ Reading read_both() {
   return best;
 }
 
-// Written under mutex with an odd sequence, read without: a reader that sees the sequence change
-// reads again. ns_per_tick 0 = not calibrated, or not to be used.
+// Written under mutex with an odd sequence, read without it: a reader that sees the sequence change
+// reads again. ns_per_tick 0: not calibrated, or not to be used.
 struct Calibration {
   std::atomic<std::uint32_t> sequence{0};
   std::atomic<std::uint64_t> base_ticks{0};
@@ -85,7 +85,7 @@ std::uint64_t converted(std::uint64_t ticks, const Reading& base, double ns_per_
 }
 
 void publish(const Reading& base, double ns_per_tick) {
-  // Stores are sequentially consistent: rare, and the order is what readers rely on.
+  // These stores are sequentially consistent: they are rare, and readers rely on the order.
   calibration.sequence.fetch_add(1);
   calibration.base_ticks.store(base.ticks);
   calibration.base_ns.store(base.time_ns);
@@ -140,7 +140,7 @@ void calibrate_trace_clock() {
     }
   }
   publish(now, rate_between(calibration.first, now));
-  // The rate follows the kernel's, which is steered: it is taken over the last seconds.
+  // The kernel steers its own rate, so this rate is taken over the last seconds.
   if (now.time_ns - calibration.last.time_ns >= kBaselineNs) calibration.first = calibration.last;
   calibration.last = now;
 }

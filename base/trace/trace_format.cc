@@ -21,7 +21,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// What the kernel lets into a host's name needs no escape; anything else is left out.
+// Characters that the kernel allows in a host's name need no escape; any others are left out.
 std::string host_name() {
   char name[256] = {};
   (void)::gethostname(name, sizeof(name) - 1);

@@ -1,11 +1,11 @@
 // The trace file's layout (docs/tracing.md): a sequence of blocks, each a header of 64 bytes and a
-// payload padded to a multiple of 64, so that records lie aligned in a mapped file. A block is
+// payload padded to a multiple of 64, so that records are aligned in a mapped file. A block is
 // either records of one thread or a named text; the first is the text "sluice-trace", which
 // describes the records. Everything is little-endian.
 //
 // Thread rule: pure.
-// Invariant: a block is whole if its checksum fits; a reader that meets one that is not goes on at
-// the next magic.
+// Invariant: a block is whole if its checksum fits. A reader that meets a damaged block continues
+// at the next magic.
 #pragma once
 
 #include <cstddef>

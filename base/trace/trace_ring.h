@@ -3,7 +3,7 @@
 //
 // Thread rule: append() from the thread that the ring belongs to; drain() from one other thread at
 // a time.
-// Invariants: append() never waits; when the ring is full it drops the record and counts it. Where
+// Invariants: append() never waits; when the ring is full it drops the record and counts it. While
 // records are few, the same few places are used again and again, and the rest is never touched.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace sluice {
 
 class TraceRing {
  public:
-  // `capacity`: rounded up to a power of two. Memory is touched as it is used.
+  // `capacity` is rounded up to a power of two. Memory is touched only as it is used.
   TraceRing(std::uint32_t capacity, std::uint32_t thread, std::string name)
       : thread_(thread),
         name_(std::move(name)),
@@ -30,15 +30,15 @@ class TraceRing {
 
   void append(const TraceRecord& record) {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);  // this thread writes it
-    // Acquire: the reader is done with a place before it is written again. It moves the tail some
-    // ten times a second, so this one's copy of it is at hand.
+    // Acquire: the reader has finished with a place before it is written again. The reader moves
+    // the tail some ten times a second, so this thread mostly has it in its cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {
       // Relaxed: a count, and this thread alone writes it.
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }
-    // Empty: the reader looks for nothing, and finds the new base with the next record.
+    // Empty: the reader takes nothing now, and sees the new base with the next record.
     if (head == tail) base_ = head;
     records_[(head - base_) & (capacity_ - 1)].record = record;
     head_.store(head + 1, std::memory_order_release);  // the record is there before its number
@@ -50,7 +50,7 @@ class TraceRing {
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
     const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
     if (taken == 0) return 0;  // and the writer may move the base
-    // The one that these records were written with: head was read before, and they keep it.
+    // The base that these records were written with: waiting records keep it from changing.
     const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
       target[i] = records_[(first + i) & (capacity_ - 1)].record;
@@ -66,12 +66,12 @@ class TraceRing {
   const std::string& name() const { return name_; }
   std::uint32_t capacity() const { return capacity_; }
 
-  // The thread has ended: nobody will append any more.
+  // The thread has ended and will append nothing more.
   void close() { is_closed_.store(true, std::memory_order_release); }
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 
  private:
-  // Not initialized: a ring of which little is used takes little memory.
+  // Not initialized, so that a ring takes little memory while little of it is used.
   union Storage {
     Storage() {}
     TraceRecord record;

@@ -33,8 +33,8 @@ UniqueFd file_of(const TraceOptions& options) {
                 fmt::format("cannot write the trace \"{}\": {}; choose another place", path,
                             errno_text(errno)));
   UniqueFd file(descriptor);
-  // Names of tensors and paths are nobody else's business, in a file that was there before too.
-  // What is no regular file (/dev/null) keeps its mode.
+  // The file may hold names of tensors and paths, so only its owner may read it, even if it existed
+  // before. A file that is not regular (/dev/null) keeps its mode.
   struct stat status {};
   if (!is_open && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode))
     (void)::fchmod(descriptor, 0600);
@@ -107,7 +107,7 @@ void TraceWriter::run() {
                        static_cast<std::uint64_t>(used.tv_nsec);
 }
 
-// True when a ring is filling faster than the pauses would let it.
+// Returns whether a ring is filling faster than the pauses allow.
 bool TraceWriter::drain_all() {
   {
     const std::scoped_lock lock(mutex_);
@@ -130,9 +130,9 @@ bool TraceWriter::drain_all() {
 }
 
 void TraceWriter::drain(TraceRing& ring) {
-  // Until it is empty, for then its first places are used again and no fresh memory; each round
-  // takes what came during the one before. Not for ever: one busy thread does not keep the others
-  // waiting.
+  // Drains until the ring is empty, because its first places are then reused and no fresh memory is
+  // touched; each round takes what came during the one before. The rounds are bounded, so that one
+  // busy thread does not keep the others waiting.
   for (int round = 0; round < kRoundsMax && ring.waiting() > 0; ++round) {
     for (std::uint64_t left = ring.waiting(); left > 0;) {
       const std::size_t taken = ring.drain(records_);

@@ -1,8 +1,8 @@
 // The drainer of a trace: a thread that empties the rings into the trace file, block by block.
 //
 // Thread rule: add_ring() and add_section() from any thread; finish() from one.
-// Invariants: what has been appended reaches the file within kDrainPeriod and what the disk takes.
-// A disk that fails ends the file, and nothing else: the first failure is kept for finish().
+// Invariants: an appended record reaches the file within kDrainPeriod plus the disk's own time. A
+// failing disk ends the file and nothing else: the first failure is kept for finish().
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  // Each round costs some ten microseconds, and what is recorded in one is what a kill loses.
+  // Each round costs some ten microseconds; a kill loses the records of one round.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
   // Fails with: kInput when the file cannot be created.
@@ -65,7 +65,7 @@ class TraceWriter {
   std::uint64_t lost_by_ended_ = 0;
   std::vector<TraceRecord> records_;
 
-  std::thread thread_;  // last: it starts when all else stands
+  std::thread thread_;  // last: starts when everything else is ready
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Element types as C++ types, for typed access to parameters and gradients: float is fp32, Bf16 and
-// Fp16 hold the bits of theirs. Convert with the functions of sluice/dtype.h.
+// Element types as C++ types, for typed access to parameters and gradients: float is fp32; Bf16 and
+// Fp16 hold the bits of one element. Convert with the functions of sluice/dtype.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype that T stands for; no other type has one.
+// The dtype that T stands for; for other types this does not compile.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

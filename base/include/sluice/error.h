@@ -13,7 +13,7 @@ enum class ErrorCode {
   kInternal,         // a broken invariant inside Sluice
   kInvalidArgument,  // a call that its contract forbids
   kConfig,           // the config file, the command line, or a value in them
-  kInput,            // a file the user named is missing, unreadable or not what it should be
+  kInput,            // a file the user named is missing, unreadable or of the wrong kind
   kIo,               // a transfer failed; the message names file, range and errno
   kDamaged,          // storage returned other bytes than were written; the message names the block
   kTimeout,          // storage has not answered in time; its requests are still in flight
@@ -39,14 +39,14 @@ class Error : public std::runtime_error {
 // "Input/output error" for 5. Thread-safe, unlike strerror.
 std::string errno_text(int error_number);
 
-// Prints the place and the message to stderr and aborts: a programmer error has no state worth
-// keeping.
+// Prints the place and the message to stderr and aborts: after a programmer error, no state is
+// worth keeping.
 [[noreturn]] void check_failed(const char* expression, const char* file, int line,
                                const char* message);
 
 }  // namespace sluice
 
-// Always on. `message` is a string literal that says which contract was broken.
+// Always on. `message` is a string literal that states the contract.
 #define SLUICE_CHECK(condition, message)                               \
   do {                                                                 \
     if (!(condition)) [[unlikely]]                                     \

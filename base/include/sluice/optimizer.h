@@ -25,7 +25,7 @@ enum class OptimizerKind : std::uint8_t {
 
 std::string_view name_of(OptimizerKind kind);
 
-// Hyperparameters that stay for a run. An optimizer reads those it has: Adam and AdamW both betas,
+// Hyperparameters fixed for a run. Each optimizer reads only its own: Adam and AdamW both betas,
 // epsilon and decay; Lion both betas and decay; Adagrad epsilon and decay; SGD momentum and decay.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;

@@ -1,8 +1,8 @@
 // The version of the library; CMakeLists.txt reads it from here.
 //
-// Until 1.0, a new minor version may change public headers, config keys and the
-// formats of files; CHANGELOG.md says so. A new patch version changes none of them. Headers outside
-// of include/sluice/ are not public and may change at any time.
+// Until 1.0, a new minor version may change public headers, config keys and file formats;
+// CHANGELOG.md lists such changes. A new patch version changes none of them. Headers outside
+// include/sluice/ are not public and may change at any time.
 #pragma once
 
 #include <string_view>
