@@ -1,6 +1,6 @@
 // A whole transfer by pread and pwrite, or a flush by fdatasync, on the calling thread, under the
-// rules of transfer_progress.h. What sync_queue and thread_queue have in common. Thread rule: any
-// thread; the request belongs to the caller.
+// rules of transfer_progress.h. sync_queue and thread_queue share it. Thread rule: any thread; the
+// request belongs to the caller.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace sluice {
 // One system call for the next attempt at `request`. Returns the bytes moved, or -errno.
 std::int64_t attempt_blocking(const IoRequest& request);
 
-// Attempts until the request has ended, each counted in `ledger`.
+// Repeats attempts until the request has ended, and counts each in `ledger`.
 // Requires: begin_transfer(request).
 void transfer_blocking(IoRequest& request, RequestLedger& ledger);
 

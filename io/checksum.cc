@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #if defined(SLUICE_XXHASH_DISPATCH)
-// Replaces XXH3_64bits() by the version that looks for AVX2 and AVX-512 when it runs: the same
-// sums, 35 GB/s a core instead of 20 with SSE2.
+// Replaces XXH3_64bits() by the version that looks for AVX2 and AVX-512 at run time: the same sums,
+// at 35 GB/s per core instead of 20 with SSE2.
 #include <immintrin.h>
 #include <xxh_x86dispatch.h>
 #else
@@ -16,7 +16,7 @@ namespace sluice {
 #if defined(SLUICE_XXHASH_DISPATCH)
 namespace {
 
-// The dispatched versions return with the upper halves of the vector registers in use. Whatever is
+// The dispatched versions return with the upper halves of the vector registers in use. Code
 // compiled for SSE would then wait for them at every instruction, up to eight times as long, in
 // this thread and in every thread that it starts.
 [[gnu::target("avx")]] void leave_upper_halves() {

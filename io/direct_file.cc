@@ -60,11 +60,11 @@ constexpr std::uint64_t kFileBytesMax =
                           directory, text));
 }
 
-// For file systems without O_TMPFILE. A crash between the two calls leaves an empty file.
+// For file systems without O_TMPFILE. A crash between the two calls leaves an empty file behind.
 UniqueFd open_and_unlink(const std::string& directory) {
   std::string path = directory + "/.sluice-scratch-XXXXXX";
   UniqueFd descriptor(::mkostemp(path.data(), O_CLOEXEC));
-  if (!descriptor && errno == ENOENT)  // the directory is there: it has been opened
+  if (!descriptor && errno == ENOENT)  // the directory exists: it has been opened
     throw Error(
         ErrorCode::kInput,
         fmt::format("scratch directory \"{}\" is on a file system that takes no files; name "
@@ -78,15 +78,15 @@ UniqueFd open_and_unlink(const std::string& directory) {
   return descriptor;
 }
 
-// Without O_DIRECT: a file system that refuses that flag does so after it has created the file.
-// `flags`: O_EXCL where nobody is to give the file a name later.
+// Opens without O_DIRECT, because a file system that refuses that flag does so only after it has
+// created the file. `flags`: O_EXCL where the file must never get a name.
 UniqueFd open_unnamed(const std::string& directory, int flags) {
   const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (!parent) throw_unusable(directory, errno);
   UniqueFd descriptor(
       ::openat(parent.get(), ".", O_TMPFILE | flags | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (descriptor) return descriptor;
-  // EISDIR is the answer of kernels before 3.11, which do not know the flag.
+  // Kernels before 3.11, which do not know the flag, answer EISDIR.
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR;
   if (is_unknown && flags == O_EXCL) return open_and_unlink(directory);
   if (is_unknown)
@@ -113,14 +113,14 @@ std::uint64_t free_bytes(const UniqueFd& descriptor, const std::string& director
                           format_bytes(available_bytes), available_bytes, why, remedy));
 }
 
-// Gives the file its full size, with blocks behind every byte of it. Returns that size.
+// Gives the file its full size, with blocks allocated for every byte. Returns that size.
 std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
                        std::uint64_t size_bytes) {
   const std::uint64_t available_bytes = free_bytes(descriptor, directory);
   if (size_bytes > std::min(available_bytes, kFileBytesMax))
     throw_no_space(directory, size_bytes, available_bytes, "too little");
   const std::uint64_t rounded_bytes = align_up(size_bytes, kPageBytes);
-  if (rounded_bytes == 0) return 0;  // which fallocate refuses
+  if (rounded_bytes == 0) return 0;  // fallocate refuses 0 bytes
   int result = 0;
   do {
     result = ::fallocate(descriptor.get(), 0, 0, static_cast<off_t>(rounded_bytes));
@@ -129,7 +129,7 @@ std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
   const int error = errno;
   switch (error) {
     // ENOSPC although the check passed: other files grew meanwhile, or metadata needs the rest.
-    // EFBIG: the file system's largest file, or ulimit -f.
+    // EFBIG: beyond the file system's largest file, or ulimit -f.
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
@@ -151,7 +151,7 @@ std::uint64_t allocate(const UniqueFd& descriptor, const std::string& directory,
 }
 
 // Switches the page cache off. Returns the alignment that the file then asks for, or 0 where the
-// cache stays.
+// cache stays on.
 std::uint64_t make_direct(const UniqueFd& descriptor) {
   const int flags = ::fcntl(descriptor.get(), F_GETFL, 0);
   if (flags < 0 || ::fcntl(descriptor.get(), F_SETFL, flags | O_DIRECT) != 0) return 0;
@@ -162,7 +162,7 @@ std::uint64_t make_direct(const UniqueFd& descriptor) {
     const std::uint64_t alignment_bytes =
         std::max(answer.stx_dio_mem_align, answer.stx_dio_offset_align);
     if (answer.stx_dio_offset_align != 0) return std::max(alignment_bytes, kAlignmentBytesMin);
-    // Zero says that this file cannot do without the cache (encrypted files, for example).
+    // Zero means that this file cannot do without the cache (encrypted files, for example).
     (void)::fcntl(descriptor.get(), F_SETFL, flags);
     return 0;
   }
@@ -191,7 +191,7 @@ DirectFile DirectFile::create_unnamed(const std::string& directory, std::uint64_
   DirectFile file;
   file.name_ = directory + "/(unnamed)";
   file.descriptor_ = open_unnamed(directory, 0);
-  // Before the first byte. Where there is no such flag, nothing is copied on write either.
+  // This comes before the first byte. A system without such a flag copies nothing on write either.
   unsigned flags = 0;
   if (::ioctl(file.descriptor_.get(), FS_IOC_GETFLAGS, &flags) == 0) {
     flags |= FS_NOCOW_FL;

@@ -1,6 +1,6 @@
-// A file for O_DIRECT transfers, preallocated to its full size: a scratch file without a name, so
-// that the kernel frees the space however the process ends, or one that gets a name. Movable, one
-// owner; the descriptor may be used from any thread.
+// A file for O_DIRECT transfers, preallocated to its full size. It is either a scratch file without
+// a name, whose space the kernel frees however the process ends, or a file that gets a name later.
+// Movable, one owner; the descriptor may be used from any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// What an unprivileged user may still write in the file system of `directory`.
+// The bytes that an unprivileged user may still write in the file system of `directory`.
 // Fails with: kInput.
 std::uint64_t free_bytes(const std::string& directory);
 
@@ -19,27 +19,27 @@ class DirectFile {
   // Creates an unnamed file of `size_bytes` (rounded up to whole pages) in `directory`, mode 0600:
   // O_TMPFILE, or a file unlinked at once where the file system lacks it. Space is allocated here,
   // so that ENOSPC cannot happen later.
-  // Fails with: kInput (directory missing, no directory, not writable, on a file system that cannot
-  // preallocate), kNoSpace (needed and free bytes named), kIo.
+  // Fails with: kInput (`directory` missing, not a directory, not writable, on a file system that
+  // cannot preallocate), kNoSpace (names needed and free bytes), kIo.
   static DirectFile create_scratch(const std::string& directory, std::uint64_t size_bytes);
 
-  // As create_scratch(), for a file that link_as() can give a name; not copied on write, where the
-  // file system has a flag for that.
+  // As create_scratch(), for a file that link_as() can name; it is exempt from copy-on-write where
+  // the file system has a flag for that.
   // Fails with: as create_scratch(); kUnsupported where the file system has no unnamed files.
   static DirectFile create_unnamed(const std::string& directory, std::uint64_t size_bytes);
-  // Gives the file a name that nothing has yet. The folder is not synced.
-  // Fails with: kInput where something has that name; kIo.
+  // Gives the file a name that is still free. The folder is not synced.
+  // Fails with: kInput where the name is taken; kIo.
   void link_as(const std::string& path);
-  // A file that is there. Fails with: kInput (none, no plain file, not writable).
+  // Opens an existing file. Fails with: kInput (missing, not a regular file, not writable).
   static DirectFile open_existing(const std::string& path);
 
-  // The same open file, with an owner of its own. `name`: for messages.
+  // Returns another owner of the same open file. `name`: for messages.
   // Fails with: kIo (no descriptor left).
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t size_bytes() const { return size_bytes_; }
-  // What offset, length and memory address must be multiples of, asked from statx(STATX_DIOALIGN);
+  // Offset, length and memory address must be multiples of this. Asked from statx(STATX_DIOALIGN);
   // 4096 where the kernel does not tell, and at least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
   // False where the file system refused O_DIRECT and the page cache is used instead.

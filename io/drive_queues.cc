@@ -1,5 +1,5 @@
-// Queues side by side, one for each drive. Nothing here has state of its own: each request belongs
-// to one of the queues, and the whole is their sum.
+// Queues side by side, one per drive. They have no state in common: each request belongs to one of
+// the queues, and every total is the sum over them.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -23,7 +23,7 @@ class DriveQueues final : public IoQueue {
   void submit(std::span<IoRequest* const> requests) override {
     while (!requests.empty()) {
       // A run of requests for one drive goes there in one piece. A submitted request may be gone,
-      // so its end is found before.
+      // so the end of the run is found first.
       const std::uint32_t drive = requests.front()->drive;
       SLUICE_CHECK(drive < drives_.size(), "a request is for one of the drives");
       const auto run_end = std::ranges::find_if(
@@ -48,7 +48,7 @@ class DriveQueues final : public IoQueue {
 
   std::string_view note() const override {
     for (const auto& drive : drives_) {
-      if (!drive->note().empty()) return drive->note();  // what one kernel refuses, it refuses all
+      if (!drive->note().empty()) return drive->note();  // the kernel refuses it to all
     }
     return {};
   }

@@ -29,8 +29,8 @@ void Handover::put(std::span<IoRequest* const> requests, std::uint64_t first_tic
     const std::size_t added = std::min(capacity_ - waiting_.count(), requests.size());
     for (IoRequest* request : requests.first(added)) waiting_.push({request, first_ticket++});
     requests = requests.subspan(added);
-    // Under the lock: a request may complete, and whoever waited for it may destroy the queue,
-    // while this thread is still on its way out.
+    // Under the lock: a request may complete, and a thread that waited for it may destroy the
+    // queue, while this thread is still on its way out.
     if (std::exchange(wake_wanted_, false)) wake();
   }
 }
@@ -39,7 +39,7 @@ bool Handover::take(std::size_t count_max, std::vector<Submission>& target) {
   const std::scoped_lock lock(mutex_);
   const std::size_t taken = std::min(waiting_.count(), count_max);
   for (std::size_t i = 0; i < taken; ++i) target.push_back(waiting_.pop());
-  // An owner that took as much as it can carry comes back by itself, when something completes.
+  // An owner that took as much as it can carry comes back by itself when something completes.
   wake_wanted_ = taken < count_max;
   if (taken > 0) room_made_.notify_all();
   return stopping_;

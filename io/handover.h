@@ -1,9 +1,9 @@
-// The way of requests from any thread to the one thread that owns a ring: a queue with room for
-// `capacity` requests, and an eventfd that the owner reads in order to sleep in the kernel and
-// still hear of new ones.
+// Passes requests from any thread to the one thread that owns a ring: a queue with room for
+// `capacity` requests, and an eventfd. The owner reads the eventfd in order to sleep in the kernel
+// and still hear of new requests.
 //
 // Thread rule: put() and stop() from any thread, take() from the owner alone.
-// Invariants: requests leave as pending_list.h says; whenever the owner has taken all and could
+// Invariants: requests leave as pending_list.h says. If the owner has taken all requests and could
 // take more, the next put() makes wake_descriptor() readable.
 #pragma once
 
@@ -36,7 +36,7 @@ class Handover {
   // Makes take() return true and wake_descriptor() readable.
   void stop();
 
-  // A blocking eventfd: a read of 8 bytes returns when there is something to take(). Valid while
+  // A blocking eventfd: a read of 8 bytes returns when take() would find something. Valid while
   // this object lives.
   int wake_descriptor() const { return wake_.get(); }
 

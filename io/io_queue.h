@@ -1,7 +1,7 @@
-// The seam between Sluice and the kernel's storage I/O: requests go in, completions come back on a
-// thread of the queue's own choosing. Three versions: sync_queue (plain pread and pwrite, the
-// reference), thread_queue (the same calls on threads, where io_uring is not allowed) and
-// uring_queue (io_uring). drive_queues puts several together, one for each drive.
+// The seam between Sluice and the kernel's storage I/O: requests go in, and completions come back
+// on a thread that the queue chooses. There are three versions: sync_queue (plain pread and pwrite,
+// the reference), thread_queue (the same calls on threads, where io_uring is not allowed) and
+// uring_queue (io_uring). drive_queues combines several, one per drive.
 //
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
 // the queue's owner thread (uring_queue), on its workers, several at once (thread_queue), or inside
@@ -9,8 +9,8 @@
 // not submit to the same queue.
 // Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
 // Short transfers are resumed, EINTR and EAGAIN are retried a bounded number of times; a read that
-// meets the end of the file is EIO. Of requests that wait for their turn, those of higher priority
-// start first, and those of one priority in the order they came; none starves (pending_list.h).
+// meets the end of the file gives EIO. Among waiting requests, those of higher priority start
+// first, and those of one priority in the order they came; none starves (pending_list.h).
 #pragma once
 
 #include <cstddef>
@@ -22,24 +22,24 @@
 
 namespace sluice {
 
-// kFlush: makes durable what has been written to the file (fdatasync).
+// kFlush makes the data written to the file durable (fdatasync).
 enum class IoKind : std::uint8_t { kRead, kWrite, kFlush };
 
-// Who goes first while a queue has more requests than it can start. Once the kernel has a request,
+// The order of requests while a queue has more than it can start. Once a request is in the kernel,
 // the kernel decides.
 enum class IoPriority : std::uint8_t { kHigh, kNormal, kLow };
 inline constexpr std::size_t kIoPriorities = 3;
 
-// One transfer, or one flush. The caller owns it; it and `data` stay where they are, untouched,
-// until on_complete has been called. For files opened with O_DIRECT, offset, length and address are
-// multiples of DirectFile::alignment_bytes().
-// A flush has neither data nor length. It covers the writes to its file that had completed when it
-// was submitted, on whichever queue, and says nothing of any other. After one that has failed, no
-// later one proves anything: the kernel may have dropped the pages.
+// One transfer, or one flush. The caller owns it; the request and `data` stay where they are,
+// untouched, until on_complete has been called. For files opened with O_DIRECT, offset, length and
+// address are multiples of DirectFile::alignment_bytes().
+// A flush has neither data nor length. It covers the writes to its file that had completed, on any
+// queue, when it was submitted, and no others. After a flush has failed, later ones prove nothing:
+// the kernel may have dropped the pages.
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   IoPriority priority = IoPriority::kNormal;
-  std::uint32_t drive = 0;  // which of drive_queues' queues; of no consequence elsewhere
+  std::uint32_t drive = 0;  // which of drive_queues' queues; other queues ignore it
   int descriptor = -1;
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
@@ -52,10 +52,10 @@ struct IoRequest {
   // Results.
   int error = 0;                        // 0, or the errno that ended the transfer
   std::uint64_t transferred_bytes = 0;  // length_bytes when error is 0
-  std::uint64_t started_ns = 0;         // trace_now_ns() when the drive was asked first,
+  std::uint64_t started_ns = 0;         // trace_now_ns() when the drive was first asked,
   std::uint64_t moved_ns = 0;           // and when it had moved the last byte
 
-  // The queue's own, while the request is in flight.
+  // Used by the queue while the request is in flight.
   std::uint32_t attempts = 0;
   std::uint64_t ticket = 0;
   IoRequest* next = nullptr;
@@ -90,31 +90,31 @@ class IoQueue {
   // returned.
   virtual void wait_idle() = 0;
 
-  // Successful transfers so far; bytes are those that the caller asked for.
+  // Counts successful transfers so far, with the bytes that the caller asked for.
   virtual IoCounters counters() const = 0;
 
   virtual std::string_view name() const = 0;
 
-  // What this queue has to do without on this machine, and why, in a line for the user; else empty.
+  // Says what this queue cannot use on this machine, and why, in a line for the user; else empty.
   virtual std::string_view note() const { return {}; }
 };
 
 struct IoQueueOptions {
   std::uint32_t depth = 64;  // requests in the kernel at once, 1..4096
-  // Requests that submit() takes beyond those before it blocks; 0 = as many as `depth`. The engine
-  // asks for room for all that it can have in flight, so that its scheduler never waits for a
-  // drive.
+  // Further requests that submit() accepts before it blocks; 0 = as many as `depth`. The engine
+  // asks for room for everything that it can have in flight, so that its scheduler never waits for
+  // a drive.
   std::uint32_t backlog = 0;
-  // Memory that most requests are about. A queue that can (uring_queue) has the kernel pin it once
-  // instead of for every request; where the kernel refuses, note() says so and nothing else
-  // changes. Must outlive the queue.
+  // Memory that most requests use. uring_queue has the kernel pin it once instead of for every
+  // request; where the kernel refuses, note() says so and nothing else changes. Must outlive the
+  // queue.
   std::span<std::byte> memory = {};
-  // Likewise, descriptors of the files that most requests are about; they must stay open while the
-  // queue lives.
+  // Descriptors of the files that most requests use, registered likewise. They must stay open while
+  // the queue lives.
   std::span<const int> files = {};
 };
 
-// The reference: moves the bytes inside submit(). The depth is of no consequence.
+// The reference: moves the bytes inside submit() and ignores the depth.
 // Fails with: kInvalidArgument when the depth is out of bounds.
 std::unique_ptr<IoQueue> make_sync_queue(const IoQueueOptions& options);
 
@@ -128,8 +128,8 @@ std::unique_ptr<IoQueue> make_thread_queue(const IoQueueOptions& options);
 // refuses a ring (the message carries the errno and a remedy).
 std::unique_ptr<IoQueue> make_uring_queue(const IoQueueOptions& options);
 
-// One queue a drive, so that each is kept busy by its own thread and none waits for a slower one:
-// a request goes to queue `drive`.
+// One queue per drive, so that each drive is kept busy by its own thread and none waits for a
+// slower one: a request goes to queue `drive`.
 // Requires: at least one; each request's `drive` is one of them.
 std::unique_ptr<IoQueue> make_drive_queues(std::vector<std::unique_ptr<IoQueue>> drives);
 

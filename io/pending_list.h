@@ -1,9 +1,9 @@
-// The requests of one queue that wait for their turn, by priority: a higher one leaves first, and
-// those of one priority leave in the order they came. A list through the requests themselves, so
-// that it takes no memory and has no limit of its own.
+// The waiting requests of one queue, by priority: a higher one leaves first, and those of one
+// priority leave in the order they came. The list links the requests themselves, so it takes no
+// memory and has no limit of its own.
 //
 // Thread rule: none of its own; each queue guards its list.
-// Invariant: nobody starves. A priority that has been passed over kPassedOverMax times in a row
+// Invariant: no request starves. A priority that has been passed over kPassedOverMax times in a row
 // goes next.
 //   depth 1, one low request, then high ones without end -> 16 high ones go, then the low one
 #pragma once

@@ -1,5 +1,5 @@
-// What a queue knows of its requests as a whole: how many are open, for wait_idle(), and what came
-// of those that ended, for counters(). Every queue keeps one.
+// The totals of a queue's requests: how many are open, for wait_idle(), and the results of those
+// that ended, for counters(). Every queue keeps one.
 //
 // Thread rule: any thread.
 // Invariant: a request is opened once, ends once, and is closed once, after its callback has
@@ -22,8 +22,8 @@ class RequestLedger {
   // Opens `request_count` requests and returns the ticket of the first; the others follow it.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Before on_complete, so that whoever it wakes finds the request
-  // counted.
+  // Counts one attempt at `request`. Comes before on_complete, so that a thread woken by
+  // on_complete finds the request counted.
   void count(const IoRequest& request, TransferStep step);
 
   // The request with `ticket` has ended and its callback has returned.
@@ -36,8 +36,8 @@ class RequestLedger {
  private:
   // One thread in wait_idle(), on its stack.
   struct Waiter {
-    std::uint64_t tickets_end;  // it waits for the tickets below
-    std::uint64_t open;         // of those
+    std::uint64_t tickets_end;  // it waits for the lower tickets
+    std::uint64_t open;         // how many of them are open
   };
 
   // Guarded by mutex_.

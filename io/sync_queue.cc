@@ -1,5 +1,5 @@
 // The reference queue: pread and pwrite, one request after another, on the thread that submits; the
-// requests of one submit() by their priorities.
+// requests of one submit() go by their priorities.
 #include <cstdint>
 #include <memory>
 
@@ -14,7 +14,7 @@ namespace {
 
 class SyncQueue final : public IoQueue {
  public:
-  // Another thread may still be inside submit() of a request that this one has seen complete.
+  // Another thread may still be inside submit() after this one has seen its request complete.
   ~SyncQueue() override { ledger_.wait_idle(); }
 
   void submit(std::span<IoRequest* const> requests) override {

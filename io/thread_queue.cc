@@ -1,6 +1,6 @@
 // The queue for machines that forbid io_uring: pread and pwrite on threads, each of which takes the
-// next request, moves it and calls back. Costs a thread and two context switches a request where
-// io_uring costs neither; at the block sizes of storage that is little.
+// next request, moves it and calls back. Each request costs a thread and two context switches,
+// which io_uring avoids; at the block sizes of storage that is little.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
@@ -22,7 +22,7 @@
 namespace sluice {
 namespace {
 
-// More blocking calls at once gain nothing on any drive at blocks of 16 KiB and up.
+// More blocking calls at once gain nothing on any drive with blocks of 16 KiB and more.
 constexpr std::uint32_t kWorkersMax = 32;
 
 class ThreadQueue final : public IoQueue {
@@ -50,8 +50,8 @@ class ThreadQueue final : public IoQueue {
       room_made_.wait(lock, [this] { return waiting_.count() < capacity_; });
       SLUICE_CHECK(!is_stopping_, "submit() to a queue that is being destroyed");
       waiting_.push({request, ticket++});
-      // Under the lock: the request may complete, and whoever waited for it destroy the queue,
-      // while this thread is still on its way out.
+      // Under the lock: the request may complete, and a thread that waited for it may destroy the
+      // queue, while this thread is still on its way out.
       work_came_.notify_one();
     }
   }
@@ -109,7 +109,7 @@ class ThreadQueue final : public IoQueue {
   PendingList waiting_;
   bool is_stopping_ = false;
 
-  std::vector<std::thread> workers_;  // last: they start when all else stands
+  std::vector<std::thread> workers_;  // last: they start when everything else is ready
 };
 
 }  // namespace

@@ -68,18 +68,18 @@ class DeadlineQueue final : public ThrottledQueue {
     DeadlineQueue* queue = nullptr;
     std::list<Job>::iterator self;
     IoRequest* request = nullptr;  // the caller's
-    IoRequest real;                // what the real queue works on
-    IoRequest turn;                // its place among those that wait for the emulated drive
+    IoRequest real;                // the real queue works on this copy
+    IoRequest turn;                // its place among the requests that wait for the emulated drive
     std::uint64_t ticket = 0;
     std::uint64_t arrived_ns = 0;
-    std::uint64_t taken_up_ns = 0;  // by the emulated drive
+    std::uint64_t taken_up_ns = 0;  // when the emulated drive took it up
     std::uint64_t deadline_ns = 0;
-    std::uint64_t served = 0;    // number in the order of being taken up
-    std::uint64_t moved_ns = 0;  // when the real queue was done with it; 0 = not yet
+    std::uint64_t served = 0;    // its number in that order
+    std::uint64_t moved_ns = 0;  // when the real queue had finished it; 0 = not yet
   };
   using Jobs = std::list<Job>;
 
-  // One direction of the emulated drive, or both when it is half duplex.
+  // One direction of the emulated drive, or both directions when it is half duplex.
   struct Line {
     PendingList waiting;  // of turns
     std::uint64_t free_ns = 0;
@@ -111,13 +111,13 @@ class DeadlineQueue final : public ThrottledQueue {
   std::condition_variable changed_;
   std::array<Line, 2> lines_;
   Jobs jobs_;   // in flight
-  Jobs spare_;  // nodes to be used again
+  Jobs spare_;  // nodes for reuse
   std::uint64_t served_ = 0;
   std::uint64_t late_ns_ = 0;
   bool is_stopping_ = false;
 
-  std::unique_ptr<IoQueue> drive_;  // its callbacks use all of the above
-  std::thread thread_;              // last: it starts when all else stands
+  std::unique_ptr<IoQueue> drive_;  // its callbacks use everything above
+  std::thread thread_;              // last: starts when everything else is ready
 };
 
 void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
@@ -150,12 +150,12 @@ void DeadlineQueue::submit(std::span<IoRequest* const> requests) {
   }
 }
 
-// On a thread of the real queue.
+// Runs on a thread of the real queue.
 void DeadlineQueue::moved(IoRequest& real) {
   Job& job = *static_cast<Job*>(real.context);
   const std::scoped_lock lock(job.queue->mutex_);
   job.moved_ns = steady_now_ns();
-  // Under the lock: once it is gone, so may be the queue.
+  // Under the lock: once the job is gone, the queue may be gone too.
   job.queue->changed_.notify_one();
 }
 
@@ -181,7 +181,7 @@ void DeadlineQueue::run() {
   }
 }
 
-// Lets the emulated drive take up what it has come to by now. Returns when it takes up the next.
+// Lets the emulated drive take up its requests until `now_ns`. Returns when it takes up the next.
 std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
   std::uint64_t wake_ns = kNever;
   for (Line& line : lines_) {
@@ -198,7 +198,7 @@ std::uint64_t DeadlineQueue::serve(std::uint64_t now_ns) {
   return wake_ns;
 }
 
-// What the emulated drive answers next; nullptr when it has taken up nothing.
+// Returns the next job that the emulated drive answers; nullptr when it has taken up none.
 DeadlineQueue::Job* DeadlineQueue::next_answer() {
   Job* first = nullptr;
   for (Job& job : jobs_) {

@@ -1,14 +1,13 @@
 // A drive with stated limits: an IoQueue that passes every request on to a real queue, and
 // completes it no sooner than a drive of the given bandwidth and latency would have. For benchmarks
-// and tests, whose real drives drift; set well below what the real drive gives, the limits are
-// exact. The emulated drive takes up one request at a time in each direction (half duplex: one
-// in all), by priority and then in order of arrival, moves it at the stated rate, and answers
-// `latency` later, in that order. Every time is computed from the arrivals and not from when a
-// thread woke up, so that no overshoot adds up; waiting costs no CPU.
+// and tests, because the speed of real drives drifts; limits well below the real drive's are exact.
+// The emulated drive takes up one request at a time in each direction (half duplex: one in all), by
+// priority and then in order of arrival, moves it at the stated rate, and answers `latency` later,
+// in that order. Every time is computed from the arrivals and not from a thread's wake-up, so that
+// no overshoot adds up; waiting costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
-// Invariants: as IoQueue; whatever the real queue makes of a request (bytes, errno) is what its
-// owner sees.
+// Invariants: as IoQueue; the owner of a request sees the real queue's result (bytes, errno).
 #pragma once
 
 #include <cstdint>
@@ -25,14 +24,14 @@ struct ThrottleOptions {
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   std::uint64_t latency_ns = 0;  // of each request, beside its transfer time; overlaps with others
-  // A flush takes its turn among the writes (half duplex: among all) and keeps the drive so long.
+  // A flush takes its turn among the writes (half duplex: among all) and takes the drive this long.
   std::uint64_t flush_ns = 0;
 };
 
 class ThrottledQueue : public IoQueue {
  public:
-  // How much later than the emulated drive the real one was, summed over all requests: how far the
-  // limits were not the only ones.
+  // How much later the real drive was than the emulated one, summed over all requests. It shows how
+  // far the limits were not the only ones.
   virtual std::uint64_t late_ns() const = 0;
 };
 

@@ -33,7 +33,7 @@ void note_start(IoRequest& request, std::uint64_t now_ns) {
 }
 
 bool has_started(const IoRequest& request) {
-  // C++20 has no atomic_ref of what is const; this one only loads.
+  // C++20 has no atomic_ref to const; this one only loads.
   std::atomic_ref started(const_cast<std::uint64_t&>(request.started_ns));
   return started.load(std::memory_order_relaxed) != 0;
 }

@@ -55,9 +55,9 @@ class UringQueue final : public IoQueue {
   std::string_view note() const override { return ring_.note(); }
 
  private:
-  // Completions with this tag are those of the eventfd read; the others carry their slot.
+  // Completions with this tag belong to the eventfd read; the others carry their slot.
   static constexpr std::uint64_t kWakeTag = ~std::uint64_t{0};
-  // Milliseconds for which a broken ring is asked again for what the kernel still has.
+  // Milliseconds for which a broken ring is asked again for requests that the kernel still has.
   static constexpr std::uint32_t kRefusalsMax = 500;
 
   void check_caller() const {
@@ -76,7 +76,7 @@ class UringQueue final : public IoQueue {
     for (std::uint64_t slot = slots_.size(); slot-- > 0;) free_slots_.push_back(slot);
     while (true) {
       const bool stopping = admit();
-      // The eventfd read must have left the ring too: it writes to a member.
+      // The eventfd read must have left the ring too, because it writes to a member.
       if (stopping && free_slots_.size() == slots_.size() && !wake_armed_) break;
       if (!stopping && !wake_armed_) arm_wake();
       if (const int error = ring_.submit_and_wait(); error != 0) {
@@ -90,11 +90,11 @@ class UringQueue final : public IoQueue {
     ring_.release_files();
   }
 
-  // The kernel has refused to work the ring. What it has not taken, and whatever comes, ends with
-  // `error`; what it has taken belongs to it until it says so. Should it not even let the owner
-  // hear of that, those end too, after a while: their failure stops the engine, which looks at no
-  // buffer any more, and the memory stays the kernel's until this thread has ended, for which the
-  // destructor waits.
+  // The kernel has refused to work the ring. Requests that it has not taken, and all later ones,
+  // end with `error`; a request that it has taken belongs to it until it says so. If it does not
+  // even report completions any more, those requests also end, after a while. Their failure stops
+  // the engine, which then looks at no buffer; the kernel keeps the memory until this thread has
+  // ended, and the destructor waits for that.
   void run_broken(int error) {
     broken_error_ = error;
     ring_.take_back(completions_, -error);
@@ -118,7 +118,7 @@ class UringQueue final : public IoQueue {
     }
   }
 
-  // A request that gets no further.
+  // Ends a request that cannot continue.
   void end(const Submission& submission, int error) {
     submission.request->error = error;
     ledger_.count(*submission.request, TransferStep::kEnded);
@@ -126,7 +126,7 @@ class UringQueue final : public IoQueue {
     ended_.push_back(submission);
   }
 
-  // Moves requests from the handover into free slots. Returns true when the queue is to end.
+  // Moves requests from the handover into free slots. Returns true when the queue is shutting down.
   bool admit() {
     taken_.clear();
     const bool stopping = handover_.take(free_slots_.size(), taken_);
@@ -159,7 +159,7 @@ class UringQueue final : public IoQueue {
     completions_.clear();
   }
 
-  // Books one completion: the request goes on, or its slot becomes free.
+  // Records one completion: the request continues, or its slot becomes free.
   void settle(std::uint64_t tag, int result) {
     if (tag == kWakeTag) {
       SLUICE_CHECK(result == sizeof(wake_count_) || result == -EINTR || result == -EAGAIN ||
@@ -168,7 +168,7 @@ class UringQueue final : public IoQueue {
       wake_armed_ = false;
       return;
     }
-    if (slots_[tag].request == nullptr) return;  // given up, and answered after all
+    if (slots_[tag].request == nullptr) return;  // it was given up, and has been answered after all
     IoRequest& request = *slots_[tag].request;
     const TransferStep step = advance_transfer(request, result);
     if (step != TransferStep::kEnded && broken_error_ == 0) {
@@ -189,12 +189,12 @@ class UringQueue final : public IoQueue {
   }
 
   // Any thread.
-  UringRing ring_;  // owner thread only, once that runs
+  UringRing ring_;  // owner thread only, once that thread runs
   Handover handover_;
   RequestLedger ledger_;
 
-  // Owner thread only. No more requests than slots are in the ring, so that its completion side,
-  // twice as large as the submission side, cannot overflow.
+  // Owner thread only. No more requests than slots are in the ring, so its completion side, twice
+  // as large as the submission side, cannot overflow.
   std::vector<Submission> slots_;
   std::vector<std::uint64_t> free_slots_;
   std::vector<Submission> taken_;
@@ -202,11 +202,11 @@ class UringQueue final : public IoQueue {
   std::vector<UringRing::Completion> completions_;
   std::uint64_t wake_count_ = 0;
   bool wake_armed_ = false;
-  int broken_error_ = 0;  // what the kernel has refused to work the ring with
+  int broken_error_ = 0;  // the errno with which the kernel refused to work the ring
 
   std::promise<UringRing::Refusal> begun_;  // set by the owner, once
 
-  std::thread owner_;  // last: it starts when all else stands
+  std::thread owner_;  // last: starts when everything else is ready
 };
 
 }  // namespace

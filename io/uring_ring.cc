@@ -15,10 +15,10 @@
 namespace sluice {
 namespace {
 
-// From the newest kernel to the oldest; one that does not know a flag answers EINVAL. The first set
-// (Linux 6.1) tells the kernel that one thread does everything, so that completions are worked off
-// in that thread's own system call, without interrupts; such a ring is made disabled and enabled by
-// its owner. SUBMIT_ALL keeps a refused request from holding up the rest of its batch.
+// From the newest kernel to the oldest; a kernel that does not know a flag answers EINVAL. The
+// first set (Linux 6.1) tells the kernel that one thread does everything, so that it handles
+// completions in that thread's own system call, without interrupts; such a ring is made disabled,
+// and its owner enables it. SUBMIT_ALL keeps a refused request from delaying the rest of its batch.
 constexpr std::array<unsigned, 3> kSetupFlags{
     IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
         IORING_SETUP_SUBMIT_ALL,
@@ -41,7 +41,7 @@ const char* remedy_of(int error) {
 // The kernel takes registered buffers of up to 1 GiB each.
 constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
 
-// Memory that is pinned for a ring, in slabs.
+// Memory that is pinned for a ring, in slabs of at most kSlabBytes.
 class RegisteredMemory {
  public:
   explicit RegisteredMemory(std::span<std::byte> memory) : memory_(memory) {}
@@ -72,7 +72,7 @@ class RegisteredMemory {
   std::span<std::byte> memory_;
 };
 
-// Files that a ring holds on to, so that the kernel does not look them up for every request.
+// Files that a ring keeps open, so that the kernel does not look them up for every request.
 class RegisteredFiles {
  public:
   explicit RegisteredFiles(std::span<const int> files) : files_(files.begin(), files.end()) {}
@@ -86,14 +86,14 @@ class RegisteredFiles {
     return -result;
   }
 
-  // A ring that goes lets go of its files some time later; this does so at once, so that the space
-  // of an unnamed file is free when its last descriptor is closed.
+  // A destroyed ring releases its files only some time later. This does so at once, so that the
+  // space of an unnamed file is free when its last descriptor is closed.
   void unregister_from(io_uring& ring) {
     if (!files_.empty()) (void)io_uring_unregister_files(&ring);
     files_.clear();
   }
 
-  // Makes `entry` name the registered file, if `descriptor` is one.
+  // Makes `entry` use the registered file, if `descriptor` is one.
   void apply(io_uring_sqe& entry, int descriptor) const {
     const auto found = std::ranges::find(files_, descriptor);
     if (found == files_.end()) return;
@@ -143,7 +143,7 @@ UringRing::UringRing(unsigned entries, const IoQueueOptions& options)
   if (result < 0) throw_refused({"io_uring_setup", -result});
   parts_->is_made = true;
   parts_->is_enabled = (params.flags & IORING_SETUP_R_DISABLED) == 0;
-  // This feature came with plain reads and writes, Linux 5.6.
+  // This feature flag came with plain reads and writes, in Linux 5.6.
   if ((params.features & IORING_FEAT_RW_CUR_POS) == 0)
     throw_refused({"plain reads and writes", ENOSYS});
   if (const int error = parts_->memory.register_with(ring); error != 0) {
@@ -163,8 +163,8 @@ UringRing::UringRing(unsigned entries, const IoQueueOptions& options)
 
 UringRing::~UringRing() = default;
 
-// The library's io_uring_enable_rings() is this io_uring_register, and is missing from its shared
-// object in 2.3.
+// The library's io_uring_enable_rings() does the same io_uring_register, but version 2.3 lacks it
+// in the shared object.
 UringRing::Refusal UringRing::begin() {
   io_uring& ring = parts_->ring;
   if (!parts_->is_enabled) {
@@ -211,9 +211,9 @@ int UringRing::submit_and_wait() {
   const int result = io_uring_submit_and_wait(&parts_->ring, 1);
   if (result >= 0 || result == -EINTR) return 0;
   if (result != -EAGAIN && result != -EBUSY) return -result;
-  // The kernel is short of memory for requests. What it did not take stays in the ring and goes
-  // with the next call; completions, which free memory, must be collected meanwhile. There is no
-  // bound: a request that the kernel has not taken yet can wait, but not be given up.
+  // The kernel is short of memory for requests. Those that it did not take stay in the ring and go
+  // with the next call; meanwhile completions, which free memory, must be collected. There is no
+  // bound: a request that the kernel has not taken yet can wait, but cannot be given up.
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   (void)io_uring_get_events(&parts_->ring);
   return 0;

@@ -1,7 +1,7 @@
-// A ring of io_uring as a value: what of liburing the queue uses, and the answers of a kernel, or
-// of a container around it, that refuses some of it.
+// A ring of io_uring as a value: the part of liburing that the queue uses, and the answers of a
+// kernel, or of a container around it, that refuses some of it.
 //
-// Thread rule: made by any thread; used by the one that calls begin(), its owner, until its end.
+// Thread rule: any thread makes it; from begin() on, only the thread that called that uses it.
 #pragma once
 
 #include <cstdint>
@@ -33,26 +33,26 @@ class UringRing {
   UringRing& operator=(const UringRing&) = delete;
   ~UringRing();
 
-  // The calling thread becomes the owner, and goes through the ring once: a container may let
-  // io_uring_setup pass and refuse the calls behind it. Returns what it has met.
+  // Makes the calling thread the owner and tries the ring once: a container may let io_uring_setup
+  // pass and refuse the later calls. Returns the refusal, if any.
   Refusal begin();
-  // Says so. Fails with: kUnsupported.
+  // Throws `refusal`. Fails with: kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);
 
   // Adds an entry for submit_and_wait(). Requires: room for it.
   void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag);
-  // Submits what is prepared and sleeps until there is a completion. May return early.
-  // Returns 0, or the errno with which the kernel has refused: the ring is of no more use then.
+  // Submits the prepared entries and sleeps until there is a completion. May return early. Returns
+  // 0, or the errno of the kernel's refusal: the ring is unusable then.
   int submit_and_wait();
-  // Appends the completions that are there to `target`.
+  // Appends the available completions to `target`.
   void reap(std::vector<Completion>& target);
 
-  // Of a ring that is of no more use: what the kernel has not taken and never will, as completions
-  // with `result`; then looks for completions of what it has. Returns whether the kernel lets it.
+  // For an unusable ring: take_back() returns entries that the kernel never took, as completions
+  // with `result`. look() checks for completions of the others; returns whether the kernel lets it.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 
-  // At the owner's end.
+  // The owner calls it at its end.
   void release_files();
 
   const std::string& note() const { return note_; }
