@@ -1,5 +1,5 @@
-// The yardstick of the device's copies: the same bytes by a plain loop of cudaMemcpyAsync, one
-// stream a direction. Thread rule: one thread at a time.
+// A baseline for the device's copies: the same bytes by a plain loop of cudaMemcpyAsync, one stream
+// per direction. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ struct CopyEnds {
   std::byte* device = nullptr;
 };
 
-// Copies `up` to the device and `down` to the host, each in pieces of `piece_bytes`, both at once,
-// `rounds` times. Returns the seconds that it took.
+// Copies `up` to the device and `down` to the host at the same time, each in pieces of
+// `piece_bytes`, `rounds` times. Returns the elapsed seconds.
 // Fails with: as SLUICE_CUDA.
 double plain_copies_s(CudaDevice& device, const CopyEnds& up, const CopyEnds& down,
                       std::uint64_t size_bytes, std::uint64_t piece_bytes, unsigned rounds);

@@ -1,10 +1,10 @@
-// Makes a GPU the calling thread's current one: the CUDA runtime goes by it in nearly every call,
-// and makes a context on it, about half a gigabyte of its memory, though stream and event belong to
-// another GPU. So each call of the runtime has one of these around it.
-// What was current before comes back with the end of this, if it is a GPU that the process uses. A
-// GPU without a context is none: threads have GPU 0 until they choose, and setting that would make
-// the context. On a thread that has not chosen, the first of these so chooses for good, and the
-// next ones cost one call that looks.
+// Makes a GPU the calling thread's current one. The CUDA runtime uses the current GPU in nearly
+// every call, and makes a context there, about half a gigabyte of its memory, even if stream and
+// event belong to another GPU. So every call of the runtime has one of these objects around it.
+// The destructor restores the former GPU if the process uses it. A GPU without a context is not
+// restored: threads have GPU 0 until they choose, and setting that would make the context. On a
+// thread that has not chosen, the first object therefore chooses for good, and later ones cost one
+// call that checks.
 #pragma once
 
 #include <new>
@@ -15,7 +15,7 @@ class CudaCurrentDevice {
  public:
   // Fails with: as SLUICE_CUDA.
   explicit CudaCurrentDevice(int ordinal);
-  // For those who may not throw. `status`, if any, becomes the cudaError_t.
+  // For code that must not throw. `status`, if given, receives the cudaError_t.
   CudaCurrentDevice(int ordinal, std::nothrow_t, int* status = nullptr) noexcept;
   CudaCurrentDevice(const CudaCurrentDevice&) = delete;
   CudaCurrentDevice& operator=(const CudaCurrentDevice&) = delete;

@@ -1,20 +1,20 @@
-// What the CUDA runtime reads from the environment when it is first called. A program of its own
-// sets it before that; a library in somebody's process does not.
+// The environment that the CUDA runtime reads at its first call. A program may set it before that;
+// a library inside another program's process does not.
 #pragma once
 
 #include <string>
 
 namespace sluice {
 
-// All code is loaded at the start (CUDA_MODULE_LOADING=EAGER), so that none is behind a collective
-// that waits; streams do not share hardware queues (CUDA_DEVICE_MAX_CONNECTIONS=32): the engine has
-// more than the eight that there are by default, and a copy that waits would hold up computation.
-// What is set already stays.
+// Loads all code at the start (CUDA_MODULE_LOADING=EAGER), so that no code has to load behind a
+// collective that waits. Gives streams hardware queues of their own
+// (CUDA_DEVICE_MAX_CONNECTIONS=32): the engine has more than the default of eight, and a copy that
+// waits would hold up computation. Variables that are set already stay.
 // Requires: no other thread runs yet, and the runtime has not been called.
 void prepare_cuda_environment();
 
 struct CudaEnvironment {
-  std::string description;  // of both, for people
+  std::string description;  // both settings, for people
   std::string advice;       // empty when both are as above or better
 };
 CudaEnvironment look_at_cuda_environment();

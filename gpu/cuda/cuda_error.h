@@ -13,8 +13,8 @@ Error cuda_error(int status, const char* expression, const char* file, int line)
 
 }  // namespace sluice
 
-// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess.
-// Fails with: kOutOfMemory, kUnsupported (no driver, no device, no code for this device), else
+// Throws unless `expression`, a call of the CUDA runtime, returns cudaSuccess. Fails with:
+// kOutOfMemory, kUnsupported (no driver, no device, no code for this device), otherwise
 // kInternal.
 #define SLUICE_CUDA(expression)                                                               \
   do {                                                                                        \

@@ -1,7 +1,7 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. For .cu files alone: nvcc brings the
-// CUDA runtime's declarations with it. Thread rule: as Device. The device must outlive the
-// launcher. Invariants: sums of a team run in one order, whatever the GPU: lanes of a warp by
-// halves, then warps in order. Grids stride over 64-bit indices.
+// Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only for .cu files, because nvcc
+// includes the CUDA runtime's declarations. Thread rule: as Device. The device must outlive the
+// launcher. Invariants: sums of a team run in one order on every GPU: lanes of a warp by halves,
+// then warps in order. Grids stride over 64-bit indices.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace sluice {
 inline constexpr unsigned kTeamThreads = 256;
 inline constexpr std::uint64_t kBlocksMax = 1 << 16;
 
-// The threads of one block. Its functions are for device code: elsewhere they do nothing, so that
+// The threads of one block. Its functions are for device code; elsewhere they do nothing, so that
 // bodies, which the compiler sees as host functions too, can call them.
 class BlockTeam {
  public:
@@ -47,7 +47,7 @@ class BlockTeam {
     __shared__ float of_warp[kWarps];
     for (unsigned distance = 16; distance != 0; distance /= 2)
       value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    __syncthreads();  // of_warp has been read by everybody in the call before
+    __syncthreads();  // every thread has read of_warp in the call before
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     value = of_warp[0];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
 }
 
-// Eight threads a leaf. Every thread of a warp takes part in its shuffles.
+// Eight threads per leaf. Every thread of a warp takes part in its shuffles.
 template <class Body>
 __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
   constexpr std::uint64_t kLeaves = kTeamThreads / 8;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
-// Launches `kernel`, one of the above with a `Body`, over no index.
+// Launches `kernel`, one of the above with a `Body`, over zero indices.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -95,7 +95,7 @@ void launch_nothing(const void* kernel, void* stream) {
                                static_cast<cudaStream_t>(stream)));
 }
 
-// For load_kernels(): one of each is made at the start of a program that launches the kernel.
+// For load_kernels(): a program that launches the kernel makes one of each when it starts.
 template <class Body>
 struct ListedElements {
   static void launch(void* stream) {
@@ -122,7 +122,7 @@ class CudaLauncher {
  public:
   explicit CudaLauncher(CudaDevice& device) : device_(device) {}
 
-  // body(i) for every i in [0, count), enqueued on `stream`.
+  // Enqueues body(i) for every i in [0, count) on `stream`.
   // Fails with: as SLUICE_CUDA.
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
@@ -135,7 +135,7 @@ class CudaLauncher {
     SLUICE_CUDA(cudaGetLastError());
   }
 
-  // body(team, i) for every i in [0, count).
+  // Enqueues body(team, i) for every i in [0, count).
   template <class Body>
   void teams(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedTeams<Body>::kernel;
@@ -146,7 +146,7 @@ class CudaLauncher {
     SLUICE_CUDA(cudaGetLastError());
   }
 
-  // body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in
+  // Enqueues body.store(i, sum) for every i in [0, count); the sum is that of body.lane(i, 0..7) in
   // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {

@@ -1,9 +1,9 @@
-// The memory of a CUDA device: allocations under a budget, zero-filled, and host memory that is
-// page-locked. Made and freed a few times a run, in large pieces: its owners cut them up.
+// The memory of a CUDA device: zero-filled allocations under a budget, and page-locked host memory.
+// Allocated and freed a few times per run, in large pieces that their owners cut up.
 //
 // Thread rule: every function from any thread.
-// Invariant: the ledger knows every allocation, and has as many bytes as were asked for; the GPU
-// gives up to 4 KiB more for each.
+// Invariant: the ledger knows every allocation, with as many bytes as were asked for; the GPU takes
+// up to 4 KiB more for each.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace sluice {
 
 class CudaMemory {
  public:
-  // `name` of the device, for messages.
+  // `name`: the device's name, for messages.
   // Fails with: as SLUICE_CUDA.
   CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes, CudaMemorySource source);
   CudaMemory(const CudaMemory&) = delete;
@@ -29,9 +29,9 @@ class CudaMemory {
   // Requires: all memory has been freed.
   ~CudaMemory();
 
-  // As Device::allocate(), with the GPU's own account where it has less than the budget says.
+  // As Device::allocate(), with the GPU's own report where it has less memory than the budget says.
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose);
-  // Returns the cudaError_t of freeing. Waits for the device's work.
+  // Waits for the device's work. Returns the cudaError_t of freeing.
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
@@ -53,7 +53,7 @@ class CudaMemory {
   const int ordinal_;
   const std::string name_;
   const CudaMemorySource source_;  // empty = cudaMalloc
-  void* fill_stream_ = nullptr;    // a cudaStream_t, on which fresh memory is filled
+  void* fill_stream_ = nullptr;    // a cudaStream_t that fills fresh memory
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.

@@ -1,7 +1,7 @@
 // Every kernel that the program can launch, so that all of them can be loaded before the first is
-// needed: CUDA loads a kernel under its first launch, and waits for the GPU's work meanwhile. Where
-// that is a collective that waits for another rank, and the other rank for this one's next call,
-// none goes on.
+// needed. CUDA loads a kernel at its first launch, and meanwhile waits for the GPU's work. If that
+// work is a collective that waits for another rank, and that rank waits for this one's next call,
+// both are stuck.
 //
 // Thread rule: kernels are listed while the program starts; after that, every function from any
 // thread.
@@ -13,11 +13,11 @@
 
 namespace sluice {
 
-// Launches one kernel with nothing to do, on a cudaStream_t of the current GPU.
+// Launches one kernel with no work, on a cudaStream_t of the current GPU.
 // Fails with: as SLUICE_CUDA.
 using EmptyLaunch = void (*)(void* stream);
 
-// Lists a kernel. Whoever launches it has one with static storage, and uses it.
+// Lists a kernel. Code that launches the kernel has one with static storage, and uses it.
 class ListedKernel {
  public:
   explicit ListedKernel(EmptyLaunch launch);
@@ -25,7 +25,7 @@ class ListedKernel {
 
 std::span<const EmptyLaunch> listed_kernels();
 
-// Launches every listed kernel once with nothing to do, and waits: its code is on the GPU then.
+// Launches every listed kernel once with no work, and waits: its code is on the GPU then.
 // Fails with: as SLUICE_CUDA.
 void load_kernels(CudaDevice& device);
 

@@ -1,7 +1,7 @@
 // The host functions of one CUDA stream that have not run yet, in the order in which they were
-// enqueued. The runtime calls back for each; where it refuses to, or calls back late or in another
-// order after a failure, they run in this order all the same: whoever hears of one has heard of
-// those before it.
+// enqueued. The runtime calls back for each. After a failure it may refuse to, or call back late or
+// in another order; the functions still run in this order, so a reader of one knows that the
+// earlier ones have run.
 //
 // Thread rule: every function from any thread.
 // Invariant: functions run one at a time.
@@ -25,9 +25,9 @@ class HostCallQueue {
 
   // Returns the function's number: 1, 2, ...
   std::uint64_t add(std::function<void()> function);
-  // Whoever calls has reached the end of the work before function `number`. Runs it, and those
-  // before it that have not run; returns when all of them have. `failure`, if any, is latched
-  // before, unless they have all run.
+  // Called at the end of the work before function `number`. Runs that function, and those before it
+  // that have not run; returns when all of them have. `failure`, if any, is latched first, unless
+  // all of them have run already.
   void run_up_to(std::uint64_t number, const std::exception_ptr& failure = nullptr);
   void run_all();
 
@@ -40,7 +40,7 @@ class HostCallQueue {
   std::deque<std::function<void()>> waiting_;
   std::uint64_t added_count_ = 0;
   std::uint64_t run_count_ = 0;
-  bool is_running_ = false;  // a thread runs the first that has not run
+  bool is_running_ = false;  // a thread runs the first function in waiting_
 };
 
 }  // namespace sluice

@@ -1,11 +1,11 @@
 // Events of the host device. A Ticket is one record of an event: pending when record() is called,
 // completed by the stream that reaches it. An event holds the ticket of its latest record; a wait
-// holds the ticket that was the latest when it was enqueued. So recording again disturbs no earlier
-// wait, and two records on two streams may complete in any order.
+// holds the ticket that was the latest when the wait was enqueued. So a new record disturbs no
+// earlier wait, and two records on two streams may complete in any order.
 //
 // Thread rule: every function from any thread.
-// Invariants: a ticket completes once; a ticket that someone else still holds is never used for a
-// second record; tickets outlive their event for as long as a stream holds them.
+// Invariants: a ticket completes once; a ticket with other holders is never reused for a second
+// record; tickets outlive their event for as long as a stream holds them.
 #pragma once
 
 #include <condition_variable>
@@ -22,10 +22,10 @@ class Ticket {
   void reuse();
   void complete();
 
-  // Blocks until complete() was called.
+  // Blocks until complete() has been called.
   void await();
   bool is_complete() const;
-  // On the steady clock.
+  // The time on the steady clock.
   // Requires: is_complete().
   std::uint64_t completed_ns() const;
 
@@ -40,7 +40,7 @@ class Ticket {
 
 class HostEvent {
  public:
-  // The ticket of a new record, pending. It is then up to a stream to complete it.
+  // Returns the ticket of a new record, pending. A stream then completes it.
   std::shared_ptr<Ticket> begin_record();
   // Null when never recorded.
   std::shared_ptr<Ticket> latest() const;

@@ -1,12 +1,12 @@
-// A stream of the host device: a worker thread that runs tasks in the order of their arrival. Who
-// waits for the stream runs them itself where the thread has not begun to: the way through a
-// sleeping thread and back takes as long as a small collective between ranks.
+// A stream of the host device: a worker thread that runs tasks in the order of their arrival. A
+// thread that waits for the stream runs the tasks itself if the worker has not begun them: the way
+// through a sleeping thread and back takes as long as a small collective between ranks.
 //
 // Thread rule: every public function from any thread.
-// Invariants: tasks run one at a time, in order; a task's captures are gone before the next one
-// starts; after the first failure on any stream of the device, copies, fills and launched work are
-// skipped, while records, waits and host functions go on, so that every waiter wakes. The queue has
-// no limit of its own: what may be in flight is bounded by the caller's slots.
+// Invariants: tasks run one at a time, in order; a task's captures are destroyed before the next
+// one starts. After the first failure on any stream of the device, copies, fills and launched work
+// are skipped, while records, waits and host functions go on, so that every waiter wakes. The queue
+// has no limit of its own: the caller's slots bound the work in flight.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@
 
 namespace sluice {
 
-// The first failure of a device's work, kept for good.
+// The first failure of a device's work, kept permanently.
 class FailureLatch {
  public:
   void set(std::exception_ptr failure);
@@ -70,16 +70,16 @@ using HostTask = std::variant<CopyTask, FillZeroTask, RecordTask, WaitTask, Laun
 
 // Whether the calling thread is inside a call_host function.
 bool is_in_host_function();
-// Runs a call_host function on the calling thread; what it throws is latched in `failure`.
+// Runs a call_host function on the calling thread and latches its exception in `failure`.
 void run_host_function(const std::function<void()>& function, FailureLatch& failure);
 
 class HostStream {
  public:
-  // `copy_bytes_per_second`: 0 = not slowed down. `failure` must outlive the stream.
+  // `copy_bytes_per_second`: 0 = no slowdown. `failure` must outlive the stream.
   HostStream(const std::string& name, std::uint64_t copy_bytes_per_second, FailureLatch& failure);
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
-  // Runs what was enqueued before it, then joins.
+  // Runs the tasks enqueued before it, then joins.
   ~HostStream();
 
   // Returns at once; `task` runs after those enqueued before it.
@@ -104,11 +104,11 @@ class HostStream {
   // Constant after construction.
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
-  std::fenv_t environment_;  // that the stream was made in, and its thread runs in
+  std::fenv_t environment_;  // of the maker; the thread runs in it too
 
-  // Of the thread that has set is_running_. Until when the emulated bus or computation is busy:
-  // each task moves it on by the time that it is to take, not by the time that sleeping took, so
-  // that the overshoot of many short sleeps does not add up.
+  // For the thread that has set is_running_: the time until which the emulated bus or computation
+  // is busy. Each task moves it on by its nominal duration and not by the time slept, so that the
+  // overshoot of many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
@@ -118,7 +118,7 @@ class HostStream {
   std::condition_variable finished_changed_;
 
   // Guarded by mutex_.
-  std::vector<Queued> queue_;  // from next_ on; what is before has run
+  std::vector<Queued> queue_;  // from next_ on; earlier tasks have run
   std::size_t next_ = 0;
   bool is_running_ = false;  // a thread runs a task
   std::uint64_t enqueued_count_ = 0;
@@ -126,7 +126,7 @@ class HostStream {
   std::uint64_t awaited_count_ = kNone;  // the least that a sleeping await() needs
   bool stopping_ = false;
 
-  std::thread thread_;  // last: it starts when all else stands
+  std::thread thread_;  // last: starts when everything else is ready
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The books of a device's memory: what is taken, by which purpose, out of which capacity. It moves
-// no memory itself; the devices ask it before they allocate, so that every one of them refuses with
+// The accounts of a device's memory: how much is taken, for which purpose, out of which capacity.
+// It moves no memory itself; devices ask it before they allocate, so that all of them refuse with
 // the same message. Not thread-safe: the device's own lock guards it.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
@@ -18,17 +18,17 @@ class MemoryLedger {
  public:
   explicit MemoryLedger(std::uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Fails with: kOutOfMemory when `size_bytes` more do not fit, with the request and all that is
-  // taken.
+  // Fails with: kOutOfMemory when `size_bytes` more do not fit; the message has the request and
+  // everything that is taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
 
-  // The error of check_fits(), for a device that has less than its capacity says: `why` is its
-  // account of that.
+  // Returns the error of check_fits() for a device with less memory than its capacity says; `why`
+  // is the device's own explanation.
   Error refusal(std::uint64_t size_bytes, std::string_view purpose, std::string_view why) const;
 
-  // Requires: check_fits() passed; `memory` is not in the books.
+  // Requires: check_fits() passed; `memory` is not in the ledger.
   void add(const std::byte* memory, std::uint64_t size_bytes, std::string_view purpose);
-  // Requires: `memory` is in the books.
+  // Requires: `memory` is in the ledger.
   void remove(const std::byte* memory);
 
   std::uint64_t capacity_bytes() const { return capacity_bytes_; }

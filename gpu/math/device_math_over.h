@@ -1,5 +1,5 @@
-// DeviceMath from the kernel bodies of math_bodies.h, with whatever launches them: CudaLauncher on
-// a GPU, HostLauncher in tests. Thread rule: as DeviceMath.
+// DeviceMath from the kernel bodies of math_bodies.h and a launcher for them: CudaLauncher on a
+// GPU, HostLauncher in tests. Thread rule: as DeviceMath.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, index after index: the
-// reference for what a GPU computes with them. Thread rule: as Device. The device must outlive it.
+// reference for a GPU's results. Thread rule: as Device. The device must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace sluice {
 
-// body(i) for every i in [0, count).
+// Runs body(i) for every i in [0, count).
 template <class Body>
 void run_elements(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) body(i);
 }
 
-// body.store(i, sum) for every i in [0, count), where the sum is that of body.lane(i, 0..7) in the
+// Runs body.store(i, sum) for every i in [0, count); the sum is that of body.lane(i, 0..7) in the
 // tree ((0+4)+(2+6))+((1+5)+(3+7)).
 template <class Body>
 void run_leaves(std::uint64_t count, const Body& body) {
@@ -31,13 +31,13 @@ class HostLauncher {
  public:
   explicit HostLauncher(HostDevice& device) : device_(device) {}
 
-  // run_elements(), enqueued on `stream`.
+  // Enqueues run_elements() on `stream`.
   template <class Body>
   void elements(StreamId stream, std::uint64_t count, const Body& body) const {
     device_.launch(stream, [count, body] { run_elements(count, body); });
   }
 
-  // body(team, i) for every i in [0, count).
+  // Runs body(team, i) for every i in [0, count).
   template <class Body>
   void teams(StreamId stream, std::uint64_t count, const Body& body) const {
     device_.launch(stream, [count, body] {
@@ -46,7 +46,7 @@ class HostLauncher {
     });
   }
 
-  // run_leaves().
+  // Enqueues run_leaves().
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     device_.launch(stream, [count, body] { run_leaves(count, body); });

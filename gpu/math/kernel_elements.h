@@ -1,10 +1,10 @@
-// What kernel bodies are written with, so that one source runs on the GPU and, in tests, on the
-// host: elements at rest with their conversions to fp32, and teams of threads that share a row. A
+// The building blocks of kernel bodies, so that one source runs on the GPU and, in tests, on the
+// host: stored elements with their conversions to fp32, and teams of threads that share a row. A
 // body is a function object with a call operator for one index; gpu/cuda/cuda_launcher.h runs it on
 // a GPU, gpu/math/host_launcher.h on the host device. Pure.
 //
-// A team has rank(), size(), and sum() and max() over its members, which all must call and which
-// give all the same result; on the host it is one thread.
+// A team has rank(), size(), and sum() and max() over its members. All members must call these two,
+// and all get the same result; on the host a team is one thread.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ SLUICE_HOST_DEVICE inline void store(float value, Fp16& target) {
   target.bits = fp16_from_float(value);
 }
 
-// Calls body with a null pointer to the element type that `dtype` stands for.
+// Calls body with a null pointer of the element type that `dtype` stands for.
 template <class Body>
 auto with_element_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -45,8 +45,8 @@ auto with_element_type(DType dtype, const Body& body) {
   return body(static_cast<float*>(nullptr));
 }
 
-// Eight elements that one thread reads and writes as a whole: accesses of 16 bytes. What they lie
-// in is aligned to 16 bytes.
+// Eight elements that one thread reads and writes as a whole, in accesses of 16 bytes. Their array
+// is aligned to 16 bytes.
 inline constexpr std::uint64_t kPackElements = 8;
 template <class T>
 struct alignas(16) Pack {

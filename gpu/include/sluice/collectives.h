@@ -1,17 +1,17 @@
-// The seam between Sluice and what connects its ranks: gathers, reductions and broadcasts over
-// device memory, asynchronous on a stream of the device. `local` joins threads of one process,
-// `mpi` processes on hosts, `nccl` GPUs, and all pass one contract test.
+// The seam between Sluice and the connection between its ranks: gathers, reductions and broadcasts
+// over device memory, asynchronous on a stream of the device. `local` joins threads of one process,
+// `mpi` joins processes on hosts, `nccl` joins GPUs; all pass one contract test.
 //
 // Thread rule: one thread at a time calls an object's operations; on_failure() comes before the
-// first of them; abort() may come from any thread. open() is called by the thread that owns all.
-// Invariants: an operation is the same call, in the same place of the sequence of calls, on every
-// rank of the object; what is issued in an order that depends on timing needs an object of its own
-// (open()). Every reduction of floating-point values adds in rank order in fp32 and rounds once
-// (base/ordered_sum.h), so all implementations give the same bits. No operation waits for another
-// rank longer than the timeout.
-// Failure: the first failed operation of a rank is latched: it is reported by the stream's
-// synchronize() and to on_failure(), and every later operation of the rank, on any object, fails
-// with it at once.
+// first of them; abort() may come from any thread. The thread that owns all objects calls open().
+// Invariants: every rank of an object makes the same calls in the same order. Operations whose
+// order depends on timing need an object of their own (open()). Every reduction of
+// floating-point values adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all
+// implementations give the same bits. No operation waits for another rank longer than the
+// timeout.
+// Failure: the first failed operation of a rank is latched. The stream's synchronize() and
+// on_failure() report it, and every later operation of the rank, on any object, fails at once with
+// the same error.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,10 @@
 
 namespace sluice {
 
-// `subject` names what is moved, such as a unit, in messages; it lives until the operation has
+// `subject` names the moved data, such as a unit, in messages; it lives until the operation has
 // ended.
 
-// target[r * shard_bytes ...] = the source of rank r. The source may lie at its place in the
+// target[r * shard_bytes ...] = the source of rank r. The source may lie at its own place in the
 // target.
 struct AllGather {
   std::byte* target = nullptr;  // rank_count * shard_bytes
@@ -41,7 +41,7 @@ struct AllGather {
 };
 
 // target[i] = the sum over the ranks of source[rank * shard_elements + i]. With equal types the
-// target may be that part of the source. Else one of the types is fp32.
+// target may be that part of the source; otherwise one of the types is fp32.
 struct ReduceScatter {
   std::byte* target = nullptr;  // shard_elements
   DType target_type = DType::kFp32;
@@ -59,9 +59,9 @@ struct AllReduce {
   std::string_view subject;
 };
 
-// Words are unsigned integers of 64 bits. Of the first `sum_count`, each becomes its sum over the
-// ranks, modulo 2^64; of the `minimum_count` behind them, its minimum. A maximum is the complement
-// of the minimum of complements, so one operation tells how far values are apart.
+// Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes its sum over
+// the ranks, modulo 2^64; each of the next `minimum_count` words becomes its minimum. A maximum is
+// the complement of the minimum of complements, so one operation tells how far values are apart.
 struct AllReduceIntegers {
   std::byte* data = nullptr;  // 8-byte aligned
   std::uint64_t sum_count = 0;
@@ -89,8 +89,8 @@ class Collectives {
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
 
-  // Each is enqueued on `stream` when it returns: it runs behind the work already there, and work
-  // enqueued later waits for it. Memory may be reused behind an event recorded after it.
+  // Each operation is enqueued on `stream` when the call returns: it runs after the work already
+  // there, and later work waits for it. Memory may be reused after an event recorded after it.
   // Requires: the operations of one object are ordered among themselves, by one stream or by
   // events.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
@@ -98,26 +98,26 @@ class Collectives {
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
   virtual void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) = 0;
   virtual void broadcast(const Broadcast& broadcast, StreamId stream) = 0;
-  // Ends on no rank before it has begun on every one.
+  // Ends on no rank before it has begun on all ranks.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
-  // A further sequence of operations over some of this object's ranks, in the order given, this one
-  // among them. Every rank of this object calls it equally often; those that are in one group give
-  // the same list. The new object shares failures with this one, which must outlive it.
+  // Opens a further sequence of operations over some of this object's ranks, in the order given;
+  // this rank is one of them. Every rank of this object calls it equally often; the ranks of one
+  // group give the same list. The new object shares failures with this one, which must outlive it.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
-  // Operations will use this device memory over and over: an implementation that can be told does
-  // them with fewer copies. Every rank calls it in the same place, with as many bytes. Before the
-  // memory is freed comes forget_memory(), of all that was given.
+  // Announces that operations will use this device memory again and again, so that an
+  // implementation may need fewer copies. Every rank calls it in the same place, with as many
+  // bytes. forget_memory() takes back everything announced, before the memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
 
-  // Called once, on a thread of the device, with the first failure of this rank. An empty function
-  // takes the former one back: it is not called, nor running, any more.
+  // Calls `handler` once, on a thread of the device, with the first failure of this rank. An empty
+  // function removes the former handler, which then neither runs nor is called any more.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
-  // Tells the other ranks that this one cannot go on: their operations fail at once, or they end.
-  // Between processes the calling one may end here, too.
+  // Tells the other ranks that this one cannot go on: their operations fail at once, or their
+  // processes end. Between processes, the calling process may end here, too.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

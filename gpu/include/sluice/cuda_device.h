@@ -1,11 +1,11 @@
 // The Device over an NVIDIA GPU: device memory, streams, events and copies of the CUDA runtime. The
-// runtime is linked statically and finds the driver when it is first called, so a program with this
-// in it starts anywhere and asks why_no_cuda_device().
+// runtime is linked statically and finds the driver at its first call, so a program that contains
+// this starts on any machine and asks why_no_cuda_device().
 //
 // Thread rule: as Device.
 // Beyond the contract of Device: host functions of different streams may run one after another, so
-// none may wait for another stream's. A failure that a host function throws reaches work enqueued
-// after it, not copies that are already in a stream. Copies between host and host run on a thread
+// none may wait for another stream's. If a host function throws, the failure reaches work enqueued
+// later, but not copies that are already in a stream. Copies between host and host run on a thread
 // of the CUDA runtime.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// Where device memory comes from instead of cudaMalloc; each tells whether it went well.
+// The source of device memory instead of cudaMalloc; each function returns whether it succeeded.
 struct CudaMemorySource {
   std::function<bool(void** memory, std::size_t size_bytes)> allocate;
   std::function<bool(void* memory)> free;
@@ -27,8 +27,9 @@ struct CudaMemorySource {
 
 struct CudaDeviceOptions {
   int ordinal = 0;
-  // What allocate() may hand out in all; 0 = what is free, less a reserve for libraries and
-  // kernels. capacity_bytes() looks anew then: whoever plans asks when all else has taken its part.
+  // The limit of what allocate() hands out in all; 0 = the free memory, less a reserve for
+  // libraries and kernels. capacity_bytes() then looks again: ask once all else has
+  // allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };
@@ -40,9 +41,9 @@ class CudaDevice : public Device {
   virtual void* native_stream(StreamId stream) const = 0;
 };
 
-// GPUs of this machine that the process may use; 0 without a driver.
+// The number of GPUs that the process may use on this machine; 0 without a driver.
 int cuda_device_count();
-// Why GPU `ordinal` cannot be used; empty when it can.
+// The reason why GPU `ordinal` cannot be used; empty when it can.
 std::string why_no_cuda_device(int ordinal = 0);
 // "NVIDIA H200, compute capability 9.0, 139.8 GiB".
 // Requires: why_no_cuda_device() is empty.

@@ -1,14 +1,14 @@
 // The seam between Sluice and the accelerator: memory with a budget, in-order asynchronous streams,
 // events that order them, and copies. host_device implements it over host memory and worker
-// threads, so that the engine above runs, and is tested, without a GPU; the CUDA version has the
+// threads, so that the engine above it runs, and is tested, without a GPU; the CUDA version has the
 // same contract.
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued; streams run concurrently unless an event orders them. Host functions
 // run on a thread of the device; they must be short and must not call the device.
 // Invariants: an event stands for its latest record at the time of the call that uses it, as in
-// CUDA: recording it again does not disturb a wait already enqueued. An event never recorded counts
-// as complete.
+// CUDA: recording it again does not disturb a wait already enqueued. An event that was never
+// recorded counts as complete.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ namespace sluice {
 enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
-// Which of two streams whose kernels are ready goes first: a hint, without effect on copies, and on
-// a device that runs all its streams at once.
+// Of two streams whose kernels are ready, the one of higher priority goes first. This is a hint: it
+// does not affect copies, nor a device that runs all its streams at once.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
 class Device {
@@ -35,35 +35,35 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
-  // Its memory and its processors are others than the host's: what it keeps and computes costs the
-  // host nothing.
+  // Whether its memory and processors are separate from the host's, so that data and computation on
+  // it cost the host nothing.
   virtual bool has_own_memory() const = 0;
 
-  // Device memory, 4 KiB aligned at least and zero-filled; nullptr for 0 bytes, which free() takes
-  // too. `purpose` names it in messages.
-  // Fails with: kOutOfMemory with the request, what is taken and the capacity.
+  // Allocates zero-filled device memory, aligned at least to 4 KiB; returns nullptr for 0 bytes,
+  // which free() accepts too. `purpose` names it in messages.
+  // Fails with: kOutOfMemory with the request, the memory in use and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
 
-  // Makes host memory fit for asynchronous copies (CUDA: page-locked); a copy lies within one
-  // registered span. It stays owned by the caller, who unregisters the same span before freeing it.
-  // An empty span is passed over.
-  // Requires: the span begins at a page, and the rest of its last page is nobody else's.
+  // Prepares host memory for asynchronous copies (CUDA: page-locks it); a copy lies within one
+  // registered span. The caller keeps owning the span and unregisters the same span before freeing
+  // it. An empty span is ignored.
+  // Requires: the span begins at a page, and nothing else uses the rest of its last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
 
-  // `name` shows in traces and thread names.
+  // `name` appears in traces and thread names.
   virtual StreamId create_stream(std::string_view name, StreamPriority priority) = 0;
-  // Waits for the stream's work first.
+  // First waits for the stream's work.
   virtual void destroy_stream(StreamId stream) noexcept = 0;
   virtual EventId create_event() = 0;
   virtual void destroy_event(EventId event) noexcept = 0;
 
-  // Enqueues a record of `event` behind the work already on `stream`.
+  // Enqueues a record of `event` after the work already on `stream`.
   virtual void record(EventId event, StreamId stream) = 0;
-  // Work enqueued on `stream` after this call starts only when the latest record of `event` has
+  // Work enqueued on `stream` after this call starts only after the latest record of `event` has
   // completed.
   virtual void wait(StreamId stream, EventId event) = 0;
   virtual bool is_complete(EventId event) const = 0;
@@ -76,18 +76,18 @@ class Device {
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 
   // Either side may be host or device memory; the regions do not overlap. Asynchronous: neither may
-  // be reused before an event recorded behind the copy has completed.
+  // be reused before an event recorded after the copy has completed.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
   // Runs `function` on a thread of the device after the work already on `stream`; later work waits
-  // for it; functions of different streams may run one after another, so none waits for another.
-  // Those of one stream run in the order of the calls, after a failure too.
-  // What it throws is a failure of the stream's work. After a failure on any stream, copies, fills
-  // and computation that are enqueued from then on are skipped, and those already enqueued may be,
-  // while events complete and host functions run: they are how completions are heard of, and nobody
-  // may be left waiting. Whoever acts on what the work before them produced calls synchronize()
-  // first, which rethrows the failure.
+  // for it. Functions of different streams may run one after another, so none may wait for another.
+  // Those of one stream run in the order of the calls, even after a failure.
+  // An exception from `function` is a failure of the stream's work. After a failure on any stream,
+  // later copies, fills and computation are skipped, and those already enqueued may be. Events
+  // still complete and host functions still run, because completions are reported through them and
+  // no waiter may be left hanging. Before using results of earlier work, call synchronize(), which
+  // rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 
