@@ -39,26 +39,26 @@ void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
                   "Steps from one checkpoint to the next; 0 = only at the end or a signal")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40))
       ->capture_default_str();
-  train.add_option("--keep", options.keep, "Checkpoints that stay; 0 = all")
+  train.add_option("--keep", options.keep, "Number of newest checkpoints to keep; 0 = all")
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
   train
       .add_flag("--resume{newest}", options.resume,
-                "Go on from the durable store (storage.state.name) or the newest checkpoint that "
-                "is whole, whichever has more steps, or begin anew where there is neither; "
+                "Go on from the durable store (storage.state.name) or the newest whole checkpoint, "
+                "whichever has more steps, or begin anew where there is neither; "
                 "--resume=required: fail there")
       ->check(CLI::IsMember({"newest", "required"}));
   train.add_flag("--convert", options.converts,
-                 "The checkpoint may have another precision, or other frozen units");
+                 "Accept a checkpoint with another precision or other frozen units");
   train.add_flag("--accept-config", options.accepts_config,
-                 "Other settings than the checkpoint was made with are meant so");
+                 "Accept settings that differ from those of the checkpoint or store");
   train.add_flag("--accept-data", options.accepts_data,
-                 "Another text than the checkpoint was made with is meant so");
+                 "Accept a text that differs from that of the checkpoint or store");
 }
 
 void add_train(CLI::App& app, sluice::TrainOptions& options) {
   CLI::App* train = app.add_subcommand(
-      "train", "Train a GPT on a text, its state in device memory, host memory and on NVMe");
+      "train", "Train a GPT on a text, with its state in device memory, host memory and on NVMe");
   sluice::add_input(train, "CONFIG", options.config_file,
                     "Config file (docs/configuration.md), or a DeepSpeed file")
       ->required();
@@ -79,7 +79,7 @@ void add_train(CLI::App& app, sluice::TrainOptions& options) {
   sluice::add_output(train, "--json-lines", options.json_lines_file,
                      "Write a line of JSON for each step as it ends");
   sluice::add_output(train, "--csv", options.csv_file,
-                     "Write one row of figures a step as it ends");
+                     "Write one row of figures for each step as it ends");
   train
       ->add_option("--log-every", options.log_every,
                    "Print and write only every N-th step, and the last one")
@@ -109,7 +109,7 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
   generate
       ->add_option("--top-k", options.top_k, "Draw from the k most probable bytes; 0 = from all")
       ->capture_default_str();
-  generate->add_option("--seed", options.seed, "Seed of the drawing")
+  generate->add_option("--seed", options.seed, "The same seed draws the same bytes")
       ->check(CLI::Range(std::uint64_t{0}, (std::uint64_t{1} << 53) - 1))
       ->capture_default_str();
   generate
@@ -120,7 +120,8 @@ void add_generate(CLI::App& app, sluice::GenerateOptions& options) {
 
 void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   CLI::App* plan = app.add_subcommand(
-      "plan", "Memory, traffic and time of a step before a run, and of other places for the state");
+      "plan",
+      "Say what a run will need and cost before it starts, and compare places for the state");
   sluice::add_input(plan, "CONFIG", options.config_file,
                     "Config file, as for train; default: none");
   plan->add_option("--set", options.assignments, "Override any key (may be repeated)")
@@ -130,7 +131,7 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_option("--ranks", options.ranks, "Ranks that share the state")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  plan->add_flag("--stages", options.stages, "Also what each ZeRO stage leaves on one rank");
+  plan->add_flag("--stages", options.stages, "Also print what each ZeRO stage leaves on one rank");
   plan->add_option("--parameters", options.parameters,
                    "Plan for a model of so many parameters (such as 8B), not the config's")
       ->transform(sluice::count_suffix())
@@ -156,22 +157,23 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   };
   add_size("--read-rate", rates.read, "Storage reads, bytes per second (such as 6GB)");
   add_size("--write-rate", rates.write, "Storage writes");
-  plan->add_option("--duplex", rates.duplex, "Whether storage reads and writes at once")
+  plan->add_option("--duplex", rates.duplex,
+                   "full: storage reads and writes at once; half: one after the other")
       ->check(CLI::IsMember({"full", "half"}));
   add_size("--copy-rate", rates.copy, "Copies to and from the device, each way");
   add_rate("--adam-rate", rates.adam, "Parameters that Adam updates per second (such as 2e9)");
   add_rate("--device-adam-rate", rates.device_adam,
-           "The same of the device, for state at home there");
+           "Parameters per second that the device updates, for state at home there");
   add_rate("--flops", rates.flops, "Operations per second that computation reaches");
   add_size("--bytes-written-rating", options.bytes_written_rating,
-           "What the drives may be written in their life (such as 1200TB)");
+           "Bytes that may be written to the drives in their life (such as 1200TB)");
   sluice::add_output(plan, "--json", options.json_file, "Write the plan");
 }
 
 void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
   CLI::App* doctor = app.add_subcommand(
-      "doctor", "Look at what this machine gives Sluice, and say how to mend what is missing");
-  doctor->add_option("--path", paths, "Storage folder to look at (may be repeated)")
+      "doctor", "Check what this machine offers, and say how to mend what is missing");
+  doctor->add_option("--path", paths, "Storage folder to check (may be repeated)")
       ->allow_extra_args(false)
       ->capture_default_str();
 }

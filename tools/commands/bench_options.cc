@@ -11,20 +11,21 @@ namespace sluice {
 namespace {
 
 void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
-  CLI::App* adam = bench.add_subcommand(
-      "adam", "The CPU update against what this machine's memory allows, in the same run");
+  CLI::App* adam =
+      bench.add_subcommand("adam", "Measure the CPU update against this machine's memory");
   adam->add_option("--parameters", options.parameters, "Parameters to update")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
       ->capture_default_str();
-  adam->add_option("--rounds", options.rounds, "Rounds; medians and quartiles are over these")
+  adam->add_option("--rounds", options.rounds, "Rounds that medians and quartiles are taken over")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   adam->add_option("--threads", options.threads,
                    "One thread count; 0 = 1, 2, 4 ... up to the cores granted")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  adam->add_option("--input", options.input,
-                   "plain; unaligned: arrays that begin behind a page; denormal: tiny gradients")
+  adam->add_option(
+          "--input", options.input,
+          "plain; unaligned: arrays begin one element after a page; denormal: tiny gradients")
       ->transform(CLI::CheckedTransformer(
                       std::map<std::string, BenchInput>{{"plain", BenchInput::kPlain},
                                                         {"unaligned", BenchInput::kUnaligned},
@@ -37,14 +38,14 @@ void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
 
 void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
   CLI::App* gpu = bench.add_subcommand(
-      "gpu", "Copies, the optimizer's kernel and training steps on the first GPU");
+      "gpu", "Measure copies, the optimizer's kernel and training steps on the first GPU");
   gpu->add_option("--shape", options.shapes, "124M, 1.5B or 7B (may be repeated); default: all")
       ->allow_extra_args(false);
-  gpu->add_option("--path", options.path, "Folder of the storage")->capture_default_str();
+  gpu->add_option("--path", options.path, "Folder for state on storage")->capture_default_str();
   gpu->add_option("--steps", options.steps, "Counted steps of each training")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  gpu->add_option("--seconds", options.seconds, "No measurement begins after so many")
+  gpu->add_option("--seconds", options.seconds, "Begin no measurement after so many seconds")
       ->check(between(1e-3, 1e6))
       ->capture_default_str();
   add_output(gpu, "--json", options.json_file, "Write the figures");
@@ -52,7 +53,8 @@ void add_bench_gpu(CLI::App& bench, BenchGpuOptions& options) {
 
 void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
   CLI::App* io = bench.add_subcommand(
-      "io", "Read, write and the optimizer's mixed pattern on the drives behind storage paths");
+      "io",
+      "Measure the drives behind storage paths: reads, writes and the optimizer's mixed pattern");
   io->add_option("--path", options.paths, "Folder on a drive (may be repeated)")
       ->required()
       ->allow_extra_args(false);
@@ -71,7 +73,7 @@ void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
   io->add_option("--depth", options.depths, "Requests in flight (default: 4, 16 and 32)")
       ->check(CLI::Range(1, 4096))
       ->allow_extra_args(false);
-  io->add_option("--rounds", options.rounds, "Measurements of each case; the median counts")
+  io->add_option("--rounds", options.rounds, "Measurements of each case; the median is printed")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   io->add_option("--backend", options.backend, "As storage.backend")
@@ -81,8 +83,9 @@ void add_bench_io(CLI::App& bench, BenchIoOptions& options) {
 
 void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
   CLI::App* step = bench.add_subcommand(
-      "step", "Training steps under every overlap policy, against their limits");
-  step->add_option("--regime", options.regimes, "What binds (may be repeated; default: all)")
+      "step", "Measure training steps under every overlap policy, against their limits");
+  step->add_option("--regime", options.regimes,
+                   "The resource that limits a step (may be repeated; default: all)")
       ->check(CLI::IsMember(step_regimes()))
       ->allow_extra_args(false);
   step->add_option("--policy", options.policies,
@@ -99,14 +102,14 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   step->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
-  step->add_option("--rate", options.rate, "What the drive is throttled to, per second")
+  step->add_option("--rate", options.rate, "Rate that the drive is throttled to, per second")
       ->check(is_size())
       ->type_name("SIZE")
       ->capture_default_str();
   step->add_option("--lanes", options.lanes,
                    "As optimizer.lanes (default: a tenth of the model's blocks)")
       ->check(CLI::Range(1, 100000));
-  step->add_option("--window", options.window_units, "Units that the device window has room for")
+  step->add_option("--window", options.window_units, "Units that fit into the device window")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   add_output(step, "--trace", options.trace_file, "Record the steps of one regime and policy");
@@ -118,7 +121,8 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
                    "Keep the state in a durable store, and commit every N-th step; 0 = scratch")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
-  step->add_option("--flush-ms", options.flush_ms, "What a flush keeps the throttled drive for")
+  step->add_option("--flush-ms", options.flush_ms,
+                   "Milliseconds that a flush occupies the throttled drive")
       ->check(between(0, 60000))
       ->capture_default_str();
   add_output(step, "--json", options.json_file, "Write every figure");

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-constexpr const char* kGroup = "What \"auto\" is in a DeepSpeed file";
+constexpr const char* kGroup = "Values for \"auto\" in a DeepSpeed file";
 constexpr std::uint64_t kCountMax = 1'000'000'000;
 
 void add_steps(CLI::App* command, DeepspeedValues& values) {
@@ -55,7 +55,7 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
   count("--warmup-steps", values.warmup_steps, "Steps of the warm-up", 0);
   command
       ->add_option("--precision", values.precision,
-                   "bf16, fp16 or fp32; default: bf16 where the file leaves it open")
+                   "bf16, fp16 or fp32; default: bf16 where the file says \"auto\"")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
       ->group(kGroup);
 }
@@ -63,12 +63,14 @@ void add_deepspeed_values(CLI::App* command, DeepspeedValues& values) {
 void add_plan_model(CLI::App* plan, PlanOptions& options) {
   add_input(plan, "--model", options.model,
             "Plan for the model of a config.json, or of a folder with one");
-  plan->add_option("--sequence", options.sequence,
-                   "With --model: tokens of a sequence; default: 2048, or what the model allows")
+  plan->add_option(
+          "--sequence", options.sequence,
+          "With --model: tokens of a sequence; default: 2048, or less if the model allows less")
       ->check(CLI::Range(std::uint64_t{1}, kCountMax));
   plan->add_option("--gpu", options.gpu, "Plan for this GPU: 4090, l40s, a100, h100 or h200")
       ->type_name("NAME");
-  plan->add_option("--host-memory", options.host_memory, "Instead of memory.host, such as 64G")
+  plan->add_option("--host-memory", options.host_memory,
+                   "Host memory in place of memory.host, such as 64G")
       ->transform(memory_suffix())
       ->check(is_size())
       ->type_name("SIZE");
@@ -79,34 +81,37 @@ void add_config(CLI::App& app, ConfigCommands& commands) {
   config->require_subcommand(1);
   ConfigImportOptions& options = commands.imported;
   CLI::App* import = config->add_subcommand(
-      "import", "Turn a DeepSpeed file into a config, and say of every key what becomes of it");
+      "import", "Turn a DeepSpeed file into a config, and say for every key what became of it");
   add_input(import, "FILE", options.file, "DeepSpeed file (JSON, Hjson), or its text in base64")
       ->required();
   add_output(import, "-o,--output", options.output,
              "The config; default: on standard output, the report on standard error");
-  import->add_flag("--json", options.as_json, "The report as JSON on standard output");
-  import->add_flag("--lenient", options.is_lenient, "Go on without what is refused");
+  import->add_flag("--json", options.as_json, "Print the report as JSON on standard output");
+  import->add_flag("--lenient", options.is_lenient, "Leave out keys that are refused, and go on");
   add_deepspeed_values(import, options.values);
   add_steps(import, options.values);
   import->add_option("--device", options.values.device, "As run.device")
       ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->group(kGroup);
-  add_steps(add_view(config, "check", "Whether train would take it", commands.check),
+  add_steps(add_view(config, "check", "Say whether train would take a config, and what is wrong",
+                     commands.check),
             commands.check.values);
-  CLI::App* show =
-      add_view(config, "show", "Every key with its value and where that is from", commands.show);
+  CLI::App* show = add_view(config, "show", "Print every key with its value and the value's origin",
+                            commands.show);
   add_steps(show, commands.show.values);
-  show->add_flag("--json", commands.show.as_json, "As JSON");
-  CLI::App* rates = add_view(config, "rates", "The learning rate of every step", commands.rates);
-  rates->add_option("--steps", commands.rates.steps, "So many steps; 0 = run.steps")
+  show->add_flag("--json", commands.show.as_json, "Print JSON");
+  CLI::App* rates =
+      add_view(config, "rates", "Print the learning rate of every step", commands.rates);
+  rates->add_option("--steps", commands.rates.steps, "Number of steps; 0 = run.steps")
       ->check(CLI::Range(std::uint64_t{0}, kCountMax))
       ->capture_default_str();
-  CLI::App* diff = config->add_subcommand("diff", "The keys whose values differ, with defaults");
+  CLI::App* diff =
+      config->add_subcommand("diff", "Print the keys whose values differ, defaults included");
   add_input(diff, "A", commands.diff.before, "One config")->required();
   add_input(diff, "B", commands.diff.after, "The other")->required();
   add_deepspeed_values(diff, commands.diff.values);
   add_steps(diff, commands.diff.values);
-  config->add_subcommand("explain", "What a key of Sluice or of DeepSpeed does")
+  config->add_subcommand("explain", "Describe a key of Sluice or of DeepSpeed")
       ->add_option("KEY", commands.key, "Such as optimizer.beta2, or zero_optimization.stage")
       ->required();
 }

@@ -180,15 +180,17 @@ void add_state(CLI::App& app, StateOptions& options) {
   CLI::App* state = app.add_subcommand("state", "Look at durable stores, check and remove them");
   state->require_subcommand(1);
   const char* const json = "Write the same as JSON";
-  add_output(add_subcommand(state, "list", "The stores on the config's storage paths", options),
+  add_output(
+      add_subcommand(state, "list", "List the stores on the config's storage paths", options),
+      "--json", options.json_file, json);
+  add_output(add_subcommand(state, "inspect", "Show what a store's last commits say", options),
              "--json", options.json_file, json);
-  add_output(add_subcommand(state, "inspect", "What a store's last commits say", options), "--json",
-             options.json_file, json);
-  add_output(add_subcommand(state, "verify",
-                            "Read all that a store's last commits name, and "
-                            "compare it with its checksums",
-                            options),
-             "--json", options.json_file, json);
+  add_output(
+      add_subcommand(
+          state, "verify",
+          "Read everything that a store's last commits name, and compare it with its checksums",
+          options),
+      "--json", options.json_file, json);
   add_subcommand(state, "remove", "Remove a store's files for good", options);
 }
 

@@ -16,27 +16,27 @@ void add_trace_files(CLI::App* command, std::vector<std::string>& files) {
 }
 
 void add_trace_outputs(CLI::App& trace, TraceCommands& commands) {
-  CLI::App* html = trace.add_subcommand("html", "A page with timeline, maps and tables");
+  CLI::App* html = trace.add_subcommand("html", "Write a page with timeline, maps and tables");
   add_trace_files(html, commands.html.files);
   add_output(html, "-o,--output", commands.html.output, "The page")->required();
   add_input(html, "--io", commands.html.calibration,
             "Calibration written by bench io --json, to compare with");
-  CLI::App* files = trace.add_subcommand("export", "Records for other programs");
+  CLI::App* files = trace.add_subcommand("export", "Write records for other programs");
   add_trace_files(files, commands.files.files);
   add_output(files, "--chrome", commands.files.chrome_file, "JSON for Perfetto");
-  add_output(files, "--csv", commands.files.csv_file, "One row a record");
+  add_output(files, "--csv", commands.files.csv_file, "One row per record");
   add_output(files, "--json", commands.files.json_file, "Steps, waits and records");
 }
 
 void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
-  CLI::App* diff = trace.add_subcommand("diff", "How much longer the second trace's steps are");
+  CLI::App* diff = trace.add_subcommand("diff", "Say how much longer the second trace's steps are");
   add_input(diff, "A", commands.diff.before, "The trace to compare with")->required();
   add_input(diff, "B", commands.diff.after, "The trace to look at")->required();
   diff->add_option("--percent", commands.diff.percent,
                    "Exit with 3 when steps are longer by more than this")
       ->check(between(0, 1e6))
       ->capture_default_str();
-  CLI::App* whatif = trace.add_subcommand("whatif", "A step under other settings");
+  CLI::App* whatif = trace.add_subcommand("whatif", "Predict a step under other settings");
   add_input(whatif, "FILE", commands.whatif.file, "Trace file")->required();
   whatif
       ->add_option("--set", commands.whatif.settings,
@@ -51,16 +51,16 @@ void add_trace_questions(CLI::App& trace, TraceCommands& commands) {
 
 void add_trace(CLI::App& app, TraceCommands& commands) {
   TraceSummaryOptions& summary = commands.summary;
-  CLI::App* trace = app.add_subcommand("trace", "Look at what train --trace recorded");
+  CLI::App* trace = app.add_subcommand("trace", "Read what train --trace recorded");
   trace->require_subcommand(1);
   CLI::App* command = trace->add_subcommand(
-      "summary", "Where a step's time went, how the drives did, and what would help");
+      "summary", "Say where a step's time went, how the drives did, and what would help");
   add_trace_files(command, summary.files);
   add_input(command, "--io", summary.calibration,
             "Calibration written by bench io --json, to compare with");
   command
       ->add_option("--bytes-written-rating", summary.bytes_written_rating,
-                   "What the drives may be written in their life (such as 1200TB)")
+                   "Bytes that may be written to the drives in their life (such as 1200TB)")
       ->check(is_size())
       ->type_name("SIZE");
   add_trace_outputs(*trace, commands);
