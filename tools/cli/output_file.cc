@@ -109,7 +109,7 @@ void OutputFile::check_folder() const {
       ::stat(place_.folder.c_str(), &folder) == 0 && (folder.st_mode & S_ISVTX) != 0 &&
       user != folder.st_uid)
     refuse(
-        "it is another user's, and its folder is sticky, so nobody else can replace it; name "
+        "it is another user's, and its folder is sticky, so no other user can replace it; name "
         "another place");
   try {
     (void)create();
@@ -217,10 +217,10 @@ void OutputFile::make_durable() {
     if (const int error = file_.replace_target(); error != 0) {
       const std::string name = file_.name();
       file_.keep();
-      throw Error(code_of(error, ErrorCode::kIo),
-                  fmt::format("cannot write {} \"{}\": rename: {}; what was written is whole, in "
-                              "\"{}\"; rename it",
-                              option_, place_.path, errno_text(error), name));
+      throw Error(
+          code_of(error, ErrorCode::kIo),
+          fmt::format("cannot write {} \"{}\": rename: {}; the whole file is \"{}\"; rename it",
+                      option_, place_.path, errno_text(error), name));
     }
   }
   // The name is durable too; some file systems refuse, and need not.
@@ -285,8 +285,8 @@ void OutputFiles::check() {
     output->check();
     if (!output->is_wanted() || !output->is_regular()) continue;
     for (const std::string& name : leftovers_of(output->place().target))
-      warn("sluice: \"{}\" is what a killed process had written of \"{}\"; remove it\n", name,
-           output->path());
+      warn("sluice: \"{}\" is the part of \"{}\" that a killed process had written; remove it\n",
+           name, output->path());
   }
 }
 

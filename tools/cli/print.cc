@@ -18,7 +18,7 @@ std::atomic<int> failure{0};
 void note_failure(int error) noexcept {
   int none = 0;
   if (failure.compare_exchange_strong(none, error == 0 ? EIO : error))
-    warn("sluice: cannot write to standard output: {}; what follows is not printed\n",
+    warn("sluice: cannot write to standard output: {}; the rest is not printed\n",
          errno_text(error));
 }
 

@@ -39,11 +39,11 @@ void check(const BenchAdamOptions& options) {
     bytes = std::max(bytes, bench_bytes(state, options.parameters));
   const std::uint64_t memory = topology().memory_bytes;
   if (memory != 0 && bytes > memory / 4 * 3)
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("{} parameters take {} of {} of memory; ask for at most {} by "
-                            "--parameters",
-                            options.parameters, format_bytes(bytes), format_bytes(memory),
-                            options.parameters * (memory / 4 * 3 / 1024) / (bytes / 1024 + 1)));
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} parameters take {} of {} of memory; ask for at most {} with --parameters",
+                    options.parameters, format_bytes(bytes), format_bytes(memory),
+                    options.parameters * (memory / 4 * 3 / 1024) / (bytes / 1024 + 1)));
 }
 
 nlohmann::ordered_json json_of(const Spread& spread) {
@@ -92,7 +92,8 @@ int run_bench_adam(const BenchAdamOptions& options) {
   OutputFile& json = outputs.add("--json", options.json_file);
   outputs.check();  // now, so that no measurement is lost to a typing mistake
   catch_interrupts();
-  defer_interrupts("sluice: ending after this row; once more ends now, without its figures\n");
+  defer_interrupts(
+      "sluice: ending after this row; a second signal ends at once, without its figures\n");
   const std::string_view instruction_set = simd_target_name();
   const bool is_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
   if (!options.quiet) {

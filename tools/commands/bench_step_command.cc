@@ -163,7 +163,8 @@ int run_bench_step(const BenchStepOptions& options) {
   OutputFile& trace_file = outputs.add("--trace", options.trace_file, OutputMode::kPrivate);
   outputs.check();
   catch_interrupts();
-  defer_interrupts("sluice: ending after this turn; once more ends now, without its figures\n");
+  defer_interrupts(
+      "sluice: ending after this turn; a second signal ends at once, without its figures\n");
   say("{} parameters (bf16) in {} units; drive throttled to {} a second, half duplex\n",
       options.parameters, options.units, options.rate);
   flush_said();

@@ -55,7 +55,7 @@ void explain_deepspeed(const DeepspeedKey& row) {
   say("{}: a key of DeepSpeed\n", row.key);
   say("  {}\n", meaning(row));
   if (!row.fallback.is_null()) say("  DeepSpeed's default {}\n", row.fallback.dump());
-  if (!row.option.empty()) say("  \"auto\" is what {} says\n", row.option);
+  if (!row.option.empty()) say("  \"auto\" takes the value of {}\n", row.option);
   if (!row.why.empty()) say("  {}\n", row.why);
 }
 

@@ -110,7 +110,7 @@ Finding look_at_path(const std::string& path) {
       finding.health = Health::kFail;
       finding.remedy = "name a path whose file system works with 4 KiB in storage.paths";
     } else if (free_bytes < kFreeBytes) {
-      warn("little for a model: 12 bytes a parameter", "free space, or name more storage.paths");
+      warn("little for a model: 12 bytes per parameter", "free space, or name more storage.paths");
     }
   } catch (const Error& error) {
     finding.health = Health::kFail;

@@ -173,7 +173,7 @@ void print_step(const PlannedPlacement& planned) {
   if (const std::uint64_t bytes = planned.placement.commit_bytes; bytes != 0)
     say("  a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
   if (const std::uint64_t bytes = planned.step.traffic.gradient_spill_bytes; bytes != 0)
-    say("  of both, {} are gradients, which wait on storage (placement.gradients)\n",
+    say("  of these, {} are gradients that wait on storage (placement.gradients)\n",
         format_bytes(bytes));
   say("T_min {:.4g} s ({}). By policy:\n", planned.least.step_s, name_of(planned.least.scarcest()));
   for (const auto& [policy, cost] : planned.policies)
@@ -354,7 +354,8 @@ int run_plan(const PlanOptions& options) {
   print_alternatives(all);
   if (fits) print_quicker(all, subject.request.config);
   if (free_tokens)
-    say("\nfrom {:.3g} tokens a step and rank on, computation hides all else to 5 %\n",
+    say("\nfrom {:.3g} tokens a step and rank on, computation hides everything else to within 5 "
+        "%\n",
         *free_tokens);
   if (const auto steps =
           fits ? steps_of_life(options, own, subject.request.config.storage.state.commit_every)

@@ -45,7 +45,7 @@ TrainConfig read_config(const TrainOptions& options, std::string& introduction) 
   ConfigSource source = read_config_source(options.config_file, values, options.assignments);
   ConfigDocument& document = source.document;
   if (source.report)
-    introduction = fmt::format("{}; `sluice config import` tells them\n",
+    introduction = fmt::format("{}; `sluice config import` lists them\n",
                                summary_of(*source.report, name_of_source(options.config_file)));
   if (options.steps) document.set(fmt::format("run.steps={}", *options.steps));
   if (options.seed) document.set(fmt::format("run.seed={}", *options.seed));
@@ -151,7 +151,7 @@ class TrainRun {
     if (is_quiet_) return;
     const std::uint32_t group = config_.engine.sharding.group_ranks;
     if (engine_.rank_count() > 1)
-      say("{} ranks{}, ZeRO stage {}; what follows is rank 0's\n", engine_.rank_count(),
+      say("{} ranks{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
           group == 0 ? "" : fmt::format(" in groups of {}", group), config_.engine.sharding.stage);
     say("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),
@@ -176,7 +176,7 @@ class TrainRun {
     if (const std::uint64_t bytes = engine_.placement().commit_bytes; bytes != 0)
       say("a commit writes {} more, the state at home in memory\n", format_bytes(bytes));
     if (const std::uint64_t bytes = record_.predicted.gradient_spill_bytes; bytes != 0)
-      say("of both, {} are gradients, which wait on storage (placement.gradients)\n",
+      say("of these, {} are gradients that wait on storage (placement.gradients)\n",
           format_bytes(bytes));
     flush_said();
   }
@@ -191,7 +191,7 @@ class TrainRun {
     for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
     if (is_quiet_) return;
     if (resumed)
-      say("going on behind step {}, from {}\n", *resumed, checkpoints_.origin());
+      say("going on after step {}, from {}\n", *resumed, checkpoints_.origin());
     else
       say("beginning anew: there is no {} yet\n", checkpoints_.origin());
     flush_said();
@@ -212,7 +212,8 @@ class TrainRun {
   // Nothing can be refused any more: what grows gets its name, in place of what had it.
   void accept() {
     log_.begin(steps_ended_);
-    defer_interrupts("sluice: ending after this step; once more ends now, without saving\n");
+    defer_interrupts(
+        "sluice: ending after this step; a second signal ends at once, without saving\n");
     outputs_.trace.accept();
     log_.accept();
   }
@@ -263,7 +264,9 @@ class TrainRun {
   }
 
   void conclude() {
-    defer_interrupts("sluice: the run is over and is being saved; once more ends now, without\n");
+    defer_interrupts(
+        "sluice: the run is over and is being saved; a second signal ends at once, without "
+        "saving\n");
     FirstFailure failures;
     if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });

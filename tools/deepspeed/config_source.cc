@@ -55,7 +55,7 @@ std::string complaint(const ImportLine& line) {
 
 std::string options_hint(const ImportReport& report) {
   if (report.options.empty()) return "";
-  return fmt::format("for \"auto\", and for what the program would say, give: {}\n",
+  return fmt::format("for \"auto\", and for values that a program would set, give: {}\n",
                      fmt::join(report.options, ", "));
 }
 

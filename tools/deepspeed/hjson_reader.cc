@@ -40,7 +40,7 @@ class Reader {
       document_.root = members("", /*has_braces=*/false);
     }
     skip();
-    if (at_ < text_.size()) fail(at_, "there is more behind the end of the document");
+    if (at_ < text_.size()) fail(at_, "there is more text after the end of the document");
     if (!document_.root.is_object()) fail(begin, "the document is no object");
   }
 
@@ -114,7 +114,7 @@ class Reader {
       if (object.contains(name)) fail(begin, fmt::format("key \"{}\" is given twice", full));
       document_.places.emplace(full, begin);
       skip();
-      if (peek() != ':') fail(at_, fmt::format("a ':' is expected behind the key \"{}\"", full));
+      if (peek() != ':') fail(at_, fmt::format("a ':' is expected after the key \"{}\"", full));
       ++at_;
       object[name] = value(full);
       comma();

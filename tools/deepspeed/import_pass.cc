@@ -214,7 +214,7 @@ void ImportPass::judge_auto(Entry entry) {
                                          : "DeepSpeed's default, " + row.fallback.dump())
                : not_needed(row.key, row.why);
   ask_for(row.option);
-  refuse(row.key, fmt::format("nothing here knows what \"auto\" is: give {}", row.option));
+  refuse(row.key, fmt::format("Sluice has no value for \"auto\": give {}", row.option));
 }
 
 }  // namespace sluice

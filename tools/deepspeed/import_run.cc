@@ -109,7 +109,7 @@ void import_precision(ImportPass& pass) {
       pass.values().precision.empty()) {
     pass.ask_for("--precision");
     return pass.refuse("fp16.enabled",
-                       "nothing here knows what \"auto\" is: give --precision fp16, bf16 or fp32");
+                       "Sluice has no value for \"auto\": give --precision fp16, bf16 or fp32");
   }
   const std::string precision = precision_of(pass);
   const char* key = precision == "fp16" ? "fp16.enabled" : "bf16.enabled";

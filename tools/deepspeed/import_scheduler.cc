@@ -30,7 +30,7 @@ void import_total(ImportPass& pass, const std::string& type) {
 
 void import_warmup(ImportPass& pass, const std::string& type) {
   pass.map("scheduler.type", "optimizer.schedule_count", "deepspeed",
-           "DeepSpeed moves its scheduler behind each update");
+           "DeepSpeed moves its scheduler after each update");
   pass.map(kParams + "warmup_type", "optimizer.warmup",
            pass.text(kParams + "warmup_type").value_or("log"));
   const auto steps = static_cast<std::uint64_t>(number_of(pass, "warmup_num_steps"));

@@ -129,7 +129,7 @@ void import_storage(ImportPass& pass) {
   const auto stage = pass.integer(kZero + "stage").value_or(0);
   if (pass.boolean(kZero + "compute_grad_norm") == false && (stage == 0 || stage == 3))
     pass.refuse(kZero + "compute_grad_norm",
-                "DeepSpeed refuses false but at stages 1 and 2; remove it");
+                "DeepSpeed refuses false except at stages 1 and 2; remove it");
   if (pass.number(kOptimizer + "ratio").value_or(1) < 1 && stage != 3)
     pass.refuse(kOptimizer + "ratio", "DeepSpeed refuses it below stage 3; remove it");
 }

@@ -80,7 +80,7 @@ std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
     }
     const auto each = [&](double bytes) { return bytes / static_cast<double>(engine.parameters); };
     lines += fmt::format(
-        "bytes a parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
+        "bytes per parameter and step: {:.2f} read (ideal {:.2f}), {:.2f} written (ideal {:.2f})\n",
         each(static_cast<double>(read) / steps),
         each(static_cast<double>(stored + parameter_bytes)),
         each(static_cast<double>(written) / steps), each(static_cast<double>(stored)));

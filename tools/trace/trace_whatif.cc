@@ -34,7 +34,7 @@ double number_in(const std::string& setting, std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value > 0) || value > 1e9)
-    refuse(setting, fmt::format("\"{}\" is no positive number", text));
+    refuse(setting, fmt::format("\"{}\" is not a positive number", text));
   return value;
 }
 
@@ -193,8 +193,8 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
   if (config.activations.home == ActivationHome::kHost ||
       config.activations.home == ActivationHome::kNvme)
     notes.push_back(
-        "boundary activations are work for copies and storage, beside an ideal schedule of all "
-        "else: waits for them stay as they were");
+        "boundary activations are work for copies and storage, beside an ideal schedule of "
+        "everything else: waits for them stay as they were");
   if (trace.lost != 0)
     notes.push_back(fmt::format("{} records are lost: rates and times lack them", trace.lost));
   return notes;

@@ -15,7 +15,7 @@ STEADY = {**ON_NVME, "optimizer.minimum_learning_rate": 3e-3, "optimizer.warmup_
           "run.steps": 1000000}
 
 
-ANSWER = b"sluice: ending after this step; once more ends now, without saving\n"
+ANSWER = b"sluice: ending after this step; a second signal ends at once, without saving\n"
 NOTHING_WRITTEN = b"sluice: interrupted before the first step; nothing was written\n"
 
 

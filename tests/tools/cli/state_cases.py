@@ -103,7 +103,7 @@ class DurableStores(CliCase):
         self.assertIn("--accept-data", self.fail_train(2, BASE, "--resume"))
         self.assertEqual({name: os.stat(name).st_mtime_ns for name in self.files("*.[dc]*")}, before)
         done = self.run_sluice("train", self.write_config(BASE), "--resume", "--accept-data", "--accept-config", "--set", "optimizer.beta2=0.5")
-        self.assertIn("going on behind step 3, from the store \"run-7\"", done.stdout)
+        self.assertIn("going on after step 3, from the store \"run-7\"", done.stdout)
 
     def test_the_newer_of_store_and_checkpoint_is_taken(self):
         kept = ("--checkpoint", "kept", "--resume", "--accept-config")

@@ -139,7 +139,7 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig
 
 void Checkpointing::pass_over(const std::string& why) {
   if (!is_first_) warn("sluice: {}\n", why);  // its notes are not printed
-  notes_.push_back(fmt::format("checkpoint: passed over, since {}", why));
+  notes_.push_back(fmt::format("checkpoint: skipped, since {}", why));
 }
 
 // Newest first, as rank 0 sees them.
@@ -168,10 +168,9 @@ std::optional<std::uint64_t> Checkpointing::resume(Engine& engine, const Initial
   const std::optional<std::uint64_t> steps = resume_checkpoint(engine, found);
   if (steps) return steps;
   if (options_.resume == "required")
-    throw Error(ErrorCode::kInput,
-                fmt::format("--resume=required: there is no {}; look for what the run was given, "
-                            "or begin with --resume",
-                            origin()));
+    throw Error(ErrorCode::kInput, fmt::format("--resume=required: there is no {}; check the "
+                                               "folder or the name, or begin with --resume",
+                                               origin()));
   if (has_store())
     (void)engine.open_or_create(values, {.application = application(0)});
   else
@@ -256,8 +255,8 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
     return std::nullopt;
   }
   const std::vector<std::string>& saved = source->manifest().application;
-  const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
-                                                saved.empty() ? "" : saved[0]);
+  const std::uint64_t steps =
+      check_application(fmt::format("\"{}\"", source->folder()), saved.empty() ? "" : saved[0]);
   try {
     engine.restore(*source, application(steps));
   } catch (const Error& error) {
@@ -279,7 +278,7 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   };
   if (!saved.is_object() || !saved.contains("steps") || !saved["steps"].is_number_unsigned() ||
       !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text"))
-    fail("field \"application\" is not what sluice train writes: it is another program's");
+    fail("field \"application\" comes from another program, not from sluice train");
   std::vector<std::string> changes;
   for (const auto& [key, value] : settings_) {
     if (key == kProducts && !saved["settings"].contains(key)) continue;
