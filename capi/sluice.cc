@@ -11,9 +11,9 @@
 #include <sluice/config_document.h>
 #include <sluice/error.h>
 #include <sluice/host_device.h>
+#include <sluice/plan.h>
 #include <sluice/version.h>
 
-#include "base/topology.h"
 #include "capi/call_guard.h"
 #include "capi/engine_handle.h"
 #include "capi/model.h"
@@ -90,8 +90,7 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
     auto made = std::make_unique<sluice_engine>();
     made->model = spec;
     made->precision = config.precision;
-    made->device = make_host_device(
-        {.memory_bytes = config.memory.device_bytes.value_or(topology().memory_bytes / 4)});
+    made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
     made->engine = std::make_unique<Engine>(config, spec, *made->device);
     made->engine->set_last_words(
         [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });

@@ -1,6 +1,5 @@
 #include "engine/engine_parts.h"
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -9,7 +8,7 @@
 #include <sluice/error.h>
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
-#include "engine/plan/parameter_groups.h"
+#include "engine/planner/run_plan.h"
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
 #include "engine/run/run_description.h"
@@ -30,7 +29,8 @@ Config checked(Config config) {
   return config;
 }
 
-// What every rank may take, with what it has taken for votes: windows and homes have to be equal.
+// Ranks agree on the least, since windows and homes have to be equal. The engine has taken some of
+// the device for votes already.
 std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
   const std::uint64_t own = config.memory.device_bytes.value_or(
       device.capacity_bytes() - device.allocated_bytes() + ranks.device_bytes());
@@ -39,42 +39,18 @@ std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks&
   return range.least;
 }
 
-Budgets budgets_of(const Config& config, const Device& device, Ranks& ranks) {
-  return {.device_bytes = device_bytes_of(config, device, ranks),
-          .host_bytes = config.memory.host_bytes.value_or(topology().memory_bytes / 2)};
-}
-
-// "auto" takes a second copy of the state only where it helps, and is no burden: where every block
-// has one, since the others' records would be read after backward instead of during it, and where
-// as much as both copies take stays free beside them, whichever path it comes to.
-bool has_room_for_shadows(const Config& config, const Layout& layout, Placement placement,
-                          const Ranks& ranks) {
-  if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
-    return false;  // "auto" means eager
-  if (!shadows_serve_all(layout, placement)) return false;
-  if (!config.storage.state.name.empty())  // whose copies serve as shadows
-    return may_speculate_by_itself(config, ranks.count());
-  add_shadows(layout, placement);
-  return std::ranges::all_of(config.storage.paths, [&](const std::string& path) {
-    return free_bytes(path) >= 2 * placement.nvme_bytes();
-  });
-}
-
-Placement placement_of(const Config& config, const ModelSpec& model, const Layout& layout,
+Placement placement_of(Config config, const ModelSpec& model, const Layout& layout,
                        const Device& device, Ranks& ranks) {
-  check_homes(config.sharding, ranks.count(), config.placement);
-  const OverlapPolicy policy = config.optimizer.overlap;
-  Placement placement =
-      plan_placement(layout, model, config.placement, budgets_of(config, device, ranks),
-                     pass_needs(config, layout, ranks.count(), device.has_own_memory()));
+  config.memory.device_bytes = device_bytes_of(config, device, ranks);
+  Placement placement = plan_run(config, model, layout,
+                                 {.ranks = ranks.count(),
+                                  .device_is_host = !device.has_own_memory(),
+                                  .host_memory_bytes = topology().memory_bytes,
+                                  .free_bytes = free_bytes})
+                            .placement;
   ranks.reserve(config.sharding, layout);
   SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
                "the plan counts what ranks take");
-  if (policy == OverlapPolicy::kSpeculative ||
-      (policy == OverlapPolicy::kAuto && has_room_for_shadows(config, layout, placement, ranks)))
-    add_shadows(layout, placement);
-  if (const std::uint32_t copies = durable_copies(config, ranks.count()); copies != 0)
-    add_copies(layout, copies, placement);
   return placement;
 }
 
@@ -111,8 +87,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
     : config(checked(given_config)),
       model(validated(given_model)),
       ranks(config.sharding, collectives, device),
-      layout(model, state_format(config), config.storage.block_elements,
-             ParameterGroups(config.optimizer, model).set_of_tensors(), ranks.shard()),
+      layout(plan_layout(config, model, ranks.shard())),
       placement(placement_of(config, model, layout, device, ranks)),
       durable(config.storage.state.name.empty()
                   ? std::optional<DurableStore>()
@@ -140,7 +115,8 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
     notes.insert(notes.end(), durable->notes().begin(), durable->notes().end());
     if (!durable->is_new()) store.restore(durable->record().planes);
   }
-  if (trace_enabled()) trace_section("engine", describe_engine(config, model, layout, placement));
+  if (trace_enabled())
+    trace_section("engine", describe_engine(config, model, layout, placement, ranks.count()));
   // Those that do not trace take part in it.
   if (ranks.are_several() && any_rank_traces(ranks)) trace_section("clock", describe_clock(ranks));
 }

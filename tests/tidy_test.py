@@ -24,6 +24,14 @@ FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
 TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
 CPP_SUFFIXES = {".h", ".cc", ".cu"}
 
+# function -> (the files that may call it, what others do instead)
+PLANS = ("engine/plan/", "engine/planner/run_plan")
+ONE_PLACE = {
+    "plan_placement": (PLANS, "call plan_run()"),
+    "pass_needs": (PLANS, "call plan_run()"),
+    "add_shadows": (PLANS, "call plan_run()"),
+}
+
 README_SAMPLE = "examples/sine/main.cc"
 
 
@@ -257,6 +265,17 @@ def unknown_keys(value, schema, place=""):
             yield from unknown_keys(child, properties[key], f"{place}{key}.")
 
 
+def check_one_place(tree):
+    """What only one place may call: whoever else needs the result asks that place."""
+    for name, (places, instead) in ONE_PLACE.items():
+        for path, text in tree.cpp.items():
+            if path.startswith(("tests/", *places)):
+                continue
+            for number, line in enumerate(blanked(text).splitlines(), 1):
+                if re.search(rf"\b{name}\(", line):
+                    tree.report("one-place", path, number, f"{name}() is for {', '.join(places)}; {instead}")
+
+
 def check_configs(tree):
     schema_path = "configs/sluice.schema.json"
     schema = json.loads(tree.texts.get(schema_path, "{}"))
@@ -291,7 +310,7 @@ def check_readme(tree):
         tree.report("readme-sample", "README.md", line, f"the sample is not in {README_SAMPLE}")
 
 
-CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references,
+CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references, check_one_place,
           check_configs, check_words, check_readme]
 
 
@@ -359,6 +378,7 @@ PLANTED = [
     ("unused-file", "base/lone.cc", {"base/lone.cc": ""}),
     ("unused-file", "base/lone.h", {"base/lone.h": HEADER}),
     ("unused-file", "cmake/Lone.cmake", {"cmake/Lone.cmake": ""}),
+    ("one-place", "engine/flow/b.cc", {"engine/flow/b.cc": '#include "engine/flow/b.h"\nint x = plan_placement(1);\n'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"step": 1}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": '}),

@@ -11,6 +11,7 @@
 #include "cpu_optim/optimizer_options.h"
 #include "engine/detached/detached_flow.h"
 #include "engine/detached/detached_work.h"
+#include "engine/plan/host_memory.h"
 
 namespace sluice {
 namespace {
@@ -32,7 +33,7 @@ struct DetachedOptimizer::Parts {
         const QueueDecorator& decorate)
       : config(given),
         tensors(std::move(given_tensors)),
-        plan(plan_detached(config, tensors, topology().memory_bytes / 2)),
+        plan(plan_detached(config, tensors, default_host_bytes(topology().memory_bytes))),
         uncomputed(tensors.size()),
         worker(granted_threads(config.threads), scheduler),
         flow(config.storage, plan, tensors, scheduler, worker, decorate) {

@@ -50,14 +50,22 @@ void require_room(const HostMemory& memory) {
   throw Error(ErrorCode::kOutOfMemory, message);
 }
 
+std::uint64_t default_device_bytes(std::uint64_t memory_bytes) {
+  return memory_bytes / 4;
+}
+
+std::uint64_t default_host_bytes(std::uint64_t memory_bytes) {
+  return memory_bytes / 2;
+}
+
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host) {
   const std::uint64_t machine_bytes = topology().memory_bytes / host.ranks;
   const std::uint64_t share_bytes = less(host.room_bytes(), host.beside_bytes);
   if (!memory.device_bytes && host.device_is_host)
-    memory.device_bytes = std::min(machine_bytes / 4, share_bytes / 2);
+    memory.device_bytes = std::min(default_device_bytes(machine_bytes), share_bytes / 2);
   const std::uint64_t taken_bytes = host.device_is_host ? *memory.device_bytes : 0;
   if (!memory.host_bytes)
-    memory.host_bytes = std::min(machine_bytes / 2, less(share_bytes, taken_bytes));
+    memory.host_bytes = std::min(default_host_bytes(machine_bytes), less(share_bytes, taken_bytes));
   return memory;
 }
 

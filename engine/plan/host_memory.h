@@ -27,9 +27,14 @@ struct HostMemory {
 // of, and says what to lower.
 void require_room(const HostMemory& memory);
 
-// Where `memory` names no budget: a quarter of the machine's memory for the device, if that is the
-// host, but at most half of what `room_bytes` has beside the application; and for the host half of
-// the machine's, but at most the rest. Of all that, one rank's part.
+// The default budgets of a machine, or of a rank's part of one: a quarter of its memory for the
+// device, if that is the host, and half of it for the host.
+std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
+std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
+
+// Where `memory` names no budget, the default of one rank's part of the machine: for the device, if
+// that is the host, at most half of what `room_bytes` has beside the application; for the host at
+// most the rest.
 // The pools in `host` are ignored.
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host);
 

@@ -14,18 +14,11 @@
 #include <sluice/config.h>
 #include <sluice/memory_marks.h>
 #include <sluice/model_spec.h>
+#include <sluice/plan.h>
 #include "engine/plan/activation_plan.h"
 #include "engine/plan/layout.h"
 
 namespace sluice {
-
-// A row of the table printed at start.
-struct Pool {
-  Tier tier = Tier::kHost;
-  std::string name;
-  std::uint64_t size_bytes = 0;
-  std::string reason;
-};
 
 // `count` buffers of `slot_bytes` each.
 struct SlotPool {

@@ -96,6 +96,7 @@ PlanRequest scaled_down(const PlanRequest& request, const Layout& layout,
   small.model.units.resize(kept);
   small.forward_flops.resize(kept);
   if (!small.model.boundary_bytes.empty()) small.model.boundary_bytes.resize(kept - 1);
+  small.config.optimizer.groups.clear();  // they may name tensors of the units that are left out
   small.config.storage.block_elements = layout.block_elements();
   const Placement& placement = own.placement;
   const double left_out = 1 - static_cast<double>(kept) / static_cast<double>(units);

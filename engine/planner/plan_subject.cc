@@ -14,8 +14,8 @@ namespace sluice {
 Planning::Planning(const PlanRequest& request)
     : request_(request),
       model_(validated(request.model)),
-      layout_(model_, state_format(request.config), request.config.storage.block_elements, {},
-              shard_of(request.config.sharding, 0, request.ranks)),
+      layout_(plan_layout(request.config, model_,
+                          shard_of(request.config.sharding, 0, request.machine.ranks))),
       schedule_(training_schedule(model_, request.micro_batches, request.order)) {}
 
 Rates Planning::rates(double compute_factor) const {
@@ -39,11 +39,13 @@ double Planning::compute_s(const Rates& rates) const {
 PlannedPlacement Planning::place(const std::string& name, const Config::Placement& choices) const {
   PlannedPlacement planned;
   planned.name = name;
-  PlannedMemory memory = plan_memory(request_, model_, layout_, choices);
-  planned.obstacle = std::move(memory.obstacle);
-  if (!planned.obstacle.empty()) return planned;
-  planned.placement = std::move(memory.placement);
-  planned.policy = memory.policy;
+  Config config = request_.config;
+  config.placement = choices;
+  std::optional<RunPlan> plan =
+      try_plan(config, model_, layout_, request_.machine, planned.obstacle);
+  if (!plan) return planned;
+  planned.placement = std::move(plan->placement);
+  planned.policy = plan->policy;
   planned.compute_s = compute_s(rates());
   return planned;
 }

@@ -10,19 +10,6 @@
 namespace sluice {
 namespace {
 
-// What "auto" comes to while clipping is rare, and the drives have room for shadow copies.
-OverlapPolicy policy_of(const PlanRequest& request, const Layout& layout,
-                        const Placement& placement) {
-  const Config::Optimizer& optimizer = request.config.optimizer;
-  if (optimizer.overlap != OverlapPolicy::kAuto) return optimizer.overlap;
-  if (optimizer.clip_norm == 0 && optimizer.non_finite == NonFinitePolicy::kStop)
-    return OverlapPolicy::kEager;
-  return may_speculate_by_itself(request.config, request.ranks) &&
-                 shadows_serve_all(layout, placement)
-             ? OverlapPolicy::kSpeculative
-             : OverlapPolicy::kDeferred;
-}
-
 // The steps of placements under policies, each simulated once, however often it is asked for.
 class StepCosts {
  public:
@@ -69,31 +56,19 @@ std::string in_short(const std::string& obstacle) {
   return line;
 }
 
-PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
-                          const Config::Placement& choices) {
-  PlannedMemory planned;
-  const Config& config = request.config;
-  const Budgets budgets{.device_bytes = *config.memory.device_bytes,
-                        .host_bytes = *config.memory.host_bytes};
+std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
+                                const RunMachine& machine, std::string& obstacle) {
   try {
-    check_homes(config.sharding, request.ranks, choices);
-    planned.placement =
-        plan_placement(layout, model, choices, budgets,
-                       pass_needs(config, layout, request.ranks, request.fills_device));
+    return plan_run(config, model, layout, machine);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory && error.code() != ErrorCode::kConfig) throw;
-    planned.obstacle = error.what();
-    return planned;
+    obstacle = error.what();
+    return std::nullopt;
   }
-  planned.policy = policy_of(request, layout, planned.placement);
-  if (planned.policy == OverlapPolicy::kSpeculative) add_shadows(layout, planned.placement);
-  if (const std::uint32_t copies = durable_copies(config, request.ranks); copies != 0)
-    add_copies(layout, copies, planned.placement);
-  return planned;
 }
 
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
-  check_homes(request.config.sharding, request.ranks, request.config.placement);
+  check_homes(request.config.sharding, request.machine.ranks, request.config.placement);
   const Planning planning(request);
   std::vector<PlannedPlacement> all = {
       planning.place("config", request.config.placement),

@@ -7,35 +7,30 @@
 #include <vector>
 
 #include "engine/bound/bound.h"
+#include "engine/planner/run_plan.h"
 
 namespace sluice {
 
 struct PlanRequest {
-  Config config;            // memory budgets given
-  ModelSpec model;          // the whole one
-  std::uint32_t ranks = 1;  // of which this is rank 0
+  Config config;
+  ModelSpec model;     // the whole one
+  RunMachine machine;  // the plan is that of its rank 0
   // Floating-point operations of a unit's forward use, by unit; backward takes twice as many, and
   // as many again where it recomputes activations.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  bool fills_device = false;  // as PassNeeds has it: the device is a GPU
-  Rates rates;                // without unit times
+  Rates rates;  // without unit times
   double flops = 0;
 };
 
 // The first line of why something cannot be, for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// Where the state is placed, without what a step costs.
-struct PlannedMemory {
-  std::string obstacle;  // why it cannot be; then nothing below holds
-  Placement placement;
-  OverlapPolicy policy{};  // what the config comes to
-};
-// By `choices` instead of the config's. `model`, validated, and `layout` are the request's.
-PlannedMemory plan_memory(const PlanRequest& request, const ModelSpec& model, const Layout& layout,
-                          const Config::Placement& choices);
+// plan_run(), with the message of what does not fit, or of a home that several ranks cannot have,
+// in `obstacle` instead of an error.
+std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
+                                const RunMachine& machine, std::string& obstacle);
 
 // One way to place the state.
 struct PlannedPlacement {

@@ -42,7 +42,7 @@ ordered_json units_of(const Layout& layout) {
   return units;
 }
 
-ordered_json config_json(const Config& config, const Placement& placement) {
+ordered_json config_json(const Config& config, const Placement& placement, std::uint32_t ranks) {
   return {{"parameters", static_cast<int>(config.precision.parameters)},
           {"gradients", static_cast<int>(config.precision.gradients)},
           {"optimizer", static_cast<int>(config.optimizer.kind)},
@@ -56,7 +56,13 @@ ordered_json config_json(const Config& config, const Placement& placement) {
           {"optimizer_placement", static_cast<int>(config.placement.optimizer)},
           {"gradient_placement", static_cast<int>(config.placement.gradients)},
           {"fills_device", placement.fills_device},
-          {"rank_buffer_bytes", placement.rank_buffer_bytes},
+          {"ranks", ranks},
+          {"sharding",
+           {{"stage", config.sharding.stage},
+            {"group", config.sharding.group_ranks},
+            {"keep_gathered_bytes", config.sharding.keep_gathered_bytes}}},
+          {"durable_state", config.storage.state.name},
+          {"commit_every", config.storage.state.commit_every},
           {"paths", config.storage.paths},
           {"queue_depth", config.storage.queue_depth},
           {"verify", config.storage.verify == Verify::kFull     ? "full"
@@ -146,6 +152,17 @@ std::vector<UnitId> order_from(const nlohmann::json& document, const char* key) 
   return order;
 }
 
+// Older traces say nothing of it, and their state is taken to be one rank's.
+Config::Sharding sharding_from(const nlohmann::json& config) {
+  Config::Sharding sharding;
+  if (!config.contains("sharding")) return sharding;
+  const nlohmann::json& from = config.at("sharding");
+  sharding.stage = count_in(from, "stage");
+  sharding.group_ranks = count_in(from, "group");
+  sharding.keep_gathered_bytes = bytes_in(from, "keep_gathered_bytes");
+  return sharding;
+}
+
 // A model of no more elements and blocks than there can be.
 void require_plausible(const ModelSpec& model, std::uint64_t block_elements) {
   std::uint64_t elements = 0, blocks = 0;
@@ -174,14 +191,14 @@ auto read_section(const std::string& text, const Function& function) {
 }  // namespace
 
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
-                            const Placement& placement) {
+                            const Placement& placement, std::uint32_t ranks) {
   const ordered_json document = {{"processor", topology().processor},
                                  {"granted_cores", topology().granted_cores},
                                  {"memory_bytes", topology().memory_bytes},
                                  {"parameters", layout.parameter_count()},
                                  {"state_bytes", layout.state_bytes()},
                                  {"block_elements", layout.block_elements()},
-                                 {"config", config_json(config, placement)},
+                                 {"config", config_json(config, placement, ranks)},
                                  {"memory", memory_json(placement)},
                                  {"forward_order", indices_of(model.forward_order)},
                                  {"backward_order", indices_of(model.backward_order)},
@@ -230,6 +247,9 @@ Config config_of_trace(const std::string& engine_section) {
     config.storage.paths = from.at("paths").get<std::vector<std::string>>();
     config.storage.block_elements = std::max(
         kAlignElements, number(document.at("block_elements"), "block_elements", kElementsMax));
+    config.sharding = sharding_from(from);
+    config.storage.state = {.name = from.value("durable_state", ""),
+                            .commit_every = from.value("commit_every", 1u)};
     config.threads = count_in(from, "threads");
     const nlohmann::json& activations = from.at("activations");
     config.activations = {.home = choice_in(activations, "home", ActivationHome::kNvme),
@@ -239,13 +259,12 @@ Config config_of_trace(const std::string& engine_section) {
   });
 }
 
-PassNeeds pass_of_trace(const std::string& engine_section) {
+RunMachine machine_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
-    const nlohmann::json& config = document.at("config");  // of older traces, without these
-    return PassNeeds{.fills_device = config.value("fills_device", false),
-                     .rank_buffer_bytes = config.contains("rank_buffer_bytes")
-                                              ? bytes_in(config, "rank_buffer_bytes")
-                                              : 0};
+    const nlohmann::json& config = document.at("config");
+    const std::uint32_t ranks = config.contains("ranks") ? count_in(config, "ranks") : 1;
+    if (ranks == 0) fail_damaged("ranks is 0");
+    return RunMachine{.ranks = ranks, .device_is_host = !config.value("fills_device", false)};
   });
 }
 

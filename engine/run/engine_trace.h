@@ -6,15 +6,17 @@
 
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
+#include <sluice/plan.h>
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "io/io_queue.h"
 
 namespace sluice {
 
-// The section "engine". `model` is validated(), `config` that which the placement is of.
+// The section "engine" of one of `ranks`. `model` is validated(); `layout` and `placement` are
+// those of `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
-                            const Placement& placement);
+                            const Placement& placement, std::uint32_t ranks);
 
 // The section "store": what the storage queue has moved.
 std::string describe_counters(const IoCounters& counters);
@@ -22,8 +24,7 @@ std::string describe_counters(const IoCounters& counters);
 // The parts of the section "engine" that planning depends on. Fails with: kInput when the text is
 // no such section.
 Config config_of_trace(const std::string& engine_section);
-// As far as the config does not say it.
-PassNeeds pass_of_trace(const std::string& engine_section);
+RunMachine machine_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);
 Shard shard_of_trace(const std::string& engine_section);
 

@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "cpu_optim/cpu_optimizer.h"
+#include "engine/planner/run_plan.h"
 #include "engine/store/store_survey.h"
 #include "tools/bench/bench_adam.h"
 #include "tools/cli/print.h"
@@ -42,7 +43,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   const std::uint64_t unit_bytes =
       align_up(model.units.front().tensors.front().element_count(), kAlignElements) * 2;
   const std::uint64_t window_units = bench.window_holds_all ? bench.units : bench.window_units;
-  const Layout layout(model, state_format(config), {});
+  const Layout layout = plan_layout(config, model);
   const auto tenth = static_cast<std::uint32_t>(layout.blocks().size() / 10);
   config.optimizer.lanes = bench.lanes.value_or(std::max(3u, tenth));
   config.memory.device_bytes =
@@ -53,12 +54,11 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
   if (bench.memory_share == 1) return config;
   // What the engine needs with all on storage, and the share on top of it.
-  const Placement bare = plan_placement(
-      layout, model, {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme},
-      {.device_bytes = *config.memory.device_bytes, .host_bytes = UINT64_MAX},
-      pass_needs(config, layout, /*ranks=*/1, /*fills_device=*/false));
+  Config bare = config;
+  bare.placement.parameters = bare.placement.optimizer = TierChoice::kNvme;
+  bare.memory.host_bytes = UINT64_MAX;
   config.memory.host_bytes =
-      bare.host_bytes() +
+      plan_run(bare, model, layout, {}).placement.host_bytes() +
       static_cast<std::uint64_t>(bench.memory_share * static_cast<double>(layout.state_bytes()));
   config.placement.parameters = config.placement.optimizer = TierChoice::kAuto;
   return config;

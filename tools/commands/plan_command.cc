@@ -9,7 +9,6 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "base/topology.h"
 #include "engine/planner/compute_factor.h"
 #include "engine/planner/planner.h"
 #include "tools/cli/exit_codes.h"
@@ -76,7 +75,6 @@ void settle(Subject& subject, const PlanOptions& options, Config& engine) {
   if (!options.host_memory.empty()) engine.memory.host_bytes = parse_size(options.host_memory);
   subject.host = share_of_host(subject.is_on_host, subject.activation_bytes, options.ranks);
   settle_budgets(engine.memory, subject.host);
-  if (!engine.memory.device_bytes) engine.memory.device_bytes = topology().memory_bytes / 4;
 }
 
 PlanRateOptions rates_of(const PlanOptions& options) {
@@ -115,11 +113,11 @@ Subject subject_of(const PlanOptions& options) {
   }
   request.model = std::move(model.spec);
   request.forward_flops = std::move(model.forward_flops);
-  request.ranks = options.ranks;
   request.micro_batches = config.micro_batches;
   const ModelSpec valid = validated(request.model);
-  request.fills_device = !subject.is_on_host;
-  subject.orders = plan_orders(request.config, valid, options.ranks, request.fills_device);
+  request.machine = machine_of(subject.host, options.ranks);
+  request.machine.device_bytes = host_device_bytes(config.engine);
+  subject.orders = plan_orders(request.config, valid, request.machine);
   request.order = config.order.value_or(better_order(subject.orders, valid));
   request.config.activations.order = request.order;
   request.rates = subject.rates.rates;

@@ -165,7 +165,7 @@ class TrainRun {
       engine.memory.device_bytes = engine_.placement().device_budget_bytes;
       engine.memory.host_bytes = engine_.placement().host_budget_bytes;
       say("{}\n", describe(plan_orders(engine, validated(training_model(config_)),
-                                       engine_.rank_count(), engine_.placement().fills_device),
+                                       machine_of(memory_, engine_.rank_count())),
                            record_.order));
     }
     const bool varies =
@@ -372,8 +372,9 @@ int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks)
   const HostMemory share =
       share_of_host(is_on_host, kept_activation_bytes(config, is_on_host), ranks.host_ranks());
   settle_budgets(config.engine.memory, share);
-  resolve_order(config, ranks.count());  // by this rank's share
-  const HostMemory memory = check_memory(config, ranks.count(), share);
+  const RunMachine machine = machine_of(share, ranks.count());
+  resolve_order(config, machine);
+  const HostMemory memory = check_memory(config, machine, share);
   return train_here(options, config, ranks, memory);
 }
 

@@ -40,7 +40,7 @@ Config::Placement homes_of_stage(const PlanRequest& request, std::string& left_t
     Config::Placement alone;
     alone.*home = choices.*home;
     try {
-      check_homes(request.config.sharding, request.ranks, alone);
+      check_homes(request.config.sharding, request.machine.ranks, alone);
     } catch (const Error&) {
       choices.*home = TierChoice::kAuto;
       left_to_auto += (left_to_auto.empty() ? "" : ", ") + std::string(name);
@@ -82,31 +82,33 @@ std::array<StageMemory, 4> memory_by_stage(const PlanRequest& request) {
   std::array<StageMemory, 4> stages;
   for (std::uint32_t stage = 0; stage < stages.size(); ++stage) {
     own.config.sharding.stage = stage;
-    const Layout layout(model, state_format(own.config), own.config.storage.block_elements, {},
-                        shard_of(own.config.sharding, 0, own.ranks));
+    const Layout layout =
+        plan_layout(own.config, model, shard_of(own.config.sharding, 0, own.machine.ranks));
     StageMemory& memory = stages[stage] = memory_at_rest(layout, model);
-    const Config::Placement choices = homes_of_stage(own, memory.left_to_auto);
-    const PlannedMemory planned = plan_memory(own, model, layout, choices);
-    memory.obstacle = planned.obstacle;
-    if (!planned.obstacle.empty()) continue;
-    if (memory.window_bytes != 0) memory.window_bytes = planned.placement.window_bytes;
+    Config config = own.config;
+    config.placement = homes_of_stage(own, memory.left_to_auto);
+    const std::optional<RunPlan> planned =
+        try_plan(config, model, layout, own.machine, memory.obstacle);
+    if (!planned) continue;
+    if (memory.window_bytes != 0) memory.window_bytes = planned->placement.window_bytes;
     memory.most_in_use = predicted_marks({.model = model,
                                           .layout = layout,
-                                          .placement = planned.placement,
-                                          .policy = planned.policy,
+                                          .placement = planned->placement,
+                                          .policy = planned->policy,
                                           .micro_batches = own.micro_batches,
                                           .order = own.order,
-                                          .ranks = own.ranks});
+                                          .ranks = own.machine.ranks});
   }
   return stages;
 }
 
 std::string stage_table(const PlanRequest& request) {
   const std::array<StageMemory, 4> stages = memory_by_stage(request);
-  const std::uint32_t group = group_size(request.config.sharding, request.ranks);
+  const std::uint32_t group = group_size(request.config.sharding, request.machine.ranks);
   std::string table = fmt::format(
       "\none of {} ranks{} keeps, whatever the tier:\n{:<7}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
-      request.ranks, group == request.ranks ? "" : fmt::format(" in groups of {}", group), "stage",
+      request.machine.ranks,
+      group == request.machine.ranks ? "" : fmt::format(" in groups of {}", group), "stage",
       "parameters", "window", "gradients", "optimizer", "sum");
   std::uint32_t stage = 0;
   for (const StageMemory& memory : stages) {

@@ -11,6 +11,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/bound/bound.h"
+#include "engine/planner/run_plan.h"
 #include "engine/run/engine_trace.h"
 #include "tools/trace/trace_rates.h"
 #include "tools/trace/trace_steps.h"
@@ -118,12 +119,9 @@ class Replay {
   Replay(const TraceAnalysis& analysis, const std::string& section)
       : model_(model_of_trace(section)),
         config_(config_of_trace(section)),
-        pass_(pass_of_trace(section)) {
+        machine_(machine_of_trace(section)) {
     validate(config_);
-    pass_.overlaps = config_.optimizer.overlap != OverlapPolicy::kSerial;
-    pass_.activations = config_.activations;
-    layout_.emplace(model_, state_format(config_), config_.storage.block_elements,
-                    std::span<const std::uint32_t>(), shard_of_trace(section));
+    layout_.emplace(plan_layout(config_, model_, shard_of_trace(section)));
     std::map<std::uint32_t, std::uint32_t> units;  // by use
     for (const TraceRecord& record : analysis.trace().records) {
       if (record.kind == TraceKind::kCompute && record.step == analysis.steps()[1].step)
@@ -143,13 +141,9 @@ class Replay {
   const Layout& layout() const { return *layout_; }
 
   StepCost cost(const Scenario& scenario) const {
-    PassNeeds pass = pass_;
-    pass.lanes = scenario.config.optimizer.lanes;
-    Placement placement = plan_placement(*layout_, model_, scenario.config.placement,
-                                         {.device_bytes = *scenario.config.memory.device_bytes,
-                                          .host_bytes = *scenario.config.memory.host_bytes},
-                                         pass);
-    if (scenario.policy == OverlapPolicy::kSpeculative) add_shadows(*layout_, placement);
+    Config config = scenario.config;
+    config.optimizer.overlap = scenario.policy;
+    Placement placement = plan_run(config, model_, *layout_, machine_).placement;
     const std::vector<std::uint64_t> unit_bytes = window_unit_bytes(*layout_, placement);
     if (scenario.window_units)
       placement.window_bytes =
@@ -169,7 +163,7 @@ class Replay {
  private:
   ModelSpec model_;
   Config config_;
-  PassNeeds pass_;  // without lanes
+  RunMachine machine_;
   std::optional<Layout> layout_;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;

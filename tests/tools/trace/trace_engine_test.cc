@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/units.h>
+#include "engine/plan/sharding.h"
+#include "engine/planner/run_plan.h"
 #include "engine/run/engine_trace.h"
 #include "io/throttled_queue.h"
 #include "tests/support/temp_directory.h"
@@ -109,28 +111,23 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   spec = validated(spec);
   spec.boundary_bytes.assign(spec.forward_order.size() - 1, 8192);
   const ModelSpec model = validated(spec);
-  const Shard shard{.index = 1, .count = 3, .keep_gathered_bytes = 40'000};
-  const Layout layout(model, state_format(config), config.storage.block_elements, {}, shard);
-  const auto plan = [](const Layout& of, const ModelSpec& from, const Config& by) {
-    return plan_placement(
-        of, from, by.placement,
-        {.device_bytes = *by.memory.device_bytes, .host_bytes = *by.memory.host_bytes},
-        {.overlaps = true, .lanes = by.optimizer.lanes, .activations = by.activations});
-  };
-  const Placement placement = plan(layout, model, config);
-  const std::string text = describe_engine(config, model, layout, placement);
+  config.sharding.keep_gathered_bytes = 40'000;
+  const Layout layout = plan_layout(config, model, shard_of(config.sharding, /*rank=*/1, 3));
+  const Placement placement =
+      plan_run(config, model, layout, {.ranks = 3, .device_is_host = false}).placement;
+  const std::string text = describe_engine(config, model, layout, placement, /*ranks=*/3);
   const ModelSpec model_again = model_of_trace(text);
   const Config config_again = config_of_trace(text);
-  const Layout layout_again(model_again, state_format(config_again),
-                            config_again.storage.block_elements, {}, shard_of_trace(text));
-  const Placement again = plan(layout_again, model_again, config_again);
-  EXPECT_EQ(describe_engine(config_again, model_again, layout_again, again), text);
-  EXPECT_EQ(again.parameter_tier, placement.parameter_tier);
-  EXPECT_EQ(again.nvme_activation_bytes, placement.nvme_activation_bytes);
+  const Layout layout_again = plan_layout(config_again, model_again, shard_of_trace(text));
+  const Placement again =
+      plan_run(config_again, model_again, layout_again, machine_of_trace(text)).placement;
+  EXPECT_EQ(
+      describe_engine(config_again, model_again, layout_again, again, machine_of_trace(text).ranks),
+      text);
+  EXPECT_EQ(again, placement);
   EXPECT_GT(again.nvme_activation_bytes, 0u);
   EXPECT_LT(layout_again.unit(UnitId{0}).shard_elements,
             layout_again.unit(UnitId{0}).element_count);
-  EXPECT_EQ(again.record_tier, placement.record_tier);
 }
 
 // Eight units of 64 Ki parameters each in emulated computation.

@@ -153,7 +153,7 @@ StageMemory predict(const Case& given, const Config& config) {
   PlanRequest request;
   request.config = config;
   request.model = layers();
-  request.ranks = kRanks;
+  request.machine.ranks = kRanks;
   request.micro_batches = given.micro_batches;
   return memory_by_stage(request)[given.stage];
 }

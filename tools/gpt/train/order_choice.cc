@@ -7,14 +7,12 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
-#include "engine/plan/parameter_groups.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/planner.h"
+#include "engine/planner/run_plan.h"
 
 namespace sluice {
 namespace {
-
-constexpr std::uint64_t kUnbounded = std::uint64_t{1} << 62;
 
 bool is_tied(const ModelSpec& model) {
   return model.backward_order.size() > model.units.size();
@@ -29,7 +27,7 @@ std::string summary_of(const OrderPlan& plan) {
                      format_bytes(plan.traffic.activation_in_bytes));
 }
 
-OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks, bool fills_device,
+OrderPlan plan_order(Config config, const ModelSpec& model, const RunMachine& machine,
                      MicroBatchOrder order) {
   OrderPlan plan;
   plan.order = order;
@@ -39,15 +37,9 @@ OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
     plan.obstacle = "activations of all micro-batches at once cannot be kept";
     return plan;
   }
-  const Layout layout(model, state_format(config), config.storage.block_elements,
-                      ParameterGroups(config.optimizer, model).set_of_tensors(),
-                      shard_of(config.sharding, 0, ranks));
+  const Layout layout = plan_layout(config, model, shard_of(config.sharding, 0, machine.ranks));
   try {
-    const Placement placement =
-        plan_placement(layout, model, config.placement,
-                       {.device_bytes = config.memory.device_bytes.value_or(kUnbounded),
-                        .host_bytes = *config.memory.host_bytes},
-                       pass_needs(config, layout, ranks, fills_device));
+    const Placement placement = plan_run(config, model, layout, machine).placement;
     StepPlans plans(model, layout, placement);
     const StepPlan& step = plans.training(micro_batches, order);
     plan.traffic = plans.predict_traffic(micro_batches, order);
@@ -66,9 +58,9 @@ OrderPlan plan_order(Config config, const ModelSpec& model, std::uint32_t ranks,
 }  // namespace
 
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
-                                     std::uint32_t ranks, bool fills_device) {
-  return {plan_order(config, model, ranks, fills_device, MicroBatchOrder::kHorizontal),
-          plan_order(config, model, ranks, fills_device, MicroBatchOrder::kVertical)};
+                                     const RunMachine& machine) {
+  return {plan_order(config, model, machine, MicroBatchOrder::kHorizontal),
+          plan_order(config, model, machine, MicroBatchOrder::kVertical)};
 }
 
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model) {
@@ -83,12 +75,11 @@ MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelS
              : MicroBatchOrder::kHorizontal;
 }
 
-void resolve_order(TrainConfig& config, std::uint32_t ranks) {
+void resolve_order(TrainConfig& config, const RunMachine& machine) {
   if (config.micro_batches == 1) config.order = MicroBatchOrder::kHorizontal;  // they are the same
   if (!config.order) {
     const ModelSpec model = validated(training_model(config));
-    config.order = better_order(
-        plan_orders(config.engine, model, ranks, config.device == DeviceChoice::kCuda), model);
+    config.order = better_order(plan_orders(config.engine, model, machine), model);
   }
   config.engine.activations.order = *config.order;
 }

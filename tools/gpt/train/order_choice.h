@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include <sluice/plan.h>
 #include "engine/plan/step_plans.h"
 #include "tools/gpt/train/train_config.h"
 
@@ -21,20 +22,19 @@ struct OrderPlan {
   std::uint64_t copied_bytes = 0;
 };
 
-// Horizontal, then vertical. `config` has its memory budgets (without one for the device: all of
-// what it has), and its activations the step's
-// micro-batches; `model` is validated(). Of one of `ranks`; `fills_device` as PassNeeds has it.
+// Horizontal, then vertical. The activations of `config` have the step's micro-batches; `model` is
+// validated().
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
-                                     std::uint32_t ranks, bool fills_device);
+                                     const RunMachine& machine);
 
 // What "auto" comes to: vertical if it is possible and moves fewer bytes to and from storage, or as
 // many and fewer between host and device. Horizontal where backward uses a unit more than once
 // (tied weights): there the order changes bits, and a budget must not.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Settles `order`, and the activations' order with it, alike on all of `ranks` that have one
-// config, which has its memory settled.
-void resolve_order(TrainConfig& config, std::uint32_t ranks);
+// Settles `order`, and the activations' order with it, alike on all ranks that have the same config
+// and machine.
+void resolve_order(TrainConfig& config, const RunMachine& machine);
 
 // "micro-batches vertical: ... ; horizontal: ...": a line for people.
 std::string describe(const std::array<OrderPlan, 2>& plans, MicroBatchOrder chosen);

@@ -2,8 +2,9 @@
 
 #include <sluice/units.h>
 #include "base/topology.h"
-#include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
+#include "engine/planner/run_plan.h"
+#include "io/direct_file.h"
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/train/trainer.h"
 
@@ -12,7 +13,6 @@ namespace {
 
 // Code, libraries, threads and what they allocate.
 constexpr std::uint64_t kProgramBytes = 64_MiB;
-constexpr std::uint64_t kUnbounded = std::uint64_t{1} << 62;
 
 }  // namespace
 
@@ -37,17 +37,19 @@ void settle_budgets(Config::Memory& memory, const HostMemory& host) {
   memory = with_budgets(memory, host);
 }
 
-HostMemory check_memory(const TrainConfig& config, std::uint32_t rank_count, HostMemory host) {
+RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count) {
+  return {.ranks = rank_count,
+          .device_is_host = host.device_is_host,
+          .host_memory_bytes = topology().memory_bytes,
+          .free_bytes = free_bytes};
+}
+
+HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host) {
   const Config& engine = config.engine;
-  check_homes(engine.sharding, rank_count, engine.placement);
   const ModelSpec model = validated(training_model(config));
-  const Layout layout(model, state_format(engine), engine.storage.block_elements, {},
-                      shard_of(engine.sharding, 0, rank_count));
-  const Placement placement =
-      plan_placement(layout, model, engine.placement,
-                     {.device_bytes = engine.memory.device_bytes.value_or(kUnbounded),
-                      .host_bytes = *engine.memory.host_bytes},
-                     pass_needs(engine, layout, rank_count, !host.device_is_host));
+  const Layout layout =
+      plan_layout(engine, model, shard_of(engine.sharding, /*rank=*/0, machine.ranks));
+  const Placement placement = plan_run(engine, model, layout, machine).placement;
   host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
   host.host_pool_bytes = placement.host_bytes();
   if (host.ranks > 1) host.room = memory_room();

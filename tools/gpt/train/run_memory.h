@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include <sluice/plan.h>
 #include "engine/plan/host_memory.h"
 #include "tools/gpt/train/train_config.h"
 
@@ -23,9 +24,12 @@ HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, st
 // Fails with: kOutOfMemory when the application leaves nothing to deal out.
 void settle_budgets(Config::Memory& memory, const HostMemory& host);
 
+// The machine as each of `rank_count` ranks plans for it.
+RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
+
 // Holds what each of `ranks` will take of this host against what is free, and returns it. Before
-// any of them has its pools. `config` has budgets and order, its engine's ranks are `rank_count`.
+// any of them has its pools. `config` has budgets and order.
 // Fails with: kOutOfMemory for a budget that is too small, and when the sum is too large.
-HostMemory check_memory(const TrainConfig& config, std::uint32_t rank_count, HostMemory host);
+HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);
 
 }  // namespace sluice

@@ -6,8 +6,8 @@
 
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
+#include <sluice/plan.h>
 #include <sluice/units.h>
-#include "base/topology.h"
 #include "gpu/cuda/kernel_list.h"
 #include "tools/gpt/model/cuda_ops.h"
 #include "tools/gpt/train/device_trainer.h"
@@ -60,8 +60,7 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
   if (!why.empty()) {
     // At least what ranks talk in, so that the engine gets as far as to say which budget works.
     auto host = make_host_device(
-        {.memory_bytes = std::max(kRanksTalkIn, config.engine.memory.device_bytes.value_or(
-                                                    topology().memory_bytes / 4))});
+        {.memory_bytes = std::max(kRanksTalkIn, host_device_bytes(config.engine))});
     host_ = host.get();
     device_ = std::move(host);
     const DType parameters = config.engine.precision.parameters;

@@ -1,0 +1,33 @@
+// The plan of a run: who keeps which part of the state, the budgets, the size of every pool, the
+// home of every block, and when blocks are updated. This is the only place that makes one. The
+// engine, `sluice plan`, the choice of the micro-batches' order, the check of the host's memory,
+// `trace whatif` and the benches all ask here, so none of them can differ from the run.
+//
+// Thread rule: pure but for RunMachine::free_bytes; callable from any thread.
+#pragma once
+
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include <sluice/plan.h>
+#include "engine/plan/layout.h"
+#include "engine/plan/placement.h"
+
+namespace sluice {
+
+struct RunPlan {
+  Placement placement;
+  // The config's policy. For "auto", the policy of a step while clipping is rare.
+  OverlapPolicy policy{};
+};
+
+// The layout of a rank that keeps `shard`. `model` is validated().
+// Fails with: kConfig for a parameter group that names no tensor.
+Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
+
+// `model` is validated(), `layout` is one of plan_layout().
+// Fails with: kConfig for homes that the stage does not have with several ranks; kOutOfMemory as
+// plan_placement() does.
+RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& layout,
+                 const RunMachine& machine);
+
+}  // namespace sluice

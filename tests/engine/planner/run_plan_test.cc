@@ -1,0 +1,167 @@
+// The plan of a run, made without an engine, is that of the engine, field by field; and the parts
+// of the machine that it depends on.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/engine.h>
+#include <sluice/host_device.h>
+#include <sluice/plan.h>
+#include <sluice/units.h>
+#include "engine/plan/sharding.h"
+#include "engine/planner/run_plan.h"
+#include "io/direct_file.h"
+#include "tests/support/campaign.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/many_ranks.h"
+#include "tests/support/random_run.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr std::uint64_t kDeviceBytes = 64_MiB;
+
+// The random run with all that a config says beside it: budgets or none, every policy, groups of
+// parameters.
+Config config_of(RandomRun& run, const std::string& path) {
+  Config config = run.config();
+  config.storage.paths = {path};
+  config.storage.backend = IoBackend::kSync;
+  config.threads = 1;
+  config.optimizer.overlap = static_cast<OverlapPolicy>(run.below(5));
+  if (run.one_in(2)) config.optimizer.clip_norm = 0;
+  if (config.optimizer.overlap == OverlapPolicy::kEager) config.optimizer.clip_norm = 0;
+  if (run.one_in(3)) config.optimizer.groups = {{.tensors = {"u0.*"}, .learning_rate_factor = 2}};
+  const auto budget = [&]() -> std::optional<std::uint64_t> {
+    if (run.one_in(3)) return std::nullopt;
+    return run.one_in(3) ? kDeviceBytes : run.any_magnitude(4e7);
+  };
+  config.memory = {.device_bytes = budget(), .host_bytes = budget()};
+  return config;
+}
+
+std::string text_of(const std::vector<Pool>& pools) {
+  std::string text;
+  for (const Pool& pool : pools)
+    text +=
+        fmt::format("{} {} {} {}\n", name_of(pool.tier), pool.name, pool.size_bytes, pool.reason);
+  return text;
+}
+
+std::string text_of(const Traffic& traffic) {
+  return fmt::format("{} {} {} {} {} {}", traffic.nvme_read_bytes, traffic.nvme_write_bytes,
+                     traffic.nvme_read_bytes_least, traffic.activation_out_bytes,
+                     traffic.activation_in_bytes, traffic.gradient_spill_bytes);
+}
+
+template <class Make>
+auto made_or_refused(const Make& make, std::string& refusal) -> std::optional<decltype(make())> {
+  try {
+    return make();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+    refusal = error.what();
+    return std::nullopt;
+  }
+}
+
+// Whether there is a plan.
+bool expect_the_engines_plan(const Config& config, const ModelSpec& model, RunMachine machine) {
+  machine.device_bytes = kDeviceBytes;
+  machine.host_memory_bytes = this_machine(config).host_memory_bytes;
+  machine.free_bytes = free_bytes;
+  std::string refusal, engine_refusal;
+  const std::optional<Plan> planned =
+      made_or_refused([&] { return plan(config, model, machine); }, refusal);
+  const auto device =
+      make_host_device({.memory_bytes = kDeviceBytes, .has_own_memory = !machine.device_is_host});
+  ManyRanks ranks(*device, /*rank=*/0, machine.ranks);
+  Collectives* const collectives = machine.ranks == 1 ? nullptr : &ranks;
+  const auto engine = made_or_refused(
+      [&] { return std::make_unique<Engine>(config, model, *device, nullptr, collectives); },
+      engine_refusal);
+  EXPECT_EQ(refusal, engine_refusal);
+  if (!planned || !engine) return false;
+  const Layout layout =
+      plan_layout(config, model, shard_of(config.sharding, /*rank=*/0, machine.ranks));
+  const Placement& placement = (*engine)->placement();
+  EXPECT_EQ(plan_run(config, model, layout, machine).placement, placement);
+  EXPECT_EQ(planned->device_bytes, placement.device_bytes());
+  EXPECT_EQ(planned->host_bytes, placement.host_bytes());
+  EXPECT_EQ(planned->nvme_bytes, placement.nvme_bytes());
+  EXPECT_EQ(text_of(planned->pools), text_of(placement.pools()));
+  EXPECT_EQ(text_of(planned->traffic),
+            text_of((*engine)->predicted_traffic(config.activations.micro_batches,
+                                                 config.activations.order)));
+  return true;
+}
+
+TEST(RunPlan, IsTheEnginesPlan) {
+  std::uint64_t plans = 0, refusals = 0;
+  for (const std::uint64_t seed : seeds_of(campaign(60))) {
+    RandomRun run(seed);
+    const TempDirectory directory;
+    const Config config = config_of(run, directory.path());
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, run.describe()));
+    ++(expect_the_engines_plan(config, run.model(), run.machine()) ? plans : refusals);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(3 * plans, refusals) << "both have to be compared";
+  EXPECT_GT(3 * refusals, plans) << "both have to be compared";
+}
+
+ModelSpec one_unit() {
+  ModelSpec model;
+  model.units = {{.name = "unit", .tensors = {{.name = "weight", .shape = {1 << 20}}}}};
+  return model;
+}
+
+TEST(RunPlan, BudgetsThatTheConfigDoesNotNameAreTheMachines) {
+  const Plan planned = plan({}, one_unit(), {.device_bytes = 48_MiB, .host_memory_bytes = 3_GiB});
+  EXPECT_EQ(planned.device_budget_bytes, 48_MiB);
+  EXPECT_EQ(planned.host_budget_bytes, 3_GiB / 2);
+  const RunMachine here = this_machine({});
+  EXPECT_EQ(here.device_bytes, here.host_memory_bytes / 4);
+  Config config;
+  config.memory.device_bytes = 5_MiB;
+  EXPECT_EQ(host_device_bytes(config), 5_MiB);
+}
+
+TEST(RunPlan, AutoSpeculatesOnlyWhereTheDrivesHaveRoomForBothCopies) {
+  Config config;
+  config.placement = {.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  RunMachine machine{.host_memory_bytes = 1_GiB};
+  const Plan roomy = plan(config, one_unit(), machine);
+  EXPECT_EQ(roomy.policy, OverlapPolicy::kSpeculative);
+  // Twice the state, and as much again.
+  std::uint64_t room = 2 * roomy.nvme_bytes;
+  machine.free_bytes = [&](const std::string& path) {
+    EXPECT_EQ(path, config.storage.paths.front());
+    return room;
+  };
+  EXPECT_EQ(plan(config, one_unit(), machine).policy, OverlapPolicy::kSpeculative);
+  --room;
+  const Plan tight = plan(config, one_unit(), machine);
+  EXPECT_EQ(tight.policy, OverlapPolicy::kDeferred);
+  EXPECT_EQ(2 * tight.nvme_bytes, roomy.nvme_bytes);
+  config.optimizer.clip_norm = 0;
+  EXPECT_EQ(plan(config, one_unit(), machine).policy, OverlapPolicy::kEager);
+}
+
+TEST(RunPlan, RefusesWhatAnEngineRefuses) {
+  Config config;
+  config.optimizer.groups = {{.tensors = {"bias"}, .learning_rate_factor = 2}};
+  const std::string message =
+      expect_error(ErrorCode::kConfig, [&] { (void)plan(config, one_unit(), {}); });
+  EXPECT_NE(message.find("bias"), std::string::npos) << message;
+  EXPECT_NE(expect_error(ErrorCode::kInvalidArgument, [] { (void)plan({}, {}, {}); }), "");
+}
+
+}  // namespace
+}  // namespace sluice::test
