@@ -218,7 +218,7 @@ DirectFile DirectFile::open_existing(const std::string& path) {
   if (!file.descriptor_ || ::fstat(file.descriptor_.get(), &status) != 0)
     throw Error(ErrorCode::kInput, fmt::format("cannot open {}: {}", path, errno_text(errno)));
   if (!S_ISREG(status.st_mode))
-    throw Error(ErrorCode::kInput, fmt::format("{} is no plain file", path));
+    throw Error(ErrorCode::kInput, fmt::format("{} is not a regular file", path));
   file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
   file.go_direct();
   return file;

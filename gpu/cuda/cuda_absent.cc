@@ -1,4 +1,4 @@
-// What sluice/cuda_device.h and the headers beside it promise, in a build without CUDA.
+// sluice/cuda_device.h and the headers beside it, for builds without CUDA.
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
 #include "gpu/cuda/cuda_copies.h"

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// One direction's stream. Pieces are enqueued in turns, so that neither direction waits for the
+// One direction's stream. The two directions enqueue pieces in turns, so that neither waits for the
 // other's enqueueing.
 class Direction {
  public:

@@ -7,9 +7,9 @@
 namespace sluice {
 namespace {
 
-// cuDevicePrimaryCtxGetState, which the runtime has no function for. Found through the runtime: a
-// program that is linked to the driver's library would not start without a driver. A CUdevice is
-// the runtime's ordinal.
+// cuDevicePrimaryCtxGetState; the runtime has no such function. It is looked up through the
+// runtime, because a program linked to the driver's library would not start without a driver. A
+// CUdevice is the runtime's ordinal.
 using ContextState = int (*)(int device, unsigned* flags, int* is_active);
 
 ContextState find_context_state() {
@@ -23,11 +23,11 @@ ContextState find_context_state() {
   const cudaError_t status = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault);
 #endif
   if (status == cudaSuccess) return reinterpret_cast<ContextState>(function);
-  (void)cudaGetLastError();  // else the next launch on this thread would look failed
+  (void)cudaGetLastError();  // otherwise the next launch on this thread would look failed
   return nullptr;
 }
 
-// Whether the process has a context there. Requires: the current device has one.
+// Whether the process has a context on that GPU. Requires: the current device has one.
 bool has_context(int ordinal) {
   static const ContextState context_state = find_context_state();
   unsigned flags = 0;

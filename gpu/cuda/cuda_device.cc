@@ -22,7 +22,7 @@
 namespace sluice {
 namespace {
 
-// What cuBLASLt, the kernels' code and the runtime take beside our own memory.
+// Memory that cuBLASLt, the kernels' code and the runtime take beside our own.
 constexpr std::uint64_t kReserveBytes = 1_GiB;
 
 cudaDeviceProp properties_of(int ordinal) {
@@ -31,7 +31,7 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
-// What allocations may take of a GPU.
+// The memory of a GPU that allocations may take.
 std::uint64_t available_bytes(int ordinal) {
   const CudaCurrentDevice current(ordinal);
   std::size_t free_bytes = 0;
@@ -40,20 +40,20 @@ std::uint64_t available_bytes(int ordinal) {
   return free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
 }
 
-// A stream and what its owner needs to wait for it.
+// A stream, and its owner's means of waiting for it.
 struct CudaStream {
   cudaStream_t stream = nullptr;
   cudaEvent_t reached = nullptr;  // recorded by synchronize()
 
-  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may come when the stream is gone
+  std::shared_ptr<HostCallQueue> calls;  // the runtime's threads may call after the stream is gone
 
   std::mutex starting;  // functions get their numbers in the order of the stream
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t refused_calls = 0;  // that last_resort_ has not run yet; guarded by mutex
+  std::uint64_t refused_calls = 0;  // those that last_resort_ has not run yet; guarded by mutex
 };
 
-// What the runtime calls back with. Deleted there.
+// The argument of the runtime's callback, which deletes it.
 struct Callback {
   std::shared_ptr<HostCallQueue> calls;
   std::uint64_t number;
@@ -99,8 +99,8 @@ class RuntimeCudaDevice final : public CudaDevice {
  private:
   CudaStream& stream_of(StreamId id) const;
   cudaEvent_t event_of(EventId id) const;
-  // What `call`, a call of the runtime, returns on this GPU. It is made whatever happens: what is
-  // to be given back is, after a failure too.
+  // Makes `call`, a call of the runtime, on this GPU and returns its result. The call is made in
+  // any case, because resources have to be given back after a failure too.
   template <class Call>
   cudaError_t on_device(const Call& call) const {
     int status = 0;
@@ -115,25 +115,25 @@ class RuntimeCudaDevice final : public CudaDevice {
   void run_refused(CudaStream& stream, std::uint64_t number);
 
   const int ordinal_;
-  const bool takes_all_;  // that is free
+  const bool takes_all_;  // all free memory
   std::string name_;
   int high_priority_ = 0;  // numerically the least
   CudaMemory memory_;
   mutable FailureLatch failure_;
 
   mutable std::mutex objects_mutex_;
-  // Guarded by objects_mutex_; what the pointers refer to is not.
+  // Guarded by objects_mutex_, except the objects that the pointers refer to.
   std::uint32_t last_id_ = 0;
   std::unordered_map<EventId, cudaEvent_t> events_;
   std::unordered_map<StreamId, std::unique_ptr<CudaStream>> streams_;
 
-  // Runs host functions that the runtime would not take any more after a failure.
+  // Runs host functions that the runtime refuses after a failure.
   FailureLatch never_fails_;
   HostStream last_resort_;
 };
 
-// Enqueueing never throws: it happens on threads that could do nothing about it. The failure is
-// kept for synchronize().
+// Enqueueing never throws, because it happens on threads that could not handle an error. The
+// failure is kept for synchronize().
 #define SLUICE_CUDA_ENQUEUE(expression)                                                          \
   do {                                                                                           \
     if (const cudaError_t failed = on_device([&] { return expression; }); failed != cudaSuccess) \
@@ -157,11 +157,11 @@ RuntimeCudaDevice::~RuntimeCudaDevice() {
 }
 
 void RuntimeCudaDevice::latch(cudaError_t status, const char* expression, int line) const {
-  (void)cudaGetLastError();  // where it is no lasting one, later calls need not hear of it
+  (void)cudaGetLastError();  // if the error is not a lasting one, later calls need not see it
   failure_.set(std::make_exception_ptr(cuda_error(status, expression, __FILE__, line)));
 }
 
-// Code that has been loaded and communicators have taken of what was free at first.
+// Part of the initially free memory has gone to loaded code and communicators.
 std::uint64_t RuntimeCudaDevice::capacity_bytes() const {
   if (!takes_all_) return memory_.capacity_bytes();
   return std::min(memory_.capacity_bytes(), memory_.allocated_bytes() + available_bytes(ordinal_));
@@ -209,8 +209,8 @@ void RuntimeCudaDevice::destroy_stream(StreamId id) noexcept {
   SLUICE_CUDA_ENQUEUE(cudaStreamDestroy(leaving->stream));
 }
 
-// With timing, for elapsed_ns(); a thread that waits for one sleeps, for spinning would take a core
-// from the optimizer.
+// With timing, for elapsed_ns(). A thread that waits for an event sleeps, because spinning would
+// take a core from the optimizer.
 EventId RuntimeCudaDevice::create_event() {
   const CudaCurrentDevice current(ordinal_);
   cudaEvent_t event = nullptr;
@@ -221,7 +221,7 @@ EventId RuntimeCudaDevice::create_event() {
   return id;
 }
 
-// The runtime keeps a pending record until the device is through with it.
+// The runtime keeps a pending record until the device has finished with it.
 void RuntimeCudaDevice::destroy_event(EventId id) noexcept {
   const cudaEvent_t event = event_of(id);
   {
@@ -251,7 +251,7 @@ void RuntimeCudaDevice::record(EventId event, StreamId stream) {
   SLUICE_CUDA_ENQUEUE(cudaEventRecord(event_of(event), stream_of(stream).stream));
 }
 
-// Of an event that was never recorded nothing is waited for.
+// An event that was never recorded holds up nothing.
 void RuntimeCudaDevice::wait(StreamId stream, EventId event) {
   SLUICE_CUDA_ENQUEUE(cudaStreamWaitEvent(stream_of(stream).stream, event_of(event), 0));
 }
@@ -260,7 +260,7 @@ bool RuntimeCudaDevice::is_complete(EventId event) const {
   const cudaError_t status =
       on_device([native = event_of(event)] { return cudaEventQuery(native); });
   if (status == cudaErrorNotReady) {
-    (void)cudaGetLastError();  // else the next launch on this thread would look failed
+    (void)cudaGetLastError();  // otherwise the next launch on this thread would look failed
     return false;
   }
   if (status != cudaSuccess) latch(status, "cudaEventQuery", __LINE__);
@@ -274,7 +274,7 @@ void RuntimeCudaDevice::await(cudaEvent_t event) const {
 void RuntimeCudaDevice::await_all(CudaStream& stream) {
   SLUICE_CUDA_ENQUEUE(cudaEventRecord(stream.reached, stream.stream));
   await(stream.reached);
-  // After a failure the event says nothing, and the runtime may be late with its callbacks.
+  // After a failure the event tells nothing, and the runtime may call back late.
   stream.calls->run_all();
   std::unique_lock lock(stream.mutex);
   stream.changed.wait(lock, [&stream] { return stream.refused_calls == 0; });
@@ -342,8 +342,8 @@ void CUDART_CB on_reached(cudaStream_t, cudaError_t status, void* data) {
   callback->calls->run_up_to(callback->number, failure);
 }
 
-// cudaStreamAddCallback and not cudaLaunchHostFunc: after an error of the device the latter's
-// functions are not called, and whoever waits for one would wait for ever.
+// Uses cudaStreamAddCallback and not cudaLaunchHostFunc: after an error of the device the latter
+// does not call its functions, and a thread that waits for one would wait forever.
 void RuntimeCudaDevice::start(CudaStream& stream, std::function<void()> function) {
   const CudaCurrentDevice current(ordinal_, std::nothrow);
   const std::scoped_lock in_order(stream.starting);
@@ -351,7 +351,7 @@ void RuntimeCudaDevice::start(CudaStream& stream, std::function<void()> function
   auto callback = std::make_unique<Callback>(Callback{stream.calls, number});
   const cudaError_t status = cudaStreamAddCallback(stream.stream, on_reached, callback.get(), 0);
   if (status == cudaSuccess) {
-    (void)callback.release();  // it is the runtime's now
+    (void)callback.release();  // the runtime owns it now
     return;
   }
   latch(status, "cudaStreamAddCallback", __LINE__);
@@ -362,7 +362,7 @@ void RuntimeCudaDevice::start(CudaStream& stream, std::function<void()> function
   last_resort_.enqueue(LaunchTask{[this, &stream, number] { run_refused(stream, number); }});
 }
 
-// Behind the work before it, as far as the GPU still works: else the runtime says so at once.
+// Runs after earlier work while the GPU still works; otherwise the runtime returns at once.
 void RuntimeCudaDevice::run_refused(CudaStream& stream, std::uint64_t number) {
   (void)on_device([&] { return cudaStreamSynchronize(stream.stream); });
   stream.calls->run_up_to(number);

@@ -1,4 +1,4 @@
-// Which GPUs there are.
+// Lists the GPUs.
 #include <cuda_runtime.h>
 
 #include <fmt/format.h>

@@ -18,7 +18,7 @@ Advice advice_for(cudaError_t status) {
   switch (status) {
     case cudaErrorMemoryAllocation:
       return {ErrorCode::kOutOfMemory,
-              "lower memory.device or batch.sequences, or end what else uses the GPU (nvidia-smi)"};
+              "lower memory.device or batch.sequences, or stop other GPU users (nvidia-smi)"};
     case cudaErrorInsufficientDriver:
       return {ErrorCode::kUnsupported,
               "no NVIDIA driver, or one older than this build's CUDA runtime; install a newer one, "
@@ -38,7 +38,7 @@ Advice advice_for(cudaError_t status) {
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
       return {ErrorCode::kInternal,
-              "a kernel went wrong, perhaps an earlier one; run under compute-sanitizer and report "
+              "a kernel failed, perhaps an earlier one; run under compute-sanitizer and report "
               "what it prints"};
     case cudaErrorECCUncorrectable:
       return {ErrorCode::kInternal, "the GPU's memory is damaged; nvidia-smi -q -d ECC says more"};

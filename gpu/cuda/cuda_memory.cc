@@ -81,7 +81,7 @@ int CudaMemory::free(std::byte* memory) noexcept {
     base = allocations_.at(memory).base;
     allocations_.erase(memory);
   }
-  return give_back(base);  // not under the lock: it waits for work that others have to release
+  return give_back(base);  // not under the lock: it waits for work that other threads must release
 }
 
 int CudaMemory::give_back(void* base) const noexcept {
@@ -108,7 +108,7 @@ bool CudaMemory::contains(const std::byte* memory) const {
   return memory < entry->first + entry->second.size_bytes;
 }
 
-// In one call, whole pages: a copy may not straddle two registrations.
+// Whole pages in one call, because a copy may not straddle two registrations.
 void CudaMemory::register_host(std::span<std::byte> memory) {
   if (memory.empty()) return;
   SLUICE_CHECK(is_aligned(reinterpret_cast<std::uintptr_t>(memory.data()), kAlignBytes),

@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Made by whichever kernel is listed first.
+// Made when the first kernel is listed.
 std::vector<EmptyLaunch>& list() {
   static std::vector<EmptyLaunch> kernels;
   return kernels;

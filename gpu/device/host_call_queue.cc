@@ -10,7 +10,7 @@ std::uint64_t HostCallQueue::add(std::function<void()> function) {
   return ++added_count_;
 }
 
-// Under the lock while functions wait: their owner has not left, and `failure_` with it.
+// Under the lock while functions wait: their owner, and `failure_` with it, still exists.
 void HostCallQueue::run_up_to(std::uint64_t number, const std::exception_ptr& failure) {
   std::unique_lock lock(mutex_);
   if (failure != nullptr && run_count_ < number) failure_.set(failure);
@@ -24,7 +24,7 @@ void HostCallQueue::run_up_to(std::uint64_t number, const std::exception_ptr& fa
     waiting_.pop_front();
     lock.unlock();
     run_host_function(function, failure_);
-    function = nullptr;  // the captures go before anyone hears of the completion
+    function = nullptr;  // the captures are destroyed before anyone sees the completion
     lock.lock();
     is_running_ = false;
     ++run_count_;

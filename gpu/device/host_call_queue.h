@@ -40,7 +40,7 @@ class HostCallQueue {
   std::deque<std::function<void()>> waiting_;
   std::uint64_t added_count_ = 0;
   std::uint64_t run_count_ = 0;
-  bool is_running_ = false;  // a thread runs the first function in waiting_
+  bool is_running_ = false;  // a thread runs the next function
 };
 
 }  // namespace sluice

@@ -77,8 +77,8 @@ class ThreadedHostDevice final : public HostDevice {
   std::unordered_map<const std::byte*, std::uint64_t> registered_bytes_;
 
   mutable std::mutex objects_mutex_;
-  // Guarded by objects_mutex_; what the pointers refer to is not. Ids count from 1, so that an id
-  // nobody set is refused. The streams come last: they stop before the memory goes.
+  // Guarded by objects_mutex_, except the objects that the pointers refer to. Ids count from 1, so
+  // that an unset id is refused. The streams come last: they stop before the memory is freed.
   std::uint32_t last_id_ = 0;
   std::unordered_map<EventId, std::unique_ptr<HostEvent>> events_;
   std::unordered_map<StreamId, std::unique_ptr<HostStream>> streams_;
@@ -112,7 +112,7 @@ std::uint64_t ThreadedHostDevice::allocated_bytes() const {
   return ledger_.taken_bytes();
 }
 
-// Nothing to do for the copies; the books keep the caller to the contract that CUDA enforces.
+// Copies need no preparation here; this checks the contract that CUDA enforces.
 void ThreadedHostDevice::register_host_memory(std::span<std::byte> memory) {
   if (memory.empty()) return;
   const std::scoped_lock lock(memory_mutex_);
@@ -138,7 +138,7 @@ StreamId ThreadedHostDevice::create_stream(std::string_view name, StreamPriority
 }
 
 void ThreadedHostDevice::destroy_stream(StreamId stream) noexcept {
-  std::unique_ptr<HostStream> leaving;  // joins after the lock is gone: its work may take long
+  std::unique_ptr<HostStream> leaving;  // joins after the lock is released: its work may take long
   const std::scoped_lock lock(objects_mutex_);
   const auto entry = streams_.find(stream);
   SLUICE_CHECK(entry != streams_.end(), "the stream exists");

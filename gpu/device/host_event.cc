@@ -35,8 +35,8 @@ std::uint64_t Ticket::completed_ns() const {
 
 std::shared_ptr<Ticket> HostEvent::begin_record() {
   const std::scoped_lock lock(mutex_);
-  // With one holder, this event, nobody can come by a second: copies are made under mutex_ only. So
-  // the ticket is free for reuse, and a loop over the same events allocates nothing.
+  // With this event as the only holder, no other thread can get a copy: copies are made only under
+  // mutex_. So the ticket is free for reuse, and a loop over the same events allocates nothing.
   if (latest_ != nullptr && latest_.use_count() == 1 && latest_->is_complete()) {
     latest_->reuse();
   } else {

@@ -15,12 +15,12 @@ namespace {
 
 thread_local bool in_host_function = false;
 
-// The kernel may otherwise let a sleep last 50 us longer, to save wake-ups.
+// Otherwise the kernel may let a sleep last 50 us longer, to save wake-ups.
 void wake_this_thread_on_time() {
   (void)prctl(PR_SET_TIMERSLACK, 1);
 }
 
-// While it lives, the calling thread rounds and flushes as `environment` does.
+// While it exists, the calling thread rounds and flushes as `environment` does.
 class FloatingEnvironment {
  public:
   explicit FloatingEnvironment(const std::fenv_t& environment) {
@@ -83,7 +83,7 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
-// Nothing is allocated once the queue has grown: what has run makes room first.
+// Allocates nothing once the queue has grown: the places of finished tasks are reused first.
 void HostStream::enqueue(HostTask task) {
   const std::scoped_lock lock(mutex_);
   if (queue_.size() == queue_.capacity() && next_ > queue_.size() / 2) {
@@ -95,7 +95,7 @@ void HostStream::enqueue(HostTask task) {
   enqueued_changed_.notify_one();
 }
 
-// Whoever waits runs the tasks itself, if the stream's thread has not begun: as that would.
+// The waiting thread runs the tasks itself, as the stream's thread would, if that has not begun.
 void HostStream::await() {
   std::unique_lock lock(mutex_);
   if (finished_count_ == enqueued_count_) return;
@@ -122,7 +122,7 @@ void HostStream::run_thread() {
   }
 }
 
-// Requires: the queue is not empty, and nobody else runs.
+// Requires: the queue is not empty, and no other thread runs a task.
 void HostStream::run_next(std::unique_lock<std::mutex>& lock) {
   is_running_ = true;
   Queued queued = std::move(queue_[next_++]);
@@ -132,7 +132,7 @@ void HostStream::run_next(std::unique_lock<std::mutex>& lock) {
   }
   lock.unlock();
   run_one(queued);
-  queued.task = FillZeroTask{};  // the captures go before anyone hears of the completion
+  queued.task = FillZeroTask{};  // the captures are destroyed before anyone sees the completion
   lock.lock();
   is_running_ = false;
   if (++finished_count_ < awaited_count_) return;
@@ -170,7 +170,7 @@ void HostStream::run(const CopyTask& task, std::uint64_t enqueued_ns) {
   occupy(static_cast<std::uint64_t>(duration_ns), enqueued_ns);
 }
 
-// The task could start when it had been enqueued and all before it was done: 4096 copies of 4 KiB
+// The task could start when it was enqueued and everything before it was done: 4096 copies of 4 KiB
 // at 1 GB/s end 16.8 ms after the first was enqueued, however late each sleep wakes.
 void HostStream::occupy(std::uint64_t duration_ns, std::uint64_t enqueued_ns) {
   free_ns_ = std::max(free_ns_, enqueued_ns) + duration_ns;

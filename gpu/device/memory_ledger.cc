@@ -19,7 +19,7 @@ Error MemoryLedger::refusal(std::uint64_t size_bytes, std::string_view purpose,
                             std::string_view why) const {
   return {ErrorCode::kOutOfMemory,
           fmt::format("device memory cannot hold {} ({} B) more for {}: {}{}{} of {} ({} of {} B) "
-                      "is taken{}; raise memory.device or lower what is kept there",
+                      "are taken{}; raise memory.device or keep less there",
                       format_bytes(size_bytes), size_bytes, purpose, why, why.empty() ? "" : "; ",
                       format_bytes(taken_bytes_), format_bytes(capacity_bytes_), taken_bytes_,
                       capacity_bytes_, describe_taken())};
@@ -40,7 +40,7 @@ void MemoryLedger::remove(const std::byte* memory) {
   entries_.erase(entry);
 }
 
-// "\n    2.00 MiB  optimizer lanes (2 allocations)", one line for each purpose, the largest first.
+// "\n    2.00 MiB  optimizer lanes (2 allocations)": one line per purpose, the largest first.
 std::string MemoryLedger::describe_taken() const {
   struct Sum {
     std::uint64_t size_bytes = 0;

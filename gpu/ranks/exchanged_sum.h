@@ -1,6 +1,6 @@
-// The sum of base/ordered_sum.h over what an exchange between ranks has left on a device: this
-// rank's own elements where they lie, the others' side by side in one buffer. One body for the GPU
-// and, in tests, for the host. Pure.
+// The sum of base/ordered_sum.h over the result of an exchange between ranks on a device: this
+// rank's own elements where they lie, the others' side by side in one buffer. One body serves the
+// GPU and, in tests, the host. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct ExchangedSum {
   void* target = nullptr;  // disjoint from the sources, or `own` with equal types
   DType target_type = DType::kFp32;
   const void* own = nullptr;
-  // Rank r's elements begin at r * received_stride, without this rank: (r - 1) * for those behind.
+  // Rank r's elements begin at r * received_stride; for r > rank, at (r - 1) * received_stride.
   const void* received = nullptr;
   std::uint64_t received_stride = 0;  // elements
   DType source_type = DType::kFp32;
@@ -43,7 +43,7 @@ struct ExchangedSumBody {
   }
 };
 
-// Eight elements an index. Requires: every array begins at a multiple of 16 bytes.
+// Eight elements per index. Requires: every array begins at a multiple of 16 bytes.
 template <class To, class From>
 struct PackedSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -60,7 +60,7 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// One element an index, wherever arrays begin.
+// One element per index, wherever arrays begin.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -70,7 +70,7 @@ struct SingleSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// Through CudaLauncher or HostLauncher.
+// Launches the sum through CudaLauncher or HostLauncher.
 template <class Launcher>
 void launch_sum(const Launcher& launcher, const ExchangedSum& sum, StreamId stream) {
   with_element_type(sum.target_type, [&]<class To>(To*) {

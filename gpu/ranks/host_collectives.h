@@ -1,8 +1,8 @@
-// What collectives over host memory have in common: operations become work of the host device's
-// streams, are numbered in the order of the calls, and fail for good. An implementation says how
-// one operation runs, blocking, on a stream's thread.
+// The common part of collectives over host memory: operations become work of the host device's
+// streams, are numbered in the order of the calls, and keep failing after the first failure. An
+// implementation defines how one operation runs, blocking, on a stream's thread.
 //
-// Thread rule: as Collectives; run() on threads of the device, one at a time for an object.
+// Thread rule: as Collectives; run() on threads of the device, one at a time per object.
 #pragma once
 
 #include <functional>
@@ -17,25 +17,25 @@
 
 namespace sluice {
 
-// What moves data between ranks of one host. Every path gives the same bits.
+// The path of data between ranks of one host. Every path gives the same bits.
 enum class RankPath {
   kBest,
-  kMessages,  // as between hosts
-  kReading,   // each other's memory, small data too
+  kMessages,  // as between hosts: MPI messages
+  kReading,   // reads each other's memory, even for small data
 };
 
-// How long a rank waits for another one, and how it adds.
+// How long a rank waits for another one, and how it adds elements.
 struct HostCollectivesOptions {
-  // Seconds that an operation waits for another rank. Small: a rank that is late because its drive
-  // or computation is slow counts as failed. Large: a dead one is noticed late. At least 0.1.
+  // Seconds that an operation waits for another rank; at least 0.1. If small, a rank with a slow
+  // drive or computation counts as failed; if large, a dead rank is noticed late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // cpu_optim/rank_sum.h has them; required
-  // Called about four times a second while an operation waits for other processes, with which and
-  // in what: for who has been told to end and may not have until the timeout. On any thread.
+  // Called about four times a second while an operation waits for other processes, with their ranks
+  // and the operation: lets a user who wants to stop do so before the timeout. On any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
-  // For tests. The same on every rank.
+  // For tests. It must be the same on every rank.
   RankPath path = RankPath::kBest;
-  // By messages, up to so many ranks exchange integers in one round
+  // With messages, up to this many ranks exchange integers in one round
   // (gpu/ranks/integer_reduction.h).
   std::uint32_t direct_ranks_max = 16;
 };
@@ -70,7 +70,7 @@ class HostCollectives : public Collectives {
                   std::uint32_t rank_count)
       : device_(device), failure_(std::move(failure)), rank_(rank), rank_count_(rank_count) {}
 
-  // Runs the `sequence`-th operation of the object, and throws when it cannot.
+  // Runs operation number `sequence` of the object, and throws when it cannot.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;

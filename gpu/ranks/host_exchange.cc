@@ -17,12 +17,12 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Looks before a rank gives way to other threads between them: a few microseconds, in which a peer
-// copies some 50 KiB. Such a look is much cheaper than one into MPI.
+// Polls before a rank begins to yield to other threads between them: a few microseconds, in which a
+// peer copies some 50 KiB. Such a poll is much cheaper than one into MPI.
 constexpr std::uint32_t kLooksBeforeYield = 100;
-// What each of the others takes out of a slot at most. More is faster read from where it lies.
+// The most that each other rank takes out of a slot. More data is faster read where it lies.
 constexpr std::uint64_t kSlotShareBytes = 16_KiB;
-// Of the looks that give way, so many ask for the time and for failures elsewhere.
+// One in this many yielding polls checks the time and failures elsewhere.
 constexpr std::uint32_t kLooksForTime = 16;
 
 void pause_core() {
@@ -67,21 +67,21 @@ void HostExchange::attempt(std::string_view kind, std::string_view subject, cons
   }
 }
 
-// Every rank but this one, each beginning with its successor, so that not all read from one.
+// Visits every rank but this one. Each begins with its successor, so that not all read from one.
 template <class Body>
 void HostExchange::for_each_peer(const Body& body) const {
   const auto count = static_cast<std::uint32_t>(group_.size());
   for (std::uint32_t i = 1; i < count; ++i) body((rank_ + i) % count);
 }
 
-// `taken_bytes`: by each of the others, out of `size_bytes`.
+// `taken_bytes`: what each other rank takes, out of `size_bytes`.
 bool HostExchange::uses_slots(std::uint64_t taken_bytes, std::uint64_t size_bytes) const {
   return options_.path != RankPath::kReading && taken_bytes <= kSlotShareBytes &&
          size_bytes <= HostNeighbors::kSlotBytes;
 }
 
-// Those that are ready first: on a host with fewer cores than ranks a rank would else give its core
-// away although it has something to do.
+// Visits ready ranks first: on a host with fewer cores than ranks, a rank would otherwise give its
+// core away although it has something to do.
 template <class Body>
 void HostExchange::for_each_published(const Body& body) {
   is_done_.assign(group_.size(), false);
@@ -136,7 +136,7 @@ void HostExchange::run(const ReduceScatter& operation) {
   });
 }
 
-// A slot holds one share after the other, without the rank's own.
+// A slot holds the shares one after the other, without the rank's own.
 void HostExchange::reduce_by_slots(const RankReduction& reduction) {
   const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
   const auto place = [&](std::uint32_t share, std::uint32_t slot_owner) {
@@ -194,7 +194,7 @@ void HostExchange::run(const AllReduce& operation) {
   });
 }
 
-// So little is added by every rank: one step instead of two.
+// There is so little data that every rank adds all of it: one step instead of two.
 void HostExchange::all_reduce_by_slots(const AllReduce& operation) {
   std::byte* const slot = begin_slot_step();
   copy_bytes(slot, operation.data, operation.element_count * size_of(operation.type));
@@ -208,7 +208,7 @@ void HostExchange::all_reduce_by_slots(const AllReduce& operation) {
   consume();
 }
 
-// A rank that publishes its sums has finished reading, so that its share may be written to here.
+// A rank that publishes its sums has finished reading, so its share may then be overwritten here.
 void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
   const RankReduction reduction =
       reduction_of(operation, rank_, static_cast<std::uint32_t>(group_.size()));
@@ -224,7 +224,7 @@ void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
   await_all(&RankSignals::consumed, step_);
 }
 
-// So few that slots hold them, as a rule; else one slot after the other.
+// There are usually few enough words for one slot; otherwise one slot follows the other.
 void HostExchange::run(const AllReduceIntegers& operation) {
   attempt("all_reduce_integers", operation.subject, [&] {
     constexpr std::uint64_t kSlotWords = HostNeighbors::kSlotBytes / sizeof(std::uint64_t);
@@ -275,25 +275,25 @@ std::byte* HostExchange::slot_of(std::uint32_t rank) const {
   return neighbors_.slot(group_[rank], place_, step_);
 }
 
-// All have read what the slot held two steps ago.
+// All ranks have read the slot's data of two steps ago.
 std::byte* HostExchange::begin_slot_step() {
   if (step_ > 2) await_all(&RankSignals::consumed, step_ - 2);
   return slot_of(rank_);
 }
 
-// Release: who sees the step sees the address and the data, in a slot or in the rank's memory.
+// Release: a rank that sees the step sees the address and the data, in a slot or in memory.
 void HostExchange::publish(const std::byte* data) {
   signals_[rank_]->address.store(reinterpret_cast<std::uint64_t>(data), std::memory_order_relaxed);
   signals_[rank_]->published.store(step_, std::memory_order_release);
 }
 
-// Release: what was read has been read before anyone may change it.
+// Release: the reading has ended before another rank may change the data.
 void HostExchange::consume() {
   signals_[rank_]->consumed.store(step_, std::memory_order_release);
 }
 
-// Exchanged, not stored: no later change of the data comes before it. A reader looks again behind
-// the system call that has copied the data.
+// An exchange and not a store, so that no later change of the data comes before it. A reader checks
+// again after the system call that has copied the data.
 void HostExchange::retract() {
   signals_[rank_]->failed.store(1, std::memory_order_relaxed);
   signals_[rank_]->consumed.store(0, std::memory_order_relaxed);
@@ -304,8 +304,8 @@ bool HostExchange::has_reached(std::uint32_t peer, Counter counter, std::uint64_
   return (signals_[peer]->*counter).load(std::memory_order_acquire) >= step;
 }
 
-// What a rank that fails meanwhile leaves there is no data: it takes back what it has published
-// first. For one whose process has ended, its reader does so; it has not answered.
+// If a rank fails meanwhile, the bytes copied from it are not data: it first takes back what it has
+// published. If its process has ended, the reader does so, and the rank has not answered.
 void HostExchange::read(std::uint32_t peer, std::uint64_t offset, std::byte* target,
                         std::uint64_t size_bytes) {
   await(peer, &RankSignals::published, step_);
@@ -319,7 +319,7 @@ void HostExchange::read(std::uint32_t peer, std::uint64_t offset, std::byte* tar
                           group_[rank_], group_[peer], how_.kind, how_.subject, errno_text(error)));
 }
 
-// Those that have failed themselves, for want of another one, only if there is no other.
+// Names ranks that have failed because of another one only if there is no other rank to name.
 std::vector<std::uint32_t> HostExchange::missing_ranks(Counter counter, std::uint64_t step) const {
   std::vector<std::uint32_t> missing;
   std::vector<std::uint32_t> failed;

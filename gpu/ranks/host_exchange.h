@@ -1,17 +1,17 @@
-// One sequence of collectives between ranks of one host, without messages. Two ways, and every rank
-// works out the same one from the operation's size:
-// - Up to 16 KiB for each of the others go through the ranks' slots in shared memory: a rank leaves
-//   there what the others need, takes theirs and goes on, without waiting until all have read.
-// - Else each says where its data is, and the others copy it from its memory (process_vm_readv),
-//   once, straight to where it belongs or in pieces that are still in the cache when they are
-//   added. A rank goes on when all others have read.
+// One sequence of collectives between ranks of one host, without messages. There are two ways, and
+// every rank derives the same one from the operation's size:
+// - Up to 16 KiB for each other rank go through the ranks' slots in shared memory: a rank leaves
+//   its data there for the others, takes theirs and goes on, without waiting until all have read.
+// - Larger data stays where it is: each rank says where, and the others copy it from its memory
+//   (process_vm_readv) once, straight to the target or in pieces that are still in the cache when
+//   they are added. A rank goes on when all others have read.
 //
 // Thread rule: one thread at a time.
-// Invariants: an operation is one step of the sequence, an all_reduce by reading two, and one of
-// integers as many as it fills slots. The data of a published step stays as it is until all have
-// consumed it: a slot is written to again two steps later. A rank that fails takes back what it has
-// published before its memory can change, and who has read from it looks once more: nothing
-// half-written becomes a result.
+// Invariants: an operation is one step of the sequence; an all_reduce by reading takes two, and one
+// of integers takes as many as it fills slots. The data of a published step stays as it is until
+// all have consumed it: a slot is reused two steps later. A rank that fails takes back what it has
+// published before its memory can change, and a rank that has read from it checks again, so that
+// half-written data never becomes a result.
 #pragma once
 
 #include <atomic>
@@ -32,19 +32,19 @@ namespace sluice {
 
 class HostExchange {
  public:
-  // This rank's share of memory for what is read of the others' and added.
+  // This rank's share of memory for reading and adding the others' data.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
-  // Of so many, each still has a few lines of it.
+  // With this many ranks, each still has a few cache lines of that memory.
   static constexpr std::uint32_t kRanksMax = 512;
 
-  // `group`: ranks of the world, all among `neighbors`; this is its `rank`-th. `place` is this
-  // sequence's, the same on every rank. An operation that waits ends when `failure` is set.
-  // `staging`, of kStagingBytes, is used while an operation runs. All must outlive it.
+  // `group`: ranks of the world, all among `neighbors`; this rank is number `rank` in it. `place`
+  // belongs to this sequence and is the same on every rank. A waiting operation ends when `failure`
+  // is set. `staging`, of kStagingBytes, is used while an operation runs. All must outlive it.
   HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
                const RankFailure& failure, std::span<const std::uint32_t> group, std::uint32_t rank,
                std::uint32_t place, std::span<std::byte> staging);
 
-  // Each blocks until it is done.
+  // Each call blocks until the operation is done.
   // Fails with: kRanks naming the ranks that did not answer within the timeout.
   void run(const AllGather& gather);
   void run(const ReduceScatter& reduce);
@@ -95,7 +95,7 @@ class HostExchange {
   std::uint64_t step_ = 0;  // of the running operation
   RankWait how_;
   // By rank of the group.
-  std::vector<const void*> sources_;  // of a sum
+  std::vector<const void*> sources_;  // the sources of a sum
   std::vector<bool> is_done_;
 };
 

@@ -14,21 +14,21 @@
 
 namespace sluice {
 
-// What a rank says of its process.
+// A rank's information about its process.
 struct HostNeighbors::Header {
   Process process;
 };
 
 namespace {
 
-constexpr std::uint64_t kSignalsBegin = 4_KiB;  // behind the header
+constexpr std::uint64_t kSignalsBegin = 4_KiB;  // after the header
 constexpr std::uint64_t kSlotsBegin = 8_KiB;
 constexpr std::uint64_t kSlots = 2;
 constexpr std::uint64_t kPartBytes =
     kSlotsBegin + HostNeighbors::kPlaces * kSlots * HostNeighbors::kSlotBytes;
 static_assert(kSignalsBegin + HostNeighbors::kPlaces * sizeof(RankSignals) <= kSlotsBegin);
 
-// What no other process has at the same address.
+// A number that no other process has at the same address.
 std::uint64_t random_number() {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
@@ -51,33 +51,33 @@ ReadPermit::~ReadPermit() {
 
 HostNeighbors::HostNeighbors(MpiPort& port, const Progress& progress) {
   parts_.assign(port.rank_count(), nullptr);
-  progress("the ranks of a host finding each other");
+  progress("the search for the ranks of each host");
   const std::vector<std::uint32_t> ranks = port.host_ranks();
   if (ranks.size() < 2) return;
-  progress("the ranks of this host sharing memory");
+  progress("the sharing of memory among this host's ranks");
   SegmentPlace place;
   if (ranks.front() == port.rank()) {
     segment_ = SharedSegment::make(ranks.size() * kPartBytes);
     place = segment_.place();
   }
   const bool has_come =
-      port.broadcast_on_host(std::as_writable_bytes(std::span(&place, 1)));  // of the first of them
+      port.broadcast_on_host(std::as_writable_bytes(std::span(&place, 1)));  // the first one's
   if (ranks.front() != port.rank() && has_come)
     segment_ = SharedSegment::open(place, ranks.size() * kPartBytes);
   const bool all_have_it = port.agree_on_host(segment_.data() != nullptr);
   segment_.close_place();
   if (!all_have_it) return;
-  progress("the ranks of this host reading each other's memory");
+  progress("the reading of memory among this host's ranks");
   take_parts(port, ranks);
   if (can_read_all(port)) return;
   permit_ = ReadPermit::for_siblings();
-  (void)port.agree_on_host(true);  // everybody has given it
+  (void)port.agree_on_host(true);  // every rank has given it
   if (can_read_all(port)) return;
   permit_ = ReadPermit();
   parts_.assign(parts_.size(), nullptr);
 }
 
-// Ends when everybody's part stands.
+// Ends when every rank's part is ready.
 void HostNeighbors::take_parts(MpiPort& port, std::span<const std::uint32_t> ranks) {
   const std::uint64_t proof = random_number();
   proof_ = std::make_unique<Proof>(proof);
@@ -96,7 +96,7 @@ void HostNeighbors::take_parts(MpiPort& port, std::span<const std::uint32_t> ran
     processes_[rank] = reinterpret_cast<const Header*>(parts_[rank])->process;
 }
 
-// Whether every rank of the host can. Number and process may be those of another namespace.
+// Whether every rank of the host can. Address and process may belong to another namespace.
 bool HostNeighbors::can_read_all(MpiPort& port) const {
   bool can_read = true;
   for (std::uint32_t rank = 0; rank < parts_.size(); ++rank)
@@ -117,9 +117,9 @@ std::byte* HostNeighbors::slot(std::uint32_t rank, std::uint32_t place, std::uin
   return parts_[rank] + kSlotsBegin + (place * kSlots + step % kSlots) * kSlotBytes;
 }
 
-// Data and proof come by one system call, so from one process. A call that stops before the proof
-// is gone on with, and the one that ends it proves all: a process that has ended does not come
-// back.
+// Data and proof come by one system call, so they come from one process. A call that stops before
+// the proof is continued, and the call that ends the transfer proves all of it, because a process
+// that has ended does not come back.
 int HostNeighbors::read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                         std::uint64_t size_bytes) const {
   const Process& process = processes_[rank];
@@ -135,7 +135,7 @@ int HostNeighbors::read(std::uint32_t rank, std::uint64_t address, std::byte* ta
     if (count < 0) return errno;
     const auto moved = static_cast<std::uint64_t>(count);
     if (moved == size_bytes + sizeof proof) return proof == process.proof ? 0 : ESRCH;
-    if (moved >= size_bytes) return ESRCH;  // no proof where it was
+    if (moved >= size_bytes) return ESRCH;  // the proof is not at its place
     if (moved == 0) return EFAULT;
     target += moved;
     address += moved;

@@ -24,7 +24,7 @@ constexpr Launcher kLaunchers[] = {
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    // Of the step: a shell inside an allocation has the job's variables, but is no rank.
+    // The step's variables: a shell inside an allocation has the job's variables, but is no rank.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
 };
@@ -41,8 +41,8 @@ std::optional<std::uint32_t> number(const EnvironmentLookup& environment, const 
   const char* const end = text + std::strlen(text);
   const auto parsed = std::from_chars(text, end, value);
   if (parsed.ec != std::errc{} || parsed.ptr != end || value > maximum)
-    fail(fmt::format("the environment has {}=\"{}\", which is no number from 0 to {}", name, text,
-                     maximum));
+    fail(fmt::format("the environment has {}=\"{}\", which is not a number from 0 to {}", name,
+                     text, maximum));
   return value;
 }
 

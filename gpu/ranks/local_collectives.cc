@@ -19,11 +19,11 @@
 namespace sluice {
 namespace {
 
-// What a rank brings to a meeting: its own view of the operation.
+// A rank's contribution to a meeting: its own view of the operation.
 struct Part {
   std::string_view kind;
   std::string_view subject;
-  std::uint64_t size = 0;  // bytes or elements, as the kind has it; equal on all ranks
+  std::uint64_t size = 0;  // bytes or elements, depending on the kind; equal on all ranks
   const std::byte* source = nullptr;
 };
 
@@ -67,7 +67,7 @@ class LocalWorld::Meetings {
     for (std::size_t i = 0; i < group.size(); ++i) {
       const Part& other = *meeting.parts[i];
       if (other.kind == part.kind && other.size == part.size) continue;
-      fail(lock, fmt::format("rank {} runs {} with {}, where rank {} runs {} with {}: the ranks "
+      fail(lock, fmt::format("rank {} runs {} with {}, but rank {} runs {} with {}: the ranks "
                              "disagree about the sequence; start all with one config and model",
                              group[i], describe(other), other.size, group[rank], describe(part),
                              part.size));
@@ -76,7 +76,7 @@ class LocalWorld::Meetings {
     return meeting.parts;
   }
 
-  // Blocks until every rank has finished what comes before `phase`.
+  // Blocks until every rank has finished everything before `phase`.
   void pass(const MeetingKey& key, std::uint32_t phase, const Part& part,
             std::span<const std::uint32_t> group) {
     std::unique_lock lock(mutex_);
@@ -109,8 +109,8 @@ class LocalWorld::Meetings {
                           [&] { return count == group.size() || failure_.has_value(); });
     if (count == group.size() && !failure_) return;
     if (!came) {
-      fail(lock, fmt::format("rank {} has not come to {} within {} s; it may be stopped, or late: "
-                             "then raise sharding.timeout",
+      fail(lock, fmt::format("rank {} has not come to {} within {} s; it may be stopped; if it is "
+                             "only late, raise sharding.timeout",
                              group[missing()], describe(part), options_.timeout_s));
     }
     throw_if_failed(lock);
@@ -123,7 +123,7 @@ class LocalWorld::Meetings {
     SLUICE_CHECK(false, "a failure was set");
   }
 
-  // Whoever leaves takes its memory along: nobody may be reading it.
+  // A rank that leaves takes its memory along, so no other rank may be reading it then.
   void throw_if_failed(std::unique_lock<std::mutex>& lock) {
     if (!failure_) return;
     changed_.wait(lock, [this] { return working_ == 0; });
@@ -136,7 +136,7 @@ class LocalWorld::Meetings {
 
   // Guarded by mutex_.
   std::map<MeetingKey, Meeting> meetings_;
-  std::uint32_t working_ = 0;  // ranks that read others' memory now
+  std::uint32_t working_ = 0;  // ranks that are reading others' memory now
   std::optional<std::string> failure_;
 };
 
@@ -219,7 +219,7 @@ class LocalCollectives final : public HostCollectives {
     });
   }
 
-  // Each rank adds its share in place, then takes the others' from them.
+  // Each rank adds its share in place, then copies the other shares from their ranks.
   void run(const AllReduce& reduce, std::uint64_t sequence) override {
     const Part part{"all_reduce", reduce.subject, reduce.element_count, reduce.data};
     const std::uint64_t share = div_ceil(reduce.element_count, rank_count());
@@ -245,7 +245,7 @@ class LocalCollectives final : public HostCollectives {
         });
   }
 
-  // Nobody changes its words while others read them.
+  // No rank changes its words while others read them.
   void run(const AllReduceIntegers& reduce, std::uint64_t sequence) override {
     const Part part{"all_reduce_integers", reduce.subject, reduce.count(), reduce.data};
     const std::uint64_t size_bytes = reduce.count() * sizeof(std::uint64_t);

@@ -1,5 +1,5 @@
-// Collectives between threads of one process, each with a host device of its own: the plain
-// version, and the oracle of the others. Every rank reads the others' memory where it lies.
+// Collectives between threads of one process, each with its own host device: the plain version, and
+// the oracle for the others. Every rank reads the others' memory directly.
 //
 // Thread rule: a LocalWorld from any thread; the collectives of a rank as Collectives.
 #pragma once
@@ -15,10 +15,10 @@ class LocalWorld {
   LocalWorld(std::uint32_t rank_count, const HostCollectivesOptions& options);
   ~LocalWorld();
 
-  // What rank `rank` uses; once for each rank. `device` must outlive it, and so must the world.
+  // Makes the collectives of rank `rank`; once per rank. `device` and this world must outlive them.
   std::unique_ptr<Collectives> join(std::uint32_t rank, HostDevice& device);
 
-  class Meetings;  // where the operations of the ranks come together
+  class Meetings;  // where the ranks' operations meet
 
  private:
   std::uint32_t rank_count_;

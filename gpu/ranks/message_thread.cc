@@ -15,8 +15,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Looks without news before a thread begins to give way to other threads between them, unless one
-// of those sums or copies beside large messages: about as long as a thread takes to wake.
+// Polls without news before a thread begins to yield to other threads between them, unless one of
+// those sums or copies beside large messages: about as long as a thread takes to wake.
 constexpr std::uint32_t kLooksBeforeYield = 20;
 
 std::vector<std::uint32_t> missing_ranks(const MessageBatch& batch) {
@@ -44,31 +44,31 @@ void MessageThread::await_open() {
 
 std::string MessageThread::await_end() {
   Lock lock(mutex_);
-  wait_ = "the last messages";
+  wait_ = "the exchange of the last messages";
   wait_begin_ = steady_clock::now();
   must_stop_ = true;
   work_came_.notify_all();
   return await_other_ranks(lock, [this] { return has_ended_; });
 }
 
-// What the thread is about to wait for, on other ranks' account.
+// Sets the name of the coming wait for other ranks.
 void MessageThread::begin_wait(std::string_view what) {
   const std::scoped_lock lock(mutex_);
   wait_ = what;
   wait_begin_ = steady_clock::now();
 }
 
-// Until it is over, or one wait takes longer than the timeout: then says so. MPI's own calls have
-// no deadline.
+// Waits until the wait is over, or returns a sentence when one wait takes longer than the timeout.
+// MPI's own calls have no deadline.
 template <class IsOver>
 std::string MessageThread::await_other_ranks(Lock& lock, const IsOver& is_over) {
   RankWait how;
   how.timeout_s = options_.timeout_s;
   while (!changed_.wait_for(lock, how.interval(), is_over)) {
-    const std::string waiting = fmt::format("{} has not come to an end", wait_);
+    const std::string waiting = fmt::format("{} has not ended", wait_);
     if (steady_clock::now() - wait_begin_ >= how.timeout())
       return fmt::format(
-          "{} within {} s; a rank may be killed or stopped, or late: then raise "
+          "{} within {} s; a rank may have been killed or stopped; if it is only late, raise "
           "sharding.timeout",
           waiting, how.timeout_s);
     if (!options_.on_wait) continue;
@@ -80,9 +80,9 @@ std::string MessageThread::await_other_ranks(Lock& lock, const IsOver& is_over) 
 }
 
 std::unique_ptr<MpiPort> MessageThread::open(std::string& why) {
-  begin_wait("MPI_Init, to which every rank comes,");
-  // Global: Open MPI's own plugins look for its symbols there. Never closed: its threads and exit
-  // handlers stay.
+  begin_wait("MPI_Init, which every rank calls,");
+  // Global, because Open MPI's own plugins look for its symbols there. Never closed, because its
+  // threads and exit handlers stay.
   void* const library = ::dlopen(options_.path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* const text = ::dlerror();
@@ -91,7 +91,7 @@ std::unique_ptr<MpiPort> MessageThread::open(std::string& why) {
   }
   void* const symbol = ::dlsym(library, kOpenMpiPortSymbol);
   if (symbol == nullptr) {
-    why = "it is no library of this release";
+    why = "the library does not belong to this release";
     return nullptr;
   }
   return std::unique_ptr<MpiPort>(reinterpret_cast<OpenMpiPort>(symbol)(why));
@@ -126,14 +126,14 @@ void MessageThread::run() {
   // MPI_Finalize would wait for ranks that are gone.
   if (failure_) (void)port_.release();
   lock.unlock();
-  begin_wait("MPI_Finalize, to which every rank comes,");
+  begin_wait("MPI_Finalize, which every rank calls,");
   port_.reset();
   lock.lock();
   has_ended_ = true;
   changed_.notify_all();
 }
 
-// Whether there is something to move that nobody waits for, or whose owner leaves it to the thread.
+// Whether there are messages that no thread waits for, or whose owner leaves them to this thread.
 bool MessageThread::has_work() const {
   const bool is_left = !queue_.empty() || in_flight_count_ != 0;
   return !failure_ && (large_count_ != 0 || (must_stop_ && is_left));
@@ -144,8 +144,8 @@ bool MessageThread::is_wanted() const {
 }
 
 // Moves messages on the calling thread, at least once, until `is_enough`, which is asked under the
-// lock, or `end`.
-// Requires: nobody else does.
+// lock, or until `end`.
+// Requires: no other thread moves messages.
 void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bool()>& is_enough) {
   is_moving_ = true;
   std::uint32_t idle_looks = 0;
@@ -185,7 +185,7 @@ void MessageThread::start_messages() {
   starting_.clear();
 }
 
-// Whether there was news.
+// Returns whether there was news.
 bool MessageThread::finish_messages() {
   ended_.clear();
   std::string failure;
@@ -229,12 +229,12 @@ void MessageThread::wait(const MessageBatch& batch, const RankWait& how) {
   Lock lock(mutex_);
   await(lock, batch, how);
   if (!failure_) return;
-  // The caller takes the memory of its messages along.
+  // The caller takes the memory of its messages away when it leaves.
   changed_.wait(lock, [this] { return !is_moving_; });
   throw Error(ErrorCode::kRanks, *failure_);
 }
 
-// Until every message has ended, or something has failed.
+// Waits until every message has ended, or something has failed.
 void MessageThread::await(Lock& lock, const MessageBatch& batch, const RankWait& how) {
   const auto begin = steady_clock::now();
   const auto is_over = [&] { return batch.left == 0 || failure_; };
@@ -260,7 +260,7 @@ void MessageThread::await(Lock& lock, const MessageBatch& batch, const RankWait&
   }
 }
 
-// Keeps the first failure, and tells everybody.
+// Keeps the first failure, and wakes every waiting thread.
 void MessageThread::latch(const std::string& failure) {
   if (!failure_) failure_ = failure;
   changed_.notify_all();

@@ -21,16 +21,16 @@
 namespace sluice {
 namespace {
 
-// One message of a gather or broadcast: large enough for MPI's best rate, and below its 2 GiB.
+// One message of a gather or broadcast: large enough for MPI's best rate, and below MPI's 2 GiB.
 constexpr std::uint64_t kPieceBytes = 8_MiB;
-// What a rank receives from all others for one step of a reduction, with a second one under way:
-// small enough that the sum finds it in the cache.
+// A rank receives this much from all others for one step of a reduction, while a second step is
+// under way: small enough that the sum finds it in the cache.
 constexpr std::uint64_t kReduceStepBytes = 1_MiB;
 constexpr std::uint64_t kReduceSteps = 2;
 static_assert(kReduceStepBytes >= HostExchange::kStagingBytes);
-// From so many bytes on, sent and received, messages move on a thread of their own while the
-// operation sums and copies: less is moved in the time that it takes to wake one. A little less
-// than a full step of a reduction, which is beside the sum of the step before.
+// From this many bytes on, sent and received, messages move on a thread of their own while the
+// operation sums and copies: fewer bytes move in the time that it takes to wake a thread. A little
+// less than a full step of a reduction, which runs beside the sum of the step before.
 constexpr std::uint64_t kLargeBytes = 2 * kReduceStepBytes * 15 / 16;
 constexpr int kTagsPerSequence = 256;
 
@@ -73,8 +73,8 @@ class MpiCollectives final : public HostCollectives {
   void abort(std::string_view) noexcept override { messages_.abort(); }
 
  private:
-  // The messages of one step of an operation. Tags repeat after 256 operations, of which far fewer
-  // are under way at a time.
+  // The messages of one step of an operation. Tags repeat after 256 operations; far fewer are under
+  // way at a time.
   class Exchange {
    public:
     Exchange(const MpiCollectives& owner, std::uint64_t sequence)
@@ -116,14 +116,14 @@ class MpiCollectives final : public HostCollectives {
     std::shared_ptr<MessageBatch> batch_;
   };
 
-  // With a place in the segment that the ranks of this host share.
+  // Whether there is a place for it in the segment that the ranks of this host share.
   bool is_on_one_host() const {
     return rank_count() > 1 && rank_count() <= HostExchange::kRanksMax &&
            static_cast<std::uint32_t>(place_) < HostNeighbors::kPlaces &&
            options_.path != RankPath::kMessages && messages_.neighbors().include(group_);
   }
 
-  // Without messages, if all ranks are of this host. Messages' waiters hear of its failure.
+  // Runs without messages if all ranks are on this host. A failure also reaches waiters for those.
   template <class Operation>
   bool is_done_on_host(const Operation& operation) {
     if (!host_) return false;
@@ -136,7 +136,7 @@ class MpiCollectives final : public HostCollectives {
     return true;
   }
 
-  // Every rank but this one, each beginning with its successor, so that not all talk to one.
+  // Visits every rank but this one. Each begins with its successor, so that not all talk to one.
   template <class Body>
   void for_each_peer(const Body& body) const {
     for (std::uint32_t i = 1; i < rank_count(); ++i) body((rank() + i) % rank_count());
@@ -157,7 +157,7 @@ class MpiCollectives final : public HostCollectives {
     exchange.wait("all_gather", gather.subject);
   }
 
-  // Of very many ranks, as much as the least step takes.
+  // With very many ranks, the bytes of the smallest step.
   std::uint64_t staging_bytes() const {
     if (rank_count() == 1) return 0;
     constexpr std::uint64_t kLeastBytes = RankReduction::kElementsAlign * sizeof(float);
@@ -173,7 +173,7 @@ class MpiCollectives final : public HostCollectives {
     if (rank_count() == 1) return sum_step(reduction, reduction.range(0), nullptr, 0);
     const std::uint64_t step = step_elements(reduction);
     const std::uint64_t steps = div_ceil(reduction.share, step);
-    std::vector<Exchange> exchanges;  // those under way are the last ones
+    std::vector<Exchange> exchanges;  // the last ones are under way
     const auto start = [&](std::uint64_t i) {
       exchanges.emplace_back(*this, sequence);
       const std::uint64_t element_bytes = size_of(reduction.source_type);
@@ -294,15 +294,15 @@ class MpiCollectives final : public HostCollectives {
   const HostCollectivesOptions options_;
   std::vector<std::uint32_t> group_;  // ranks of the world
   std::shared_ptr<int> opened_;       // by this rank of the world, so far
-  int place_;                         // of this sequence among those
+  int place_;                         // the place of this sequence among those
   int first_tag_;
   std::vector<IntegerRound> integer_rounds_;
 
-  std::array<AlignedBuffer, kReduceSteps> staging_;  // the running operation's
-  std::optional<HostExchange> host_;                 // where all ranks are of this host
+  std::array<AlignedBuffer, kReduceSteps> staging_;  // for the running operation
+  std::optional<HostExchange> host_;                 // if all ranks are on this host
 };
 
-// As installed, from the program's own place; else where it was built.
+// The installed library, found from the program's own place; otherwise where it was built.
 std::string default_plugin_path() {
   std::error_code ignored;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -330,7 +330,7 @@ MpiWorld::MpiWorld(const HostCollectivesOptions& options, const std::string& plu
   try {
     messages_->await_open();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kRanks) (void)messages_.release();  // MPI is at work in it
+    if (error.code() == ErrorCode::kRanks) (void)messages_.release();  // MPI is still inside it
     throw;
   }
 }
@@ -338,7 +338,7 @@ MpiWorld::MpiWorld(const HostCollectivesOptions& options, const std::string& plu
 MpiWorld::~MpiWorld() {
   try {
     leave();
-  } catch (const Error&) {  // who wants to hear it has called leave()
+  } catch (const Error&) {  // a caller that wants the error has called leave()
   }
 }
 
@@ -346,7 +346,7 @@ void MpiWorld::leave() {
   if (messages_ == nullptr) return;
   const std::string late = messages_->await_end();
   if (late.empty()) return messages_.reset();
-  (void)messages_.release();  // MPI is at work in it
+  (void)messages_.release();  // MPI is still inside it
   throw Error(ErrorCode::kRanks, late);
 }
 

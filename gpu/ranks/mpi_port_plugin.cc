@@ -22,7 +22,7 @@ class PluginPort final : public MpiPort {
     rank_ = static_cast<std::uint32_t>(number);
     MPI_Comm_size(MPI_COMM_WORLD, &number);
     rank_count_ = static_cast<std::uint32_t>(number);
-    // A failure is reported by the call and told in Sluice's words.
+    // Each call returns its failure, and Sluice words the message.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     int* bound = nullptr;
     int is_set = 0;
@@ -123,7 +123,7 @@ class PluginPort final : public MpiPort {
   std::uint32_t rank_ = 0;
   std::uint32_t rank_count_ = 1;
   int tag_max_ = 32767;
-  std::vector<MPI_Request> requests_;  // null where nothing is under way
+  std::vector<MPI_Request> requests_;  // null where no message is under way
   std::vector<std::uint32_t> free_;
   std::vector<int> indices_;
   std::string failure_;

@@ -1,4 +1,4 @@
-// What gpu/ranks/nccl_collectives.h promises, in a build without NCCL or without CUDA.
+// gpu/ranks/nccl_collectives.h for builds without NCCL or without CUDA.
 #include <sluice/error.h>
 #include "gpu/ranks/nccl_collectives.h"
 

@@ -18,12 +18,12 @@
 namespace sluice {
 namespace {
 
-// What a rank receives from all others for one step of an exact reduction. Small: more kernels;
-// large: memory that every sequence holds.
+// A rank receives this much from all others for one step of an exact reduction. If smaller, there
+// are more kernels; if larger, every sequence holds more memory.
 constexpr std::uint64_t kStagingBytes = 8_MiB;
-constexpr std::uint64_t kElementsAlign = 64;  // pieces begin where a 128-byte line does
+constexpr std::uint64_t kElementsAlign = 64;  // pieces begin at a line of 128 bytes
 
-// What all sequences of a rank share.
+// The objects that all sequences of a rank share.
 struct Common {
   CudaDevice& device;
   const NcclReduction reduction;
@@ -182,7 +182,7 @@ class NcclCollectives final : public Collectives {
     }
   };
 
-  // What `range` gives a rank of the source is summed there.
+  // The elements of the source that `range` gives a rank are summed there.
   struct Reduction {
     const std::byte* source = nullptr;
     DType source_type = DType::kFp32;
@@ -200,8 +200,8 @@ class NcclCollectives final : public Collectives {
     return common_->reduction == NcclReduction::kPlain && source == target;
   }
 
-  // Enqueues what `body` does and has it watched. The device passes over what comes after a
-  // failure, and so does this.
+  // Enqueues the work of `body` and has it watched. After a failure the device skips later work,
+  // and so does this.
   template <class Body>
   void enqueue(std::string_view kind, std::string_view subject, StreamId stream, const Body& body) {
     if (common_->failure->is_set()) return;
@@ -215,14 +215,15 @@ class NcclCollectives final : public Collectives {
     }
   }
 
-  // Every rank but this one, each beginning with its successor, so that not all talk to one.
+  // Visits every rank but this one. Each begins with its successor, so that not all talk to one.
   template <class Body>
   void for_each_peer(const Body& body) const {
     for (std::uint32_t i = 1; i < rank_count_; ++i) body((rank_ + i) % rank_count_);
   }
 
-  // The first message between two ranks connects them, which waits for the other one: here, where
-  // all are in step, and not in an operation whose order among the sequences a rank may choose.
+  // The first message between two ranks connects them and so waits for the other rank. It happens
+  // here, where all ranks are in step, and not in an operation, since a rank may choose the order
+  // of operations among sequences.
   void meet() {
     const Stream stream(common_->device, "nccl meets");
     enqueue("connection", "the ranks", stream.id(), [&](void* native) {
@@ -246,7 +247,7 @@ class NcclCollectives final : public Collectives {
     return elements;
   }
 
-  // One step after another: each is on the stream behind the one before, whose staging it takes.
+  // One step after another: each follows on the stream the step before, whose staging it reuses.
   void reduce_exactly(const Reduction& reduction, StreamId stream) {
     const std::uint64_t step = step_elements(reduction);
     const std::uint64_t source_bytes = size_of(reduction.source_type);
@@ -290,7 +291,7 @@ class NcclCollectives final : public Collectives {
   const std::uint32_t rank_;
   const std::uint32_t rank_count_;
 
-  DeviceBuffer staging_;  // of the operation that is under way
+  DeviceBuffer staging_;  // for the operation that is under way
 };
 
 }  // namespace
@@ -327,7 +328,7 @@ std::unique_ptr<Collectives> make_nccl_collectives(CudaDevice& device, const Ncc
                                                    std::uint32_t rank_count) {
   SLUICE_CHECK(rank < rank_count && options.timeout_s >= 0.1, "a rank has a number and a timeout");
   const NcclLibrary& library = NcclLibrary::open(options.library);
-  load_kernels(device);  // none is loaded behind an operation that waits for another rank
+  load_kernels(device);  // so that none is loaded behind an operation that waits for another rank
   auto communicator = std::make_unique<NcclCommunicator>(
       library, NcclCommunicator::Options{.timeout_s = options.timeout_s}, device, id, rank,
       rank_count);

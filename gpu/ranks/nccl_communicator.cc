@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// Under their own types. The second half is null in versions that lack them.
+// The functions under their own types. The second half is null in versions that lack them.
 struct NcclLibrary::Functions {
   decltype(&ncclGetVersion) get_version;
   decltype(&ncclGetUniqueId) get_unique_id;
@@ -52,8 +52,8 @@ namespace {
 constexpr int kVersionMin = NCCL_VERSION(2, 18, 1);
 constexpr int kVersionOfRegistration = NCCL_VERSION(2, 19, 1);
 constexpr int kVersionOfCopyEngines = NCCL_VERSION(2, 28, 3);
-// Thread blocks of one operation: the sequences of all ranks have to fit a GPU at once, or ranks
-// that issue them in different orders would wait for each other.
+// Thread blocks of one operation: the sequences of all ranks have to fit a GPU at once, otherwise
+// ranks that issue them in different orders would wait for each other.
 constexpr int kBlocksMax = 16;
 constexpr std::chrono::microseconds kPollInterval{20};
 
@@ -231,11 +231,11 @@ NcclCommunicator::~NcclCommunicator() {
     call("ncclCommFinalize", [&](ncclComm_t c) { return library_.functions().finalize(c); });
     (void)library_.functions().destroy(native(communicator_));
   } catch (const Error&) {
-    abort();  // the other ranks are gone, or have heard of it
+    abort();  // the other ranks are gone, or have learned of it
   }
 }
 
-// Runs `body` with the communicator, and waits until what it has begun is on its stream.
+// Runs `body` with the communicator, and waits until the work that it has begun is on its stream.
 template <class Body>
 void NcclCommunicator::call(const char* name, const Body& body) {
   const CudaCurrentDevice current(device_.ordinal());
@@ -264,8 +264,8 @@ void NcclCommunicator::settle(int first_result, const char* name) {
     if (steady_clock::now() - begin > std::chrono::duration<double>(options_.timeout_s)) {
       abort();
       fail(ErrorCode::kRanks,
-           fmt::format("{} waits for other ranks for more than {} s; one may be stopped, or late: "
-                       "then raise sharding.timeout",
+           fmt::format("{} has waited for other ranks for more than {} s; one may be stopped; if "
+                       "it is only late, raise sharding.timeout",
                        name, options_.timeout_s));
     }
     std::this_thread::sleep_for(kPollInterval);
@@ -315,7 +315,7 @@ void NcclCommunicator::exchange(std::span<const NcclMessage> messages, void* str
                                : f.receive(message.data, message.size_bytes, ncclInt8, peer, c,
                                            native_stream(stream));
     }
-    const ncclResult_t ended = f.group_end();  // always: the group is the thread's
+    const ncclResult_t ended = f.group_end();  // always, because the group belongs to the thread
     return result == ncclSuccess || result == ncclInProgress ? ended : result;
   });
 }
@@ -368,7 +368,7 @@ void NcclCommunicator::deregister_memory() noexcept {
   const CudaCurrentDevice current(device_.ordinal(), std::nothrow);
   const std::scoped_lock lock(mutex_);
   for (void* const handle : std::exchange(registrations_, {})) {
-    if (communicator_ == nullptr) continue;  // gone with it
+    if (communicator_ == nullptr) continue;  // it went with the communicator
     if (library_.has_windows()) {
       (void)library_.functions().deregister_window(native(communicator_),
                                                    static_cast<ncclWindow_t>(handle));

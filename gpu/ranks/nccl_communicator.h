@@ -1,5 +1,5 @@
-// NCCL, opened at run time, and one communicator of it. Communicators do not block: what NCCL does
-// in the background is waited for here, with a deadline, so that a rank that is gone is noticed.
+// NCCL, opened at run time, and one communicator of it. Communicators do not block: this class
+// waits for NCCL's background work, with a deadline, so that a missing rank is noticed.
 //
 // Thread rule: one thread at a time enqueues on a communicator; failure() and abort() may come from
 // any thread meanwhile. NcclLibrary from any thread.
@@ -21,25 +21,25 @@
 
 namespace sluice {
 
-// What the ranks of one run have in common: rank 0 makes it, and brings it to the others.
+// The id that the ranks of one run share: rank 0 makes it and sends it to the others.
 using NcclId = std::array<std::byte, 128>;
 
-// The functions of a library that is never closed.
+// The functions of the NCCL library, which is never closed.
 class NcclLibrary {
  public:
   // `path` empty = libnccl.so.2, as the loader finds it.
-  // Fails with: kUnsupported naming the library, and what it lacks.
+  // Fails with: kUnsupported naming the library and the functions that it lacks.
   static const NcclLibrary& open(const std::string& path = "");
   ~NcclLibrary();
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // Buffers can be registered: 2.19; in windows, which copy engines gather into: 2.28.
+  // Buffers can be registered (NCCL 2.19), and in windows, which copy engines gather into (2.28).
   bool has_registration() const;
   bool has_windows() const;
   // Fails with: kRanks.
   NcclId make_id() const;
-  // Device memory that windows can be made of.
+  // Device memory from which windows can be made.
   // Requires: has_windows().
   CudaMemorySource memory_source() const;
 
@@ -53,9 +53,9 @@ class NcclLibrary {
   int version_ = 0;
 };
 
-// One message of an exchange: to, or from, `peer`.
+// One message of an exchange, to or from `peer`.
 struct NcclMessage {
-  std::byte* data = nullptr;  // not written to when it is sent
+  std::byte* data = nullptr;  // not written to when it is a send
   std::uint64_t size_bytes = 0;
   std::uint32_t peer = 0;
   bool is_send = false;
@@ -66,12 +66,12 @@ enum class NcclWords : std::uint8_t { kSum, kMinimum };
 class NcclCommunicator {
  public:
   struct Options {
-    double timeout_s = 120;  // that a call waits for other ranks
+    double timeout_s = 120;  // how long a call waits for other ranks
     // All-gathers by copy engines, where memory is registered and the version has them.
     bool prefers_copy_engines = true;
   };
 
-  // Every rank makes it, with equal ids. Library and device must outlive it.
+  // Every rank makes one, with equal ids. Library and device must outlive it.
   // Fails with: kRanks.
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
                    const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
@@ -80,28 +80,28 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Every rank calls it; those of one color are together, in the order of their keys.
+  // Every rank calls it; ranks of one color are together, in the order of their keys.
   std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
 
-  // Each is enqueued on `stream`, a cudaStream_t, when it returns.
+  // Each operation is enqueued on `stream`, a cudaStream_t, when the call returns.
   // Fails with: kRanks.
   void all_gather(std::byte* target, const std::byte* source, std::uint64_t shard_bytes,
                   void* stream);
   void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);
   void exchange(std::span<const NcclMessage> messages, void* stream);
-  // In NCCL's own order.
+  // Adds in NCCL's own order.
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // Of words of 64 bits, in which no order shows.
+  // Reduces words of 64 bits; the order does not affect them.
   void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
 
-  // Every rank calls it alike: operations on this memory need no copies inside of NCCL. Nothing
-  // where the version has no registration.
+  // Every rank calls it alike. Operations on this memory then need no copies inside NCCL. Does
+  // nothing where the version has no registration.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
 
-  // What has gone wrong in the background; empty = nothing. After abort(): empty.
+  // The failure in the background; empty = none. After abort(): empty.
   std::string failure();
   void abort() noexcept;
 

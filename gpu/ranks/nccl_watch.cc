@@ -51,7 +51,7 @@ void NcclWatch::remove(NcclCommunicator& communicator) {
       });
     });
   }
-  const std::scoped_lock no_failure(failing_mutex_);  // it may be ending the communicator's work
+  const std::scoped_lock no_failure(failing_mutex_);  // one may be ending this communicator's work
   const std::scoped_lock lock(mutex_);
   std::erase(communicators_, &communicator);
 }
@@ -116,8 +116,8 @@ void NcclWatch::look(Operation& operation) {
   }
   if (steady_clock::now() - *operation.begun_at < std::chrono::duration<double>(timeout_s_)) return;
   fail(Error(ErrorCode::kRanks,
-             fmt::format("{} has waited for other ranks for {} s; one may be killed or stopped, or "
-                         "late: then raise sharding.timeout",
+             fmt::format("{} has waited for other ranks for {} s; one may have been killed or "
+                         "stopped; if it is only late, raise sharding.timeout",
                          operation.name(), timeout_s_)));
 }
 
@@ -128,7 +128,7 @@ void NcclWatch::fail(const Error& error) {
   try {
     device_.synchronize(stream_.id());
   } catch (const std::exception&) {
-    // The device has it now.
+    // The device has the failure now.
   }
   std::vector<NcclCommunicator*> communicators;
   {

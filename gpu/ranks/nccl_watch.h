@@ -1,7 +1,7 @@
-// Watches the operations that NCCL has been given: how long each waits for other ranks once the
-// work before it is done, and what NCCL reports in the background. The first failure is latched
-// (RankFailure), becomes the device's, and only then ends NCCL's work, so that nobody takes what an
-// operation has left half done for its result.
+// Watches NCCL's operations: how long each waits for other ranks after the work before it is done,
+// and NCCL's own reports in the background. The first failure is latched (RankFailure) and becomes
+// the device's; only then NCCL's work is ended, so that no half-done operation passes for a
+// result.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -30,11 +30,11 @@ class NcclWatch {
 
     std::string name() const;
 
-    Event begun;  // behind the work before it
+    Event begun;  // after the work before it
     Event ended;
     NcclCommunicator* communicator = nullptr;
     std::string_view kind;
-    // A copy: what the name belongs to may be gone before the watch has seen the end.
+    // A copy: the named object may be gone before the watch has seen the end.
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;
@@ -45,12 +45,12 @@ class NcclWatch {
   NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s);
   ~NcclWatch();
 
-  // From now on fail() ends the communicator's work, too.
+  // From now on fail() also ends the communicator's work.
   void add(NcclCommunicator& communicator);
-  // Waits until its operations are over, and forgets it.
+  // Waits until the communicator's operations are over, then forgets it.
   void remove(NcclCommunicator& communicator);
 
-  // Around the calls that enqueue one operation; end() with what begin() has given.
+  // begin() and end() surround the calls that enqueue one operation; end() gets begin()'s result.
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);
@@ -65,11 +65,11 @@ class NcclWatch {
   CudaDevice& device_;
   const std::shared_ptr<RankFailure> failure_;
   const double timeout_s_;
-  Stream stream_;  // on which a failure reaches the device
+  Stream stream_;  // carries a failure to the device
 
   std::mutex mutex_;
-  std::condition_variable came_;   // an operation, or the end
-  std::condition_variable ended_;  // operations
+  std::condition_variable came_;   // an operation came, or the end
+  std::condition_variable ended_;  // operations ended
   // Guarded by mutex_.
   std::vector<NcclCommunicator*> communicators_;
   std::vector<std::unique_ptr<Operation>> in_flight_;
@@ -77,7 +77,7 @@ class NcclWatch {
   bool must_stop_ = false;
 
   std::mutex failing_mutex_;  // one failure at a time
-  std::thread thread_;        // last: it uses all of the above
+  std::thread thread_;        // last: it uses everything above
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The first failure of a rank's collectives, shared by all its sequences: latched, told to one
-// handler, and the answer to every later operation.
+// The first failure of a rank's collectives, shared by all its sequences: it is latched, passed to
+// one handler, and fails every later operation.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -14,11 +14,11 @@ namespace sluice {
 
 class RankFailure {
  public:
-  // Keeps `error` if it is the first, and tells the handler.
+  // Keeps `error` if it is the first, and calls the handler.
   void set(const Error& error);
   bool is_set() const;
   void throw_if_set() const;
-  // An empty handler: the former one is not running when this returns.
+  // With an empty handler, the former one is not running when this returns.
   void on_failure(std::function<void(const Error&)> handler);
 
  private:

@@ -1,5 +1,5 @@
-// One reduction as a rank sees it: which elements of the source every rank adds up, each in rank
-// order (base/ordered_sum.h), whatever brings the sources together.
+// One reduction as a rank sees it: the elements of the source that each rank adds up in rank order
+// (base/ordered_sum.h). It does not depend on how the sources are brought together.
 //
 // Thread rule: a value.
 #pragma once
@@ -23,12 +23,12 @@ struct ElementRange {
 };
 
 struct RankReduction {
-  // Ranges of an all_reduce begin where a vector does.
+  // Ranges of an all_reduce begin at a multiple of a vector.
   static constexpr std::uint64_t kElementsAlign = 64;
 
   const std::byte* source = nullptr;
   DType source_type = DType::kFp32;
-  std::byte* target = nullptr;  // of the rank's own range
+  std::byte* target = nullptr;  // the target of the rank's own range
   DType target_type = DType::kFp32;
   std::uint64_t share = 0;  // elements of the longest range
   std::uint64_t count = 0;  // elements in all
@@ -38,7 +38,7 @@ struct RankReduction {
   ElementRange range(std::uint32_t rank) const {
     return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
   }
-  // The i-th `step` elements of a rank's range.
+  // Piece number i of a rank's range, in pieces of `step` elements.
   ElementRange piece(std::uint32_t rank, std::uint64_t i, std::uint64_t step) const {
     const ElementRange all = range(rank);
     return {std::min(all.begin + i * step, all.end), std::min(all.begin + (i + 1) * step, all.end)};
@@ -49,7 +49,7 @@ struct RankReduction {
   std::uint64_t source_bytes(ElementRange elements) const {
     return elements.count() * size_of(source_type);
   }
-  // Where the sum of a piece of `rank`'s range goes.
+  // The target for the sum of a piece of `rank`'s range.
   std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
     return target + (piece.begin - range(rank).begin) * size_of(target_type);
   }

@@ -35,7 +35,7 @@ std::string RankWait::text(std::vector<std::uint32_t> missing_ranks, std::uint32
 
 std::string RankWait::late_text(const std::string& waiting) const {
   return fmt::format(
-      "{} within {} s; killed or stopped, or late: then raise "
+      "{} within {} s; a rank may have been killed or stopped; if it is only late, raise "
       "sharding.timeout",
       waiting, timeout_s);
 }

@@ -13,11 +13,11 @@
 namespace sluice {
 namespace {
 
-// Nobody can cut it short under those who have mapped it.
+// No process can shorten it under those that have mapped it.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// Where vm.memfd_noexec asks for it, a memory file has to say that it is no program; older kernels
-// do not know the flag.
+// Where vm.memfd_noexec demands it, a memory file has to declare that it is not executable; older
+// kernels do not know the flag.
 int make_memory_file() {
   constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, from 6.3 on
   const int file = ::memfd_create("sluice ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal);
@@ -43,7 +43,7 @@ SharedSegment SharedSegment::make(std::uint64_t size_bytes) {
   return SharedSegment(std::move(file), size_bytes);
 }
 
-// The system's numbers of the file say that it is the one: nobody else's can have them meanwhile.
+// The system's numbers of the file identify it: no other file can have them meanwhile.
 SharedSegment SharedSegment::open(const SegmentPlace& place, std::uint64_t size_bytes) {
   if (place.process == 0) return {};
   const std::string path = fmt::format("/proc/{}/fd/{}", place.process, place.descriptor);

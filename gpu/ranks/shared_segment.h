@@ -1,9 +1,9 @@
-// Memory that processes of one host share, without a name: one of them makes it and says where it
-// is, the others open it there, which the system allows to nobody but the same user and root.
-// Nothing of it is left when the processes have ended, however they do.
+// Memory that processes of one host share, without a name. One of them makes it and says where it
+// is, and the others open it there; the system allows that only to the same user and root. Nothing
+// of it remains when the processes have ended, however they end.
 //
 // Thread rule: a value.
-// Invariant: what is open is what the first one made, of the size that it made.
+// Invariant: an open segment is the one that the first process made, with that size.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// Where a segment is, and which: bytes that one process sends to others.
+// Where a segment is, and which one: bytes that one process sends to others.
 struct SegmentPlace {
-  std::int64_t process = 0;  // 0: there is none
+  std::int64_t process = 0;  // 0: there is no segment
   std::int64_t descriptor = 0;
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
@@ -23,18 +23,18 @@ struct SegmentPlace {
 
 class SharedSegment {
  public:
-  // None.
+  // No segment.
   SharedSegment() = default;
-  // Zeros. None where the system refuses.
+  // Makes a segment of zeros; none where the system refuses.
   static SharedSegment make(std::uint64_t size_bytes);
-  // None where the system refuses, or where something else is in that place.
+  // Opens it; none where the system refuses, or where something else is in that place.
   static SharedSegment open(const SegmentPlace& place, std::uint64_t size_bytes);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
   std::byte* data() const { return data_; }  // null for none
-  // Of one that was made here. Can be opened until close_place().
+  // The place of a segment that was made here. It can be opened until close_place().
   SegmentPlace place() const;
   void close_place() { file_ = UniqueFd(); }
 

@@ -169,7 +169,7 @@ def outcome_of(run, number, victim, process):
         return "leaves", "; ".join(left)
     if re.search(r"on signal (4|6|7|8|11)\b|check failed|terminate called", text):
         return "crash", text[-300:]
-    says = (rf"ranks? ([\d, ]*, )?{victim}(,[\d, ]*)? ha(s|ve) not answered", r"[^\n]* has not come to an end within \d+ s")
+    says = (rf"ranks? ([\d, ]*, )?{victim}(,[\d, ]*)? ha(s|ve) not answered", r"[^\n]* has not ended within \d+ s")
     told = next((match.group(0) for words in says for match in [re.search(words, text)] if match), None)
     if told is None and number == signal.SIGKILL and re.search(rf"process rank {victim} with PID \d", text):
         told = f"mpirun: rank {victim} was killed"

@@ -31,7 +31,7 @@ def words_of(rank, phase, action):
         return rf"differs between rank 0 and rank ({rank}|1, 2)"
     if phase in EVERY_RANK:
         return rf"process rank {rank} with PID" if action == "kill" else \
-            rf"{EVERY_RANK[phase]}, to which every rank comes, has not come to an end within 2 s"
+            rf"{EVERY_RANK[phase]}, which every rank calls, has not ended within 2 s"
     if action == "kill":
         return rf"told to end while ranks? ({rank}|\d, {rank}|{rank}, \d) ha(s|ve) not answered rank \d in \w+ of \""
     return rf"rank {rank} has not answered rank \d in \w+ of \""

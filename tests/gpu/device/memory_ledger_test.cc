@@ -30,10 +30,10 @@ TEST(MemoryLedger, ListsWhatIsTakenByPurposeLargestFirst) {
   EXPECT_EQ(refusal(ledger, 8_MiB), "");
   EXPECT_EQ(refusal(ledger, 8_MiB + 1),
             "device memory cannot hold 8.00 MiB (8388609 B) more for the request: 8.00 MiB of 16.0 "
-            "MiB (8388608 of 16777216 B) is taken by\n"
+            "MiB (8388608 of 16777216 B) are taken by\n"
             "    5.00 MiB  window\n"
             "    3.00 MiB  slots (2 allocations)\n"
-            "; raise memory.device or lower what is kept there");
+            "; raise memory.device or keep less there");
 }
 
 // Taken and request would wrap around to almost nothing.
@@ -46,7 +46,7 @@ TEST(MemoryLedger, RefusesWhatWouldOverflow) {
 }
 
 TEST(MemoryLedger, EmptyLedgerListsNothing) {
-  EXPECT_NE(refusal(MemoryLedger(0), 1).find("0 B of 0 B (0 of 0 B) is taken; raise"),
+  EXPECT_NE(refusal(MemoryLedger(0), 1).find("0 B of 0 B (0 of 0 B) are taken; raise"),
             std::string::npos);
 }
 

@@ -23,15 +23,15 @@ void set_fake(std::uint32_t ranks, const std::string& blocks) {
 }
 
 const std::string kLate =
-    " has not come to an end within 0.2 s; a rank may be killed or stopped, or late: then raise "
-    "sharding.timeout";
+    " has not ended within 0.2 s; a rank may have been killed or stopped; if it is only late, "
+    "raise sharding.timeout";
 
 TEST(MpiWorldStart, EveryWaitHasADeadlineAndIsNamed) {
   for (const auto& [call, wait] :
-       {std::pair{"init", "MPI_Init, to which every rank comes,"},
-        std::pair{"host_ranks", "the ranks of a host finding each other"},
-        std::pair{"broadcast", "the ranks of this host sharing memory"},
-        std::pair{"agree", "the ranks of this host sharing memory"}}) {
+       {std::pair{"init", "MPI_Init, which every rank calls,"},
+        std::pair{"host_ranks", "the search for the ranks of each host"},
+        std::pair{"broadcast", "the sharing of memory among this host's ranks"},
+        std::pair{"agree", "the sharing of memory among this host's ranks"}}) {
     set_fake(2, call);
     try {
       const MpiWorld world(kImpatient, FAKE_MPI);
@@ -51,7 +51,7 @@ TEST(MpiWorldStart, WhoIsToldToEndMeanwhileHearsWhatIsWaitedFor) {
         said = waiting;
       }};
   EXPECT_THROW(MpiWorld(options, FAKE_MPI), Error);
-  EXPECT_EQ(said, "MPI_Init, to which every rank comes, has not come to an end");
+  EXPECT_EQ(said, "MPI_Init, which every rank calls, has not ended");
 }
 
 TEST(MpiWorldEnd, EveryWaitHasADeadlineAndIsNamed) {
@@ -63,7 +63,7 @@ TEST(MpiWorldEnd, EveryWaitHasADeadlineAndIsNamed) {
       ADD_FAILURE() << "it has ended";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kRanks);
-      EXPECT_EQ(error.what(), "MPI_Finalize, to which every rank comes," + kLate);
+      EXPECT_EQ(error.what(), "MPI_Finalize, which every rank calls," + kLate);
     }
     world.abort();  // nothing is left to be ended
   }
