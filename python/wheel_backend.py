@@ -20,7 +20,7 @@ PACKAGE = "sluice_offload"
 
 
 def _project():
-    """Of pyproject.toml's [project]: its `key = "value"` lines. Python 3.10 has no reader of TOML."""
+    """Returns the `key = "value"` lines of pyproject.toml's [project]. Python 3.10 has no reader of TOML."""
     lines = (HERE / "pyproject.toml").read_text(encoding="utf-8").split("[project]")[1].splitlines()
     pairs = [line.split(" = ", 1) for line in lines if " = " in line]
     return {key: value.strip('"') for key, value in pairs}

@@ -5,8 +5,9 @@
 #   --deps BUNDLE   a folder made by tools/bundle_deps.sh, or a tar file of one
 #   --only PART     one part; each ends within 9 minutes. The later ones use what `build` left in build/gpu, or make it
 # Writes OUT/PART.json and OUT/PART.md (what passed, what failed, what was missing) and OUT/PART.log.
-# Exits with 0 when nothing failed. What could not run for lack of tools is named and is no failure; `tests` and `bench` without
-# a GPU that works are one. `build` compiles for every kind of GPU that nvidia-smi names, or, without one, for the usual ones.
+# Exits with 0 when nothing failed. A check that cannot run for lack of tools is named and is no failure; `tests` and
+# `bench` fail without a GPU that works. `build` compiles for every kind of GPU that nvidia-smi names, or, without one,
+# for the usual ones.
 set -uo pipefail
 script=$(realpath "${BASH_SOURCE[0]}")
 
@@ -63,7 +64,7 @@ if [[ -n $deps ]]; then
   fi
   deps=$(realpath "$deps")
   configure+=("-DCMAKE_PREFIX_PATH=$deps" "-DPKG_CONFIG_EXECUTABLE=$deps/bin/pkg-config")
-  # What the bundle's libraries need themselves; its path is not in them.
+  # The bundle's libraries need this themselves; its path is not in them.
   export LD_LIBRARY_PATH=$deps/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 # cuBLASLt and NCCL are opened at run time: the toolkit's, or those of PyTorch's packages.

@@ -100,7 +100,7 @@ class Workshop:
         return failed[0].removeprefix("[  FAILED  ] ").split(" (")[0].split(",")[0] if failed else f"exit status {done.returncode}"
 
     def try_out(self, mutant):
-        """What kills the mutant, or None."""
+        """Returns the test that kills the mutant, or None."""
         path = self.source / mutant["file"]
         whole = path.read_text(encoding="utf-8")
         path.write_text(apply(whole, mutant), encoding="utf-8")

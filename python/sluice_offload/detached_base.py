@@ -1,5 +1,5 @@
-"""What the optimizers of `sluice_offload.optim` have in common: a torch.optim.Optimizer whose moments and fp32 masters live in
-host memory or on NVMe, while torch keeps parameters and gradients."""
+"""The common base of the optimizers of `sluice_offload.optim`: a torch.optim.Optimizer whose moments and fp32 masters
+live in host memory or on NVMe, while torch keeps parameters and gradients."""
 
 import math
 import os
@@ -60,7 +60,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         if modules is not None:
             self._wait_in_forward(modules)
 
-    # What subclasses say.
+    # Subclasses define these.
 
     def _hyperparameters(self, group: "dict[str, Any]", step: int) -> "dict[str, float]":
         """Fields of library.Update, for a parameter of `group` at its `step`."""
@@ -231,7 +231,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _clip(self, gradients: "list[Any]") -> float:
-        """What the gradients have to be multiplied with; the same bits as torch's clip_grad_norm_."""
+        """Returns the factor for the gradients; the same bits as torch's clip_grad_norm_."""
         if self.clip_norm is None or not gradients:
             return 1.0
         norm: Any = nn.utils.get_total_norm(gradients, foreach=False)

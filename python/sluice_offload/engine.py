@@ -120,7 +120,7 @@ class Engine:
         return int(step.value) if has_one.value else None
 
     def set_application(self, text: str) -> None:
-        """What the commits of the steps that finish from here on keep."""
+        """Sets the text that commits keep, from the next finished step on."""
         self._lib.set_application(self._handle, text.encode())
 
     def commit_now(self) -> None:

@@ -1,5 +1,5 @@
-"""What Sluice fails with. Each class is also one of Python's own, so that a program that knows nothing of Sluice catches
-it where it belongs."""
+"""The errors of Sluice. Each class is also one of Python's own, so that a program that knows nothing of Sluice catches
+it in the right place."""
 
 
 class SluiceError(RuntimeError):

@@ -1,5 +1,5 @@
-"""What a torch program does to parameters that are the engine's by then: each way is made to work, or refused with words,
-instead of quietly doing nothing."""
+"""Guards for the ways in which a torch program touches parameters that the engine owns by then. Each way is made to
+work, or is refused with a message, instead of quietly doing nothing."""
 
 import weakref
 from typing import Any, Iterable

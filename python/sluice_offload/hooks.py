@@ -149,7 +149,8 @@ class Walk:
         self.engine.end_inference()
 
     def _recover(self) -> None:
-        """What an exception has left open that no hook was told of: one in backward, or an interrupt."""
+        """Closes the leases that an exception has left open without a hook hearing of it: one in backward, or an
+        interrupt."""
         if self.in_backward and torch._C._current_graph_task_id() == -1:
             self._release_all()
         if self.active == INFERENCE:

@@ -43,7 +43,7 @@ class FinishOptions(C.Structure):
 
 
 class StepReport(C.Structure):
-    """What one step did; capi/sluice.h says it field by field."""
+    """Figures of one step; capi/sluice.h describes each field."""
     _fields_ = [("step", C.c_uint64), ("gradient_norm", C.c_double), ("clip_factor", C.c_double),
                 ("loss_scale", C.c_double), ("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64),
                 ("stall_ns", C.c_int64), ("optimizer_ns", C.c_int64), ("schedule_changes", C.c_uint32),
@@ -84,7 +84,7 @@ class Update(C.Structure):
 
 
 class OptimizerReport(C.Structure):
-    """What an optimizer has done since it was made, and what it takes; capi/sluice.h says it field by field."""
+    """The work of an optimizer since it was made, and the memory that it takes; capi/sluice.h describes each field."""
     _fields_ = [("nvme_read_bytes", C.c_uint64), ("nvme_write_bytes", C.c_uint64), ("updated_elements", C.c_uint64),
                 ("adopted_elements", C.c_uint64), ("non_finite_blocks", C.c_uint64), ("host_bytes", C.c_uint64),
                 ("nvme_bytes", C.c_uint64), ("pass_bytes", C.c_uint64), ("pending_tensors", C.c_uint32),

@@ -20,7 +20,7 @@ Values = "Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor]"
 
 
 class _Offloaded:
-    """What a model carries from offload() on: it keeps the engine alive, and says no to copies and pickles."""
+    """A model carries this from offload() on: it keeps the engine alive, and refuses copies and pickles."""
 
     def __init__(self, engine: Engine, gatherer: Gatherer, walk: Walk) -> None:
         self.engine, self.gatherer, self.walk = engine, gatherer, walk

@@ -64,7 +64,7 @@ class Entry(MutableMapping[str, Any]):
         return len(self._kinds) + self._has_step
 
     def load(self, values: "Mapping[str, Any]") -> None:
-        """Sets all of it. What is not there is as at the beginning; without a master, the parameter is."""
+        """Sets all of it. Missing values are as at the beginning; a missing master is the parameter."""
         unknown = [key for key in values if key not in self and key not in ("step", "master")]
         if unknown:
             raise ArgumentError(f"the state of {self._share.name} has {', '.join(map(repr, unknown))}, which this optimizer "

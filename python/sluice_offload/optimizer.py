@@ -24,13 +24,15 @@ def _matches(pattern: str, name: str) -> bool:
 
 class OffloadOptimizer(torch.optim.Optimizer):
     """The optimizer that `offload` returns. Its `param_groups` are the config's `optimizer.groups`, behind one of all other
-    parameters; `lr` of each is read at every step, all else is fixed by the config. `report` is what the last step did."""
+    parameters; `lr` of each is read at every step; the config fixes everything else. `report` has the figures of the
+    last step."""
 
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
         self._walk: Optional[Walk] = None
         self.report: Optional[StepReport] = None
-        # Of the checkpoint or commit that training went on from; from then on, what the next commits keep.
+        # The text of the checkpoint or commit that training went on from; from then on, the text that the next commits
+        # keep.
         self.application = ""
         self.resumed_step: Optional[int] = None  # of the durable store's commit, if training went on from one
         self._is_durable = bool(config.get("storage", {}).get("state", {}).get("name", ""))
@@ -61,11 +63,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last step, before clipping; 0 before the first."""
+        """The norm of the last step, before clipping; 0 before the first."""
         return 0.0 if self.report is None else float(self.report.gradient_norm)
 
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
-        """What clip_grad_norm_ does to these parameters: nothing, for the engine has clipped to the same bound."""
+        """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the
+        same bound."""
         if max_norm != self.clip_norm:
             raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: the engine has the gradients of an offloaded "
                                 f"model and clips them itself, to optimizer.clip_norm, which is {self.clip_norm}; set it "
@@ -125,7 +128,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._engine.commit_now()
 
     def _text(self, application: str) -> str:
-        """What goes with a checkpoint or a commit."""
+        """Returns the text that goes with a checkpoint or a commit."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         return json.dumps({"param_groups": groups, "application": application})
 

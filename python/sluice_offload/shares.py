@@ -22,7 +22,7 @@ def is_distributed_tensor(tensor: torch.Tensor) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of it; shares memory."""
+    """Returns this process's part of a tensor; shares memory."""
     return tensor.to_local() if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
 
 

@@ -83,7 +83,7 @@ class Gatherer:
                               "the engine's own are as before")
 
     def _bytes(self, unit: Unit, copied: Any) -> Any:
-        """What the unit's storage shows."""
+        """Returns the bytes that the unit's storage shows."""
         address = self._storages[unit.index].storage.data_ptr()
         return (C.c_char * len(copied)).from_address(address)
 

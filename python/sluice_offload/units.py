@@ -56,8 +56,8 @@ class Units:
 
     @property
     def leases(self) -> int:
-        """How many leases computation holds at a time: those of one module. Of more, an order that nobody expected might
-        find no room in the engine's window beside the leases of modules that are over."""
+        """How many leases computation holds at a time: those of one module. With more, an unexpected order might find
+        no room in the engine's window beside the leases of modules that are over."""
         return max(len(site.units) for site in self.sites)
 
 
@@ -67,7 +67,7 @@ def is_of_torch(module: nn.Module) -> bool:
 
 
 def _classes(model: nn.Module, units: "Sequence[type | str] | None") -> "tuple[set[str], tuple[type, ...], set[int]]":
-    """What makes a module a unit: names of classes, classes, or its own id."""
+    """Returns the three ways to name a unit's module: names of classes, classes, or its own id."""
     if units is None:
         units = getattr(model, "_no_split_modules", None) or None
     if units is not None:

@@ -35,7 +35,7 @@ class Tiny(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
-        # Of uneven sizes: in a small window, units come back to other places.
+        # Uneven sizes: in a small window, units come back to other places.
         self.blocks = nn.ModuleList(block(width, (32, 128, 64, 96)[i % 4]) for i in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)

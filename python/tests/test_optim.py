@@ -29,7 +29,7 @@ def place(tmp_path):
 
 
 def groups(model, **second):
-    """Matrices, and all else with hyperparameters of its own."""
+    """Matrices, and everything else with hyperparameters of its own."""
     return [{"params": [p for p in model.parameters() if p.dim() >= 2]},
             {"params": [p for p in model.parameters() if p.dim() < 2], **second}]
 

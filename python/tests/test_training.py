@@ -14,7 +14,7 @@ from conftest import Block, Tiny, adamw, batch, tiny, train, worst
 KEY_BIAS = "attention.in_proj_bias"
 
 
-# Of a step of Tiny: seven modules with parameters, forward and backward, the head over the embedding's.
+# Uses in a step of Tiny: seven modules with parameters, forward and backward, the head over the embedding's.
 USES = 14
 
 

@@ -1,4 +1,5 @@
-"""What torch programs do that could go wrong in silence. Each case fails when its cure is taken out."""
+"""Traps: things that torch programs do and that could go wrong in silence. Each case fails when its cure is taken
+out."""
 
 import copy
 import ctypes

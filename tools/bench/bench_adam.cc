@@ -165,7 +165,7 @@ BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
     const auto measure_limit = [&] {
       limit_s = seconds_of([&] { optimizer.move_like_update(arrays.view()); });
     };
-    // Who goes first changes every round.
+    // The first one changes every round.
     if (round % 2 == 0) measure_limit();
     measure_update();
     if (round % 2 != 0) measure_limit();

@@ -1,5 +1,5 @@
-// Adam against the memory: the update and four yardsticks, turn about in one process, so that what
-// disturbs one round disturbs all. Not thread-safe: one measurement at a time.
+// Adam against the memory: the update and four yardsticks take turns in one process, so that a
+// disturbance of a round meets all of them. Not thread-safe: one measurement at a time.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr BenchCase kBenchCases[] = {
     {"fp16", MasterLayout::kFp16, DType::kFp16},
 };
 
-// What the arrays are like.
+// The kind of arrays.
 enum class BenchInput : std::uint8_t {
   kPlain,      // they begin at a page
   kUnaligned,  // they begin one element behind it, so that vectors cross cache lines

@@ -69,11 +69,11 @@ struct StepBench {
   double stall_s = 0;         // of the median step
   double compute_step_s = 0;  // the same passes alone: nothing moves, nothing is updated
   double percent_of_compute = 0;
-  // The busy time of the scarcest resource (engine/bound/bound.h), and what the median step is of
+  // The busy time of the scarcest resource (engine/bound/bound.h), and the median step's share of
   // it.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // Of the engine, in use at most.
+  // The most that the engine had in use.
   std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;

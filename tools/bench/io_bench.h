@@ -1,6 +1,6 @@
 // Measures the drives behind storage paths the way the engine uses them: scratch files without a
 // name, O_DIRECT, an arena on huge pages, one queue. Every page carries its place and version, and
-// every read checks them: a rate at which wrong bytes arrive is no rate.
+// every read checks them: a rate with wrong bytes is worth nothing.
 //
 // Thread rule: one thread uses it; completions come from the queue's threads.
 #pragma once

@@ -53,7 +53,7 @@ Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPol
   if (bench.memory_share == 0) return config;
   config.placement.parameters = config.placement.optimizer = TierChoice::kHost;
   if (bench.memory_share == 1) return config;
-  // What the engine needs with all on storage, and the share on top of it.
+  // The memory that the engine needs with everything on storage, and the share on top of it.
   Config bare = config;
   bare.placement.parameters = bare.placement.optimizer = TierChoice::kNvme;
   bare.memory.host_bytes = UINT64_MAX;

@@ -1,7 +1,7 @@
 // The engine under emulated computation: a model of equal units on a host device whose compute
 // stream is busy for stated times, storage behind a throttled queue, everything else real. So the
 // limits of a step are known exactly, whatever the machine's drive and processor do, and its time
-// can be held against them.
+// can be compared with them.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -25,7 +25,7 @@ struct StepBenchModel {
   std::uint32_t units = 0;
   std::string path;                    // of the storage
   std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
-  // Of the state; 0 = all of it on storage, 1 = all of it in host memory.
+  // Share of the state; 0 = all of it on storage, 1 = all of it in host memory.
   double memory_share = 0;
   unsigned threads = 0;            // of the optimizer; 0 = the granted cores
   std::uint32_t window_units = 3;  // that the device window has room for
@@ -42,7 +42,7 @@ struct CpuRates {
   double norm = 0;
 };
 
-// A step's time, and what the engine says of it.
+// A step's time, and the engine's report of it.
 struct MeasuredStep {
   double step_s = 0;  // from its begin_step to the next
   StepReport report;
@@ -59,9 +59,9 @@ class StepBench {
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
-  // What Adam and the norms came to in the steps of the last run(), beside all else.
+  // The rates of Adam and the norms in the steps of the last run(), beside everything else.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
-  // What the drive was later than its throttle so far, all requests together.
+  // How much later the drive was than its throttle so far, summed over all requests.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
   // The bounds of this engine's plan at `rates`.
@@ -85,7 +85,7 @@ class StepBench {
 };
 
 // Seconds that one step's storage traffic takes at least with all of the state there and bf16: 14
-// bytes read and 12 written a parameter.
+// bytes read and 12 written per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
 // Adam and norms over split bf16 state on `threads` threads, measured now, with nothing else at

@@ -1,6 +1,6 @@
-// Steps of every overlap policy under the regimes that tell them apart: what binds is computation,
-// the drive, Adam (held to a rate, or at its own), or computation and the drive alike. Policies
-// take turns, a few steps each, so that what a shared machine does meanwhile meets all of them.
+// Steps of every overlap policy under the regimes that tell them apart: limited by computation, by
+// the drive, by Adam (held to a rate, or at its own), or by computation and the drive alike.
+// Policies take turns, a few steps each, so that a shared machine's disturbances meet all of them.
 //
 // Thread rule: one thread at a time.
 #pragma once

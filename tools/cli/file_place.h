@@ -1,5 +1,5 @@
-// What a path leads to: links are followed, also to where nothing is yet, so that two paths can be
-// told to mean one file before either of them is opened. Thread rule: any thread.
+// The file that a path leads to. Links are followed, also to a file that does not exist yet, so
+// that two paths of one file are noticed before either of them is opened. Thread rule: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@ struct FilePlace {
   std::optional<int> descriptor;
   int error = 0;  // errno, where the path cannot be followed
   FileKind kind = FileKind::kMissing;
-  // Of what is there:
+  // Of an existing file:
   mode_t mode = 0;
   uid_t owner = 0;
   gid_t group = 0;
@@ -30,10 +30,12 @@ struct FilePlace {
 
 FilePlace place_of(const std::string& path);
 
-// The same regular file, or the same name for one that is missing. Devices and pipes are nobody's.
+// The same regular file, or the same name for one that is missing. Devices and pipes are never the
+// same.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
-// The regular file that is open as `descriptor`, such as standard output; kOther for all else.
+// The regular file that is open as `descriptor`, such as standard output; kOther for everything
+// else.
 FilePlace place_of_descriptor(int descriptor);
 
 }  // namespace sluice

@@ -28,7 +28,7 @@ static_assert(std::atomic<const char*>::is_always_lock_free);
 
 void answer(const char* text) {
   if (is_silent.load()) return;
-  // What cannot be written has nobody who reads it.
+  // A text that cannot be written has no reader.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 

@@ -1,8 +1,8 @@
 // Ctrl-C, SIGTERM and SIGHUP. Each is answered at once, by a line from the handler. Before there is
 // anything to save, the first one ends the process; later it sets a flag that a loop looks at
 // between steps, and the second one ends the process. Storage files have no names, and temporary
-// files are removed, so nothing is left behind in either case. A signal that whoever started the
-// process has set to be ignored (nohup) stays ignored.
+// files are removed, so nothing is left behind in either case. A signal that was ignored when the
+// process started (nohup) stays ignored.
 //
 // Thread rule: one thread; interrupted() from any.
 #pragma once

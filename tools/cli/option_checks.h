@@ -1,5 +1,5 @@
-// What every number on the command line has to pass, so that none is taken for another one: the
-// parser alone would wrap -1 around to 2^64 - 1, read 010 as 8, and let NaN through every range.
+// The checks that every number on the command line has to pass. The parser alone would wrap -1
+// around to 2^64 - 1, read 010 as 8, and let NaN through every range.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -23,13 +23,13 @@ CLI::Validator rate_suffix();
 // "24G" for 24GiB: as memory is bought.
 CLI::Validator memory_suffix();
 
-// To be called once, when all options are there: adds to each option of a numeric type, of `app`
-// and all its subcommands, that its text is a decimal number, whole and not negative where the type
-// is, and finite.
+// To be called once, when all options are there. Makes each numeric option of `app` and its
+// subcommands require text that is a decimal number, whole and not negative where the type is, and
+// finite.
 void check_numbers(CLI::App& app);
 
-// The message for a command line whose command there is not, which the parser reports as one that
-// is missing; empty when that is not the mistake.
+// The message for a command line with an unknown command, which the parser reports as missing;
+// empty when that is not the mistake.
 std::string unknown_command(const CLI::App& app);
 
 }  // namespace sluice

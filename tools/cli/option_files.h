@@ -1,5 +1,5 @@
-// Options that name files. In --help they say what becomes of them: what is read is a FILE, what is
-// written an OUTPUT; a test goes through every OUTPUT.
+// Options that name files. In --help a file that is read is a FILE, and one that is written an
+// OUTPUT; a test goes through every OUTPUT.
 //
 // Thread rule: at start-up.
 #pragma once

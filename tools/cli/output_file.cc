@@ -44,7 +44,7 @@ const char* remedy_of(int error) {
   }
 }
 
-// What keeps no data of its own refuses fsync, and needs none.
+// A file that keeps no data of its own refuses fsync, and needs none.
 bool is_refusal_to_sync(int error) {
   return error == EINVAL || error == ENOTSUP || error == EROFS;
 }
@@ -174,7 +174,7 @@ void OutputFile::write(std::string_view bytes) {
 
 // The kernel would keep as much as memory allows, and the fsync at the end then take minutes, while
 // other ranks wait for this one under sharding.timeout. So pieces go to the drive as they come, one
-// under way while the next is written. What fails here fails in fsync, which reports it.
+// under way while the next is written. A failure here comes again in fsync, which reports it.
 void OutputFile::write_back() {
   if (!is_regular()) return;
   const auto sync = [&](std::uint64_t begin, unsigned flags) {

@@ -6,9 +6,10 @@
 //   begin() .. accept() .. write() .. commit()  its own name as soon as the run is accepted: what
 //                                               grows, so that a killed run leaves what it had
 //
-// Until accept() or commit() what had the name before stays as it was; an output that goes without
-// either leaves nothing. A symbolic link is followed and its target replaced. What is not a regular
-// file (/dev/null, a pipe, /dev/stdout) is opened as it is, and several outputs may go there.
+// Until accept() or commit() an older file of that name stays as it was; an output that goes
+// without either leaves nothing. A symbolic link is followed and its target replaced. A path that
+// is not a regular file (/dev/null, a pipe, /dev/stdout) is opened as it is, and several outputs
+// may go there.
 //
 // Thread rule: one thread per set.
 #pragma once
@@ -42,13 +43,14 @@ class OutputFile {
   OutputFile(std::string option, const std::string& path, OutputMode mode = OutputMode::kOrdinary);
 
   bool is_wanted() const { return !place_.path.empty(); }
-  // What is written can be read back from path().
+  // The written data can be read back from path().
   bool is_regular() const { return !place_.descriptor && place_.kind != FileKind::kOther; }
   const std::string& option() const { return option_; }
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Refuses what cannot be written, as far as that can be known beforehand. Leaves nothing behind.
+  // Refuses an output that cannot be written, as far as that can be known beforehand. Leaves
+  // nothing behind.
   // Fails with: kInput, with path, reason and remedy; kNoSpace, kUnsupported.
   void check();
 
@@ -110,7 +112,7 @@ class OutputFile {
 class OutputFiles {
  public:
   // `what` stands in messages: "the text", "--init". Empty paths are none. The output of option
-  // `successor` may replace it: what is read has been read by then.
+  // `successor` may replace it: the input has been read by then.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);

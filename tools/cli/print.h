@@ -1,6 +1,6 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). Nothing here throws, so
-// that a full disk behind a log never ends a run: what cannot be printed is lost, and for standard
-// output that is said once on standard error, when it happens.
+// that a full disk behind a log never ends a run. Text that cannot be printed is lost; for standard
+// output, a line on standard error says so once.
 //
 // Thread rule: any thread.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// A closed descriptor 0, 1 or 2 would be given to the next file that is opened, and what is printed
-// would go into that file: such descriptors are opened onto /dev/null. For the start of main().
+// A closed descriptor 0, 1 or 2 would be given to the next file that is opened, and printed text
+// would go into that file. So such descriptors are opened onto /dev/null. For the start of main().
 void keep_standard_descriptors() noexcept;
 
 void say_text(std::string_view text) noexcept;

@@ -26,7 +26,7 @@ constexpr int kAttemptsMax = 100;
 constexpr std::string_view kMark = ".sluice-";
 constexpr std::string_view kEnd = ".tmp";
 constexpr std::size_t kRandomDigits = 16;
-// What is left of a file name for the target's own.
+// The part of a file name that is left for the target's own.
 constexpr std::size_t kStemMax = NAME_MAX - kMark.size() - kRandomDigits - kEnd.size();
 
 // Names that a signal handler removes. A command has a handful of outputs; a name beyond the table,

@@ -96,7 +96,7 @@ Json measure_adam(CudaDevice& device, Rates& rates) {
           {"percent_of_copy", json_of(adam.percent)}};
 }
 
-// Of the processor, which updates what the engine keeps.
+// The processor's rate; it updates the state that the engine keeps.
 double cpu_adam_parameters_per_s() {
   const BenchResult adam = bench_adam(
       kBenchCases[1], {.parameters = 1 << 26, .threads = topology().granted_cores, .rounds = 3},

@@ -1,4 +1,4 @@
-// `sluice bench gpu`: what the GPU gives, and how fast GPT-2 of three sizes trains on it with its
+// `sluice bench gpu`: the rates of the GPU, and how fast GPT-2 of three sizes trains on it with its
 // state in host memory and on NVMe.
 #pragma once
 
@@ -16,7 +16,8 @@ struct BenchGpuOptions {
   std::string json_file;
 };
 
-// Prints a table. What the machine is too small for is named and left out. Returns the exit code.
+// Prints a table. A measurement that the machine is too small for is named and left out. Returns
+// the exit code.
 // Fails with: kConfig (an option), kUnsupported (no GPU), kInput.
 int run_bench_gpu(const BenchGpuOptions& options);
 

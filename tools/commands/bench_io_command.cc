@@ -119,7 +119,7 @@ nlohmann::json json_of(const Series& series) {
           {"cpu_seconds_per_gib", Series::median(series.cpu_s_per_gib)}};
 }
 
-// What planning reads: the best rates of each path by itself, under the folder's one name.
+// Planning reads this: the best rates of each path by itself, under the folder's one name.
 nlohmann::json json_of_drives(const BenchIoOptions& options, const std::vector<Series>& all) {
   auto drives = nlohmann::json::array();
   for (std::uint32_t i = 0; i < options.paths.size(); ++i) {

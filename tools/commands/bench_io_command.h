@@ -1,5 +1,5 @@
-// `sluice bench io`: what the drives behind storage paths give, by request size and depth, and a
-// calibration file with it.
+// `sluice bench io`: the rates of the drives behind storage paths, by request size and depth, and a
+// calibration file of them.
 #pragma once
 
 #include <cstdint>

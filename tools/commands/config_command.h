@@ -17,7 +17,7 @@ struct ConfigImportOptions {
   DeepspeedValues values;
 };
 
-// Of check, show and rates.
+// Options of check, show and rates.
 struct ConfigShowOptions {
   std::string file;
   std::vector<std::string> assignments;

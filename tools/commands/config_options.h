@@ -37,7 +37,7 @@ void add_config(CLI::App& app, ConfigCommands& commands);
 // The options of `sluice plan` about a model's file and a machine that is not this one.
 void add_plan_model(CLI::App* plan, PlanOptions& options);
 
-// --batch, --lr and the like, but for --steps, which some commands have for themselves.
+// --batch, --lr and the like, except --steps, which some commands have for themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);
 
 }  // namespace sluice

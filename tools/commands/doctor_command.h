@@ -1,5 +1,5 @@
-// `sluice doctor`: looks at what this machine gives Sluice and says of each thing whether it is
-// fine, slower than it could be, or in the way, with the line that mends it.
+// `sluice doctor`: checks what this machine offers. It says of each thing whether it is fine,
+// slower than it could be, or in the way, with the line that mends it.
 #pragma once
 
 #include <cstdint>

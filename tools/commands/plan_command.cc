@@ -57,7 +57,7 @@ ConfigDocument document_of(const PlanOptions& options) {
   return document;
 }
 
-// What is left of a GPU's memory beside the activations.
+// The GPU memory that is left beside the activations.
 std::uint64_t device_budget(const GpuPreset& gpu, std::uint64_t activation_bytes) {
   const std::uint64_t beside_bytes = activation_bytes + kGpuContextBytes;
   if (beside_bytes < gpu.memory_bytes) return gpu.memory_bytes - beside_bytes;
@@ -68,7 +68,7 @@ std::uint64_t device_budget(const GpuPreset& gpu, std::uint64_t activation_bytes
                           format_bytes(gpu.memory_bytes), gpu.name));
 }
 
-// Of the budgets that nobody has given.
+// Settles the budgets that are not given.
 void settle(Subject& subject, const PlanOptions& options, Config& engine) {
   if (!options.gpu.empty() && !engine.memory.device_bytes)
     engine.memory.device_bytes = device_budget(gpu_preset(options.gpu), subject.activation_bytes);

@@ -25,9 +25,9 @@ struct GpuPreset {
 
 // Fails with: kConfig for a name that is not known, with those that are.
 const GpuPreset& gpu_preset(const std::string& name);
-// What products of matrices reach of a data sheet's rate, as plans assume.
+// The share of a data sheet's rate that products of matrices reach, as plans assume.
 inline constexpr double kReachedShare = 0.4;
-// What the driver and the libraries keep of a GPU's memory.
+// The part of a GPU's memory that the driver and the libraries keep.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
 
 struct PlanModel {

@@ -61,7 +61,7 @@ std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
   return fmt::format("{}.rank{}", config.trace_file, rank);
 }
 
-// What the run writes, and what it must not. Rank 0 writes for all, but for the traces.
+// The run's outputs, and the files it must not touch. Rank 0 writes for all, except the traces.
 struct TrainOutputs {
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks)
       : save(add("--save", options.save_file, ranks)),
@@ -364,7 +364,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld
   return code;
 }
 
-// What this rank is to do, as its host and the ranks on it allow, and the run.
+// Settles this rank's part, as its host and the ranks on it allow, and runs it.
 int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks) {
   if (ranks.rank() != 0) silence_interrupts();
   ranks.share_host(config);

@@ -30,8 +30,8 @@ struct TrainOptions {
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails with: whatever a bad config, text, model file, path or budget deserves, before the first
-// step and with nothing left behind.
+// Fails with: the error of a bad config, text, model file, path or budget, before the first step
+// and with nothing left behind.
 int run_train(const TrainOptions& options);
 
 }  // namespace sluice

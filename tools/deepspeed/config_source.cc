@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kNameLengthMax = 255;
 
-// What --set says about keys that an "auto" stands for.
+// Takes the values of --set for keys that are "auto".
 void take_assignments(DeepspeedValues& values, const std::vector<std::string>& assignments) {
   for (const std::string& assignment : assignments) {
     const std::size_t equals = assignment.find('=');

@@ -17,7 +17,7 @@ struct ConfigSource {
   ConfigDocument document;
   std::optional<ImportReport> report;  // of a DeepSpeed file
 
-  // Where the value of a key is from, in the file that the user has written.
+  // The place of a key's value in the file that the user has written.
   std::string origin_of(const std::string& key) const;
 };
 

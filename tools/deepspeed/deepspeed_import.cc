@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// Of base64, with '+' and '/' or with '-' and '_'; nothing for other text.
+// Decodes base64, with '+' and '/' or with '-' and '_'; nothing for other text.
 std::optional<std::string> decoded(std::string_view text) {
   constexpr std::string_view kAlphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -48,7 +48,7 @@ bool is_of_deepspeed(const OrderedJson& root) {
   return is_deepspeed;
 }
 
-// What the library itself says to the config that has come out.
+// The library's own check of the resulting config.
 void check(ImportPass& pass) {
   try {
     (void)engine_config(ConfigDocument(pass.config.dump(), "the imported config"));

@@ -1,7 +1,7 @@
-// Turns a DeepSpeed file into a config of Sluice, and says of every key what became of it. A key
-// that would train other numbers, or that nothing here has, is refused by name and place, with what
-// to write instead; what DeepSpeed refuses is refused, too. Mistakes that are often copied, and
-// have one meaning, are understood and said.
+// Turns a DeepSpeed file into a config of Sluice, and says for every key what became of it. A key
+// that would train other numbers, or needs what Sluice lacks, is refused by name and place, with
+// what to write instead. A key that DeepSpeed refuses is refused, too. Mistakes that are often
+// copied and can mean only one thing are understood and reported.
 //
 // Thread rule: any thread.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// What "auto" stands for, and what a file leaves to the program that DeepSpeed is called from.
+// Values for "auto", and those that a file leaves to the program which calls DeepSpeed.
 struct DeepspeedValues {
   std::optional<std::uint64_t> batch;          // sequences of a micro-batch
   std::optional<std::uint64_t> micro_batches;  // of a step
@@ -61,7 +61,8 @@ bool is_deepspeed_file(std::string_view text);
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
-// The text of a config file, or what `argument` itself is in base64, as DeepSpeed takes it.
+// The text of a config file, or the text that `argument` itself is in base64, as DeepSpeed takes
+// it.
 // Fails with: kInput when it is neither.
 std::string config_text(const std::string& argument);
 

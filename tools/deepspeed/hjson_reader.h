@@ -1,6 +1,6 @@
 // Reads Hjson, of which JSON is a part: comments (#, //, /* */), keys and strings without quotes,
-// commas that may be missing or trail, a document without its outer braces. It is what DeepSpeed
-// reads its files with. Keeps where each key stands, for messages. (https://hjson.github.io/)
+// commas that may be missing or trail, a document without its outer braces. DeepSpeed reads its
+// files as Hjson. The reader keeps the place of each key for messages. (https://hjson.github.io/)
 //
 // Thread rule: any thread.
 #pragma once

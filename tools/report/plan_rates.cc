@@ -21,7 +21,7 @@ constexpr double kAssumedAdam = 2e9;
 constexpr double kAssumedDeviceAdam = 60e9;
 constexpr double kAssumedFlops = 200e12;
 constexpr double kLatencyS = 100e-6;
-// Of interference: nearer to half duplex, or to full?
+// The interference from which on a drive is nearer to half duplex than to full.
 constexpr double kHalfDuplexFrom = 0.75;
 
 nlohmann::json read_json(const std::string& path) {

@@ -1,5 +1,5 @@
-// The rates that a plan reckons with: assumed ones, over which calibration files of `sluice bench
-// io` and `sluice bench adam` go, over which stated ones go; each with where it is from.
+// The rates that a plan uses. Calibration files of `sluice bench io` and `sluice bench adam` take
+// precedence over assumed rates, and stated ones over both; each rate says where it is from.
 #pragma once
 
 #include <optional>

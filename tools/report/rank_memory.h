@@ -1,4 +1,4 @@
-// What the ranks of a run take, as `sluice train` reports it: pools, homes, and the most that was
+// The memory that the ranks of a run take, as `sluice train` reports it: pools, homes, and the most
 // in use in each phase of the steps.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Of one rank, in bytes.
+// Memory of one rank, in bytes.
 struct RankMemory {
   std::uint64_t device_pool = 0;
   std::uint64_t host_pool = 0;
@@ -25,7 +25,7 @@ struct RankMemory {
   PhaseMarks most_in_use;       // without the pools
 };
 
-// Of every rank; each calls it. `most_in_use`: its own.
+// The memory of every rank; each rank calls it. `most_in_use` is the caller's own.
 std::vector<RankMemory> memory_of_ranks(Engine& engine, const PhaseMarks& most_in_use);
 
 // The most that was in use, by phase and tier.

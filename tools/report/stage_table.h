@@ -1,6 +1,6 @@
-// What each ZeRO stage leaves on one of several ranks, as `sluice plan --stages` shows it: the
-// state by kind, at rest; and what is in use at most in each phase of a step, with the homes that
-// the config chooses and the stage has. Pure.
+// The state that each ZeRO stage leaves on one of several ranks, as `sluice plan --stages` shows
+// it: by kind at rest, and the most in use in each phase of a step, with the homes that the config
+// chooses and the stage has. Pure.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// Of one rank. `window` is what stage 3 brings together on the device, for the leases and two units
-// ahead. Parameters include all of what stage 3 keeps gathered.
+// Bytes of one rank. `window` has the parameters that stage 3 brings together on the device, for
+// the leases and two units ahead. Parameters include all those that stage 3 keeps gathered.
 struct StageMemory {
   // At rest, wherever.
   std::uint64_t parameter_bytes = 0;

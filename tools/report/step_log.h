@@ -37,7 +37,7 @@ struct StepRecord {
 
 // JSON has no NaN: null. A skipped step's norm is such a number.
 nlohmann::ordered_json json_number(double value);
-// What `--json` says of a step, without its limits, which are known at the end of the run.
+// The figures of a step in `--json`, without its limits, which are known at the end of the run.
 nlohmann::ordered_json json_of(const StepRecord& step);
 
 class StepLog {
@@ -46,8 +46,8 @@ class StepLog {
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
-  // Opens the files and writes the header of the CSV file. A run that goes on behind `steps_before`
-  // keeps the rows that the files have of those. Fails with: as OutputFile.
+  // Opens the files and writes the header of the CSV file. A run that goes on after `steps_before`
+  // keeps the files' rows of those steps. Fails with: as OutputFile.
   void begin(std::uint64_t steps_before);
   // Gives them their names.
   void accept() noexcept;

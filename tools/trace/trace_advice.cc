@@ -14,7 +14,7 @@ double seconds(std::uint64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-9;
 }
 
-// Of all drives together while one of them was at work.
+// The rate of all drives together while at least one of them was at work.
 double storage_rate(const TraceAnalysis& analysis) {
   std::uint64_t size_bytes = 0;
   IntervalSet busy;

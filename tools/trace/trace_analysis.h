@@ -1,5 +1,5 @@
-// What the records of a trace mean: each step's time by part and by cause, what every wait was due
-// to, and how each drive, link and processor was used.
+// The meaning of a trace's records: each step's time by part and by cause, the cause of every wait,
+// and how each drive, link and processor was used.
 //
 // Thread rule: pure; the trace must outlive the analysis.
 // Invariants: the parts of a step sum to its time; every wait has one cause.
@@ -36,7 +36,7 @@ inline constexpr std::size_t kStallCauses = 11;
 
 std::string_view name_of(StallCause cause);
 
-// A wait and what it was due to.
+// A wait and its cause.
 struct Stall {
   const TraceRecord* record = nullptr;  // of kind kWait, or of the Adam that came late
   std::uint64_t begin_ns = 0;
@@ -69,7 +69,7 @@ struct StepShare {
   std::int64_t hidden_ns() const;
 };
 
-// Of durations, by nearest rank.
+// Percentiles of durations, by nearest rank.
 struct Percentiles {
   std::uint64_t p50_ns = 0;
   std::uint64_t p99_ns = 0;
@@ -102,9 +102,9 @@ struct FlowStats {
 // "read drive 0", "copy to device", "gather".
 std::string name_of(const FlowKey& flow);
 
-// None for those that move nothing.
+// Nothing for records that move nothing.
 std::optional<FlowKey> flow_of(const TraceRecord& record);
-// When what moves `record` took it up, and when its last byte was there.
+// When the drive or link took up `record`, and when its last byte was there.
 std::uint64_t started_ns(const TraceRecord& record);
 std::uint64_t moved_ns(const TraceRecord& record);
 
@@ -117,7 +117,7 @@ class TraceAnalysis {
   // In order of time.
   const std::vector<Stall>& stalls() const { return stalls_; }
   const std::vector<FlowStats>& flows() const { return flows_; }
-  // Of both directions of a drive.
+  // The flow of both directions of a drive.
   const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
   std::size_t drive_count() const { return drives_.size(); }
   const IntervalSet& processor() const { return processor_; }

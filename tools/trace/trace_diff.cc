@@ -112,7 +112,7 @@ std::string line_of(const TraceChange& change) {
       change.before_ms == 0
           ? "-"
           : fmt::format("{:+.1f} %", 100 * change.difference_ms() / change.before_ms);
-  // Of one step there is no spread.
+  // One step alone has no spread.
   const std::string margin =
       std::isnan(change.margin_ms) ? "?" : fmt::format("{:.3f}", change.margin_ms);
   return fmt::format("{:<24}{:>11.3f}{:>11.3f}{:>11.3f} +- {:<9}{:>9}{}\n", change.name,

@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// Of one quantity over the steps of two traces, in milliseconds a step.
+// The change of one quantity over the steps of two traces, in milliseconds per step.
 struct TraceChange {
   std::string name;
   double before_ms = 0;
@@ -29,7 +29,7 @@ struct TraceDiff {
   std::vector<TraceChange> causes;
   std::vector<TraceChange> units;  // computation and waits, those that changed most first
 
-  // The step is longer by more than `percent`, and that is no chance.
+  // The step is longer by more than `percent`, and not by chance.
   bool is_regression(double percent) const;
 };
 

@@ -1,5 +1,5 @@
-// What a trace says of the engine that it is of: units, budgets, placement. Plain data, read from
-// the section "engine"; a trace without one has none of it.
+// How a trace describes the engine that wrote it: units, budgets, placement. Plain data, read from
+// the section "engine"; a trace without that section has none of it.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct TracedEngine {
   std::uint64_t largest_unit_bytes() const;
 };
 
-// A damaged section is none.
+// A damaged section counts as none.
 TracedEngine engine_of(const TraceFile& trace);
 
 }  // namespace sluice

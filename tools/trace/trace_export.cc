@@ -106,7 +106,7 @@ class ChromeWriter {
     }
   }
 
-  // What overlaps: queue time and the rest in one, the drive's own part nested in it.
+  // Events that overlap: queue time and the rest in one, the drive's own part nested in it.
   void async(const TraceRecord& record, const std::string& category, const std::string& name,
              const std::string& arguments) {
     const std::uint64_t id = ++async_ids_;

@@ -13,7 +13,7 @@ namespace sluice {
 // counters show each drive's depth and rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
-// One row a record, with names instead of numbers.
+// One row per record, with names instead of numbers.
 void write_csv(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 // {"ranks": [{"rank", "steps", "stalls", "records", "engine"}]}; times in nanoseconds.

@@ -1,4 +1,4 @@
-// Which rank the others wait for: of each collective, the one that came to it last.
+// Which rank the others wait for: the one that came last to each collective.
 //
 // Thread rule: pure.
 #pragma once
@@ -21,8 +21,8 @@ struct RankLags {
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Of the collectives of traced steps: not of evaluations. A rank whose trace is missing is not
-// there to be waited for.
+// Counts the collectives of traced steps, not those of evaluations. A rank whose trace is missing
+// does not count.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

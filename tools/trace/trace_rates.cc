@@ -88,7 +88,7 @@ void take_storage(const std::vector<TraceRecord>& records, std::uint64_t from_ns
   directions[1].fit(directions[1].size_bytes, write_ns);
   const bool is_serial = beside_ns < 0.1 * std::min(read_ns, write_ns);
   const bool both_fitted = directions[0].is_fitted && directions[1].is_fitted;
-  // What two fitted directions would take one after the other against what both took.
+  // The time of two fitted directions one after the other, against the time that both took.
   const double in_turn_ns = directions[0].size_bytes * 1e9 / std::max(1.0, directions[0].rate) +
                             directions[1].size_bytes * 1e9 / std::max(1.0, directions[1].rate);
   const bool is_half = is_serial || !both_fitted || in_turn_ns < kFitTo * busy_ns;

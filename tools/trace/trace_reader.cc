@@ -195,7 +195,7 @@ void read_clock(TraceFile& file) {
   file.clock_error_ns = error->get<std::uint64_t>();
 }
 
-// What has to be added to the times of `file` for them to be on the clock of `first`.
+// The time to add to those of `file` so that they are on the clock of `first`.
 std::int64_t shift_between(const TraceFile& file, const TraceFile& first) {
   if (file.clock_offset_ns && first.clock_offset_ns)
     return *first.clock_offset_ns - *file.clock_offset_ns;

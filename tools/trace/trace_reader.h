@@ -1,6 +1,6 @@
 // Reads trace files (docs/tracing.md): one rank each, whole, cut off anywhere, or damaged.
 //
-// Thread rule: pure but for the file; one thread at a time.
+// Thread rule: pure, except for reading the file; one thread at a time.
 // Invariants: a block whose checksum does not fit is skipped and counted; what is read never takes
 // more memory than a small multiple of the file.
 #pragma once
@@ -27,7 +27,7 @@ struct TraceFile {
   bool is_complete = false;     // closed by trace_stop()
   std::uint64_t open_step = 0;  // the step that the trace ended in; 0 = none
 
-  // Of the section "sluice-trace".
+  // From the section "sluice-trace".
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
   std::string host;
@@ -35,8 +35,8 @@ struct TraceFile {
   std::uint64_t steady_ns = 0;  // two clocks at one instant
   std::uint64_t wall_ns = 0;
 
-  // Of the section "clock": ahead of rank 0's steady clock by this, give or take the error. Traces
-  // of one rank have none.
+  // From the section "clock": ahead of rank 0's steady clock by this, give or take the error.
+  // Traces of one rank have none.
   std::optional<std::int64_t> clock_offset_ns;
   std::uint64_t clock_error_ns = 0;
 };

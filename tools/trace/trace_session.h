@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Whose trace it is.
+// The run whose trace it is.
 struct TraceRank {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -34,7 +34,7 @@ class TraceSession {
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
-  // Ends the trace. What of it was written has its own name then.
+  // Ends the trace. The written part of it has its own name then.
   TraceEnd finish();
 
  private:

@@ -1,9 +1,9 @@
-// The steps that the figures of a trace are over, and their means. Everybody who speaks of "the
-// step" takes these, the run's own report too, so that all say the same.
+// The steps that the figures of a trace are over, and their means. Every report that speaks of "the
+// step" takes these, the run's own too, so that all say the same.
 //
-// A mean, not a median: the parts of a step add up to it, it times the number of steps is the run,
-// and the rates behind T_min, T_bound and every prediction are means as well. Against a median, a
-// limit from mean rates may look as if it were beaten.
+// It is a mean, not a median: the parts of a step add up to it, its product with the number of
+// steps is the run, and the rates behind T_min, T_bound and every prediction are means as well.
+// Beside a median, a limit from mean rates may look beaten.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// All that ended, but for the first one where there are others: it touches memory for the first
-// time and finds nothing in it.
+// All steps that ended, without the first one where there are others: it touches memory for the
+// first time and finds nothing in it.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -39,7 +39,7 @@ struct StepMeans {
 // All zeros without a step.
 StepMeans means_of(const std::vector<StepShare>& steps);
 
-// What the means say, in one line: what binds, and the most that can be won elsewhere.
+// The means in one line: what binds, and the most that can be won elsewhere.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

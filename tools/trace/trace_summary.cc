@@ -53,9 +53,9 @@ std::string time_lines(const TraceAnalysis& rank) {
       percent_of(means.other_s), 100 * means.hidden_share(), 1e3 * means.background_s);
 }
 
-// Beside what the placement needs: every parameter on storage read in forward and backward, every
-// record once, all of it written once. Of the steps whose update has ended under the trace: all but
-// the last, and the first, which finds nothing in memory.
+// Bytes beside those that the placement needs: every parameter on storage read in forward and
+// backward, every record once, all of it written once. It takes the steps whose update has ended
+// under the trace, so not the last one, and not the first, which finds nothing in memory.
 std::string byte_lines(const TraceAnalysis& rank, const TracedEngine& engine,
                        const SummaryOptions& options) {
   if (rank.steps().size() < 3) return {};
@@ -111,9 +111,9 @@ std::string flow_line(const TraceAnalysis& rank, const FlowStats& flow, const Pe
       three(flow.queue), three(flow.device));
 }
 
-// What computation, or the end of the step, waited for. Waits of the optimizer pass are left out:
-// as long as nobody waits for the pass, they cost nothing, and where somebody does, it is that
-// wait.
+// The waits of computation and of the end of the step. Waits of the optimizer pass are left out:
+// they cost nothing as long as nothing waits for the pass, and where something does, that wait is
+// in the list.
 std::string stall_lines(const TraceAnalysis& rank, std::size_t lines_left) {
   const TracedEngine engine = engine_of(rank.trace());
   std::int64_t total_ns = 0;

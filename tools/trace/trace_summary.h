@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// What the drives give together, for comparison; 0 = not known.
+// The rate of all drives together, for comparison; 0 = not known.
 struct PeakRates {
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
@@ -34,11 +34,11 @@ struct StallGroup {
   std::uint32_t block = kTraceNone;  // likewise, in the longest of its waits
 };
 
-// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first: what neither
-// computation nor the end of a step waited for is left out, and so is what nobody is to blame for.
+// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first: without those
+// that neither computation nor the end of a step waited for, and those without a cause.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
-// What would help against `group`, in numbers.
+// A remedy for `group`, in numbers.
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine);
 

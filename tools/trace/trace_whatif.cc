@@ -98,7 +98,7 @@ void apply(const std::string& setting, Scenario& scenario) {
   }
 }
 
-// What "auto" came to: updates that end before a step's computation does are early ones.
+// The policy that "auto" took: updates that end before a step's computation does are early ones.
 OverlapPolicy policy_of(const TraceAnalysis& analysis, const Config& config) {
   if (config.optimizer.overlap != OverlapPolicy::kAuto) return config.optimizer.overlap;
   if (config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop)
@@ -170,7 +170,7 @@ class Replay {
   Schedule schedule_;
 };
 
-// What the prediction does not know, so that nobody takes it for known.
+// The limits of the prediction, so that a reader knows them.
 std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config& config) {
   const TraceFile& trace = analysis.trace();
   std::vector<std::string> notes;
@@ -194,7 +194,7 @@ std::vector<std::string> left_out_of(const TraceAnalysis& analysis, const Config
   return notes;
 }
 
-// Of a step that the model knows to take `replayed_s`.
+// For a step that takes `replayed_s` in the model.
 void require_fitting_model(const TraceAnalysis& analysis, double measured_s, double replayed_s) {
   if (!(measured_s > 0) || !std::isfinite(replayed_s))
     throw Error(ErrorCode::kInput,
@@ -214,8 +214,8 @@ void require_fitting_model(const TraceAnalysis& analysis, double measured_s, dou
                   1e3 * means.most_s, 1e3 * replayed_s, 100 * error, 100 * kWhatIfErrorMax));
 }
 
-// What the model leaves out of a step stays what it was; where it takes too long for the recorded
-// step, it does so by the same factor for the other one, which therefore never comes out negative.
+// The part of a step that the model leaves out stays as it was. Where the model takes too long for
+// the recorded step, it does so by the same factor for the other one, so no prediction is negative.
 double predicted_step_s(double measured_s, double replayed_s, double changed_s) {
   return replayed_s <= measured_s ? changed_s + (measured_s - replayed_s)
                                   : changed_s * measured_s / replayed_s;

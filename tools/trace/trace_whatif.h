@@ -1,8 +1,9 @@
-// What a step would take on another machine or under other settings: rates and times are taken from
-// a trace, the engine is planned again from what the trace says of it, and the bound's simulation
-// (engine/bound/bound_simulation.h) plays the step through. What the recorded step took beyond the
-// simulation of itself is added to every prediction; a step that took less scales it. Either is
-// shown as the model's error, and a model that is too far off predicts nothing.
+// Predicts a step on another machine or under other settings. Rates and times are taken from a
+// trace, the engine is planned again from the trace's description of it, and the bound's simulation
+// (engine/bound/bound_simulation.h) plays the step through. Where the recorded step took longer
+// than its own simulation, the difference is added to every prediction; where it took less, the
+// prediction is scaled. Either is shown as the model's error, and a model that is too far off
+// predicts nothing.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace sluice {
 
-// Of the recorded step: a model that is wrong by more says nothing about other settings.
+// Error for the recorded step: a model that is wrong by more says nothing about other settings.
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
@@ -27,7 +28,7 @@ struct WhatIf {
   Rates rates;                        // recorded
   std::vector<std::string> left_out;  // of the model, in words
 
-  // Of the model alone, of the recorded step.
+  // The error of the model alone for the recorded step.
   double error() const { return replayed.step_s / measured_s - 1; }
 };
 

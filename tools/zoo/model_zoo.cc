@@ -79,7 +79,7 @@ class UnitBuilder {
     unit_.tensors.push_back({.name = prefix_ + name, .shape = std::move(shape)});
   }
 
-  // Of a product, in either order of its two extents.
+  // Adds the matrix of a product, in either order of its two extents.
   void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
                   std::uint64_t bias) {
     add(name + ".weight", {rows, columns});

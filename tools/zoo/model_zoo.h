@@ -20,7 +20,8 @@ struct ZooModel {
   std::uint64_t layers = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t context = 0;  // tokens of a sequence at most
-  // Of all heads together: queries, which attention multiplies with keys, and keys with values.
+  // Widths of all heads together: queries, which attention multiplies with keys, and keys with
+  // values.
   std::uint64_t attention_width = 0;
   // Values of a token that backward reads in a layer, where attention keeps no matrix of scores:
   // the inputs of the norms, products and activations.

@@ -1,9 +1,9 @@
-// What a micro-batch leaves behind in the forward pass for its backward pass, and the scratch
-// memory of both, in one allocation made at construction. With checkpoints at the units' boundaries
-// all blocks share the memory of one, and what crosses the boundaries is the caller's. All fp32;
-// every array starts at a multiple of 256 bytes. With R = batch * sequence rows and width W a block
-// keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary, and
-// where products take bf16, two factors of 4 R W in it. Plain memory: the owner orders its use.
+// The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
+// of both, in one allocation made at construction. With checkpoints at the units' boundaries all
+// blocks share the memory of one, and the caller owns the values that cross the boundaries. All
+// fp32; every array starts at a multiple of 256 bytes. With R = batch * sequence rows and width W a
+// block keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary,
+// and where products take bf16, two factors of 4 R W in it. Plain memory: the owner orders its use.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct Activations {
   // Fails with: kOutOfMemory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
-  // What they take, without making them.
+  // The bytes that they take, without making them.
   static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }

@@ -88,7 +88,7 @@ cudaDataType_t data_type(DType type) {
   return type == DType::kFp32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// What the library may assume of an address.
+// The alignment that the library may assume of an address.
 std::uint32_t alignment_of(const void* memory) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   return address == 0 ? 256u : std::uint32_t{1} << std::min(8, std::countr_zero(address));

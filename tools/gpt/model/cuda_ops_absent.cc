@@ -1,4 +1,4 @@
-// What tools/gpt/model/cuda_ops.h promises, in a build without CUDA.
+// The functions of tools/gpt/model/cuda_ops.h in a build without CUDA.
 #include <sluice/error.h>
 #include "tools/gpt/model/cuda_ops.h"
 

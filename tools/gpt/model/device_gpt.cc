@@ -98,7 +98,7 @@ std::uint64_t DeviceGpt::carve(const Sizes& sizes, std::byte* base, Arrays& arra
   arrays.d_residual = values(narrow);
   arrays.d_narrow = values(narrow);
   arrays.d_wide = values(4 * narrow);
-  // Of the widest bias, or of a norm's two parameters.
+  // For the widest bias, or a norm's two parameters.
   arrays.partials = floats(sum_partials(rows, std::uint64_t{4} * config.embedding));
   const std::uint64_t scores = sizes.head_group * sizes.shape.sequence * sizes.shape.sequence;
   arrays.scores = floats(scores);

@@ -80,8 +80,8 @@ class DeviceGpt {
 
  private:
   enum class Use : std::uint8_t { kEmbedding, kBlock, kHead, kTiedLogits };
-  // What a block's forward pass leaves behind. W = width, R = rows; the type is T where it is not
-  // said.
+  // The values that a block's forward pass leaves. W = width, R = rows; the type is T unless stated
+  // otherwise.
   struct Block {
     std::byte* input;  // [R, W]
     RowMoments* norm1_moments;
@@ -107,7 +107,7 @@ class DeviceGpt {
     std::byte* d_narrow;    // [R, W]
     std::byte* d_wide;      // [R, 4 W]
     float* partials;
-    // Of head_group_ heads: [sequence, sequence] each.
+    // For head_group_ heads: [sequence, sequence] each.
     float* scores;
     float* d_probabilities;
     std::byte* probabilities;

@@ -141,7 +141,7 @@ class DeviceOps {
 
   virtual DType type() const = 0;           // T
   virtual DType gradient_type() const = 0;  // G
-  // What multiplies, for people: "cuBLASLt 13.0", "plain kernels".
+  // The library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
   virtual std::string description() const = 0;
   // For the user, since the last call: products that take far longer than they should.
   virtual std::vector<std::string> take_notes() { return {}; }

@@ -1,7 +1,7 @@
 // Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units:
 // use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
-// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32, but
-// for the products of matrices where bf16 factors are chosen: those round activations and gradients
+// the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32,
+// except products of matrices where bf16 factors are chosen: those round activations and gradients
 // to bf16, take the parameters as they are, and sum in fp32. Results do not depend on the number of
 // threads, nor on the addresses as long as tensors start at multiples of 256 bytes.
 // Thread rule: one call at a time; each returns when its work is done.
@@ -11,9 +11,9 @@
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
-// With checkpoints at the units' boundaries the caller brings what crosses them to every use, and
-// backward computes the rest of a unit's activations again: the same operations on the same values,
-// and so the same bits. Then several micro-batches may be under way at once.
+// With checkpoints at the units' boundaries the caller brings the values that cross them to every
+// use, and backward computes the rest of a unit's activations again: the same operations on the
+// same values, and so the same bits. Then several micro-batches may be under way at once.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ class GptCompute {
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
-  // Of all matrix products so far.
+  // The work of all matrix products so far.
   MatrixWork matrix_work() const { return products_.work(); }
 
   // Uses of units per pass: the length of forward_order and of backward_order.
@@ -162,7 +162,7 @@ class GptCompute {
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // by micro-batch
   double loss_ = 0;
-  // Whose they are, as `activations_` has them now.
+  // The micro-batch whose values `activations_` has now.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 

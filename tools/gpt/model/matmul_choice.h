@@ -1,7 +1,7 @@
 // Which library computes a run's matrix products on the host, and with which kernels: the config's
 // run.matmul, made definite by what this machine has. The choice follows from the config, the
 // processor and the libraries that are there, never from a measurement at run time.
-// Pure but for opening oneDNN once (onednn.h).
+// Pure, except that oneDNN is opened once (onednn.h).
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ struct MatmulWish {
 // "auto", "openblas", "onednn", or "onednn-" and the name of a family.
 MatmulWish matmul_wish_from(std::string_view name);
 
-// What multiplies; the default is what there always is.
+// The library that multiplies; the default is always there.
 struct MatmulChoice {
   MatrixLibrary library = MatrixLibrary::kOpenBlas;
-  // bf16 parameters are multiplied as they are, with activations rounded to bf16; else all factors
-  // are widened to fp32.
+  // bf16 parameters are multiplied as they are, with activations rounded to bf16; otherwise all
+  // factors are widened to fp32.
   bool bf16_factors = false;
 };
 
@@ -37,7 +37,7 @@ struct MatmulChoice {
 // machine lacks.
 MatmulChoice choose_matmul(const MatmulWish& wish, DType parameters);
 
-// What computes the products, and so decides their last bits.
+// The library and kernels that compute the products, and so decide their last bits.
 struct MatrixKernels {
   std::string library;  // "OpenBLAS 0.3.21", "oneDNN 2.6.3"
   std::string kernels;  // the processor's family, as the library chose it: "SkylakeX", "amx"
@@ -47,7 +47,7 @@ MatrixKernels matrix_kernels(const MatmulChoice& choice);
 // "oneDNN 2.6.3, kernels amx, factors bf16"
 std::string describe(const MatrixKernels& kernels);
 
-// What a run with `choice` would gain from oneDNN, where it is not there; else empty.
+// The gain that oneDNN would bring to a run with `choice`, where it is missing; otherwise empty.
 std::string missed_gain(const MatmulWish& wish, const MatmulChoice& choice, DType parameters);
 
 }  // namespace sluice::gpt

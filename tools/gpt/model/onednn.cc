@@ -125,7 +125,7 @@ void OneDnn::look_up(void* handle, const std::string& file) {
 KernelFamily OneDnn::family() const {
   const int isa = effective_isa_();
   const auto has = [isa](int bits) { return (isa & bits) == bits; };
-  // Of 2.6 on a processor without AMX, and after a limit, no bit of it is there.
+  // No bit of AMX is there in 2.6 on a processor without it, nor after a limit.
   if (has(kIsaAvx512Bf16)) return has(kIsaAmxBit) ? KernelFamily::kAmx : KernelFamily::kAvx512Bf16;
   if (has(kIsaAvx512)) return KernelFamily::kAvx512;
   return has(kIsaAvx2) ? KernelFamily::kAvx2 : KernelFamily::kNone;

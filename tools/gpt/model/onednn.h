@@ -17,21 +17,21 @@ namespace sluice::gpt {
 enum class KernelFamily : std::uint8_t { kNone, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view name_of(KernelFamily family);
-// Of the names "avx2", "avx512", "avx512_bf16" and "amx".
+// The family of one of the names "avx2", "avx512", "avx512_bf16" and "amx".
 KernelFamily kernel_family_from(std::string_view name);
 // The strongest that this processor and its kernel of the operating system have.
 KernelFamily processor_family();
 
 class OneDnn {
  public:
-  // Opens the library at the first call: the file that SLUICE_ONEDNN names, else libdnnl.so.3 or
-  // libdnnl.so.2 of the system. The process has one; it stays open.
+  // Opens the library at the first call: the file that SLUICE_ONEDNN names, otherwise libdnnl.so.3
+  // or libdnnl.so.2 of the system. The process has one; it stays open.
   static OneDnn& library();
 
   // Why it cannot be used; empty when it can.
   const std::string& why_not() const { return why_not_; }
   const std::string& version() const { return version_; }  // "2.6.3"
-  // What its kernels are written for, at most; the library chooses by the processor.
+  // The strongest family that it has kernels for; the library chooses by the processor.
   KernelFamily family() const;
   // Allows kernels up to `family` from now on. False where another is fixed already, as it is after
   // family() or a product.

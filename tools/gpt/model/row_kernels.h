@@ -8,7 +8,7 @@
 
 namespace sluice::gpt {
 
-// What the backward pass of a layer norm needs of a row.
+// The numbers of a row that the backward pass of a layer norm needs.
 struct RowMoments {
   float mean;
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)

@@ -14,7 +14,7 @@ class SlowProducts {
  public:
   // `type` is that of the factors.
   void note(const Product& product, DType type);
-  // What has been noted since the last call.
+  // The notes since the last call.
   std::vector<std::string> take();
 
  private:

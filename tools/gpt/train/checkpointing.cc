@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 4 << 20;
 
-// What decides the numbers that a run comes to, beside its state: names as in the config file.
+// The settings that decide the numbers of a run, beside its state, with names as in the config
+// file.
 std::map<std::string, std::string> settings_of(const TrainConfig& config, std::uint32_t ranks) {
   const Config& engine = config.engine;
   const LossScaleOptions& scale = engine.precision.loss_scale;
@@ -56,8 +57,8 @@ std::map<std::string, std::string> settings_of(const TrainConfig& config, std::u
   return settings;
 }
 
-// What a checkpoint has run under that does not name `key` because it was made before there was
-// one.
+// The value under which a checkpoint ran that does not name `key`, because it is older than the
+// key.
 std::string value_before(const std::string& key) {
   if (key == "optimizer.schedule") return describe(ScheduleOptions{});
   return key == "optimizer.clip_epsilon" ? "0" : "nothing";

@@ -1,7 +1,7 @@
-// What of `sluice train` outlives its process, as checkpoints and in a durable store: where the run
-// begins, and what is saved on the way. With each goes what the trainer needs beside the state: how
-// many steps it has been through, which is also its position in the data and in the schedule, and
-// which config and which text made it.
+// The part of `sluice train` that outlives its process, in checkpoints and in a durable store:
+// where the run begins, and what is saved on the way. Each also has what the trainer needs beside
+// the state: the number of steps so far, which is also the position in the data and in the
+// schedule, and which config and which text made it.
 //
 // Thread rule: one thread; of several ranks all take part.
 #pragma once
@@ -42,10 +42,10 @@ class Checkpointing {
                 std::uint32_t rank_count);
 
   bool is_on() const { return !options_.root.empty(); }
-  // What computes the matrix products from now on: kept with the state, and a run that goes on with
-  // others says so. Before resume().
+  // The kernels that compute the matrix products from now on. They are kept with the state, and a
+  // run that goes on with others says so. To be called before resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines for the user: what was passed over, and why.
+  // Lines for the user: which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
@@ -56,18 +56,18 @@ class Checkpointing {
   // Fails with: kInput where there is one and it was not asked for, none although it was, none that
   // can be read, or it is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // What the store's commit of the state behind so many steps is to keep.
+  // The text that the store's commit of the state after so many steps keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
   // Where resume() has found the state, or looked for it.
   std::string origin() const;
-  // So many steps are through. Saves where it is time; a failure is printed, and tried again later.
+  // So many steps are done. Saves when it is time; a failed save is printed, and tried again later.
   void step_ended(Engine& engine, std::uint64_t steps);
   // The run ends. Saves what is not saved yet.
   // Fails with: as Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
-  // That goes on where this one ends.
+  // The command that goes on where this run ends.
   const std::string& command() const { return options_.command; }
-  // Of the newest that this run has saved or begun from; nothing where there is none.
+  // The step of the newest one that this run has saved or begun from; nothing where there is none.
   const std::string& saved_path() const { return saved_path_; }
 
  private:

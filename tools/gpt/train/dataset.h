@@ -38,8 +38,8 @@ class Dataset {
   // `count` batches spread evenly over the validation part (fewer when it is shorter than that).
   std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
 
-  // Mean cross-entropy, in nats a token, of `batches` under the bigram model of the training part
-  // with add-one smoothing: what a model has to beat that has learned more than pairs.
+  // Mean cross-entropy, in nats per token, of `batches` under the bigram model of the training part
+  // with add-one smoothing. A model that has learned more than pairs has to beat it.
   double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
 
  private:

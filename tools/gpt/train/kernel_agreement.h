@@ -1,4 +1,4 @@
-// Ranks that compute on hosts have to multiply alike: else the bits that a run ends with would
+// Ranks that compute on hosts have to multiply alike. Otherwise the bits that a run ends with would
 // depend on which rank had which batch.
 #pragma once
 

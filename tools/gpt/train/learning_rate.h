@@ -16,7 +16,7 @@ enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
 // Which update sees which point of the warm-up and of the decay. kSluice: the first update makes
 // the first step of the warm-up, the last one of the run ends the decay. kDeepspeed: as DeepSpeed's
-// engine, which moves its scheduler behind each update, so that update s sees the scheduler's step
+// engine, which moves its scheduler after each update, so that update s sees the scheduler's step
 // s - 1 and the first two see the start.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 

@@ -44,7 +44,7 @@ ModelFile::ModelFile(const std::string& path)
   check_tensors();
 }
 
-// What Hugging Face's GPT2LMHeadModel.save_pretrained() writes has a prefix; a published GPT-2 has
+// Files of Hugging Face's GPT2LMHeadModel.save_pretrained() have a prefix; a published GPT-2 has
 // none.
 std::string ModelFile::find_prefix() const {
   const bool has_prefix =

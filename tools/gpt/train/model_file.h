@@ -1,7 +1,7 @@
 // A GPT saved as safetensors: the fp32 master weights under GPT-2's names, the model's shape in the
 // metadata. Files of published GPT-2 checkpoints, which lack that metadata, are understood by their
 // shapes (64 elements per head), and so are those that Hugging Face writes, with "transformer."
-// before each name but the head's.
+// before each name except the head's.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// Of several ranks all take part, and rank 0 writes.
+// All ranks take part, and rank 0 writes.
 // Fails with: as write_safetensors().
 // Requires: no step is active.
 void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine);

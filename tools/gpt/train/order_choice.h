@@ -1,7 +1,7 @@
-// Which way the micro-batches of a step go through the units: what each order moves, and which one
-// `batch.order: auto` comes to. Vertical order saves the parameters that horizontal order fetches
-// again for every micro-batch, and costs the activations between the units, of all micro-batches at
-// once: their room, and their way to where they are kept. Pure; any thread.
+// The order in which a step's micro-batches go through the units: what each order moves, and which
+// one `batch.order: auto` takes. Vertical order saves the parameters that horizontal order fetches
+// again for every micro-batch. Its price is the room and the traffic of the activations between
+// units, of all micro-batches at once. Pure; any thread.
 #pragma once
 
 #include <array>
@@ -27,9 +27,9 @@ struct OrderPlan {
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
                                      const RunMachine& machine);
 
-// What "auto" comes to: vertical if it is possible and moves fewer bytes to and from storage, or as
-// many and fewer between host and device. Horizontal where backward uses a unit more than once
-// (tied weights): there the order changes bits, and a budget must not.
+// The order that "auto" takes: vertical if it is possible and moves fewer bytes to and from
+// storage, or as many there and fewer between host and device. Horizontal where backward uses a
+// unit more than once (tied weights): there the order changes bits, and a budget must not.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
 // Settles `order`, and the activations' order with it, alike on all ranks that have the same config

@@ -23,8 +23,8 @@ namespace sluice {
 // Fails with: kConfig for settings that several ranks cannot have.
 void check_ranks_config(const TrainConfig& config);
 
-// What "auto" means for one of several ranks of a host: its part of the cores, and the host to
-// compute on.
+// Gives "auto" its meaning for one of several ranks of a host: its part of the cores, and the host
+// to compute on.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class RankWorld {

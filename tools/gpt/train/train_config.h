@@ -1,4 +1,4 @@
-// What `sluice train` is told: the sections model, data, batch, optimizer (the schedule of the
+// The config of `sluice train`: the sections model, data, batch, optimizer (the schedule of the
 // learning rate) and run of a config file, beside the engine's own. Plain data.
 #pragma once
 
@@ -45,7 +45,8 @@ struct TrainConfig {
 // Fails with: kConfig, with the place in the file, for values that do not fit together.
 TrainConfig train_config(const ConfigDocument& document);
 
-// The model as the engine sees it, with what crosses from unit to unit where the engine keeps that.
+// The model as the engine sees it, with the values that cross from unit to unit where the engine
+// keeps them.
 ModelSpec training_model(const TrainConfig& config);
 
 }  // namespace sluice

@@ -46,7 +46,7 @@ std::string duration_text(double duration_s) {
                        : fmt::format("{}m{:02}s", whole / 60, whole % 60);
 }
 
-// Of all multiply-adds, in percent; null where none is counted.
+// The share of all multiply-adds, in percent; null where none is counted.
 nlohmann::ordered_json share_of(std::uint64_t work, const RunRecord& run) {
   const std::uint64_t all = run.matrix_work.openblas + run.matrix_work.onednn;
   if (all == 0) return nullptr;
@@ -177,7 +177,7 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
       duration_text(elapsed.count() * (1 / done - 1)), record.loss,
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
-  // A line that wraps could not be replaced by the next one. What matters stands first.
+  // A line that wraps could not be replaced by the next one. The important part stands first.
   line.resize(std::min(line.size(), terminal_columns() - 1));
   say("\r{}\x1b[K", line);
   flush_said();

@@ -1,5 +1,5 @@
-// What a training run tells the user and scripts: the table of pools at the start, a line for each
-// step or a progress bar on a terminal, and the JSON file at the end (docs/cli.md).
+// The output of a training run for the user and scripts: the table of pools at the start, a line
+// for each step or a progress bar on a terminal, and the JSON file at the end (docs/cli.md).
 #pragma once
 
 #include <chrono>
@@ -49,7 +49,7 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
 // Which library took which share of the multiply-adds; empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// Where the time of the steps went, all but the first, and how near they came to their limits.
+// Where the time of the steps except the first went, and how near they came to their limits.
 std::string time_report(const RunRecord& run);
 
 // One line for `record`, or, on a terminal, a bar that replaces the one before it.
@@ -57,7 +57,7 @@ class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, bool quiet);
   void show(const StepRecord& record);
-  // Leaves the bar's line, so that what follows starts on a new one.
+  // Leaves the bar's line, so that further output starts on a new one.
   void finish();
 
  private:

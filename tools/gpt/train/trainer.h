@@ -1,6 +1,6 @@
 // Trains the GPT on the host through the engine's public API, as any application would: one lease
 // for each use of a unit, computation submitted to a stream of the device. Where the engine keeps
-// activations, a use also holds leases on what crosses the unit's boundaries.
+// activations, a use also holds leases on the values that cross the unit's boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// What `config` asks of the computation on the host.
+// The computation on the host that `config` asks for.
 // Fails with: kUnsupported for run.matmul, as choose_matmul().
 gpt::BatchShape batch_shape(const TrainConfig& config);
 gpt::GptComputeOptions compute_options(const TrainConfig& config);
@@ -40,7 +40,7 @@ class Trainer final : public Training {
     std::uint32_t micro_batch = 0;
     std::uint64_t step = 0;
   };
-  // What it holds of the boundaries' activations.
+  // The activations of the boundaries that it holds.
   struct BoundaryLeases {
     std::vector<ActivationLease> leases;
     gpt::Boundaries boundaries;

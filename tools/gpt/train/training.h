@@ -1,5 +1,5 @@
-// What trains the GPT through the engine's public API: Trainer on the host (trainer.h),
-// DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
+// The interface that trains the GPT through the engine's public API: Trainer on the host
+// (trainer.h), DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ class Training {
   // update.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
-  // What goes with the next steps' finish(), such as what a durable store is to keep of the run.
+  // Options for the next steps' finish(), such as the text that a durable store keeps for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // Mean cross-entropy in nats a token.
+  // Mean cross-entropy in nats per token.
   virtual double evaluate(std::span<const TokenBatch> batches) = 0;
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // Of the matrix products so far, by library; nothing on a GPU.
+  // The work of the matrix products so far, by library; nothing on a GPU.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:

@@ -1,6 +1,6 @@
 // Where a training run computes: the device that run.device asks for, and on a GPU the model's
-// memory and kernels, which are made before the engine takes what is left. Thread rule: one thread
-// at a time.
+// memory and kernels, which are made before the engine takes the rest of the memory. Thread rule:
+// one thread at a time.
 #pragma once
 
 #include <memory>
@@ -24,12 +24,12 @@ struct GpuChoice {
 // Fails with: kUnsupported when run.device is "cuda" and no GPU computes what `config` asks for,
 // whichever it is.
 void check_gpu_config(const TrainConfig& config);
-// What "auto" comes to on this machine.
+// The device that "auto" takes on this machine.
 bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class TrainingDevice {
  public:
-  // "auto" takes a GPU that is there and computes what `config` asks for, else the host.
+  // "auto" takes a GPU that is there and computes what `config` asks for, otherwise the host.
   // Fails with: kUnsupported when run.device is "cuda" and no GPU can, or when the host lacks what
   // run.matmul names; kOutOfMemory.
   explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
@@ -43,9 +43,9 @@ class TrainingDevice {
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 
-  // What computes the matrix products; a GPU's kernels are named by the GPU.
+  // The library and kernels of the matrix products; a GPU's kernels are named by the GPU.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
-  // What would compute them faster, if it were there; empty when nothing would.
+  // A library that would compute them faster, if it were there; empty when none would.
   const std::string& missed_gain() const { return missed_gain_; }
 
   // All must outlive it.
