@@ -1,7 +1,7 @@
-// Checkpoints: all of a training's state in a folder of safetensors files with a manifest, for
-// going on elsewhere: with other placements and budgets, at another number of ranks, or in other
-// programs (docs/checkpoints.md). Engine::save() writes one; open_checkpoint() gives what
-// Engine::restore() takes.
+// Checkpoints: all of a training's state in a folder of safetensors files with a manifest, to
+// continue elsewhere: with other placements and budgets, at another number of ranks, or in other
+// programs (docs/checkpoints.md). Engine::save() writes one; open_checkpoint() returns the source
+// for Engine::restore().
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 namespace sluice {
 
 struct SaveOptions {
-  // What this rank needs to go on, as UTF-8: its position in the data, a random generator's state.
+  // This rank's own data to continue with, as UTF-8: its position in the data, random state.
   std::string application = {};
-  // How many checkpoints stay in the folder, this one included; 0 = all. More: more to fall back
-  // to; fewer: less space.
+  // How many checkpoints stay in the folder, including this one; 0 = all. More leave more to fall
+  // back to; fewer take less space.
   std::uint32_t keep = 0;
-  // A file takes more only for one tensor that is larger.
+  // A file exceeds this only for a single tensor that is larger.
   std::uint64_t file_bytes_max = 5'000'000'000;
-  // Numbers for the reader, which nothing depends on; beside those of the config. Rank 0's.
+  // Numbers for the reader, beside those of the config; nothing depends on them. Rank 0's are used.
   std::map<std::string, double> hyperparameters = {};
-  // Further files of the folder, by name: rank 0's.
+  // Further files of the folder, by name. Rank 0's are used.
   std::map<std::string, std::string> files = {};
 };
 
@@ -36,20 +36,20 @@ struct SavedCheckpoint {
 
 enum class CheckpointPrecision : std::uint8_t {
   kAsSaved,
-  // Masters go over exactly, and parameters are rounded from them to the engine's type; a unit that
-  // was frozen begins with moments of zero.
+  // Masters are copied exactly, and parameters are rounded from them to the engine's type; a unit
+  // that was frozen starts with zero moments.
   kConvert,
 };
 
 struct OpenCheckpoint {
   std::unique_ptr<StateSource> source;
-  std::vector<std::string> application;  // what each rank that saved it had to say
+  std::vector<std::string> application;  // from each rank that saved the checkpoint
 };
 
-// A checkpoint that was saved: `folder` is its own, such as "latest" of where they are saved. Looks
-// at the manifest, and at every file's length and header; every range that is read is compared with
-// its checksum.
-// Fails with: kInput and kDamaged, naming file, field, what was expected and what was found.
+// Opens a saved checkpoint. `folder` is the checkpoint's own, such as "latest" below the root of
+// all. Checks the manifest, and every file's length and header; each range is compared with its
+// checksum when it is read.
+// Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
 OpenCheckpoint open_checkpoint(const std::string& folder,
                                CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
 

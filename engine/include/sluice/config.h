@@ -1,5 +1,5 @@
-// What the engine is told: precision, hyperparameters that stay fixed, budgets, placement and
-// storage. Plain data: an application fills it in code or reads it from a config file
+// The configuration of an engine: precision, hyperparameters that stay fixed, budgets, placement
+// and storage. Plain data: an application fills it in code or reads it from a config file
 // (docs/configuration.md; configs/sluice.schema.json is the table of keys).
 #pragma once
 
@@ -15,15 +15,15 @@
 
 namespace sluice {
 
-// Where a state is to live; kAuto lets the planner decide.
+// The tier where a state lives; with kAuto the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
 
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
 
-// Which blocks carry a checksum that every read of them is compared with.
+// The blocks that carry a checksum, which every read of them is compared with.
 enum class Verify : std::uint8_t {
   kFull,
-  kSample,  // one in eight, other blocks after every update
+  kSample,  // one in eight; after every update other blocks
   kOff,
 };
 
@@ -35,49 +35,49 @@ enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative
 
 std::string_view name_of(OverlapPolicy policy);
 
-// How the micro-batches of a step go through the units. Horizontal: forward and backward of each in
-// turn, so that activations of one are alive, and parameters are fetched for every one. Vertical:
-// all of them through a unit before the next unit, so that parameters are fetched as for one, and
-// activations at the units' boundaries are alive for all. Gradients are added in order of use; that
-// is the same order, and so the same bits, unless backward uses a unit more than once (tied
+// How the micro-batches of a step go through the units. Horizontal: each runs forward and backward
+// in turn, so only one batch's activations exist at a time, but parameters are fetched for every
+// one. Vertical: all of them go through a unit before the next unit, so parameters are fetched once
+// for all, but activations at the units' boundaries exist for all. Gradients are added in order of
+// use. That order, and so the bits, are the same unless backward uses a unit more than once (tied
 // weights).
 enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 std::string_view name_of(MicroBatchOrder order);
 
-// Who keeps what forward leaves for backward. Under all but kKeep that is what crosses from one
-// use of a unit to the next (engine/plan/activation_plan.h), and the application computes the rest
-// again in backward.
+// Where the values that forward leaves for backward are kept. Under all but kKeep the engine keeps
+// what crosses from one use of a unit to the next (engine/plan/activation_plan.h), and the
+// application computes the rest again in backward.
 enum class ActivationHome : std::uint8_t {
-  kKeep,       // the application, all of it
-  kRecompute,  // the engine, in device memory
-  kHost,       // the engine, in host memory
-  kNvme,       // the engine, on storage
+  kKeep,       // by the application, all of it
+  kRecompute,  // by the engine, in device memory
+  kHost,       // by the engine, in host memory
+  kNvme,       // by the engine, on storage
 };
 
 std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
-// gradient of it, with Step::loss_scale(); the engine divides the gradients again. With a scale
-// that moves, a step whose gradients overflow is skipped, whatever `non_finite` says.
+// gradient of it, by Step::loss_scale(); the engine divides the gradients again. With a dynamic
+// scale, a step whose gradients overflow is skipped, whatever `non_finite` says.
 struct LossScaleOptions {
-  // The scale of every step; 0 = it moves, by what follows. 1 = no scaling.
+  // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
-  std::uint32_t initial_scale_power = 16;  // it starts at two to the power of this; 0..32
-  // Steps without overflow before it doubles. Small: more steps are lost by trying; large: small
-  // gradients are lost for longer.
+  std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
+  // Steps without overflow before the scale doubles. If small, more steps are lost by trying; if
+  // large, small gradients are lost for longer.
   std::uint32_t window = 1000;
-  // Overflows before it is halved, the last of them included. At least 1.
+  // Overflows before the scale is halved, including the last one. At least 1.
   std::uint32_t hysteresis = 2;
-  // An overflow that was let pass is forgotten by the next step without one; else only when the
-  // scale doubles.
+  // With true, the next step without an overflow forgets earlier ones; otherwise only a doubling of
+  // the scale does.
   bool consecutive_hysteresis = false;
-  // It is not halved below; an overflow there ends the run. 0 = no bound.
+  // The scale is not halved below this; an overflow there ends the run. 0 = no bound.
   double minimum = 1;
 };
 
-// How gradients are added over the ranks. kExact: in rank order, the same bits everywhere. kNccl,
-// on GPUs: in the order that NCCL chooses by length and topology.
+// The order in which gradients are added over the ranks. kExact: rank order, the same bits
+// everywhere. kNccl, on GPUs: the order that NCCL chooses by length and topology.
 enum class RankReduction : std::uint8_t { kExact, kNccl };
 
 struct Config {
@@ -91,21 +91,21 @@ struct Config {
 
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
-    AdamOptions adam;        // of every kind: sluice/optimizer.h says which one reads what
-    double momentum = 0.9;   // of kSgd
+    AdamOptions adam;        // for every kind: sluice/optimizer.h lists who reads what
+    double momentum = 0.9;   // for kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
-    // Added to the norm before it is compared and divided by: PyTorch and DeepSpeed have 1e-6.
+    // Added to the norm before it is compared and divided by. PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
-        lanes;  // blocks in the pass at once; nothing = the planner's choice
+        lanes;  // blocks in the pass at once; empty = the planner's choice
 
-    // Tensors with hyperparameters of their own; the first group that names a tensor counts.
+    // Tensors with their own hyperparameters; a tensor belongs to the first group that names it.
     struct Group {
       std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
       double learning_rate_factor = 1;   // times the step's learning rate
-      // Nothing = the optimizer's, or none, as the tensor says.
+      // Empty = the optimizer's decay, or none, as the tensor says.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;
@@ -113,8 +113,8 @@ struct Config {
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
 
-  // Budgets for the engine's pools. Nothing = a share of the machine's memory (device a quarter,
-  // host half).
+  // Budgets for the engine's pools. Empty = a share of the machine's memory (device a quarter, host
+  // half).
   struct Memory {
     std::optional<std::uint64_t> device_bytes;
     std::optional<std::uint64_t> host_bytes;
@@ -122,13 +122,13 @@ struct Config {
 
   struct Placement {
     TierChoice parameters = TierChoice::kAuto;
-    TierChoice optimizer = TierChoice::kAuto;  // kDevice: as are parameters and gradients then
+    TierChoice optimizer = TierChoice::kAuto;  // kDevice: parameters and gradients live there too
     TierChoice gradients = TierChoice::kAuto;
   } placement;
 
   struct Activations {
     ActivationHome home = ActivationHome::kKeep;
-    // The largest step that there will be; pools hold its activations.
+    // The largest step of the run; pools hold its activations.
     std::uint32_t micro_batches = 1;
     MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   } activations;

@@ -1,6 +1,6 @@
-// Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, host
-// memory and on storage, brings each unit to the device just before computation uses it, and
-// applies the optimizer to all of it once a step. Placement never changes a bit of the result.
+// Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, in
+// host memory and on storage. It brings each unit to the device just before computation uses it,
+// and applies the optimizer once per step. Placement never changes a bit of the result.
 //
 //   Engine engine(config, model, device);
 //   engine.initialize(values);
@@ -18,20 +18,20 @@
 //   }
 //   engine.close();
 //
-// examples/sine is the whole program.
+// examples/sine is the complete program.
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
-// engine for good: every later call says which step was last complete. Storage files have no name
-// and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
-// the destructor still waits for the drive, which may write to the engine's memory until it has
-// answered; a program that wants to end without that leaves by _exit(). Errors and aborts: a call
-// that the contract forbids throws Error with kInvalidArgument, the object and the numbers, and
-// changes nothing. Examples are an id that does not exist, a range beyond a tensor's end, and a
-// lease, step or engine that is over. Failures outside of Sluice throw Error too, each with its own
-// code. Destructors cannot throw: a Lease that outlives its Step, or a Step that outlives its
-// Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where Sluice contradicts
-// itself, which is a defect to be reported.
+// engine for good: every later call names the last complete step. Storage files have no name and
+// vanish with the process, unless Config::Storage::State names a durable store. After kTimeout the
+// destructor still waits for the drive, which may write to the engine's memory until it has
+// answered; a program that must not wait leaves by _exit().
+// Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
+// object and the numbers, and changes nothing. Examples are an id that does not exist, a range
+// beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
+// Error too, each with its own code. Destructors cannot throw: a Lease that outlives its Step, or a
+// Step that outlives its Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where
+// Sluice contradicts itself; please report such a defect.
 #pragma once
 
 #include <functional>
@@ -59,20 +59,20 @@ struct Placement;
 struct SaveOptions;
 struct SavedCheckpoint;
 
-// Wraps the queue that an engine opens: to slow it down, to observe it, to make it fail in tests.
+// Wraps the queue that an engine opens: to slow it down, observe it, or make it fail in tests.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 struct OpenOptions {
-  // Goes on although numbers of the config, such as optimizer.beta2, are not those of the last
+  // Continues even if numbers of the config, such as optimizer.beta2, differ from those of the last
   // commit. The store keeps a list of such changes.
   bool accepts_changes = false;
-  // As FinishOptions::application, with the first commit of a new store.
+  // Committed with the first commit of a new store, as FinishOptions::application is.
   std::string application = {};
 };
 
-// What a durable store had.
+// The contents of a durable store that was opened.
 struct OpenedState {
-  bool is_new = true;  // nothing: it has been made
+  bool is_new = true;  // the store has been made and held nothing
   std::uint64_t step = 0;
   std::string application = {};           // FinishOptions::application of that step, this rank's
   std::vector<std::string> changes = {};  // "optimizer.beta2 was 0.999 and is 0.95"
@@ -82,16 +82,16 @@ class Engine {
  public:
   // Plans, allocates every pool and creates the storage files. `device` must outlive the engine.
   // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
-  // small, naming the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
+  // small; names the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
   // nothing is left behind.
-  // `ranks`: the collectives of this rank when several train together, which must outlive the
-  // engine, too; null for one. Every rank then makes the same calls in the same order, read_state()
-  // included.
+  // `ranks`: the collectives of this rank when several train together; they must outlive the
+  // engine, too. Null for one rank. Every rank then makes the same calls in the same order,
+  // including read_state().
   // Fails further with: kRanks when the ranks disagree about model or config, or one is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
-  // Without close(), an update that is under way is not finished; where one has failed and nobody
-  // has been told, set_last_words() says so.
+  // Without close(), an update under way is not finished. A failed update that no call has thrown
+  // is passed to set_last_words().
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -102,39 +102,39 @@ class Engine {
   void initialize(const InitialValues& values);
 
   // Sets all of the state from `source`, instead of initialize(): masters, moments, step and loss
-  // scale. Training goes on from there with the bits that it would have had without a break,
-  // whatever the placement, the number of ranks and the stage were where the state comes from. Each
-  // rank asks for what it owns.
-  // Fails with: whatever the source fails with; kNonFinite and others as initialize(); kInput for a
-  // loss scale that cannot be; kRanks where ranks have sources at different positions. After a
-  // failure either can be called again.
-  // `application`: as FinishOptions's, with the commit of this state to a durable store.
+  // scale. Training continues with the bits that it would have had without a break, whatever
+  // placement, number of ranks and stage the state was saved with. Each rank asks for the part that
+  // it owns.
+  // Fails with: the source's own errors; kNonFinite and others as initialize(); kInput for an
+  // impossible loss scale; kRanks where ranks have sources at different positions. After a failure,
+  // either function can be called again.
+  // `application`: committed with this state to a durable store, as FinishOptions::application is.
   void restore(StateSource& source, const std::string& application = {});
 
-  // With Config::Storage::State: goes on from the store's last commit that every rank has, or makes
-  // the store with the state of step 0, where no file of its name is there. The bits are those of a
-  // run without a break, under whatever placement, policy and budgets.
-  // Instead of initialize(), which makes a store, too, and fails with kInvalidArgument where there
-  // is one, and of restore(), whose state takes the place of what an old store holds.
+  // With Config::Storage::State: continues from the store's last commit that every rank has. If
+  // there is no file of the store's name, makes the store with the state of step 0. The bits are
+  // those of a run without a break, under any placement, policy and budgets.
+  // Replaces initialize() and restore(). initialize() makes a store, too, and fails with
+  // kInvalidArgument where there is one; restore() replaces the state of an old store.
   // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
   // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
   // use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
-  // The last step whose commit is durable, here and, under one step of delay, on every rank; after
-  // the constructor, what open_or_create() goes on from. Nothing: no store, or no commit yet.
+  // The last step whose commit is durable, here and, a step later, on every rank. After the
+  // constructor: the step that open_or_create() continues from. Empty: no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
-  // Commits the last step, due or not. When it returns, every rank has it.
+  // Commits the last step, whether due or not. When it returns, every rank has the commit.
   // Fails with: kInvalidArgument without a store, and while a step is active; kIo and others.
   void commit_now();
 
   // Writes all of the state as a checkpoint into a folder of its own below `root`, between two
-  // steps: it appears whole, synced, or not at all, and older ones go only after that. Of several
-  // ranks all take part, each with its own ranges, and all have to see `root`. When it returns, the
-  // checkpoint is on the drive. CheckpointSource reads it.
+  // steps. The checkpoint appears whole and synced, or not at all, and older ones are removed only
+  // after that. All ranks take part, each with its own ranges, and all have to see `root`. When it
+  // returns, the checkpoint is on the drive. CheckpointSource reads it.
   // Fails with: kInvalidArgument while a step is active; kInput, kNoSpace, kIo naming the file, on
-  // all ranks. The engine can go on then, and what was below `root` is as it was.
+  // all ranks. The engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
-  // What rank 0 has to say, on every rank.
+  // Returns rank 0's text on every rank.
   std::string share(const std::string& text);
 
   // Fails with: kInvalidArgument for a learning rate that is negative or not finite, no
@@ -143,22 +143,22 @@ class Engine {
   Step begin_step(const StepOptions& options);
   Inference begin_inference();
 
-  // Returns when every update that was scheduled has been applied and is home.
+  // Returns when every scheduled update has been applied and its state is back at home.
   void drain();
-  // The last call: drains, commits the last step to a durable store, and throws what an update has
-  // failed with that no call has thrown yet; under overlap, an update may fail behind the last
-  // finish(). Steps, inferences and read_state() are refused afterwards. A second call throws the
-  // same failure, if there was one.
+  // The last call: drains, commits the last step to a durable store, and throws an update's failure
+  // that no call has thrown yet; under overlap, an update may fail after the last finish(). Steps,
+  // inferences and read_state() are refused afterwards. A second call throws the same failure, if
+  // there was one.
   // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
   // failure.
   void close();
-  // The destructor calls `last_words` with a failure that no call has thrown, on its own thread. By
-  // default nothing hears of such a failure. An exception from `last_words` is dropped.
+  // The destructor calls `last_words` on its own thread with a failure that no call has thrown. By
+  // default such a failure is not reported. An exception from `last_words` is dropped.
   void set_last_words(std::function<void(const std::string& message)> last_words);
-  // How many updates every block of the state has seen. Under overlap one less than
-  // StepReport::step until the update is through; drain() waits for that.
+  // The number of updates that every block of the state has seen. Under overlap it is one less than
+  // StepReport::step until the update has ended; drain() waits for that.
   std::uint64_t applied_step() const;
-  // Where training stands, when every update that was scheduled is home: drains.
+  // Returns the position of the training once every scheduled update is at home: drains.
   // Fails with: kInvalidArgument while a step is active, or for a state without values.
   StatePosition position();
 
@@ -169,31 +169,31 @@ class Engine {
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 
-  // What every rank has to say, by rank; a single entry without ranks.
-  // Every rank calls it in the same place, as it does whatever begins, ends or reads.
+  // Returns every rank's `own`, by rank; a single entry without ranks. Every rank calls it in the
+  // same place, like all calls that begin, end or read.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
 
-  // The unit or the tensor of that name.
+  // Returns the unit or the tensor of that name.
   // Fails with: kInvalidArgument when the model has none.
   UnitId unit(std::string_view name) const;
   TensorId tensor(std::string_view name) const;
 
-  // Where each tensor lies, in the order of the model. A unit's last one ends, padded to a multiple
-  // of 256 elements, where the unit's parameters and gradients do.
+  // The place of each tensor, in the order of the model. A unit's parameters and gradients end with
+  // its last tensor, padded to a multiple of 256 elements.
   std::span<const TensorPlace> tensors() const;
   // For Sluice's own tools: engine/plan/layout.h, engine/plan/placement.h.
   const Layout& layout() const;
   const Placement& placement() const;
-  // What one step with `micro_batches` moves to and from storage: exact under the serial policy,
-  // else within the bounds that it gives.
+  // The bytes that one step with `micro_batches` moves to and from storage: exact under the serial
+  // policy, otherwise within the bounds that it gives.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
-  // Mean time of computation for each use of each unit, as measured on its stream since the second
+  // Mean time of computation for each use of each unit, measured on its stream since the second
   // step; empty before.
   std::vector<UnitTime> unit_times() const;
-  // The scratch files, one for each of storage.paths; none where nothing is on storage.
+  // The scratch files, one per path of storage.paths; none where nothing is on storage.
   std::span<const DirectFile> storage_files() const;
   // Lines for the user about choices that this machine forced, such as no io_uring.
   const std::vector<std::string>& notes() const;

@@ -1,4 +1,4 @@
-// How much of each tier's pools was in use at most, by phase of a step. Plain data.
+// The most that was in use of each tier's pools, by phase of a step. Plain data.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ enum class MemoryPool : std::uint8_t {
   kHostGradients,
   kGradientStaging,
   kHostRecords,
-  kLanes,  // with gradients of lanes
+  kLanes,  // includes the gradients of lanes
   kHostTallies,
   kHostActivations,
   kActivationStaging,
@@ -41,15 +41,15 @@ enum class MemoryPool : std::uint8_t {
 };
 inline constexpr std::size_t kMemoryPools = 21;
 
-// What a pool is for, whatever its tier.
+// The purpose of a pool, in any tier.
 enum class MemoryKind : std::uint8_t {
   kParameters,     // at home
-  kWindow,         // parameters that come and go; at ZeRO stage 3, gathered
-  kGradients,      // those that wait for their update
-  kGradientSlots,  // where ranks reduce them
+  kWindow,         // parameters that come and go; at ZeRO stage 3, gathered ones
+  kGradients,      // gradients that wait for their update
+  kGradientSlots,  // for the reduction over ranks
   kOptimizer,      // records at home
-  kBuffers,        // slots, lanes and staging on the way, tallies, and shadows
-  kActivations,    // between units, where the engine keeps them
+  kBuffers,        // slots, lanes and staging in transit, tallies, and shadows
+  kActivations,    // between units, if the engine keeps them
 };
 inline constexpr std::size_t kMemoryKinds = 7;
 const char* name_of(MemoryKind kind);
@@ -57,12 +57,12 @@ const char* name_of(MemoryKind kind);
 Tier tier_of(MemoryPool pool);
 MemoryKind kind_of(MemoryPool pool);
 
-// What computation does meanwhile. The update of the step before goes on under forward.
+// The work of computation at the time. The previous step's update continues during forward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kStepPhases = 3;
 const char* name_of(StepPhase phase);
 
-// Bytes by pool, and of the pools of a tier or a kind together, each the most at one time.
+// Bytes by pool, and by all pools of a tier or a kind together, each the most at any one time.
 struct PoolMarks {
   std::array<std::uint64_t, kMemoryPools> pool_bytes{};
   std::array<std::uint64_t, kTiers> tier_bytes{};
@@ -77,7 +77,7 @@ struct PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// `marks` become those of both.
+// Raises each entry of `marks` to that of `others` if that is larger.
 void raise_marks(PoolMarks& marks, const PoolMarks& others);
 void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

@@ -1,6 +1,6 @@
-// What the engine has to know of a model: which tensors form each unit, and in which order
-// computation uses the units. Shapes and names are the application's; values are not here. Plain
-// data, written by the application, read by layout.
+// The engine's view of a model: the tensors that form each unit, and the order in which computation
+// uses the units. The application gives shapes and names; values are not included. Plain data,
+// written by the application, read by layout.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ struct TensorSpec {
   std::uint64_t element_count() const;
 };
 
-// The tensors that computation needs together: the grain of prefetch and of leases.
+// The tensors that computation needs together: the unit of prefetch and of leases.
 struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
-  // A frozen unit has parameters and nothing else: no gradient, no master, no moments. Backward may
-  // acquire it, for the gradients of others. Of its initial values the compute dtype's part is
-  // kept.
+  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire it,
+  // for the gradients of other units. Of its initial values only the rounding to the compute dtype
+  // is kept.
   bool is_frozen = false;
 };
 
@@ -36,17 +36,17 @@ struct ModelSpec {
   std::vector<UnitSpec> units;
 
   // The order in which one micro-batch acquires units. Empty means 0, 1, ... forward, and the
-  // reverse of forward_order backward. A unit may appear more than once (a tied head acquires the
-  // embedding again); its gradients add up. Steps that go otherwise cost waits
+  // reverse of forward_order backward. A unit may appear more than once (a tied head acquires
+  // the embedding again); its gradients add up. Steps in another order cost waits
   // (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // How many leases computation holds at the same time at most. The device window holds at least
-  // that many.
+  // The most leases that computation holds at the same time. The device window holds at least that
+  // many units.
   std::uint32_t concurrent_leases = 1;
 
-  // Bytes that forward use i of a micro-batch hands to use i + 1, and backward hands back as their
+  // Bytes that forward use i of a micro-batch passes to use i + 1, and backward passes back as the
   // gradient: one entry less than forward_order. Empty: the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
@@ -55,9 +55,9 @@ struct ModelSpec {
 
 // Returns `spec` with empty orders filled in.
 // Fails with: kInvalidArgument for a model without units, a unit without tensors, a zero extent, a
-// name used twice, an order that names an unknown unit, a unit with gradients that backward_order
-// leaves out, a model with none that has any, or boundaries that are empty, of another number than
-// forward_order has, or beside a backward_order that is not the reverse of forward_order.
+// name used twice, an order that names an unknown unit, a trained unit that backward_order leaves
+// out, a model without trained units, or boundaries that are empty, differ in number from
+// forward_order, or come with a backward_order that is not the reverse of forward_order.
 ModelSpec validated(ModelSpec spec);
 
 }  // namespace sluice

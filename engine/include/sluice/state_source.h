@@ -1,6 +1,6 @@
-// Where a state comes from: initial values, a checkpoint, another engine. A source answers
-// "elements [a, b) of a tensor's kind", and every rank asks for the ranges that it owns and no
-// others, so a state may be written by one number of ranks and read by another.
+// The origin of a state: initial values, a checkpoint, another engine. A source answers "elements
+// [a, b) of a tensor's kind", and every rank asks only for the ranges that it owns. So one number
+// of ranks may write a state and another may read it.
 //
 // Thread rule: each function says its own.
 #pragma once
@@ -17,23 +17,23 @@
 
 namespace sluice {
 
-// All that a loss scale's next values depend on, beside its options.
+// Everything that a loss scale's next values depend on, apart from its options.
 struct LossScaleState {
   double scale = 1;
-  std::uint32_t hysteresis_left = 1;  // overflows, the one that halves the scale included
+  std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
   std::uint32_t good_steps = 0;       // since the last overflow or doubling
 
   bool operator==(const LossScaleState&) const = default;
 };
 
-// Where training stands between two steps, beside the values of the tensors.
+// The position of a training between two steps, apart from the values of the tensors.
 struct StatePosition {
-  std::uint64_t step = 0;  // updates that every block has seen
-  // Nothing: the scale begins as the config says.
+  std::uint64_t step = 0;  // every block has seen this many updates
+  // Empty: the scale starts as the config says.
   std::optional<LossScaleState> loss_scale = {};
 };
 
-// What an engine keeps: for sources that hold a state of their own, to compare with.
+// A description of the engine's state: sources that hold their own state compare it with that.
 struct StateDescription {
   struct Tensor {
     std::string name;
@@ -56,19 +56,19 @@ class StateSource {
 
   // Equal on all ranks.
   virtual StatePosition position() const = 0;
-  // Comes before everything that an engine asks for.
-  // Fails with: kInput where this is no state of what is `wanted`.
+  // The engine calls it before everything else.
+  // Fails with: kInput where the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
-  // Fills `values` with elements [first_element, first_element + values.size()) of kMaster,
-  // kExpAvg or kExpAvgSq: exactly what a state held, since compute parameters are the masters
-  // rounded to their type. Moments are asked for only where the optimizer keeps them, and never of
-  // a frozen unit, whose masters are its parameters. The application's thread.
-  // Fails with: whatever keeps it from it; the engine then has no state, and can be given another.
+  // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
+  // or kExpAvgSq. The values are exactly a state's, because compute parameters are the masters
+  // rounded to their type. Moments are asked for only where the optimizer keeps them, and never for
+  // a frozen unit, whose masters are its parameters. Called on the application's thread.
+  // Fails with: the source's own errors; the engine has no state then, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;
 };
 
-// Step 0: masters from a function, moments of zero.
+// Step 0: masters from a function, zero moments.
 class InitialSource final : public StateSource {
  public:
   // `values` must outlive it.

@@ -1,4 +1,4 @@
-// What an application asks for in a step: uses of units and boundary activations. Plain data.
+// The requests of an application in a step: uses of units and boundary activations. Plain data.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +28,12 @@ struct ActivationRef {
 
 std::string describe(const ActivationRef& ref);
 
-// What a lease refers to.
+// The memory that a lease refers to.
 struct LeasedUse {
   std::uint32_t use = 0;
   UnitId unit{};
   const std::byte* parameters = nullptr;  // device memory
-  std::byte* gradients = nullptr;         // device memory; null but in backward of trained units
+  std::byte* gradients = nullptr;         // device memory; null except in backward of trained units
 };
 
 struct LeasedActivation {
