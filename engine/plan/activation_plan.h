@@ -1,14 +1,14 @@
-// Boundary activations: what each forward use of a unit hands to the next, and each backward use
-// hands back as a gradient. Where the engine keeps them (Config::Activations), an application saves
-// and loads them in a sequence that is known from the schedule, so that their way is planned like
-// the parameters': which place of the device's activation window each one takes, and which have to
-// leave for their home and come back. Being a pure function of (shape, places), the plan fixes
-// their traffic to the byte. Callable from any thread.
+// Boundary activations: the values that each forward use of a unit passes to the next, and that
+// each backward use passes back as a gradient. Where the engine keeps them (Config::Activations),
+// an application saves and loads them in a sequence that the schedule fixes. So their movement is
+// planned like the parameters': the place of each one in the device's activation window, and those
+// that have to leave for their home and come back. The plan is a pure function of (shape, places)
+// and fixes their traffic to the byte. Callable from any thread.
 //
 // The sequence: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use k
-// (the reverse of forward use k) loads value k - 1, to compute what lies behind it again, loads
-// gradient k and saves gradient k - 1. What does not exist (before the first use, after the last)
-// is left out.
+// (the reverse of forward use k) loads value k - 1, to recompute from it, loads gradient k and
+// saves gradient k - 1. Accesses that do not exist (before the first use, after the last) are left
+// out.
 #pragma once
 
 #include <cstdint>
@@ -29,24 +29,24 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved this
   std::uint32_t place = 0;   // in the window
-  // A save: goes to its home too, since a later load will find its place taken. A load: comes from
+  // A save also goes to its home, because a later load will find its place taken. A load comes from
   // there.
   bool moves = false;
   bool empties_home = false;  // a load that moves, and the last one of its source to do so
-  std::optional<std::uint32_t> evicted = {};  // the last access of what this one overwrites
+  std::optional<std::uint32_t> evicted = {};  // the last access of the one that this overwrites
 };
 
 struct ActivationPlan {
   std::vector<ActivationAccess> accesses;
-  std::uint32_t places = 0;  // of the window, in use
-  // To their homes and from there, in whole storage units.
+  std::uint32_t places = 0;  // used in the window
+  // Bytes moved to homes and from there, in whole storage units.
   std::uint64_t stored_bytes = 0;
   std::uint64_t fetched_bytes = 0;
-  // The most that the homes hold at one time, likewise.
+  // The most that the homes hold at one time, in whole storage units.
   std::uint64_t at_home_most_bytes = 0;
 };
 
-// Which accesses one step, or one inference, makes.
+// The accesses that one step, or one inference, makes.
 struct ActivationShape {
   const ModelSpec& model;  // must outlive the call
   std::uint32_t micro_batches = 1;
@@ -54,18 +54,18 @@ struct ActivationShape {
   bool has_backward = true;
 };
 
-// How many accesses an application may hold at once: those of as many uses as it has leases.
+// The most accesses that an application holds at once: those of as many uses as it has leases.
 std::uint32_t activations_held_max(const ModelSpec& model);
 
-// A plan for a window of `places_max` places of the largest boundary each; accesses a -
-// activations_held_max() + 1 .. a - 1 are still held when access a comes.
-// Requires: at least as many places as accesses may be held. 0 = as many as it takes for nothing to
-// leave.
+// Returns a plan for a window of `places_max` places, each as large as the largest boundary.
+// Accesses a - activations_held_max() + 1 .. a - 1 are still held when access a comes.
+// Requires: at least as many places as accesses may be held. 0 = as many as keep everything in the
+// window.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
-// The homes of the largest step's activations, one after the other in a pool: one for each boundary
-// and, in vertical order, each micro-batch. A gradient takes the home of its value, which is over
-// by then.
+// The homes of the largest step's activations, one after the other in a pool: one per boundary and,
+// in vertical order, per micro-batch. A gradient takes the home of its value, which is no longer
+// needed by then.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -82,7 +82,7 @@ class ActivationHomes {
   // The unit whose forward use fills the home.
   UnitId unit(std::uint32_t home) const { return units_[home / alive_]; }
   std::uint32_t micro_batch(std::uint32_t home) const { return home % alive_; }
-  // Whether a step of that shape finds a home for everything.
+  // Whether a step of that shape finds a home for every activation.
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
@@ -96,16 +96,16 @@ class ActivationHomes {
   std::uint64_t size_bytes_ = 0;
 };
 
-// What the largest step needs.
+// The needs of the largest step.
 struct ActivationNeeds {
   ActivationHomes homes;
-  // In the window, of the largest boundary each: to hold all, where nothing may leave; else for
-  // what is held, and with that what is read ahead.
+  // Places in the window, each as large as the largest boundary: for all, if nothing may leave;
+  // otherwise for the accesses that are held, and, as wanted, also for those that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };
 
-// `uses_ahead`: so many uses' accesses are read ahead.
+// `uses_ahead`: the accesses of this many uses are read ahead.
 // Fails with: kInvalidArgument for a model that does not say what crosses its boundaries.
 ActivationNeeds activation_needs(const ModelSpec& model, const Config::Activations& activations,
                                  std::uint32_t uses_ahead);

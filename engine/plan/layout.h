@@ -1,9 +1,9 @@
-// Where every element stands: tensors inside units, units cut into blocks, and how many bytes each
+// The place of every element: tensors inside units, units cut into blocks, and the bytes that each
 // state of a block takes. A pure function of (model, precision, block size); no budget, tier or
 // file appears here. Constant after construction, callable from any thread.
 //
 // With several ranks that share the state, every unit is padded to as many equal shards, and the
-// blocks are those of the rank's own ones: whatever works block by block works on its shard.
+// blocks are those of the rank's own shards: code that works block by block works on its shard.
 //
 // Invariants: a tensor starts at a multiple of 256 elements of its unit, so that it has the same
 // address modulo 256 B in every placement; a unit's, a shard's and every block's length are
@@ -26,8 +26,8 @@ namespace sluice {
 
 // Elements that tensors, units and blocks are aligned to.
 inline constexpr std::uint64_t kAlignElements = 256;
-// Alignment of everything that travels to storage, in bytes: fits every drive's O_DIRECT rule met
-// so far.
+// Alignment of everything that goes to storage, in bytes: fits every drive's O_DIRECT rule met so
+// far.
 inline constexpr std::uint64_t kStorageAlignBytes = 4096;
 
 // The formats of the states of one element.
@@ -40,10 +40,10 @@ struct StateFormat {
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer record: [what the parameters lack of the master | exp_avg | exp_avg_sq], without
-  // the moment that the optimizer does not keep. The first is the low half of a split master, the
-  // whole fp32 master beside fp16 parameters, nothing with fp32. Each begins so many bytes an
-  // element into the record:
+  // The optimizer record: [the master's part that the parameters lack | exp_avg | exp_avg_sq],
+  // without the moment that the optimizer does not keep. The first part is the low half of a split
+  // master, the whole fp32 master beside fp16 parameters, or nothing with fp32. These give where
+  // each begins in the record, in bytes per element:
   std::uint64_t exp_avg_begin_bytes() const {
     if (master == MasterLayout::kFp32) return 0;
     return master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float);
@@ -56,15 +56,15 @@ struct StateFormat {
   }
 };
 
-// Which part of every unit this rank owns: the `index`-th of `count` equal parts.
+// The part of every unit that this rank owns: part number `index` of `count` equal parts.
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // Whether the rank has those of all parts none the less.
+  // Whether the rank nonetheless has the gradients, or the parameters, of all parts.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
-  std::uint64_t keep_gathered_bytes = 0;  // parameters of units that take no more, without padding
-  // A part is cut further, among so many, for the time of a reduction.
+  std::uint64_t keep_gathered_bytes = 0;  // units up to this size stay whole; without padding
+  // A part is cut further into this many pieces for the time of a reduction.
   std::uint32_t pieces = 1;
 };
 
@@ -79,21 +79,21 @@ struct UnitPlace {
   UnitId id{};
   std::string name;
   std::uint64_t element_count = 0;     // with padding; `count` shards of equal length
-  std::uint64_t payload_elements = 0;  // without
-  std::uint64_t shard_begin = 0;       // what this rank owns of it
+  std::uint64_t payload_elements = 0;  // without padding
+  std::uint64_t shard_begin = 0;       // where this rank's part begins
   std::uint64_t shard_elements = 0;
   std::uint32_t first_tensor = 0;
   std::uint32_t tensor_count = 0;
   std::uint32_t first_block = 0;
   std::uint32_t block_count = 0;
   bool is_frozen = false;   // no gradient, no record
-  bool is_sharded = false;  // ranks share its parameters, and a gather completes it for its uses
+  bool is_sharded = false;  // ranks share its parameters; a gather completes it for its uses
 };
 
 class Layout {
  public:
-  // `model` must be validated(). `block_elements` is a multiple of 4096; nothing = chosen by the
-  // model's size. `hyperparameter_sets`: one for each tensor of the model, or none.
+  // `model` must be validated(). `block_elements` is a multiple of 4096; empty = chosen by the
+  // model's size. `hyperparameter_sets`: one per tensor of the model, or none.
   Layout(const ModelSpec& model, StateFormat format, std::optional<std::uint64_t> block_elements,
          std::span<const std::uint32_t> hyperparameter_sets = {}, Shard shard = {});
 
@@ -103,7 +103,7 @@ class Layout {
   std::span<const UnitPlace> units() const { return units_; }
   std::span<const TensorPlace> tensors() const { return tensors_; }
   std::span<const BlockPlace> blocks() const { return blocks_; }
-  // Fails with: kInvalidArgument for an id that the model does not have, as whatever takes one.
+  // Fails with: kInvalidArgument for an id that the model does not have, like all that take an id.
   std::span<const TensorPlace> tensors_of(UnitId unit) const;
   std::span<const BlockPlace> blocks_of(UnitId unit) const;
   const UnitPlace& unit(UnitId id) const {
@@ -125,18 +125,18 @@ class Layout {
   // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
-  // The same as slots and file extents hold them, padded to kStorageAlignBytes.
+  // The same with the padding of slots and file extents, to kStorageAlignBytes.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t gradient_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // Of what a rank has at home: all, or of a unit that is sharded, the rank's part.
+  // Bytes that a rank has at home: all of the unit or, if that is sharded, the rank's part.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
-  // Ranks share the parameters, and are to have all of this unit's on the device none the less.
+  // Ranks share the parameters, and yet all of this unit's are to be on every device.
   bool keeps_gathered(UnitId unit) const;
-  // What of a unit the gradient set holds: from which element on, and how much.
+  // The part of a unit that the gradient set holds: its first element, and its length.
   std::uint64_t set_begin(UnitId id) const {
     return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
   }
@@ -165,7 +165,7 @@ class Layout {
   std::vector<BlockPlace> blocks_;
 };
 
-// The formats that precision and optimizer ask for.
+// The formats that the config's precision and optimizer need.
 StateFormat state_format(const Config& config);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// Which hyperparameters each tensor is updated with: the optimizer's own, without decay where the
-// tensor says so, changed by the first of the config's groups that names the tensor. Tensors of one
-// group with equal decay share a set, and a set's coefficients are computed once a step.
+// The hyperparameters of each tensor's update: the optimizer's own, without decay where the tensor
+// says so, changed by the first of the config's groups that names the tensor. Tensors of one group
+// with equal decay share a set, and a set's coefficients are computed once per step.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// What the update of one step multiplies and adds, by set.
+// The coefficients of one step's update, by set.
 struct StepCoefficients {
   std::vector<UpdateCoefficients> of_set;
 };
@@ -26,22 +26,22 @@ struct StepCoefficients {
 class ParameterGroups {
  public:
   // Requires: `model` is validated().
-  // Fails with: kConfig naming a pattern that matches no tensor, or a group all of whose tensors
-  // belong to groups before it.
+  // Fails with: kConfig naming a pattern that matches no tensor, or a group whose tensors all
+  // belong to earlier groups.
   ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model);
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // Of `step`, counted from 1. `group_learning_rates`: one for each group of the config, instead of
-  // `learning_rate` times its factor; or none.
-  // Requires: what coefficients_of() does.
+  // Coefficients of step number `step`; steps count from 1. `group_learning_rates`: one per group
+  // of the config, instead of `learning_rate` times its factor; or none.
+  // Requires: the same as coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
                                 std::uint64_t step, float gradient_scale) const;
 
  private:
   struct Set {
     std::optional<std::size_t> group =
-        {};  // of the config; their rates may differ from step to step
+        {};  // the config's; their rates may differ from step to step
     double learning_rate_factor = 1;
     double weight_decay = 0;
     bool operator==(const Set&) const = default;
@@ -54,8 +54,8 @@ class ParameterGroups {
   std::vector<std::uint32_t> set_of_tensors_;
 };
 
-// Whether `pattern` describes all of `name`: '*' stands for any characters, also none, and '?' for
-// one.
+// Whether `pattern` describes all of `name`: '*' stands for any characters, including none, and '?'
+// for one.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
 }  // namespace sluice

@@ -29,8 +29,8 @@ enum class Verify : std::uint8_t {
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 
-// When blocks are updated (docs/design/updates.md). No choice changes a
-// bit of the result.
+// When blocks are updated (docs/design/updates.md). The choice changes no bit of the
+// result.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
 std::string_view name_of(OverlapPolicy policy);
@@ -135,38 +135,38 @@ struct Config {
 
   struct Storage {
     std::vector<std::string> paths{"/var/tmp"};
-    std::vector<double> weights;  // of the paths: their shares of the bytes; empty = equal, or
+    std::vector<double> weights;  // the paths' shares of the bytes; empty = equal, or
     std::string calibration;      // by this file of `sluice bench io`
     std::optional<std::uint64_t>
-        block_elements;  // a multiple of 4096; nothing = by the model's size
+        block_elements;  // a multiple of 4096; empty = by the model's size
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;
-    // With a name the state outlives the process, in files of that name on every path, which
-    // commits make whole (docs/durable.md). Without one it lies in scratch files that vanish.
+    // With a name, the state outlives the process in files of that name on every path; commits keep
+    // them consistent (docs/durable.md). Without one, it lies in scratch files that vanish.
     struct State {
       std::string name = {};
       std::uint32_t commit_every = 1;  // updates
     } state = {};
-    double timeout_s = 120;  // a transfer in flight for longer stops the engine; 0 = never
+    double timeout_s = 120;  // a longer transfer stops the engine; 0 = no limit
   } storage;
 
-  // What several ranks share (docs/design/ranks.md); of no meaning for one.
+  // The part of the state that ranks share (docs/design/ranks.md); ignored for a single rank.
   struct Sharding {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters
-    // How many ranks share a copy of the state: consecutive ones, the others have copies of their
-    // own. 0 = all of them. A divisor of their number.
+    // The number of consecutive ranks that share a copy of the state; other ranks have copies of
+    // their own. 0 = all ranks. A divisor of their number.
     std::uint32_t group_ranks = 0;
-    bool group_is_node = false;  // as many as a host has: the tool that knows sets group_ranks
-    // Stage 3: units whose parameters take no more are kept whole on every rank's device, as at
-    // stage 2, as far as memory.device holds them beside the window. Larger: fewer gathers, and so
-    // much of device memory for each such unit. Below the default a gather's time is latency,
-    // whatever its length. 0 = none.
+    bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
+    // Stage 3: units whose parameters take at most this many bytes are kept whole on every rank's
+    // device, as at stage 2, as far as memory.device holds them beside the window. A larger value
+    // means fewer gathers, but takes device memory for each such unit. Below the default, a
+    // gather's time is latency, whatever its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
-    // For whoever makes the collectives:
+    // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;
-    double timeout_s = 120;  // that a rank waits for another
+    double timeout_s = 120;  // how long a rank waits for another
   } sharding;
 
   unsigned threads = 0;  // for the optimizer; 0 = the cores granted to the process
@@ -175,7 +175,7 @@ struct Config {
 // Reads the engine's part of `document`.
 Config engine_config(const ConfigDocument& document);
 
-// Checks what code may have filled in wrongly; a config read from a file passes.
+// Checks values that code may have set wrongly; a config read from a file passes.
 // Fails with: kConfig naming the member.
 void validate(const Config& config);
 

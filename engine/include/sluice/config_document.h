@@ -1,6 +1,6 @@
-// A config file as read: JSON with comments, every key and value checked against the schema
-// (configs/sluice.schema.json, embedded in the library), with the place of each key kept so that
-// any later complaint can name file, line and column. Constant after construction apart from set();
+// A config file as read: JSON with comments. Every key and value is checked against the schema
+// (configs/sluice.schema.json, embedded in the library), and the place of each key is kept so that
+// later errors can name file, line and column. Constant after construction apart from set();
 // callable from any thread then.
 #pragma once
 
@@ -15,11 +15,11 @@ namespace sluice {
 
 class ConfigDocument {
  public:
-  // `name` is what messages call the text.
+  // `name` stands for the text in messages.
   // Fails with: kConfig and "NAME:LINE:COLUMN: ..." for JSON that does not parse, an unknown key
   // (with the nearest known one), a value of the wrong type or out of range.
   ConfigDocument(std::string_view text, std::string name);
-  // Fails with: kInput when the file cannot be read; else as above.
+  // Fails with: kInput when the file cannot be read; otherwise as above.
   static ConfigDocument from_file(const std::string& path);
 
   // The text of a file, as from_file() reads it.
@@ -30,7 +30,7 @@ class ConfigDocument {
   ConfigDocument& operator=(ConfigDocument&&) noexcept;
   ~ConfigDocument();
 
-  // Applies "a.b=VALUE" from a command line; VALUE is JSON, else a string.
+  // Applies "a.b=VALUE" from a command line; VALUE is JSON; anything else is taken as a string.
   // Fails with: kConfig as the constructor, naming the assignment.
   void set(std::string_view assignment);
 
@@ -42,19 +42,19 @@ class ConfigDocument {
   std::string string(std::string_view key) const;
   std::vector<std::string> strings(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
-  // Entries of a list; keys inside of entry i of "a.b" are "a.b.i.KEY".
+  // Number of entries of a list; keys inside entry i of "a.b" are "a.b.i.KEY".
   std::size_t entry_count(std::string_view key) const;
-  // Nothing where neither file nor schema gives a value.
+  // Empty where neither file nor schema gives a value.
   std::optional<double> find_number(std::string_view key) const;
   std::optional<std::uint64_t> find_integer(std::string_view key) const;
-  // Nothing where the value is of another type.
+  // Empty where the value has another type.
   std::optional<std::string> find_string(std::string_view key) const;
-  // A size, or nothing for "auto".
+  // A size, or empty for "auto".
   std::optional<std::uint64_t> size_bytes(std::string_view key) const;
 
   // The value of any key as JSON; "null" where neither file nor schema gives one.
   std::string json_of(std::string_view key) const;
-  // Where it is from: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
+  // The origin of the value: "NAME:LINE:COLUMN", "--set KEY=VALUE", or "default".
   std::string origin_of(std::string_view key) const;
 
   // Throws Error{kConfig} with the place of `key` in front of `message`.

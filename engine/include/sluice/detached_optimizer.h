@@ -1,7 +1,7 @@
 // An optimizer for applications that keep parameters and gradients themselves, such as a program in
 // PyTorch: moments and exact fp32 masters live in host memory or on storage, and each update
-// streams them past the CPU. Nothing has to be declared beforehand but the tensors: an update names
-// the tensors that have a gradient, in any order, each with its own step and hyperparameters.
+// streams them past the CPU. Only the tensors have to be declared beforehand: an update names the
+// tensors that have a gradient, in any order, each with its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
 //   optimizer.begin(updates);  // the state is read, updated and written in the background
@@ -9,9 +9,9 @@
 //   optimizer.wait_all();      // everything has, and every moment is home
 //
 // Thread rule: one thread at a time.
-// Invariants: where the state lives, and how it is cut into blocks, changes no bit of a result. An
-// fp32 parameter is its own master. Beside a 16-bit parameter a master is kept, together with the
-// 16 bits that were made of it last: where the application has changed a parameter since, its value
+// Invariants: the place of the state, and how it is cut into blocks, changes no bit of a result. An
+// fp32 parameter is its own master. For a 16-bit parameter a master is kept, together with the 16
+// bits that were last made from it: where the application has changed a parameter since, its value
 // becomes the master.
 // Failure: a failed transfer stops the optimizer for good, and every later call throws it.
 #pragma once
@@ -34,79 +34,79 @@ class IoQueue;
 
 struct DetachedTensor {
   std::string name;
-  std::uint64_t element_count = 0;  // may be 0: a rank's share of a small tensor
+  std::uint64_t element_count = 0;  // may be 0, as for a rank's share of a small tensor
   DType parameter = DType::kFp32;
 };
 
-// One step of one tensor. Parameter and gradient are contiguous, and the optimizer's from begin()
-// to wait() of the tensor: it writes the parameter and reads the gradient.
+// One step of one tensor. Parameter and gradient are contiguous. From begin() to wait() of the
+// tensor they belong to the optimizer, which writes the parameter and reads the gradient.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFp32;
-  std::uint64_t step = 1;  // of this tensor, counted from 1: for the correction of bias
+  std::uint64_t step = 1;  // of this tensor, from 1 on; corrects the bias
   double learning_rate = 0;
-  AdamOptions adam;  // sluice/optimizer.h says which optimizer reads what
+  AdamOptions adam;  // sluice/optimizer.h says which optimizer reads which
   double momentum = 0;
-  double gradient_scale = 1;  // the gradient is multiplied with it
+  double gradient_scale = 1;  // multiplies the gradient
 };
 
 struct DetachedReport {
   // Since the optimizer was made.
   std::uint64_t read_bytes = 0;         // from storage
   std::uint64_t write_bytes = 0;        // to storage
-  std::uint64_t updated_elements = 0;   // whose update has been made
-  std::uint64_t adopted_elements = 0;   // of 16 bits that the application had changed
+  std::uint64_t updated_elements = 0;   // whose update is complete
+  std::uint64_t adopted_elements = 0;   // 16-bit values that the application had changed
   std::uint64_t non_finite_blocks = 0;  // blocks that an update left with an infinity or a NaN
-  std::string non_finite_tensor;        // the first of them
+  std::string non_finite_tensor;        // the tensor of the first of them
   // As planned.
-  std::uint64_t host_bytes = 0;       // in host memory: state, and lanes for what is on storage
+  std::uint64_t host_bytes = 0;       // in host memory: state, and lanes for state on storage
   std::uint64_t storage_bytes = 0;    // on storage
-  std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; written as well
+  std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; as many are written
 };
 
 class DetachedOptimizer {
  public:
   using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
-  // Of `config` it uses optimizer.type, placement.optimizer, memory.host, storage and run.threads.
-  // Small tensors stay in host memory under placement "nvme", too. The state begins with moments
-  // of zero.
+  // Uses optimizer.type, placement.optimizer, memory.host, storage and run.threads of `config`.
+  // Small tensors stay in host memory under placement "nvme", too. The state begins with zero
+  // moments.
   // Fails with: kConfig (placement "device"), kOutOfMemory (memory.host, naming the smallest that
   // works), kInvalidArgument (tensors), kInput, kNoSpace, kUnsupported.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
                     const QueueDecorator& decorate = {});
-  // Ends what is under way: parameters that no wait() has seen may be partly updated.
+  // Stops the updates under way: parameters that no wait() has covered may be partly updated.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
   DetachedOptimizer& operator=(const DetachedOptimizer&) = delete;
 
-  // Starts the updates, in this order, behind those that are under way.
+  // Starts the updates, in this order, after those that are under way.
   // Fails with: kInvalidArgument naming tensor and value, before anything is changed; the first
   // failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
-  // Returns when every update of `tensor` that has begun has written the parameter. The memory of
-  // parameter and gradient is the application's again.
+  // Returns when every update of `tensor` that has begun has written the parameter. Parameter and
+  // gradient belong to the application again.
   // Fails with: kInvalidArgument; the first failure.
   void wait(std::uint32_t tensor);
   // The same for all tensors.
   void wait_parameters();
-  // The same, and the state is home.
+  // The same, and all state is at home.
   void wait_all();
   // How many tensors have an update under way whose parameter is not written yet.
   std::uint32_t pending_tensors();
 
-  // Copies elements [first_element, ...) of a tensor's state, as fp32. kParameter: the 16 bits that
-  // were made of the master last; kMaster as well exists beside 16-bit parameters alone. Both are
+  // Copies elements [first_element, ...) of a tensor's state, as fp32. kParameter gives the 16 bits
+  // that were last made from the master; it and kMaster exist only for 16-bit parameters. Both are
   // zero before the first update, as are moments that the optimizer does not keep. Waits for
   // updates of the tensor that have begun.
   // Fails with: kInvalidArgument for a tensor, a kind or a range that does not exist; kIo and
   // others.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // Sets them. A master also sets the parameter's 16 bits, which are to be in the application's
-  // parameter at the next update; otherwise that one's value becomes the master.
+  // Sets them. Setting a master also sets the parameter's 16 bits. The application's parameter has
+  // to hold these at the next update; otherwise its own value becomes the master.
   // Fails with: as read(); kInvalidArgument for a moment that the optimizer does not keep, and for
   // kParameter.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,

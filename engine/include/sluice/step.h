@@ -1,8 +1,8 @@
-// The values an application holds during a step: Lease pins a unit on the device while computation
-// uses it, Step and Inference are one walk through the schedule. All are move-only, and all must be
-// gone before their engine.
+// The values that an application holds during a step: a Lease pins a unit on the device while
+// computation uses it; a Step or an Inference is one walk through the schedule. All are move-only,
+// and all must be gone before their engine.
 //
-// Thread rule: one thread at a time; it need not be the one that made them.
+// Thread rule: one thread at a time, not necessarily the one that made them.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ class ActivationFlow;
 class Layout;
 class StepLoop;
 
-// One unit, on the device, until the lease ends. Its end records an event behind the work enqueued
-// so far on the stream that acquired it: work enqueued later must not touch the unit, and where the
-// unit's lease before was on another stream, it starts when that one's work has ended, too.
+// One unit, on the device until the lease ends. The end records an event after the work enqueued so
+// far on the stream that acquired it; later work must not touch the unit. If the unit's previous
+// lease was on another stream, the lease's work waits for that lease's work.
 class Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -32,8 +32,8 @@ class Lease {
 
   UnitId unit() const { return use_.unit; }
 
-  // Device memory of the unit's `tensor`-th tensor (in the order of UnitSpec::tensors), in the
-  // compute dtype, 256 B aligned. To be read by work on the lease's stream only.
+  // Device memory of tensor number `tensor` of the unit (in the order of UnitSpec::tensors), in the
+  // compute dtype, 256 B aligned. Only work on the lease's stream may read it.
   // Fails with: kInvalidArgument when the unit has no such tensor, or the lease has ended.
   const std::byte* parameter(std::size_t tensor) const;
   // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
@@ -43,8 +43,8 @@ class Lease {
     require_parameter_dtype(dtype_of<T>);
     return reinterpret_cast<const T*>(parameter(tensor));
   }
-  // The same for its gradient, in the gradient dtype: zero at first, written by work on the lease's
-  // stream.
+  // The same for its gradient, in the gradient dtype: zero at first; work on the lease's stream
+  // writes it.
   // Fails with: the same, and kInvalidArgument where there is no gradient: the lease is not a
   // backward one, or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
@@ -54,8 +54,8 @@ class Lease {
     require_gradient_dtype(dtype_of<T>);
     return reinterpret_cast<T*>(gradient(tensor));
   }
-  // The place of the tensor `name` in UnitSpec::tensors.
-  // Fails with: kInvalidArgument naming the unit's tensors when there is none of that name.
+  // The index of the tensor `name` in UnitSpec::tensors.
+  // Fails with: kInvalidArgument naming the unit's tensors when none has that name.
   std::size_t tensor(std::string_view name) const;
 
   // Ends the lease early.
@@ -76,16 +76,16 @@ class Lease {
   LeasedUse use_;
 };
 
-// One boundary activation on the device (Config::Activations says whether the engine keeps them),
-// until the lease ends. Its end is that of a Lease.
+// One boundary activation on the device until the lease ends (Config::Activations says whether the
+// engine keeps them). It ends as a Lease does.
 class ActivationLease {
  public:
   ActivationLease(ActivationLease&& other) noexcept;
   ActivationLease& operator=(ActivationLease&& other) noexcept;
   ~ActivationLease();
 
-  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes of it. To be written, if saved, or
-  // read, if loaded, by work on the lease's stream only.
+  // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes long. Only work on the lease's stream
+  // may write it (if saved) or read it (if loaded).
   // Fails with: kInvalidArgument when the lease has ended.
   std::byte* data() const;
 
@@ -102,9 +102,9 @@ class ActivationLease {
   LeasedActivation lease_;
 };
 
-// One training step: units are acquired and released in the order of the schedule, then finish()
-// updates the state. A unit that is left out, used once more, or out of order costs a wait, and the
-// next step is expected to go as this one went. Once it is over, every call is kInvalidArgument.
+// One training step: the application acquires and releases units in the order of the schedule, then
+// finish() updates the state. A unit left out, used again or out of order costs a wait; the next
+// step is then expected to go like this one. After the end every call fails with kInvalidArgument.
 class Step {
  public:
   Step(Step&& other) noexcept;
@@ -119,28 +119,28 @@ class Step {
   // unit beside what is leased; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // Where the engine keeps the activations: room for `ref`, to be written by work enqueued on
-  // `stream` after this call; and `ref` as it was saved, to be read by such work. In the sequence
-  // of engine/plan/activation_plan.h, which skips no use and repeats none. Both block until what is
-  // to be moved for it is on its way. Fails with: kInvalidArgument when that is not next, too many
-  // are held, or the application keeps activations itself; kIo and others when a transfer has
-  // failed.
+  // Where the engine keeps the activations: save() gives room for `ref`, for work enqueued on
+  // `stream` after this call to write; load() gives the saved `ref`, for such work to read. Calls
+  // follow the sequence of engine/plan/activation_plan.h, which skips no use and repeats none. Both
+  // block until the needed transfers are under way.
+  // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
+  // keeps activations itself; kIo and others when a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
-  // What the loss has to be multiplied with before its gradients are computed; 1 unless
+  // Multiply the loss by this before its gradients are computed; it is 1 unless
   // Config::Precision::loss_scale says otherwise.
   double loss_scale() const;
-  // The update that this step will make, counted from 1.
+  // The number of the update that this step will make; updates count from 1.
   std::uint64_t number() const;
 
-  // Waits for the gradients and their norm, and lets the optimizer run over every block. Under
-  // optimizer.overlap "serial" returns when the new state is home; else the update goes on while
-  // the next step computes, and its failure is reported by a later call.
-  // Units without a gradient have one of zeros.
-  // Fails with: kInvalidArgument while a lease is held, before any backward use, for options that
-  // begin_step() would refuse, and for other ones than it was given under the eager policy: the
-  // step goes on then; kNonFinite (the state is unchanged); kIo (the engine is poisoned).
+  // Waits for the gradients and their norm, and lets the optimizer update every block. Under
+  // optimizer.overlap "serial" it returns when the new state is at home. Otherwise the update
+  // continues while the next step computes, and a later call reports its failure. Units without a
+  // gradient get a gradient of zeros.
+  // Fails with: kInvalidArgument, and the step continues, while a lease is held, before any
+  // backward use, for options that begin_step() would refuse, and for changed options under the
+  // eager policy; kNonFinite (the state is unchanged); kIo (the engine is poisoned).
   StepReport finish(const FinishOptions& options = {});
 
  private:
@@ -155,7 +155,7 @@ class Step {
   const Layout* layout_ = nullptr;
 };
 
-// One forward pass without gradients. Ends with its destructor, also halfway.
+// One forward pass without gradients. Its destructor ends it, even halfway.
 class Inference {
  public:
   Inference(Inference&& other) noexcept;
@@ -164,7 +164,7 @@ class Inference {
 
   // As Step::acquire(), with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // As Step's.
+  // As those of Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
