@@ -266,7 +266,7 @@ def unknown_keys(value, schema, place=""):
 
 
 def check_one_place(tree):
-    """What only one place may call: whoever else needs the result asks that place."""
+    """Functions that only one place may call: other code asks that place for the result."""
     for name, (places, instead) in ONE_PLACE.items():
         for path, text in tree.cpp.items():
             if path.startswith(("tests/", *places)):

@@ -26,7 +26,7 @@ struct SmallFloatFormat {
 inline constexpr SmallFloatFormat kBf16Format{8, 7};
 inline constexpr SmallFloatFormat kFp16Format{5, 10};
 
-// What `pattern` stands for.
+// The value that `pattern` stands for.
 inline double oracle_decode(SmallFloatFormat format, std::uint16_t pattern) {
   const double sign = pattern >= 0x8000 ? -1.0 : 1.0;
   const int field = (pattern % 0x8000) / (1 << format.mantissa_bits);

@@ -74,7 +74,7 @@ AdamElement element_with_every_rounding(const AdamCoefficients& c, AdamElement s
   return {master, exp_avg, exp_avg_sq};
 }
 
-// What a compiler that contracts a*b + c would compute for three of the sums.
+// The values that a compiler which contracts a*b + c would compute for three of the sums.
 AdamElement element_with_fused_sums(const AdamCoefficients& c, AdamElement state, float gradient) {
   AdamElement fused = element_with_every_rounding(c, state, gradient);
   volatile float g = gradient * c.gradient_scale;

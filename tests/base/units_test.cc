@@ -35,7 +35,7 @@ TEST(ParseSize, ReadsEveryUnit) {
   }
 }
 
-// What a product in double gets wrong.
+// Sizes that a product in double gets wrong.
 TEST(ParseSize, IsExact) {
   EXPECT_EQ(parse_size("0.067GB"), 67000000u);
   EXPECT_EQ(parse_size("1.001KB"), 1001u);

@@ -65,7 +65,7 @@ def quantile(values, share):
 
 
 def lower_bound(ratios):
-    """Of the median, at 95 %, by bootstrap."""
+    """The lower bound of the median, at 95 %, by bootstrap."""
     generator = random.Random(1)
     medians = [quantile(generator.choices(ratios, k=len(ratios)), 0.5) for _ in range(2000)]
     return quantile(medians, 0.05)

@@ -1,6 +1,6 @@
-// What recording costs: nanoseconds a record with each clock and without a trace, and whether
-// anything is lost at a million records a second from each of some threads. A benchmark: it
-// asserts nothing.
+// The cost of recording: nanoseconds per record with each clock and without a trace, and whether
+// anything is lost at a million records a second from each of some threads. A benchmark: it asserts
+// nothing.
 //
 //   trace_cost FILE [THREADS [SECONDS]]
 #include <algorithm>

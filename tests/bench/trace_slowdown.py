@@ -36,7 +36,7 @@ def run(options, folder, trace):
 
 
 def counted(options, folder, trace):
-    """Of one traced run: records a step, and seconds of the writing thread a second of the run."""
+    """Figures of one traced run: records per step, and seconds of the writing thread per second of the run."""
     out = os.path.join(folder, "trace.json")
     subprocess.run([options.sluice, "trace", "export", trace, "--json", out], check=True)
     with open(out, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What the campaigns share: cases numbered by seed, one line of result per case, pieces that add up.
+"""The common part of the campaigns: cases numbered by seed, one line of result per case, pieces that add up.
 
 A campaign tries one kind of hostile event many times. Its script calls run() with a function that makes one case; case
 number N of seed S is the same on every machine and in every piece. Each case ends in an Outcome: the phase of the run in

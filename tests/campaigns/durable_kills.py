@@ -33,7 +33,7 @@ PLACEMENTS = [("nvme", "nvme"), ("host", "host"), ("nvme", "host"), ("host", "nv
 
 
 def changes_of(case, ranks, stage):
-    """What may differ from one life of the run to the next."""
+    """Settings that may differ from one life of the run to the next."""
     placements = PLACEMENTS if ranks == 1 else [("nvme", "nvme"), ("host", "host"), ("nvme", "host")] if stage == 3 else [("auto", "nvme"), ("auto", "host")]
     parameters, optimizer = case.random.choice(placements)
     return {"placement": {"parameters": parameters, "optimizer": optimizer},

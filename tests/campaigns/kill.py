@@ -28,7 +28,8 @@ SILENT = ("--save", "--json", "--csv", "--json-lines")  # without the trace, who
 
 
 class Reference:
-    """What runs without a signal do: how long their phases take, which calls they make, and the states that they end in."""
+    """Facts of runs without a signal: how long their phases take, which calls they make, and the states that they end
+    in."""
 
     def __init__(self, options):
         self.sluice, self.library = options.sluice, options.faults
@@ -79,7 +80,8 @@ def steps_of_trace(sluice, folder):
 
 
 def phase_at(reference, sluice, folder, instant_ns):
-    """What the run was at. The last milliseconds are missing in the trace of a killed run: there, where the steps before were."""
+    """The phase that the run was in. The trace of a killed run lacks the last milliseconds; the earlier steps tell the
+    phase there."""
     if run_files.read(folder, "--trace") == run_files.OLD:
         return "start"
     steps = steps_of_trace(sluice, folder)
@@ -142,7 +144,7 @@ def run_until_signal(case, reference, target, number):
 
 
 def after_kill(case, reference):
-    """What a killed run may leave, and whether the next one is all right."""
+    """Checks that a killed run leaves only what it may, and that the next one is all right."""
     left = run_files.leftovers(case.folder)
     done = subprocess.run(run_files.train(reference.sluice, 2), cwd=case.folder, capture_output=True, text=True, timeout=run_files.TIMEOUT_S,
                           check=False)

@@ -23,7 +23,7 @@ def read_bytes(path):
 
 
 def shared_files():
-    """What lies in /dev/shm and nobody has mapped: what a run has left there, once it has ended."""
+    """Files in /dev/shm that no process has mapped: those that a run has left there, once it has ended."""
     files = {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
     for process in filter(str.isdigit, os.listdir("/proc")) if files else ():
         maps = read_bytes(f"/proc/{process}/maps").decode("utf-8", "replace")
@@ -54,7 +54,7 @@ class MpiRun:
         return found
 
     def process_of(self, rank):
-        """Of a rank, or None when it has not begun or has ended."""
+        """The process of a rank, or None when it has not begun or has ended."""
         return next((process for process, other in self.processes().items() if other == rank), None)
 
     def wait(self, patience_s=PATIENCE_S):
@@ -76,7 +76,8 @@ class MpiRun:
                 os.kill(process, signal.SIGKILL)
 
     def left(self, folders=()):
-        """What is left of it, in words, after it has ended: processes, files in /dev/shm, files in the folders."""
+        """The leftovers of the run, in words, after it has ended: processes, files in /dev/shm, files in the
+        folders."""
         for _ in range(50):  # what has been killed takes its time
             processes = self.processes()
             files = shared_files() - self.before

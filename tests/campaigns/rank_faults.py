@@ -76,7 +76,7 @@ class Run:
         return "model" in models or any(models.values())
 
     def records(self, rank):
-        """Of a rank's trace, whole or cut; none where there is none yet."""
+        """The records of a rank's trace, whole or cut; none where there is no trace yet."""
         exported = os.path.join(self.folder, "exported.json")
         name = "trace" if rank == 0 else f"trace.rank{rank}"
         done = subprocess.run([self.sluice, "trace", "export", os.path.join("out", name), "--json", exported], cwd=self.folder,
@@ -88,7 +88,7 @@ class Run:
 
 
 def phase_of(records, instant_ns):
-    """What a rank was at, which waits where the others do."""
+    """The phase that a rank was in; it waits where the others do."""
     begun = [record for record in records if record["begin_ns"] <= instant_ns]
     steps = [record["begin_ns"] for record in begun if record["kind"] == "step"]
     if not steps:

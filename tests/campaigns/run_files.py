@@ -1,4 +1,5 @@
-"""What kill.py and output_faults.py share: small runs with every output, and whether the files that they leave are whole."""
+"""The common part of kill.py and output_faults.py: small runs with every output, and whether the files that they leave
+are whole."""
 
 import csv
 import json

@@ -168,7 +168,7 @@ def strace(log, action):
 
 
 def judge(run, hung, reference, phase, what):
-    """What became of the case: the promise is a named error, or the right bits."""
+    """The outcome of the case: the promise is a named error, or the right bits."""
     if hung:
         return campaign.Outcome(phase, "hang", what)
     code, stderr = run.process.returncode, run.stderr()

@@ -1,5 +1,4 @@
-// What the C interface makes of bad input: each call returns a code and says why, and none harms
-// the engine.
+// Bad input to the C interface: each call returns a code and says why, and none harms the engine.
 #include <sys/wait.h>
 #include <unistd.h>
 

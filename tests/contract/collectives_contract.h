@@ -1,7 +1,7 @@
-// What every implementation of Collectives must do, as cases. A case is a body that each rank runs
+// The duties of every implementation of Collectives, as cases. A case is a body that each rank runs
 // on its own device; the factory decides whether ranks are threads of this process or whether this
 // process is one rank (tests/gpu/ranks/local_collectives_test.cc, mpi_collectives_test.cc). Values
-// follow from rank and index, and what must come out is worked out here, in plain loops.
+// follow from rank and index, and the expected results are computed here, in plain loops.
 #pragma once
 
 #include <gtest/gtest.h>

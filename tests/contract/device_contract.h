@@ -1,4 +1,4 @@
-// What every Device must do, as cases: memory, streams, events, failures, whole programs. An
+// The duties of every Device, as cases: memory, streams, events, failures, whole programs. An
 // implementation's test program includes this header once and instantiates DeviceContract with a
 // factory (gpu/host_device_test.cc shows how). Values are checked through host memory alone, so
 // that the cases hold where the CPU cannot read device memory.

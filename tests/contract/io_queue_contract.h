@@ -1,4 +1,4 @@
-// What every IoQueue must do, as cases over a factory. Include it in one source of a test program
+// The duties of every IoQueue, as cases over a factory. Include it in one source of a test program
 // and name the implementation:
 //   INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract,
 //                            ::testing::Values(IoQueueFactory{"sync", make_sync_queue}));

@@ -1,4 +1,5 @@
-// What is refused before a loop runs, with which words, and that what passes reaches the kernels.
+// Options that are refused before a loop runs, with which words, and that accepted ones reach the
+// kernels.
 #include "cpu_optim/optimizer_options.h"
 
 #include <cmath>

@@ -36,7 +36,7 @@ constexpr Gradients kGradients[] = {{"biases", 2048, 40, 0.0f, false},
 
 class OptimizerUlp : public testing::TestWithParam<Gradients> {
  protected:
-  // What was seen of all elements and steps.
+  // Figures over all elements and steps.
   struct Seen {
     double largest_ulp = 0;
     std::uint64_t beyond_rounding = 0;  // farther off than roundings of the weight alone explain

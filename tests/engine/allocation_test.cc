@@ -1,4 +1,4 @@
-// What a step allocates once a run is steady. CONTRIBUTING.md: nothing that holds parameters,
+// The allocations of a step once a run is steady. CONTRIBUTING.md: nothing that holds parameters,
 // state, gradients or activations, or grows with them. The engine runs with blocks of two sizes, as
 // many of each, and operator new is counted. The test's own computation is counted with it.
 #include <cstdint>

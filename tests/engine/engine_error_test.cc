@@ -1,4 +1,4 @@
-// What an application may do wrong, and what the engine says to it.
+// Mistakes of an application, and the engine's answers.
 #include <gtest/gtest.h>
 
 #include <cmath>

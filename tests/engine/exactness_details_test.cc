@@ -148,7 +148,7 @@ TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
     const Traffic one = engine.predicted_traffic(1);
     const std::uint64_t write_bytes = after.write_bytes - before.write_bytes;
     const std::uint64_t read_bytes = after.read_bytes - before.read_bytes;
-    // Of a step done again, what had not been started counts once.
+    // In a step done again, a write that had not been started counts once.
     EXPECT_GE(write_bytes, kSteps * one.nvme_write_bytes) << policy.name;
     EXPECT_LE(write_bytes, (kSteps + redone) * one.nvme_write_bytes) << policy.name;
     EXPECT_GE(read_bytes, kSteps * one.nvme_read_bytes_least) << policy.name;

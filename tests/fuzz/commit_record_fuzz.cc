@@ -21,7 +21,7 @@ CommitReading read(std::vector<std::byte> bytes) {
   std::memcpy(bytes.data(), &header, sizeof(header));
   CommitReading reading = decode_commit(bytes);
   if (reading.state != CommitState::kWhole) return reading;
-  // What is accepted is what a writer writes.
+  // An accepted record is one that a writer writes.
   std::vector<std::byte> again(commit_bytes(reading.record) + kCommitAlignBytes);
   encode_commit(reading.record, again);
   if (std::memcmp(again.data(), bytes.data(), commit_bytes(reading.record)) != 0) std::abort();

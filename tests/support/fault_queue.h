@@ -13,7 +13,7 @@ namespace sluice::test {
 
 enum class Fault : std::uint8_t {
   kNone,
-  // Of the kernel.
+  // Faults of the kernel.
   kErrno,          // an attempt is answered with `error`
   kHalf,           // an attempt moves half
   kOneBlockShort,  // an attempt moves all but its last 4 KiB
@@ -21,7 +21,8 @@ enum class Fault : std::uint8_t {
   kDelayed,        // the request is held for some milliseconds
   kReordered,      // the request goes after those submitted within some milliseconds
   kHang,           // the request is held until wait_idle() or destruction
-  // Of the drive; they concern writes, and make the next write theirs where a read is chosen.
+  // Faults of the drive; they concern writes, and make the next write theirs where a read is
+  // chosen.
   kBitFlip,      // one bit of what was written is another
   kLostWrite,    // nothing is written
   kMisdirected,  // written to the place of an earlier write of the same length

@@ -40,7 +40,7 @@ class ManyRanks final : public HostCollectives {
   void abort(std::string_view) noexcept override {}
 
  private:
-  // What `of_rank` brings where this one brings `size_bytes` at `own`.
+  // The contribution of `of_rank` where this one brings `size_bytes` at `own`.
   std::vector<std::byte> said_by(std::uint32_t of_rank, std::string_view subject,
                                  const std::byte* own, std::uint64_t size_bytes) const {
     std::vector<std::byte> said(own, own + size_bytes);

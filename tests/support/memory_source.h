@@ -18,7 +18,7 @@ inline constexpr StateKind kSourceKinds[] = {StateKind::kMaster, StateKind::kExp
 
 class MemorySource final : public StateSource {
  public:
-  // Of several ranks all take part.
+  // All ranks take part.
   explicit MemorySource(Engine& engine) : position_(engine.position()) {
     for (const TensorPlace& tensor : engine.layout().tensors()) {
       for (const StateKind kind : kSourceKinds) {

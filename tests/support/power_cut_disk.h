@@ -42,7 +42,7 @@ class PowerCutDisk final : public IoQueue {
   void lose_writes(bool loses) { loses_writes_ = loses; }
   // The next request of `kind` fails; a write is not made.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
-  // What is stored, as if flushed long ago.
+  // Stores data as if flushed long ago.
   void put(int file, std::uint64_t offset_bytes, std::span<const std::byte> data);
   // Alters bits where they are stored, as media do.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);

@@ -1,5 +1,5 @@
-// What the toy training computes (tests/support/toy_training.h), for the engine's side of it and
-// for the oracle's. Pure.
+// The computation of the toy training (tests/support/toy_training.h), for the engine's side of it
+// and for the oracle's. Pure.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline float uniform(std::uint64_t key) {
 }
 
 inline constexpr std::uint64_t kUsesOfRank = 1 << 20;  // tells the ranks' uses apart
-// What "computation" gives for one element.
+// The gradient that "computation" gives for one element.
 inline float toy_gradient(float parameter, std::uint64_t step, std::uint64_t use,
                           std::uint64_t tensor, std::uint64_t index) {
   return 0.3f * parameter + uniform(step * 1000003 + use * 10007 + tensor * 101 + (index << 20));
@@ -75,7 +75,8 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
   return uses;
 }
 
-// Of one tensor's parameters, as a use finds them; those of a unit's tensors are chained.
+// The digest of one tensor's parameters, as a use finds them; those of a unit's tensors are
+// chained.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {
   digest = mix(digest + size_bytes);

@@ -1,9 +1,9 @@
 // A small training job with a made-up computation, run through the engine and, as the oracle, in
 // plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits, the
 // step, the micro-batch and the use, so that a stale or misplaced parameter, a lost gradient or a
-// wrong order of additions changes the result. What forward, frozen units and inferences find on
-// the device has no result, so every use takes a digest of it, on its stream, at the beginning and
-// at the end of its lease: tests/support/same_training.h compares both.
+// wrong order of additions changes the result. Forward uses, frozen units and inferences have no
+// result. So every use takes a digest of the bytes that it finds on the device, on its stream, at
+// the beginning and at the end of its lease: tests/support/same_training.h compares both.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct ToyOptions {
   std::vector<std::uint32_t> frozen_units = {};
   // Held at once, where run_toy() makes the engine; else the model says it.
   std::uint32_t leases = 1;
-  // Of the device, on which the uses take turns.
+  // Streams of the device, on which the uses take turns.
   std::uint32_t streams = 1;
-  // Of run_toy()'s device: it stands for a GPU.
+  // The device of run_toy() stands for a GPU.
   bool has_own_memory = false;
   // Changes what a step does from what is planned.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
@@ -50,7 +50,7 @@ struct ToyOptions {
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // Of run_toy(): where the state comes from instead of toy_values(). Steps are counted on.
+  // For run_toy(): where the state comes from instead of toy_values(). Steps are counted on.
   StateSource* source = nullptr;
 };
 
@@ -59,7 +59,7 @@ using StateBytes = std::vector<std::byte>;
 
 StateBytes read_state(Engine& engine);
 
-// What a use found on the device.
+// The bytes that a use found on the device.
 struct ToySight {
   std::uint64_t version = 0;  // updates that its parameters have seen, if they are right
   UnitId unit{};

@@ -19,7 +19,7 @@ struct FilePlace {
   std::optional<int> descriptor;
   int error = 0;  // errno, where the path cannot be followed
   FileKind kind = FileKind::kMissing;
-  // Of an existing file:
+  // For an existing file:
   mode_t mode = 0;
   uid_t owner = 0;
   gid_t group = 0;

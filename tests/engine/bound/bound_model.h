@@ -1,5 +1,5 @@
-// What the tests of the bounds plan for: a model of blocks that are all alike, its placement and
-// the machine's rates.
+// The input of the tests of the bounds: a model of blocks that are all alike, its placement and the
+// machine's rates.
 #pragma once
 
 #include <algorithm>

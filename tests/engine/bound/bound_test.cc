@@ -44,7 +44,7 @@ void spill_gradients(std::mt19937_64& random, Placement& placement, test::Oracle
       static_cast<std::uint32_t>(given.staging = 1 + static_cast<int>(random() % 4));
 }
 
-// Of parameters and records.
+// Homes of parameters and records.
 void choose_homes(std::mt19937_64& random, Placement& placement, test::OracleCase& given) {
   const std::uint64_t ram_share = random() % 3;
   const std::uint64_t device_share = random() % 2 * (random() % 5);
@@ -200,7 +200,7 @@ TEST(Bound, CostsAdamWhenStateIsInMemory) {
   model.rates.adam_parameters_per_second = kBlockElements / 0.002;
   EXPECT_NEAR(model.step_s(OverlapPolicy::kSerial), 0.040 + 10 * 0.003, kTiny);
   EXPECT_NEAR(model.step_s(OverlapPolicy::kDeferred), 0.040 + 0.001 + 10 * 0.002, kTiny);
-  // Of 20 blocks 9 are updated while gradients come, from the last unit down. The other 11 take
+  // 9 of 20 blocks are updated while gradients come, from the last unit down. The other 11 take
   // 22 ms in unit order, with forward close behind; its last unit of them and four more follow.
   EXPECT_NEAR(model.step_s(OverlapPolicy::kEager), 0.022 + 5 * 0.001 + 10 * 0.002, kTiny);
   EXPECT_EQ(bound_step(model.shape(), OverlapPolicy::kEager).traffic.nvme_read_bytes, 0u);
@@ -255,7 +255,8 @@ TEST(Bound, RanksMoveTheirShards) {
   EXPECT_EQ(rank.step_s, own.step_s);
 }
 
-// What is gathered from shards on the device goes up for no use; for its update, once a step.
+// A unit that is gathered from shards on the device goes up for no use; for its update, once per
+// step.
 TEST(Bound, ShardsAtHomeOnTheDeviceAreFetchedWithoutACopy) {
   Model half({1, 1, 1, 1}, 2);
   const Layout shared(validated(Model::spec_of({2, 2, 2, 2})), {}, kBlockElements, {},

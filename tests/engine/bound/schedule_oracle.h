@@ -38,7 +38,7 @@ struct OracleCase {
 // The time of begin_step of each of the steps 0..count-1.
 std::vector<long> step_begins(const OracleCase& given, int count);
 
-// What happens to a block in a step.
+// The events of a block in a step.
 enum class OracleWork {
   kNone,
   kReadParameters,
@@ -55,7 +55,7 @@ struct OracleEvent {
   auto operator<=>(const OracleEvent&) const = default;
 };
 
-// What drive and CPU do in steps 0..count-1, in the order in which they take it up.
+// The work of drive and CPU in steps 0..count-1, in the order in which they take it up.
 std::vector<OracleEvent> step_events(const OracleCase& given, int count);
 
 }  // namespace sluice::test

@@ -27,8 +27,8 @@
 namespace sluice::test {
 namespace {
 
-// Of one block each. Not more: fetches that come in a row would pass a waiting read of a record
-// over so often that the drive takes that up first, which the ideal schedule leaves out.
+// Units of one block each. With more, fetches in a row would pass a waiting record read over so
+// often that the drive takes that up first, which the ideal schedule leaves out.
 constexpr std::uint32_t kUnits = 6;
 constexpr int kSteps = 4;  // that are compared; another one follows
 constexpr int kAttempts = 20;
@@ -42,7 +42,7 @@ void pace_worker() {
   if (std::string_view(name) == "sluice-work") std::this_thread::sleep_for(kPace);
 }
 
-// What a run is told.
+// The settings of a run.
 struct Conditions {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;
@@ -231,7 +231,7 @@ std::string in_words(const std::vector<OracleEvent>& events, bool (*is_meant)(co
   return words;
 }
 
-// What is wrong with a run.
+// The faults of a run.
 std::string differences(const std::vector<OracleEvent>& actual,
                         const std::vector<OracleEvent>& expected, bool reads_in_one_order) {
   std::string text;

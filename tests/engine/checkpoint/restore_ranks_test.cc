@@ -53,7 +53,7 @@ void on_ranks(std::uint32_t count, const Config& config, Engine& from, const Bod
 
 TEST_F(RestoreOfRanks, AnyNumberAndStageGoesOnWithTheSameBits) {
   for (const std::uint32_t count : {2u, 3u}) {
-    // What so many ranks come to, by the plainest way of all.
+    // The result of so many ranks, in the plainest way of all.
     StateBytes expected;
     for (const auto& [stage, uses_nvme] : {std::pair{0u, false}, {1u, true}, {2u, false},
                                            {3u, true}}) {

@@ -178,7 +178,7 @@ TEST(ConfigDocument, MissingFileIsNamed) {
   }
 }
 
-// What a library's user sets without a document.
+// Values that a user of the library sets without a document.
 TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
   const auto refused = [](const auto& change) {
     Config config;

@@ -230,7 +230,7 @@ TEST_F(DurableEngine, NumbersThatHaveChangedAreAcceptedKnowingly) {
   EXPECT_TRUE(again.engine->open_or_create(toy_values()).changes.empty());
 }
 
-// Of what a commit names, every byte counts: a flipped bit is found when the block is read.
+// Every byte that a commit names counts: a flipped bit is found when the block is read.
 TEST_F(DurableEngine, FlippedBitsAreFound) {
   for (const std::size_t index : {std::size_t{1}, std::size_t{4}}) {
     Config with = config(kCases[index], OverlapPolicy::kDeferred, 1);
@@ -269,7 +269,7 @@ TEST_F(DurableEngine, AFileThatHasBeenCutIsNamed) {
   EXPECT_NE(words.find("8192 B"), std::string::npos) << words;
 }
 
-// Of every placement and policy: what the queue is asked for, in order.
+// The requests to the queue, in order, for every placement and policy.
 TEST_F(DurableEngine, RecordsNameWhatIsFlushedAndNothingNamedIsWrittenAgain) {
   for (const OverlapPolicy policy : {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                      OverlapPolicy::kEager, OverlapPolicy::kSpeculative}) {
@@ -332,7 +332,7 @@ TEST_F(DurableEngine, AFlushThatFailsOrHangsStopsTheRunAndTheStoreStaysAtTheComm
   }
 }
 
-// What the next step's loss is multiplied with.
+// The factor of the next step's loss.
 TEST_F(DurableEngine, TheLossScaleGoesOn) {
   Config with = config();
   with.precision = {.parameters = DType::kFp16, .gradients = DType::kFp16};

@@ -1,6 +1,6 @@
-// What may go wrong while an update overlaps with computation, under each policy: steps that are
-// abandoned or skipped, buffers down to one of each kind, failures that surface a step later. And
-// the decisions behind "auto".
+// Trouble while an update overlaps with computation, under each policy: steps that are abandoned or
+// skipped, buffers down to one of each kind, failures that surface a step later. And the decisions
+// behind "auto".
 #include <gtest/gtest.h>
 
 #include <chrono>

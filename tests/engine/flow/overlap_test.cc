@@ -42,7 +42,7 @@ std::vector<TraceRecord> traced_step(Config config) {
   return records;
 }
 
-// Of a serial step's writes, those during which another block is read, and all.
+// A serial step's writes: those during which another block is read, and all.
 std::pair<std::size_t, std::size_t> overlapping_writes(const std::vector<TraceRecord>& records) {
   const std::uint64_t pass_begin = of_kind(records, TraceKind::kFinish)[0].begin_ns;
   auto reads = of_kind(records, TraceKind::kRead);
@@ -75,7 +75,7 @@ TEST(Overlap, ReadsOfLaterUnitsStartBeforeTheirAcquire) {
   ASSERT_EQ(acquires.size(), 14u);
   const auto finish = of_kind(records, TraceKind::kFinish);
   ASSERT_EQ(finish.size(), 1u);
-  // Of the units after the first that have to be fetched in forward, each begins to be read before
+  // Each unit after the first that has to be fetched in forward begins to be read before
   // computation asks for it.
   for (std::size_t use = 1; use < 5; ++use) {
     const auto first_read = std::ranges::find_if(

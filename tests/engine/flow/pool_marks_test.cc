@@ -35,7 +35,7 @@ TEST(PoolMeter, KeepsTheMostOfEachPhaseAndTier) {
   EXPECT_EQ(of(marks, StepPhase::kBackward).most(MemoryPool::kWindow), 40u);
   EXPECT_EQ(of(marks, StepPhase::kBackward).most(Tier::kHost), 10u);
   EXPECT_EQ(of(marks, StepPhase::kOptimizer).most(Tier::kDevice), 0u);
-  // What is lent still counts from then on.
+  // A lent buffer counts from then on.
   EXPECT_EQ(of(meter.take(), StepPhase::kBackward).most(Tier::kDevice), 70u);
 }
 
@@ -145,7 +145,7 @@ TEST(PoolMarks, GradientsWaitFromTheirFirstUseUntilTheirUpdate) {
     const std::uint64_t all = all_gradients(engine, tier);
     for (int i = 0; i < 3; ++i) {
       {
-        // What an abandoned step has brought is of no use.
+        // Units that an abandoned step has brought are of no use.
         Step step = engine.begin_step({.learning_rate = 1e-2});
         if (i == 1) walk_step(step, model, engine, *device, stream, config, 1);
       }

@@ -139,7 +139,7 @@ TEST_F(UpdateOrderTest, SpeculativeIsEarlyWhereThereIsAShadow) {
   EXPECT_EQ(start(), Blocks({1}));
 }
 
-// Of what is at rest with a tentative update, what waits for another start gets one.
+// A block at rest with a tentative update starts again if it waits for another start.
 TEST_F(UpdateOrderTest, TentativeBlocksStartAgainOnlyWhenTheyHaveTo) {
   model_.placement.storage_copies = 2;
   begin(OverlapPolicy::kSpeculative);
@@ -183,7 +183,7 @@ TEST_F(UpdateOrderTest, WithoutShadowsSpeculativeWaitsForTheCoefficients) {
   EXPECT_EQ(start(), kForward);
 }
 
-// What is at home where it is updated has nothing to be read ahead: it starts when it may be
+// A block at home where it is updated has nothing to be read ahead: it starts when it may be
 // updated, and each place has an order of its own.
 TEST_F(UpdateOrderTest, EachPlaceHasAnOrderOfItsOwn) {
   set_tiers(kFirst, Tier::kHost, Tier::kHost);
@@ -207,7 +207,7 @@ TEST_F(UpdateOrderTest, EachPlaceHasAnOrderOfItsOwn) {
   }
 }
 
-// Of what is at home in host memory, a gradient that waits elsewhere has to be brought.
+// A block at home in host memory needs its gradient brought if that waits elsewhere.
 TEST_F(UpdateOrderTest, AGradientElsewhereWantsALane) {
   set_tiers(kFirst, Tier::kHost, Tier::kHost);
   model_.placement.gradient_tier[index_of(kFirst)] = Tier::kNvme;

@@ -60,7 +60,7 @@ Budgets named_in(const std::string& message, const Budgets& budgets) {
   return named;
 }
 
-// Of what `run` needs, some is left out. Some of these budgets work all the same.
+// Leaves out a part of what `run` needs. Some of these budgets work all the same.
 Budgets too_small(RandomRun& run) {
   Budgets budgets{.device_bytes = kLarge, .host_bytes = kLarge};
   const std::uint64_t kind = run.below(3);

@@ -51,7 +51,7 @@ TEST(HostMemoryTest, RanksShareTheHost) {
   EXPECT_NE(message.find("for each of the 4 ranks here 50.0 MiB"), std::string::npos) << message;
 }
 
-// What is given stays; what is not fits beside it and the application.
+// A given budget stays; a missing one fits beside it and the application.
 TEST(HostMemoryTest, BudgetsFitBesideTheApplication) {
   const std::uint64_t machine_bytes = topology().memory_bytes;
   for (const bool device_is_host : {true, false}) {

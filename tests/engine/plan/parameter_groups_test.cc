@@ -29,7 +29,7 @@ Config::Optimizer optimizer(std::vector<Config::Optimizer::Group> groups) {
   return options;
 }
 
-// What tensor `index` is updated with under a learning rate of 1 in step 1.
+// The coefficients of tensor `index` under a learning rate of 1 in step 1.
 AdamCoefficients coefficients(const Config::Optimizer& options, std::size_t index) {
   const ParameterGroups groups(options, model());
   const StepCoefficients step = groups.coefficients(1.0, {}, 1, 1.0f);

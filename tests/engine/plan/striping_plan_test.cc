@@ -33,7 +33,7 @@ TEST(DriveDealer, OfEqualDrivesTheFirstComesFirst) {
 constexpr std::uint64_t kPlaneBytes = 32_KiB;
 constexpr std::uint64_t kRecordBytes = 160_KiB;
 
-// What each unit has on storage differs, so a term that is left out shows.
+// Each unit has another amount on storage, so a missing term shows.
 TEST(StripingPlan, CountsEverythingThatABlockHasOnStorage) {
   ModelSpec model;
   for (const char* name : {"a", "b", "c", "d", "e", "f"})

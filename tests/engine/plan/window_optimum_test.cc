@@ -104,7 +104,8 @@ int least_fetches(const Case& of) {
   return least;
 }
 
-// Who was used longest ago goes, until the rest fits: as if units could be moved for nothing.
+// The unit that was used longest ago goes, until the rest fits: as if units could be moved for
+// nothing.
 int least_recently_used_fetches(const Case& of) {
   std::vector<std::uint32_t> recent;  // the latest last
   int fetches = 0;

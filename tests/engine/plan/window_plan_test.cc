@@ -80,8 +80,8 @@ TEST(WindowPlan, AWindowForAllFetchesEachUnitOnce) {
 }
 
 TEST(WindowPlan, KeepsTheLastUnitsOverTheTurn) {
-  // Of 6 equal units in 3 slots the last 3 survive from forward to backward: 6 + 3 fetches, which
-  // is Belady's optimum.
+  // With 6 equal units in 3 slots, the last 3 survive from forward to backward: 6 + 3 fetches,
+  // which is Belady's optimum.
   const Schedule schedule = sweep(6);
   const std::vector<std::uint64_t> bytes(6, 2 * kPage);
   const WindowPlan plan = plan_window(schedule, bytes, 6 * kPage, 1);
@@ -260,7 +260,7 @@ class ChangingWindow {
 
   UnitId any_unit() { return UnitId{static_cast<std::uint32_t>(random_() % bytes_.size())}; }
 
-  // What the next fetch overwrites has been used.
+  // The bytes that the next fetch overwrites have been used.
   bool may_fetch_ahead() const {
     return fetched_ < schedule_.size() &&
            std::ranges::all_of(plan_.uses[fetched_].evicted_uses,

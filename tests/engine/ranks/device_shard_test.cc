@@ -179,8 +179,8 @@ TEST(DeviceShard, TheSmallestBudgetNamedIsTheSmallestThatWorks) {
   }
 }
 
-// Not for a use, and with the state on the device not for the update either. What ranks gather is
-// what they gather from any home.
+// Not for a use, and with the state on the device not for the update either. Ranks gather the same
+// bytes as from any home.
 TEST(DeviceShard, ParametersDoNotPassThroughTheHost) {
   std::vector<std::uint64_t> gathered;
   for (const TierChoice optimizer : {TierChoice::kDevice, TierChoice::kHost}) {

@@ -1,5 +1,4 @@
-// What an engine leaves with the collectives that outlive it: nothing, also where its constructor
-// throws.
+// An engine leaves nothing with the collectives that outlive it, also where its constructor throws.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +13,7 @@
 namespace sluice::test {
 namespace {
 
-// What all sequences of a rank have been told and not been told to forget.
+// Everything that the sequences of a rank have been told and not told to forget.
 struct Held {
   std::atomic<bool> has_handler = false;
   std::atomic<bool> ever_had_handler = false;

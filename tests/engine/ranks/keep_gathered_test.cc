@@ -12,7 +12,7 @@
 namespace sluice::test {
 namespace {
 
-// Of the toy's units in bf16, the embedding and the scale; h.0 as well; and h.1 to h.3.
+// Bounds for the toy's units in bf16: the embedding and the scale; h.0 as well; and h.1 to h.3.
 constexpr std::uint64_t kFew = 35'000;
 constexpr std::uint64_t kSome = 40'000;
 constexpr std::uint64_t kAll = 1_MiB;
@@ -52,7 +52,7 @@ std::vector<bool> kept_units(const Plan& plan) {
   return kept;
 }
 
-// What the window's plan fetches of h.0 to h.3 where these are not kept.
+// The bytes of h.0 to h.3 that the window's plan fetches where these are not kept.
 std::uint64_t fetched_bytes(std::uint32_t micro_batches, MicroBatchOrder order) {
   const Plan plan = plan_of({.count = 2, .keep_gathered_bytes = kFew}, 64_MiB);
   const ModelSpec model = validated(toy_model());

@@ -1,5 +1,5 @@
 // Worlds of more ranks than a machine holds: this process is one of them, the others are made up
-// (tests/support/many_ranks.h). What ranks tell each other has to go through at any number of them.
+// (tests/support/many_ranks.h). Messages between ranks have to go through at any number of them.
 #include <gtest/gtest.h>
 
 #include <bit>

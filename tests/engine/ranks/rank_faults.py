@@ -23,8 +23,8 @@ EVERY_RANK = {"init": "MPI_Init", "end": "MPI_Finalize"}  # to which all of them
 
 
 def words_of(rank, phase, action):
-    """What the output has to say. mpirun itself tells of a rank that was killed, and ends the rest: those say whom they were waiting for,
-    if that was in an operation."""
+    """The text that the output must have. mpirun itself tells of a killed rank and ends the rest: those name the rank
+    that they were waiting for, if that was in an operation."""
     if action == "throw":
         return rf"rank {rank}: the application has thrown"
     if action == "differ":

@@ -1,5 +1,5 @@
-// What tests of several ranks share, whether ranks are threads or processes: configs by stage, and
-// the comparison with the oracle. Pure but for the files of a config.
+// The common part of tests of several ranks, as threads or processes: configs by stage, and the
+// comparison with the oracle. Pure, except for the files of a config.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -161,7 +161,7 @@ TEST(ShardingTraffic, IsThatOfTheFormula) {
             2, config,
             {.steps = 3, .micro_batches = micro_batches, .order = order, .rank_count = 2});
         const bool is_vertical = order == MicroBatchOrder::kVertical && micro_batches > 1;
-        // Of a unit, in a step: each backward use, or their sum.
+        // Reductions of a unit in a step: each backward use, or their sum.
         const bool reduces_each = stage >= 2 || micro_batches == 1 || is_vertical;
         const std::uint64_t reduced =
             reduces_each ? micro_batches * (2 * first_unit + others) : all;
@@ -223,8 +223,8 @@ TEST(ShardingTrace, CollectivesAddUpWithWhatIsCounted) {
   }
 }
 
-// What rank 0 has waited for the other ranks in the second of three steps, to each of which rank 1
-// comes late.
+// The time that rank 0 has waited for the other ranks in the second of three steps. Rank 1 comes
+// late to each.
 std::chrono::nanoseconds waited_for_late_rank(std::uint32_t stage, std::chrono::milliseconds late) {
   const TempDirectory directory;
   const Config config = sharded_config(directory.path(), stage, false, DType::kBf16);

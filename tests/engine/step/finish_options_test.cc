@@ -1,4 +1,4 @@
-// What finish() may be told: learning rates and the gradient's divisor. A rate that is set there
+// The options of finish(): learning rates and the gradient's divisor. A rate that is set there
 // gives the bits of one that begin_step() had, under every policy; and steps may be driven by one
 // thread after another.
 #include <gtest/gtest.h>

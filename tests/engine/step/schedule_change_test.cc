@@ -121,7 +121,7 @@ class ScheduleChange
                 .micro_batches = std::get<2>(GetParam()),
                 .leases = std::get<2>(GetParam()) == 1 ? 2u : 1u,
                 .change = std::get<0>(GetParam()).apply};
-    // What is held when the schedule changes may lie in the way; here is room around it.
+    // A unit that is held when the schedule changes may lie in the way; here is room around it.
     if (options_.leases == 2) config_.memory.device_bytes = 420_KiB;
   }
 
@@ -175,7 +175,7 @@ class ScheduleChangeTest : public testing::Test {
   Config config_ = toy_config(directory_.path());
 };
 
-// What has been seen once is expected: it costs nothing the next time.
+// A change that has been seen once is expected: it costs nothing the next time.
 TEST_F(ScheduleChangeTest, TheNextStepIsExpectedToGoAsThisOneWent) {
   const ToyOptions options{.steps = 4, .change = [](std::uint64_t step, ToyUses& uses) {
                              if (step >= 2) std::reverse(uses.begin(), uses.begin() + 6);

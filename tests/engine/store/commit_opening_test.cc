@@ -87,7 +87,8 @@ TEST_F(OpenedRecords, GoingBackMayBeCutShortAnywhere) {
   }
 }
 
-// What a killed process has written and not flushed is there for reads, and goes with the power.
+// Bytes that a killed process has written and not flushed are there for reads, and go with the
+// power.
 TEST_F(OpenedRecords, ATwinIsMendedFromWhatIsDurable) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     for (std::uint64_t requests = 0; requests <= 4; ++requests) {

@@ -93,7 +93,7 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
     return outcome;
   }
 
-  // What may come of the fault.
+  // The allowed outcomes of the fault.
   void check(const KernelFault& fault, bool sticky, const Outcome& outcome) {
     // Overlapped updates spare a read now and then, so that the last requests may not come.
     EXPECT_TRUE(outcome.struck != 0 || GetParam() != OverlapPolicy::kSerial);
@@ -141,7 +141,7 @@ TEST_P(FaultMatrix, EveryRequestMeetsEveryFaultOnceAndForGood) {
   }
   RecordProperty("requests", std::to_string(clean.requests));
   RecordProperty("cases", std::to_string(cases));
-  // Of twenty columns two always fail (ENOSPC), six more when sticky, EIO where it meets a write.
+  // Two of twenty columns always fail (ENOSPC), six more when sticky, EIO where it meets a write.
   if (cases >= 100) {
     EXPECT_GE(failures, cases / 4);
     EXPECT_LE(failures, cases * 3 / 5);

@@ -1,5 +1,5 @@
-// Engines and queues that come apart while transfers are in flight. What matters is what the
-// sanitizers say, and that it ends.
+// Engines and queues that come apart while transfers are in flight. The sanitizers have to be
+// silent, and it has to end.
 #include <gtest/gtest.h>
 
 #include <atomic>

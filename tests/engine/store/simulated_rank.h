@@ -27,7 +27,7 @@ class SimulatedRank {
   // Opening, in its three parts. Throws Error, and PowerCut after `requests`.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
-  // What is wrong with the state that settle() has left, if anything is.
+  // The fault of the state that settle() has left, if there is one.
   std::string find_loss();
   // Alters one bit of one twin. Requires: settled.
   void flip_record_bit(std::uint64_t random);
@@ -85,7 +85,7 @@ class SimulatedRank {
   PowerCutDisk disk_;
   CommitFiles files_;
 
-  // Of one life.
+  // State of one life.
   std::optional<CommitOpening> opening_;
   std::unique_ptr<CommitWriter> writer_;
   PlaneCopies copies_{1, 1};

@@ -229,7 +229,7 @@ class Explorer {
     }
   }
 
-  // What was assumed before the vote was right, or the update is made again.
+  // The assumption before the vote was right, or the update is made again.
   static void settle(Rank& rank, std::uint32_t id, bool is_right) {
     Block& block = rank.blocks[id];
     if (!block.is_early) return;
@@ -239,7 +239,7 @@ class Explorer {
     block.is_early = false;
   }
 
-  // What a power cut may leave of the rank's records: with the new one, or without it.
+  // The records of the rank that a power cut may leave: with the new one, or without it.
   static std::vector<std::array<Record, kCommitSlots>> leavings(const Rank& rank) {
     std::vector<std::array<Record, kCommitSlots>> all{rank.slots};
     if (rank.commit != Commit::kWriting) return all;

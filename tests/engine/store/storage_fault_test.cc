@@ -145,8 +145,8 @@ TEST_F(StorageFault, AReadThatFailsOnceIsReadAgainAndReported) {
 
 class DriveLie : public StorageFault, public testing::WithParamInterface<Fault> {};
 
-// What an overlapped update writes may be thrown away before anybody reads it: then a lie about it
-// is never found, and never matters.
+// The writes of an overlapped update may be thrown away before anything reads them: then a lie
+// about them is never found, and never matters.
 TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
   const Campaign campaign = test::campaign(12);
   for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kSpeculative}) {
@@ -205,7 +205,7 @@ TEST_P(DriveLie, IsFoundAndNamed) {
   }
 }
 
-// What the checksums are for: without them the same lies go through.
+// This shows the need for checksums: without them the same lies go through.
 TEST_P(DriveLie, WouldPassWithoutVerification) {
   Config config = config_;
   config.storage.verify = Verify::kOff;

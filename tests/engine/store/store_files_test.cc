@@ -55,7 +55,7 @@ class StoreFilesOnDisk : public ::testing::Test {
     return count;
   }
 
-  // What an engine does, in its steps.
+  // The work of an engine, in its steps.
   std::vector<std::function<void()>> creation(const StoreId& id) {
     std::vector<std::function<void()>> steps;
     for (const std::string& path : paths_)

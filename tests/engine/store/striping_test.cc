@@ -162,7 +162,7 @@ TEST_F(Striped, BitsDoNotDependOnPathsAndWeightsAndEachDriveMovesItsShare) {
       for (const auto& [drive, moved] : bytes) sum += moved;
       EXPECT_EQ(files.size(), bytes.size());  // one file a drive
       for (std::size_t drive = 0; drive < weights.size(); ++drive) {
-        // Of a few hundred transfers of each block: the share, to within a block's part of the
+        // The share over a few hundred transfers of each block, to within a block's part of the
         // whole.
         const double share = weights[drive] / weight_sum;
         EXPECT_NEAR(static_cast<double>(bytes[static_cast<std::uint32_t>(drive)]) /

@@ -1,5 +1,5 @@
-// What programs over the stand-in for the CUDA runtime have in place of kernels: their bodies run
-// on the host, on the stand-in's streams.
+// Programs over the stand-in for the CUDA runtime have this in place of kernels: the bodies run on
+// the host, on the stand-in's streams.
 #include <typeinfo>
 
 #include "gpu/cuda/cuda_current_device.h"

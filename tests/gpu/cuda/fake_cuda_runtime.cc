@@ -51,7 +51,7 @@ cudaError_t answer(cudaError_t status) {
   if (status != cudaSuccess) last_error = status;
   return status;
 }
-// What every call answers after a failure of the device.
+// The answer of every call after a failure of the device.
 cudaError_t standing() {
   return answer(static_cast<cudaError_t>(runtime().failed.load()));
 }
@@ -225,7 +225,7 @@ const char* cudaGetErrorString(cudaError_t) {
   return "an error of the fake runtime";
 }
 
-// Off by 256 bytes: all the alignment that CUDA promises. What was there before stays there.
+// Off by 256 bytes: all the alignment that CUDA promises. The old contents stay there.
 cudaError_t cudaMalloc(void** memory, std::size_t size_bytes) {
   if (enter() != cudaSuccess) return standing();
   try {

@@ -1,5 +1,5 @@
 // A stand-in for the library that is linked to MPI: one rank of as many as FAKE_MPI_RANKS says.
-// What other ranks send are zeros, at once. The call that FAKE_MPI_BLOCKS names never returns, as
+// Other ranks send zeros, at once. The call that FAKE_MPI_BLOCKS names never returns, as
 // when another rank is stopped: init, host_ranks, broadcast, agree, finalize or abort; the ranks of
 // this host are then this one and the next.
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// What the stand-in for NCCL (fake_nccl.cc) has been asked for since the last call: found by its
-// symbol in the library. Thread rule: any thread.
+// The requests to the stand-in for NCCL (fake_nccl.cc) since the last call: found by its symbol in
+// the library. Thread rule: any thread.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
-// What the ranks of the stand-in for NCCL (fake_nccl.cc) share: where they meet, what they send
-// each other, and the offsets of their buffers in memory that is registered in symmetric windows,
-// which have to be equal on all ranks.
+// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc): where they meet, what they
+// send each other, and the offsets of their buffers in memory that is registered in symmetric
+// windows, which have to be equal on all ranks.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -37,7 +37,7 @@ struct FakeNcclMessage {
 using FakeNcclOffset = std::int64_t;
 inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 
-// What one rank brings to an operation: its part, and the offsets that have to be equal.
+// One rank's contribution to an operation: its part, and the offsets that have to be equal.
 struct FakeNcclPart {
   const void* data = nullptr;
   const char* operation = "";

@@ -26,7 +26,7 @@
 namespace sluice {
 namespace {
 
-// What the ranks of the host have in common.
+// The part that the ranks of the host have in common.
 struct Host {
   explicit Host(std::uint32_t count)
       : rank_count(count), rendezvous(static_cast<std::ptrdiff_t>(count)) {}
@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(Exchange, CollectivesContract,
                                          factory(4, RankPath::kReading, "four_reading")),
                          collectives_factory_name);
 
-// What the rank's stream says after an operation.
+// The failure that the rank's stream reports after an operation.
 std::string failure_of(HostDevice& device, const Stream& stream) {
   try {
     device.synchronize(stream.id());
@@ -340,7 +340,7 @@ TEST(HostNeighbors, RankThatHasEndedIsNotRead) {
   });
 }
 
-// What another user could put in its place, or a process that is not the one that was told of.
+// Things that another user could put in its place, or a process that is not the announced one.
 TEST(SharedSegment, OpensNothingButWhatWasMade) {
   constexpr std::uint64_t kBytes = 64_KiB;
   const SharedSegment made = SharedSegment::make(kBytes);

@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Local, CollectivesContract,
 
 const HostCollectivesOptions kImpatient{.timeout_s = 0.3, .sum = sum_in_order};
 
-// What the rank's stream says after an operation.
+// The failure that the rank's stream reports after an operation.
 std::string failure_of(Device& device, const Stream& stream) {
   try {
     device.synchronize(stream.id());

@@ -1,5 +1,5 @@
-// What does not take MPI to see: waits at the beginning and the end that would never end, and
-// worlds of thousands of ranks. Over a stand-in for the library that is linked to MPI
+// Cases that need no MPI: waits at the beginning and the end that would never end, and worlds of
+// thousands of ranks. They run over a stand-in for the library that is linked to MPI
 // (fake_mpi_plugin.cc).
 #include <gtest/gtest.h>
 

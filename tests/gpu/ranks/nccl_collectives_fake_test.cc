@@ -83,7 +83,7 @@ TEST(NcclFailure, RankThatDoesNotComeIsNoticedWithOperationAndSubject) {
                            failure.find("all_gather of \"h.3\"") != std::string::npos;
     named += is_own || is_others ? 1 : 0;
     EXPECT_TRUE(is_own || is_others) << failure;
-    // What follows fails with it at once, and nobody waits.
+    // Later operations fail with it at once, and nothing waits.
     ranks.barrier("later", stream.id());
     EXPECT_EQ(failure_of(device, stream), failure);
     ++finished;

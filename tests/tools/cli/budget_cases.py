@@ -63,7 +63,7 @@ class Limited(CliCase):
             self.assertIn(part, done.stderr)
 
     def test_the_sizes_named_run(self):
-        """What the refusal says to lower to does."""
+        """The budget that the refusal names works."""
         values = {"memory.host": "160MiB", "memory.device": "20MiB"}
         done = self.run_limited(values, 5)
         lower = re.search(r'lower memory.host to "(\d+KiB)"', done.stderr).group(1)

@@ -1,5 +1,5 @@
-"""What the Trace Event Format demands of a file for Perfetto and chrome://tracing, checked strictly: what those would drop,
-draw wrongly or not bind is a violation here.
+"""The rules of the Trace Event Format for a file that Perfetto and chrome://tracing read, checked strictly: anything
+that those would drop, draw wrongly or not bind is a violation here.
 """
 
 import collections
@@ -44,7 +44,7 @@ def slice_faults(slices):
 
 
 def async_faults(events):
-    """Of one category and id: each end closes what began last."""
+    """Events of one category and id: each end closes the one that began last."""
     faults, names, last = [], [], 0
     for event in events:
         if event["ts"] < last:

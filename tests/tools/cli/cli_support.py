@@ -1,5 +1,5 @@
-"""What the tests of the sluice command share: a folder for each test, runs of the real binary, and
-checks that hold after every run (no sanitizer report, nothing left in the storage folder).
+"""The common part of the tests of the sluice command: a folder for each test, runs of the real binary, and checks that
+hold after every run (no sanitizer report, nothing left in the storage folder).
 
 Environment: SLUICE_BINARY, SLUICE_SOURCE (the repository), SLUICE_SANITIZE, SLUICE_VERSION, SLUICE_TEST_DEVICE.
 """

@@ -25,7 +25,7 @@ def value_at(config, key):
 
 
 def options_for(config):
-    """What a Trainer would say where the file has "auto", and ranks that the batch keys fit."""
+    """The values that a Trainer would give where the file has "auto", and ranks that the batch keys fit."""
     options = []
     for key, option in OPTIONS.items():
         if value_at(config, key) == "auto":

@@ -18,7 +18,7 @@ COSINE = {"scheduler.type": "WarmupCosineLR", "scheduler.params.total_num_steps"
 CYCLE = {"scheduler.type": "OneCycle", "scheduler.params.cycle_min_lr": 1e-5, "scheduler.params.cycle_max_lr": 1e-3,
          "scheduler.params.cycle_momentum": False}
 RANGE = {"scheduler.type": "LRRangeTest"}
-# What a mapped key needs around it, and two values that give different configs.
+# The keys that a mapped key needs around it, and two values that give different configs.
 MAPPED = {
     "train_batch_size": ({"train_micro_batch_size_per_gpu": None}, 4, 8),
     "train_micro_batch_size_per_gpu": ({}, 2, 3),

@@ -22,7 +22,7 @@ SKIPPED = 77
 IN_MEMORY = {"placement.parameters": "device", "placement.optimizer": "host"}
 SERIAL = {"optimizer.overlap": "serial"}
 
-# What each variant sets beside precision and micro-batches.
+# The settings of each variant beside precision and micro-batches.
 VARIANTS = {
     "reference": {**IN_MEMORY, **SERIAL, "run.threads": 1},
     "two_threads": {**IN_MEMORY, "run.threads": 2},

@@ -123,7 +123,7 @@ class FullDisk(StorageCase):
 
 
 class Restricted(StorageCase):
-    """What is forbidden changes a line at the start, and no bit."""
+    """A forbidden feature changes a line at the start, and no bit."""
 
     def test_64_kib_of_locked_memory(self):
         if shutil.which("prlimit") is None:

@@ -4,7 +4,7 @@ import re
 
 from cli_support import CliCase
 
-# What else each command needs on its line. A new command with a numeric option needs a row here.
+# The other arguments that each command needs. A new command with a numeric option needs a row here.
 COMMANDS = {
     ("train",): ("config.json",),
     ("generate",): ("--model", "gone", "--prompt", "x"),

@@ -1,5 +1,5 @@
-// What is known of an output before it is written, and that of a long file all but the last pieces
-// are on the drive before the end asks for it: other ranks wait for the fsync there.
+// Checks of an output before it is written. And: all pieces of a long file except the last ones are
+// on the drive before the end asks for it, since other ranks wait for the fsync there.
 #include "tools/cli/output_file.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-"""What sluice writes destroys nothing that it reads or writes besides, appears whole or not at all, and
-fails aloud. There is a row for every OUTPUT in --help, so that a new one without a row is noticed."""
+"""An output of sluice destroys nothing that the command reads or writes besides, appears whole or not at all, and fails
+aloud. There is a row for every OUTPUT in --help, so that a new one without a row is noticed."""
 
 import fcntl
 import json

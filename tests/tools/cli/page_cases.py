@@ -13,7 +13,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Runs before the page's own script.
 WATCH = """<script>window.faults = []; window.addEventListener('error', event => faults.push(event.message));</script>"""
 
-# What a user would do; the result stands in an attribute of the document.
+# The actions of a user; the result stands in an attribute of the document.
 USE = """<script>
 const colors = id => { const box = document.getElementById(id); const pixels = box.getContext('2d').getImageData(0, 0, box.width, box.height).data;
   const seen = new Set(); for (let i = 0; i < pixels.length; i += 4) seen.add(pixels[i] << 16 | pixels[i + 1] << 8 | pixels[i + 2]); return seen.size; };

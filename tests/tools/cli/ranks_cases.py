@@ -99,7 +99,7 @@ class RanksCase(RanksTest):
         return self.read_json("plan.json")["stages"]
 
     def test_memory_in_use_is_that_of_the_formula_and_of_the_plan(self):
-        # Of the sum of two micro-batches every stage keeps what is its own, and nothing goes on under forward.
+        # Every stage keeps its own part of the sum of two micro-batches, and nothing goes on under forward.
         shared = {"model.embedding": 128, "model.layers": 12, "run.steps": 2, "storage.block_elements": 16384,
                   "batch.micro_batches": 2, "batch.order": "horizontal", "optimizer.overlap": "serial",
                   "placement.gradients": "host", "sharding.keep_gathered": "0",
@@ -143,7 +143,7 @@ class RanksCase(RanksTest):
                         self.assert_near(rank["window_bytes"], stages[3]["window_bytes"], "window")
             if keep == "0":
                 without = stages[3]["parameter_bytes"]
-        # What is kept gathered is whole, and leaves the window.
+        # A unit that is kept gathered is whole, and leaves the window.
         self.assertGreater(stages[3]["parameter_bytes"], 1.05 * without)
 
     def test_plan_is_that_of_a_run(self):

@@ -1,4 +1,4 @@
-"""What tests of `sluice train` on several ranks share: a real mpirun, where there is one."""
+"""The common part of tests of `sluice train` on several ranks: a real mpirun, where there is one."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""What a run reports: JSON, CSV, the table and the lines on standard output, the bar on a terminal,
-and that the seed, and nothing else, decides the result."""
+"""The reports of a run: JSON, CSV, the table and the lines on standard output, the bar on a terminal, and that the
+seed, and nothing else, decides the result."""
 
 import csv
 import fcntl
@@ -125,7 +125,7 @@ class Report(CliCase):
             self.assertIn(text, done.stdout)
 
     def on_terminal(self, columns):
-        """What a terminal of that width gets to see."""
+        """The text that a terminal of that width shows."""
         main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen(self.command("train", self.write_config(), "--steps", "5"),

@@ -102,7 +102,7 @@ class BenchIo(CliCase):
             for drive in calibration["drives"]:
                 self.assertEqual(set(drive), {"path", "mixed"})
                 self.assertGreater(drive["mixed"], 0)
-            # Of all paths at once, and of each by itself: three different measurements.
+            # Rates of all paths at once, and of each by itself: three different measurements.
             rates = [calibration["best"]["mixed"]["bytes_per_second"],
                      *(drive["mixed"] for drive in calibration["drives"])]
             self.assertEqual(len(set(rates)), 3)

@@ -159,7 +159,7 @@ class Trace(CliCase):
         self.assertAlmostEqual(float(re.search(r"^step +([\d.]+)", diff, re.MULTILINE)[1]), mean_ms, delta=0.001)
         whatif = self.whatif("run.trace")
         self.assertAlmostEqual(float(re.search(r"(?:recorded|mean) step (?:took )?([\d.]+) ms", whatif)[1]), mean_ms, delta=0.001)
-        # What is hidden, of the run and step by step.
+        # The hidden share, of the run and step by step.
         hidden = float(re.search(r"hidden ([\d.]+) % of I/O", output)[1])
         self.assertAlmostEqual(float(re.search(r"hidden: ([\d.]+) %", summary)[1]), hidden, delta=0.1)
         self.run_sluice("trace", "html", "run.trace", "-o", "page.html")
@@ -183,7 +183,8 @@ class Trace(CliCase):
         self.assertLessEqual(sum(map(float, listed)), exposed + 0.2)
 
     def whatif(self, *arguments):
-        """What the command says: of a machine under load the model may be too far off to predict, and then says so."""
+        """The output of the command. On a machine under load the model may be too far off to predict, and then says
+        so."""
         done = self.run_sluice("trace", "whatif", *arguments, expect=(0, 2))
         if done.returncode == 2:
             error = abs(float(re.search(r"an error of ([+-][\d.]+) %, where at most 25 %", done.stderr)[1]))
@@ -245,7 +246,8 @@ class Trace(CliCase):
         self.assertNotIn("left out", self.fitting_whatif())
 
     def fitting_whatif(self, **values):
-        """Of a run that the model fits. A step of some milliseconds may not be such a run on a machine under load."""
+        """Records a run that the model fits. A step of some milliseconds may not be such a run on a machine under
+        load."""
         for _ in range(8):
             self.record(**values)
             done = self.run_sluice("trace", "whatif", "run.trace", expect=(0, 2))

@@ -1,4 +1,4 @@
-// What `sluice doctor` says of a machine that has less than a build could use.
+// The findings of `sluice doctor` on a machine that has less than a build could use.
 #include "tools/commands/doctor_command.h"
 
 #include <gtest/gtest.h>

@@ -48,7 +48,7 @@ OPTIMIZER_RATE = 2.5e-4
 
 
 class Optimizer:
-    """What a scheduler needs of torch.optim.Optimizer."""
+    """The parts of torch.optim.Optimizer that a scheduler needs."""
 
     def __init__(self):
         self.param_groups = [{"lr": OPTIMIZER_RATE, "betas": (0.9, 0.999)}]

@@ -175,7 +175,7 @@ TEST_P(WholeModel, Fp16AtRestEqualsFp32OfItsValuesRounded) {
 }
 
 // Boundaries in memory of the test's own, several micro-batches under way, in either order: the
-// same bits as with all activations kept. What recomputation must not use is NaN.
+// same bits as with all activations kept. Values that recomputation must not use are NaN.
 class Checkpointed {
  public:
   Checkpointed(const Model& model, std::uint32_t micro_batches)

@@ -1,5 +1,5 @@
 // Parameters and gradients of a whole model in plain memory, as the engine would hand them out: one
-// 256-byte-aligned array per tensor. What the tests of GptCompute need of an engine.
+// 256-byte-aligned array per tensor. It is the part of an engine that the tests of GptCompute need.
 #pragma once
 
 #include <cmath>

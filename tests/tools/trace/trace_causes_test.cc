@@ -1,4 +1,4 @@
-// What the analysis makes of traces whose overlap, percentiles and causes are known in closed form.
+// The analysis of traces whose overlap, percentiles and causes are known in closed form.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -121,7 +121,7 @@ TraceRecord read(std::uint64_t begin, std::uint64_t started, std::uint64_t moved
   return transfer(TraceKind::kRead, 7, begin, started, moved, end, plane);
 }
 
-// Of unit 7.
+// An activation of unit 7.
 TraceRecord activation(TraceKind kind, std::uint64_t begin, std::uint64_t end) {
   TraceRecord record = transfer(kind, 7, begin, begin, end, end, kTraceActivations);
   record.block = kTraceNone;

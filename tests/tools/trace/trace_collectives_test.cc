@@ -1,4 +1,4 @@
-// What is made of collectives: traces of ranks whose times are known in closed form.
+// The analysis of collectives: traces of ranks whose times are known in closed form.
 #include <gtest/gtest.h>
 
 #include <sluice/collectives.h>

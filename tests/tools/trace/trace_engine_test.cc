@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(All, TracedPolicy,
                                          OverlapPolicy::kEager, OverlapPolicy::kSpeculative),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-// What the section says of config and model plans the same placement again.
+// The section's description of config and model plans the same placement again.
 TEST(TracedEngineText, PlansTheSameEngine) {
   const TempDirectory directory;
   Config config = toy_config(directory.path());

@@ -1,4 +1,4 @@
-// What the page, the exports and the comparison are made of.
+// The parts of the page, the exports and the comparison.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -20,7 +20,8 @@ std::vector<std::byte> bytes_of(const std::string& path) {
   return {bytes.begin(), bytes.end()};
 }
 
-// What had begun when a run was killed lasts until its trace ends; what ended is there once.
+// A span that had begun when a run was killed lasts until its trace ends; one that ended is there
+// once.
 TEST(OpenSpans, LastUntilTheEnd) {
   const TempDirectory directory;
   const std::string path = directory.path() + "/open.trace";

@@ -43,8 +43,8 @@ class WhatIfTest : public testing::Test {
     return file;
   }
 
-  // What the model says of the recorded step, from the refusal or the prediction: rates come from
-  // the other records, so it does not depend on the steps' length.
+  // The model's time of the recorded step, from the refusal or the prediction: rates come from the
+  // other records, so it does not depend on the steps' length.
   double replayed(double step_s) const {
     for (double length_s = step_s;; length_s *= 1.2) {
       const TraceFile file = with_steps_of(length_s);

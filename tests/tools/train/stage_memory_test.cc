@@ -1,6 +1,6 @@
-// What ranks have in use in each phase of a step, metered, against the formula of the ZeRO stages
-// and against what `sluice plan --stages` predicts: optimizer state is 1/N from stage 1 on,
-// gradients from stage 2 on, parameters and a window that gathers from stage 3 on.
+// The memory that ranks have in use in each phase of a step, metered, against the formula of the
+// ZeRO stages and against the prediction of `sluice plan --stages`: optimizer state is 1/N from
+// stage 1 on, gradients from stage 2 on, parameters and a window that gathers from stage 3 on.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -66,7 +66,7 @@ Config config_of(const Case& given, const std::string& path) {
   return config;
 }
 
-// Of every rank: the most over all steps.
+// The marks of every rank: the most over all steps.
 std::vector<PhaseMarks> measure(const Case& given, const Config& config) {
   LocalWorld world(kRanks, {.timeout_s = 60, .sum = sum_in_order});
   std::vector<PhaseMarks> marks(kRanks);
@@ -109,7 +109,7 @@ void expect_formula(const Case& given, const PhaseMarks& marks) {
     expect_near(phase.most(MemoryKind::kParameters),
                 given.stage == 3 ? 2 * (all - small) / shards + 2 * small : 2 * all, "parameters");
   }
-  // What waits on storage is written behind backward.
+  // Gradients that wait on storage are written later, so they count under the optimizer.
   expect_near(
       (given.gradients == TierChoice::kNvme ? optimizer : backward).most(MemoryKind::kGradients),
       gradients, "gradients");

@@ -1,5 +1,5 @@
-// What the trace of a step says while the step is under way: computation on a stream that is held
-// up by hand, and waits with causes of their own.
+// The trace of a step while the step is under way: computation on a stream that is held up by hand,
+// and waits with causes of their own.
 #include "engine/run/step_timeline.h"
 
 #include <gtest/gtest.h>
