@@ -99,6 +99,8 @@ UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update)
 void DetachedOptimizer::Parts::check_range(const char* call, std::uint32_t id, StateKind kind,
                                            std::uint64_t first, std::uint64_t count) const {
   const DetachedTensor& found = tensor(call, id);
+  if (kind > StateKind::kExpAvgSq)
+    refuse(fmt::format("{}: StateKind {} does not exist", call, static_cast<int>(kind)));
   const bool is_of_master = kind == StateKind::kMaster || kind == StateKind::kParameter;
   if (is_of_master && found.parameter == DType::kFp32)
     refuse(

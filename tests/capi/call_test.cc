@@ -63,6 +63,15 @@ TEST_F(CApiCall, NoEngine) {
   refused(sluice_tensor_describe(nullptr, 0, &tensor), "the engine is null");
   refused(sluice_predicted_traffic(nullptr, 1, &traffic), "the engine is null");
   refused(sluice_next_note(nullptr, &note), "the engine is null");
+  int flag = 0;
+  refused(sluice_save(nullptr, "/tmp", 0, nullptr), "the engine is null");
+  refused(sluice_restore(nullptr, "/tmp"), "the engine is null");
+  refused(sluice_open_or_create(nullptr, sine_values, nullptr, 0, &flag), "the engine is null");
+  refused(sluice_set_application(nullptr, "a"), "the engine is null");
+  refused(sluice_commit_now(nullptr), "the engine is null");
+  refused(sluice_committed_step(nullptr, &count, &flag), "the engine is null");
+  refused(sluice_application_text(nullptr, &note), "the engine is null");
+  refused(sluice_saved_path(nullptr, &note), "the engine is null");
   sluice_engine_destroy(nullptr);
 }
 
@@ -121,7 +130,9 @@ TEST_F(CApiCall, ValuesThatCannotBe) {
   };
   expect(SLUICE_NON_FINITE, sluice_initialize(engine_, infinite, nullptr), "first.weight");
   ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK);
+  refused(sluice_initialize(engine_, sine_values, nullptr), "has its values already");
   train_a_step();
+  refused(sluice_initialize(engine_, sine_values, nullptr), "has its values already");
 }
 
 TEST_F(CApiCall, StepsThatCannotBe) {
@@ -149,6 +160,10 @@ TEST_F(CApiCall, StepsThatCannotBe) {
   refused(sluice_begin_step(engine_, &step_), "still active");
   refused(sluice_begin_inference(engine_), "still active");
   refused(sluice_close(engine_), "active");
+  float value = 0;
+  refused(sluice_read_state(engine_, 0, SLUICE_MASTER, 0, 1, &value), "active");
+  refused(sluice_save(engine_, directory_.path().c_str(), 0, nullptr), "active");
+  refused(sluice_commit_now(engine_), "storage.state.name");
   refused(sluice_finish_step(engine_, nullptr, nullptr), "the report is null");
   refused(sluice_finish_step(engine_, nullptr, &report), "no unit has been through backward");
   refused(sluice_loss_scale(engine_, nullptr), "null");

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <bit>
 #include <filesystem>
 #include <fstream>
 
@@ -81,6 +82,23 @@ TEST_F(CApiOptimizer, UpdatesReadsAndWrites) {
   EXPECT_EQ(made.pass_bytes, made.nvme_bytes);
 }
 
+// The 16 bits that it has made of the master, whatever the program has made of the parameter since.
+TEST_F(CApiOptimizer, TheParameterIsAsTheLastUpdateLeftIt) {
+  make_optimizer();
+  std::vector<std::uint16_t> half(100, 0x3f80);  // 1 in bf16
+  sluice_update made = update(1);
+  made.tensor = 1;
+  made.parameter = half.data();
+  ASSERT_EQ(sluice_optimizer_begin(optimizer_, &made, 1), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_optimizer_wait_all(optimizer_), SLUICE_OK);
+  EXPECT_NE(half[99], 0x3f80);
+  const float left = std::bit_cast<float>(static_cast<std::uint32_t>(half[99]) << 16);
+  half[99] = 0x4000;
+  float kept = 0;
+  ASSERT_EQ(sluice_optimizer_read(optimizer_, 1, SLUICE_PARAMETER, 99, 1, &kept), SLUICE_OK);
+  EXPECT_EQ(kept, left);
+}
+
 TEST_F(CApiOptimizer, NamesATensorThatIsNotFiniteOnce) {
   make_optimizer("host");
   const char* note = nullptr;
@@ -115,7 +133,10 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   float value = 0;
   refused(sluice_optimizer_read(optimizer_, 0, 7, 0, 1, &value), "kind is 7");
   refused(sluice_optimizer_read(optimizer_, 0, SLUICE_MASTER, 0, 1, &value), "fp32");
+  refused(sluice_optimizer_read(optimizer_, 0, SLUICE_PARAMETER, 0, 1, &value), "fp32");
   refused(sluice_optimizer_read(optimizer_, 0, SLUICE_EXP_AVG, 0, 1, nullptr), "null");
+  refused(sluice_optimizer_write(optimizer_, 1, SLUICE_PARAMETER, 0, 1, &value), "\"half\"");
+  refused(sluice_optimizer_write(optimizer_, 0, SLUICE_EXP_AVG, 99'999, 2, &value), "100000");
   refused(sluice_optimizer_describe(optimizer_, nullptr), "null");
   sluice_optimizer* other = nullptr;
   EXPECT_EQ(sluice_optimizer_create("{}", nullptr, 0, &other), SLUICE_INVALID_ARGUMENT);
@@ -187,6 +208,10 @@ TEST_F(CApiCheckpoint, ADurableStoreGoesOnWithTheSameBits) {
   EXPECT_EQ(is_new, 1);
   ASSERT_EQ(sluice_set_application(engine_, "position 3"), SLUICE_OK);
   train(3);
+  ASSERT_EQ(sluice_begin_step(engine_, &step_), SLUICE_OK);
+  EXPECT_EQ(sluice_commit_now(engine_), SLUICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sluice_last_error()).find("active"), std::string::npos);
+  ASSERT_EQ(sluice_abandon_step(engine_), SLUICE_OK);
   ASSERT_EQ(sluice_commit_now(engine_), SLUICE_OK);
   ASSERT_EQ(sluice_committed_step(engine_, &step, &has_one), SLUICE_OK);
   EXPECT_EQ(step, 3u);

@@ -163,6 +163,8 @@ TEST_F(EngineCall, ALeaseThatHasEnded) {
   lease.release();
   expect_refused({"unit \"embedding\"", "released"}, [&] { (void)lease.parameter(0); });
   expect_refused({"unit \"embedding\"", "released"}, [&] { (void)lease.gradient(0); });
+  expect_refused({"released"}, [&] { (void)lease.parameter<Bf16>(0); });
+  expect_refused({"released"}, [&] { (void)lease.gradient<Bf16>(0); });
 }
 
 TEST_F(EngineCall, AStepThatIsOver) {
@@ -208,6 +210,10 @@ TEST_F(EngineCall, ValuesThatNobodyGives) {
 TEST_F(EngineCall, NothingAfterClose) {
   {
     const Step step = engine_.begin_step({.learning_rate = 1});
+    expect_refused({"close", "still active"}, [&] { engine_.close(); });
+  }
+  {
+    const Inference inference = engine_.begin_inference();
     expect_refused({"close", "still active"}, [&] { engine_.close(); });
   }
   train_a_step();

@@ -76,11 +76,13 @@ TEST(EnginePoison, AfterAFailureDuringTheUpdateEveryCallSaysWhichStepWasComplete
     walk_step(step, model, engine, *device, stream, config, 1);
     EXPECT_THROW((void)step.finish(), Error);
   }
-  for (int call = 0; call < 3; ++call) {
+  for (int call = 0; call < 5; ++call) {
     try {
       if (call == 0) (void)engine.begin_step({.learning_rate = 1});
       if (call == 1) engine.drain();
       if (call == 2) (void)read_state(engine);
+      if (call == 3) (void)engine.begin_inference();
+      if (call == 4) engine.close();
       FAIL() << "call " << call;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kPoisoned);

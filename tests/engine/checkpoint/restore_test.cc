@@ -28,8 +28,8 @@ struct Place {
   }
 
   std::unique_ptr<HostDevice> make_device() const {
-    return make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
-                             .has_own_memory = is_gpu});
+    return make_host_device(
+        {.memory_bytes = config.memory.device_bytes.value_or(64_MiB), .has_own_memory = is_gpu});
   }
 
   TempDirectory directory;
@@ -56,9 +56,9 @@ void expect_to_go_on(const Place& before, const Place& after, ToyOptions options
   const ToyResult second = run_toy(next, model, *next_device, after.config, options);
   EXPECT_EQ(next.applied_step(), 5u);
   EXPECT_TRUE(second.state == expected.state);
-  EXPECT_TRUE(same_sights(second.sights,
-                          {expected.sights.begin() + static_cast<long>(first.sights.size()),
-                           expected.sights.end()}));
+  EXPECT_TRUE(same_sights(
+      second.sights,
+      {expected.sights.begin() + static_cast<long>(first.sights.size()), expected.sights.end()}));
   for (std::size_t i = 0; i < second.reports.size(); ++i) {
     EXPECT_EQ(second.reports[i].step, 3 + i);
     EXPECT_EQ(second.reports[i].gradient_norm, expected.reports[2 + i].gradient_norm);
@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Precision, Restore,
                          [](const auto& value) { return std::string(name_of(value.param)); });
 
 TEST(RestoreOfOptimizers, MomentsThatAreNotKeptAreNotAskedFor) {
-  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kLion,
-                                   OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
     Place before(kCases[0], DType::kBf16);
     Place after(kCases[4], DType::kBf16);
     before.config.optimizer.kind = after.config.optimizer.kind = kind;
@@ -144,6 +144,26 @@ TEST_F(RestoreErrors, AFailedSourceLeavesAnEngineThatTakesAnother) {
                             toy_oracle(place_.config, options)));
   MemorySource source(engine);
   expect_error(ErrorCode::kInvalidArgument, [&] { engine.restore(source); });
+}
+
+TEST_F(RestoreErrors, ValuesThatAreNotFiniteAreNamed) {
+  class Infinite final : public StateSource {
+   public:
+    StatePosition position() const override { return {.step = 3}; }
+    void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
+              std::span<float> values) override {
+      std::ranges::fill(values, 1.0f);
+      if (tensor.name == "h.2.fc" && kind == StateKind::kMaster && first <= 7 &&
+          7 < first + values.size())
+        values[7 - first] = std::numeric_limits<float>::infinity();
+    }
+  };
+  Engine engine(place_.config, model_, *device_);
+  Infinite infinite;
+  const std::string message =
+      expect_error(ErrorCode::kNonFinite, [&] { engine.restore(infinite); });
+  EXPECT_NE(message.find("\"h.2.fc\" (unit \"h.2\") at element 7"), std::string::npos) << message;
+  EXPECT_NO_THROW(engine.initialize(toy_values()));
 }
 
 TEST_F(RestoreErrors, ALossScaleThatCannotBeIsRefused) {

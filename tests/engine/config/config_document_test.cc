@@ -6,6 +6,7 @@
 
 #include <sluice/config.h>
 #include <sluice/error.h>
+#include "tests/support/expect_error.h"
 
 namespace sluice {
 namespace {
@@ -176,6 +177,27 @@ TEST(ConfigDocument, MissingFileIsNamed) {
     EXPECT_STREQ(error.what(),
                  "cannot read the config file \"/no/such/config.json\": No such file or directory");
   }
+  EXPECT_NE(test::expect_error(ErrorCode::kInput,
+                               [] { (void)ConfigDocument::text_of_file("/no/such/config.json"); })
+                .find("\"/no/such/config.json\""),
+            std::string::npos);
+}
+
+// For complaints that come later, such as one about keys that do not go together.
+TEST(ConfigDocument, AComplaintHasThePlaceOfItsKey) {
+  ConfigDocument document("{\n  \"run\": {\"steps\": 5}\n}", "run.json");
+  const auto words = [&](std::string_view key) {
+    return test::expect_error(ErrorCode::kConfig, [&] { document.fail(key, "that is too few"); });
+  };
+  EXPECT_EQ(words("run.steps"), "run.json:2:11: that is too few");
+  document.set("run.steps=6");
+  EXPECT_EQ(words("run.steps"), "--set run.steps=6: that is too few");
+}
+
+TEST(ConfigDocumentDeathTest, CodeThatReadsWhatTheSchemaDoesNotSay) {
+  const ConfigDocument document("{}", "run.json");
+  EXPECT_DEATH((void)document.number("optimizer.beta3"), "a key that the schema does not know");
+  EXPECT_DEATH((void)document.integer("storage.block_elements"), "no default for a key");
 }
 
 // Values that a user of the library sets without a document.
@@ -193,16 +215,60 @@ TEST(ConfigValidation, ValuesOutOfRangeAreRefusedByName) {
     }
     return std::string("nothing");
   };
-  for (const double momentum : {-0.1, 1.0})
-    EXPECT_NE(refused([&](Config& c) { c.optimizer.momentum = momentum; }).find("momentum"),
-              std::string::npos);
-  for (const double scale : {-1.0, 1e39, std::nan("")})
-    EXPECT_NE(refused([&](Config& c) {
-                c.precision.loss_scale.static_scale = scale;
-              }).find("static_scale"),
-              std::string::npos);
-  EXPECT_NE(refused([](Config& c) { c.optimizer.groups = {{}}; }).find("names no tensors"),
-            std::string::npos);
+  const auto names = [&](std::string_view member, const auto& change) {
+    EXPECT_NE(refused(change).find(member), std::string::npos) << member;
+  };
+  const double nan = std::nan("");
+  for (const double bad : {-0.1, 1.0, nan}) {
+    names("optimizer.adam.beta1", [&](Config& c) { c.optimizer.adam.beta1 = bad; });
+    names("optimizer.adam.beta2", [&](Config& c) { c.optimizer.adam.beta2 = bad; });
+    names("optimizer.momentum", [&](Config& c) { c.optimizer.momentum = bad; });
+  }
+  for (const double bad : {-0.1, nan}) {
+    names("optimizer.adam.epsilon", [&](Config& c) { c.optimizer.adam.epsilon = bad; });
+    names("optimizer.adam.weight_decay", [&](Config& c) { c.optimizer.adam.weight_decay = bad; });
+    names("optimizer.clip_norm", [&](Config& c) { c.optimizer.clip_norm = bad; });
+    names("optimizer.clip_epsilon", [&](Config& c) { c.optimizer.clip_epsilon = bad; });
+    names("precision.loss_scale",
+          [&](Config& c) { c.precision.loss_scale = {.static_scale = 0, .minimum = bad}; });
+    names("learning_rate_factor", [&](Config& c) {
+      c.optimizer.groups = {{.tensors = {"*"}, .learning_rate_factor = bad}};
+    });
+    names("weight_decay",
+          [&](Config& c) { c.optimizer.groups = {{.tensors = {"*"}, .weight_decay = bad}}; });
+    names("storage.timeout_s", [&](Config& c) { c.storage.timeout_s = bad; });
+    names("storage.weights", [&](Config& c) { c.storage.weights = {bad}; });
+  }
+  for (const double bad : {-1.0, 1e39, nan})
+    names("static_scale", [&](Config& c) { c.precision.loss_scale.static_scale = bad; });
+  names("names no tensors", [](Config& c) { c.optimizer.groups = {{}}; });
+  names("loss_scale", [](Config& c) { c.precision.loss_scale.window = 0; });
+  names("loss_scale", [](Config& c) { c.precision.loss_scale.hysteresis = 0; });
+  names("loss_scale", [](Config& c) { c.precision.loss_scale.initial_scale_power = 33; });
+  names("optimizer.lanes", [](Config& c) { c.optimizer.lanes = 0; });
+  names("optimizer.overlap", [](Config& c) { c.optimizer.overlap = OverlapPolicy::kEager; });
+  names("optimizer.overlap", [](Config& c) {
+    c.optimizer.overlap = OverlapPolicy::kEager;
+    c.optimizer.clip_norm = 0;
+    c.precision.loss_scale.static_scale = 0;
+  });
+  names("placement.optimizer", [](Config& c) {
+    c.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kDevice};
+  });
+  names("sharding.stage", [](Config& c) { c.sharding.stage = 4; });
+  names("activations.micro_batches", [](Config& c) { c.activations.micro_batches = 0; });
+  names("storage.paths", [](Config& c) { c.storage.paths.clear(); });
+  names("storage.weights", [](Config& c) { c.storage.weights = {1, 1}; });
+  names("storage.calibration", [](Config& c) {
+    c.storage.weights = {1};
+    c.storage.calibration = "io.json";
+  });
+  for (const std::uint32_t bad : {0u, 4097u})
+    names("storage.queue_depth", [&](Config& c) { c.storage.queue_depth = bad; });
+  for (const std::uint64_t bad : {0u, 4095u, 4097u})
+    names("storage.block_elements", [&](Config& c) { c.storage.block_elements = bad; });
+  names("storage.state.name", [](Config& c) { c.storage.state.name = "a/b"; });
+  names("storage.state.commit_every", [](Config& c) { c.storage.state.commit_every = 0; });
 }
 
 }  // namespace

@@ -40,9 +40,31 @@ TEST_F(DetachedTest, AFaultOfADriveIsAnErrorOrNothingAtAll) {
       EXPECT_GT(queue->struck(), 0u);
       EXPECT_NE(message.find("of the state of \"t"), std::string::npos) << message;
       EXPECT_NE(message.find(directory_.path()), std::string::npos) << message;
+      std::vector<float> values(8);
       expect_error(code, [&] { optimizer.begin({}); });
+      expect_error(code, [&] { optimizer.wait(0); });
+      expect_error(code, [&] { optimizer.wait_parameters(); });
+      expect_error(code, [&] { optimizer.wait_all(); });
+      expect_error(code, [&] { optimizer.read(1, StateKind::kExpAvg, 0, values); });
+      expect_error(code, [&] { optimizer.write(1, StateKind::kExpAvg, 0, values); });
     }
   }
+}
+
+TEST_F(DetachedTest, AReadThatTheDriveRefusesIsAnError) {
+  make_tensors(DType::kFp32, {40'000});
+  DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kNvme), description(),
+                              [](std::unique_ptr<IoQueue> inner) {
+                                return make_fault_queue(std::move(inner),
+                                                        {.at = 10, .error = EIO, .sticky = true});
+                              });
+  const DetachedUpdate update = next(OptimizerKind::kAdamW, 0);  // ten blocks, none to be read yet
+  optimizer.begin({&update, 1});
+  optimizer.wait_all();
+  std::vector<float> values(40'000);
+  const std::string message =
+      expect_error(ErrorCode::kIo, [&] { optimizer.read(0, StateKind::kExpAvg, 0, values); });
+  EXPECT_NE(message.find("read of the state of \"t0\""), std::string::npos) << message;
 }
 
 TEST_F(DetachedTest, ADriveThatDelaysAndReordersChangesNothing) {

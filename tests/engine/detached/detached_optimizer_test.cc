@@ -1,5 +1,8 @@
 // The detached optimizer equals the scalar definition bit for bit wherever its state is, however
 // tensors are left out, reordered and changed by the application.
+#include <sys/syscall.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -8,6 +11,7 @@
 #include <sluice/error.h>
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/refused_syscall.h"
 
 namespace sluice::test {
 namespace {
@@ -127,11 +131,17 @@ TEST_F(DetachedTest, RefusesWhatItsContractForbidsAndChangesNothing) {
   std::vector<float> values(100);
   expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.wait(2); });
   expect_error(ErrorCode::kInvalidArgument,
+               [&] { optimizer.read(2, StateKind::kExpAvg, 0, values); });
+  for (const StateKind none : {StateKind{4}, StateKind{9}})
+    expect_error(ErrorCode::kInvalidArgument, [&] { optimizer.read(0, none, 0, values); });
+  expect_error(ErrorCode::kInvalidArgument,
                [&] { optimizer.read(0, StateKind::kMaster, 0, values); });
   expect_error(ErrorCode::kInvalidArgument,
                [&] { optimizer.read(0, StateKind::kExpAvg, 1, values); });
   expect_error(ErrorCode::kInvalidArgument,
                [&] { optimizer.write(0, StateKind::kExpAvgSq, 0, values); });
+  expect_error(ErrorCode::kInvalidArgument,
+               [&] { optimizer.write(0, StateKind::kExpAvg, 1, values); });
   optimizer.begin({&good, 1});
   optimizer.wait_all();
   expect_equal(optimizer, OptimizerKind::kLion);
@@ -154,6 +164,46 @@ TEST_F(DetachedTest, ABudgetThatIsTooSmallNamesOneThatWorks) {
   made = Config();
   made.storage.state.name = "run-7";
   expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+}
+
+TEST_F(DetachedTest, TheParameterCannotBeSet) {
+  make_tensors(DType::kBf16, {100});
+  DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kHost), description());
+  const std::vector<float> values(100, 1.0f);
+  const std::string message = expect_error(
+      ErrorCode::kInvalidArgument, [&] { optimizer.write(0, StateKind::kParameter, 0, values); });
+  EXPECT_NE(message.find("\"t0\""), std::string::npos) << message;
+}
+
+TEST_F(DetachedTest, WhatItCannotBeMadeOfIsNamed) {
+  make_tensors(DType::kFp32, {40'000});
+  const Config good = config(OptimizerKind::kAdamW, TierChoice::kNvme);
+  const auto refused = [&](ErrorCode code, const Config& made,
+                           const std::vector<DetachedTensor>& tensors) {
+    return expect_error(code, [&] { const DetachedOptimizer none(made, tensors); });
+  };
+  EXPECT_NE(refused(ErrorCode::kInvalidArgument, good, {}).find("no tensors"), std::string::npos);
+  EXPECT_NE(refused(ErrorCode::kInvalidArgument, good, {{.name = "", .element_count = 4}})
+                .find("no name"),
+            std::string::npos);
+  Config made = good;
+  made.storage.paths = {"/no/such/folder"};
+  EXPECT_NE(refused(ErrorCode::kInput, made, description()).find("/no/such/folder"),
+            std::string::npos);
+  // Sixteen terabytes of records, in blocks that the budget holds three of.
+  made = good;
+  made.storage.block_elements = 1 << 28;
+  made.memory.host_bytes = 16_GiB;
+  EXPECT_NE(refused(ErrorCode::kNoSpace, made, {{.name = "huge", .element_count = 1ull << 41}})
+                .find(directory_.path()),
+            std::string::npos);
+  made = good;
+  made.storage.backend = IoBackend::kUring;
+  const bool filtered = run_with_refused({.number = SYS_io_uring_setup, .error = EPERM}, [&] {
+    EXPECT_NE(refused(ErrorCode::kUnsupported, made, description()).find("\"threads\""),
+              std::string::npos);
+  });
+  if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "tests/support/commit_audit.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/flush_fault.h"
+#include "tests/support/memory_source.h"
 #include "tests/support/same_training.h"
 #include "tests/support/temp_directory.h"
 
@@ -176,6 +177,22 @@ TEST_F(DurableEngine, InitializeDoesNotReplaceWhatThereIs) {
       expect_error(ErrorCode::kInvalidArgument, [&] { again.engine->initialize(toy_values()); });
   EXPECT_NE(words.find("holds the state of step 2"), std::string::npos) << words;
   EXPECT_EQ(again.engine->open_or_create(toy_values()).step, 2u);
+}
+
+TEST_F(DurableEngine, RestoreTakesThePlaceOfWhatThereIs) {
+  const Config with = config();
+  (void)run(with, {.steps = 2});
+  Config scratch = with;
+  scratch.storage.state = {};
+  Run other(scratch);
+  (void)run_toy(*other.engine, other.model, *other.device, scratch, {.steps = 5});
+  MemorySource source(*other.engine);
+  {
+    Run again(with);
+    again.engine->restore(source, "behind step 5");
+    again.engine->close();
+  }
+  EXPECT_TRUE(run(with, {.steps = 1}).state == toy_oracle(with, {.steps = 6}).state);
 }
 
 TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {

@@ -252,7 +252,9 @@ TEST_F(ActivationCalls, ComeInSequence) {
   ActivationLease held = step.save({.boundary = 0}, stream_);
   EXPECT_NE(refuse([&] { (void)step.load({.boundary = 0}, stream_); }).find("still held"),
             std::string::npos);
+  EXPECT_NE(held.data(), nullptr);
   held.release();
+  EXPECT_NE(refuse([&] { (void)held.data(); }).find("released"), std::string::npos);
   (void)step.load({.boundary = 0}, stream_);
 }
 

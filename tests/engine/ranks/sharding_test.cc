@@ -10,6 +10,7 @@
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/rank_threads.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -284,6 +285,19 @@ TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
     EXPECT_NE(failure.find("what is trained, and how differs between rank 0 and rank 2"),
               std::string::npos)
         << failure;
+}
+
+TEST(ShardingFailure, ARankThatNeverComesIsNamedByTheConstructor) {
+  LocalWorld world(2, {.timeout_s = 0.3, .sum = sum_in_order});
+  const TempDirectory directory;
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  const auto collectives = world.join(0, *device);
+  const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
+  const std::string message = expect_error(ErrorCode::kRanks, [&] {
+    const Engine engine(config, toy_model(), *device, {}, collectives.get());
+  });
+  EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+  EXPECT_EQ(device->allocated_bytes(), 0u);
 }
 
 // Rank 1 stops taking part after a step: the others name it, the operation and the unit.

@@ -135,6 +135,22 @@ TEST_F(FakeCuda, MemoryThatCannotBeHadAfterAllIsNotInTheBooks) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "a kernel launched now would look failed";
 }
 
+TEST_F(FakeCuda, MoreThanTheGpuHasIsRefused) {
+  try {
+    (void)make_cuda_device({.memory_bytes = test::kFakeCudaMemoryBytes + 1});
+    FAIL() << "the GPU has less";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::string(error.what()).find("memory.device"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(FakeCuda, AGpuThatThereIsNotIsNotDescribed) {
+  EXPECT_NE(why_no_cuda_device(99), "");
+  EXPECT_THROW((void)describe_cuda_device(99), Error);
+  EXPECT_NE(describe_cuda_device(1).find("fake GPU"), std::string::npos);
+}
+
 // Others may take memory, and code that is loaded does, until the engine asks.
 TEST_F(FakeCuda, CapacityOfAllThatIsFreeIsReadAgain) {
   const auto all = make_cuda_device();
@@ -157,6 +173,13 @@ TEST_F(FakeCuda, PagesAreRegisteredInWholeAndGivenBack) {
     EXPECT_EQ(test::fake_cuda_registered_bytes(), 8192u);
   }
   EXPECT_EQ(test::fake_cuda_registered_bytes(), 0u);
+}
+
+TEST_F(FakeCuda, MemoryThatBeginsWithinAPageIsAMistake) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  AlignedBuffer host(8192, "a test");
+  EXPECT_DEATH(device->register_host_memory(host.span().subspan(64)), "begins at a page");
 }
 
 TEST_F(FakeCuda, WaitingForAnEventLeavesNoErrorBehind) {

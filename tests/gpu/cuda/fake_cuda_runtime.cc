@@ -198,8 +198,9 @@ cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigne
                                     cudaDriverEntryPointQueryResult* found) {
   return cudaGetDriverEntryPointByVersion(symbol, function, 12000, flags, found);
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
+  if (device < 0 || device >= kFakeCudaGpus) return answer(cudaErrorInvalidDevice);
   std::strcpy(properties->name, "fake GPU");
   properties->major = 9;
   properties->totalGlobalMem = kFakeCudaMemoryBytes;

@@ -100,10 +100,15 @@ TEST(LocalCollectivesFailure, FirstFailureIsTheAnswerToAllThatFollows) {
     const std::uint32_t all[] = {0, 1};
     const auto second = ranks.open(all);
     if (ranks.rank() == 1) return;
+    const DeviceBuffer data(device, 4096, "a test");
     {
       const Stream stream(device, "test");
       ranks.barrier("first", stream.id());
       EXPECT_NE(failure_of(device, stream).find("\"first\""), std::string::npos);
+      second->broadcast({.data = data.data(), .size_bytes = 8, .subject = "second"}, stream.id());
+      const std::string failure = failure_of(device, stream);
+      EXPECT_NE(failure.find("\"first\""), std::string::npos) << failure;
+      EXPECT_EQ(failure.find("\"second\""), std::string::npos) << failure;
     }
     std::string heard;
     second->on_failure([&](const Error& error) { heard = error.what(); });
