@@ -38,7 +38,7 @@ copy() {
   cp --dereference --preserve=mode,timestamps "$1" "$2/"
 }
 
-# add_library FILE: a shared library with those that it needs, but for the C and C++ runtime, which the compiler brings.
+# add_library FILE: a shared library with those that it needs, except the C and C++ runtime, which the compiler brings.
 add_library() {
   local name
   name=$(basename "$1")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Kills runs over a durable store at random instants and goes on, often under another config: the bits are those of a run that nobody killed.
+"""Kills runs over a durable store at random instants and goes on, often under another config: the bits are those of an
+undisturbed run.
 
     durable_kills.py --sluice build/release/tools/sluice --mpirun mpirun --count 100
 

@@ -1,4 +1,4 @@
-"""Runs of several ranks that somebody disturbs: who belongs to one, how it ends, and what it leaves behind.
+"""Runs of several ranks that a campaign disturbs: the processes of a run, how it ends, and what it leaves behind.
 
 A run is marked by its folder in the environment, which every process of it inherits.
 """

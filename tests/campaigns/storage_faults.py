@@ -4,12 +4,14 @@
     storage_faults.py --sluice build/release/tools/sluice --shim build/release/tests/campaigns/libstorage_shim.so --kind writes --count 500
     storage_faults.py --sluice ... --shim ... --kind faults --count 500
 
-`writes` are writes of somebody else into the live scratch file: a bit, a byte, a sector, a page of zeros, a copy of another block, old bytes of
-the same one. `faults` are transfers that fail, or say that they have not: EIO, ENOSPC, EAGAIN, short, lost, torn, misdirected ones. The shim
-(storage_shim.cc) does both to the backends "sync" and "threads", at a transfer that is chosen by the phase in which an undisturbed run makes it.
-Writes into the file of an io_uring come from this script, at an instant; the phase is that of the bytes the process has read by then
-(/proc/PID/io). Faults of an io_uring: the kernel refuses io_uring_enter at one call in mid-run, or from that one on (strace); the phase is that
-of the call's share of all. Faults of single transfers of an io_uring would need a failing device-mapper target, which is not used here.
+`writes` are another process's writes into the live scratch file: a bit, a byte, a sector, a page of zeros, a copy of
+another block, old bytes of the same one. `faults` are transfers that fail, or say that they have not: EIO, ENOSPC,
+EAGAIN, short, lost, torn, misdirected ones. The shim (storage_shim.cc) does both to the backends "sync" and "threads",
+at a transfer that is chosen by the phase in which an undisturbed run makes it. Writes into the file of an io_uring come
+from this script, at an instant; the phase is that of the bytes the process has read by then (/proc/PID/io). Faults of
+an io_uring: the kernel refuses io_uring_enter at one call in mid-run, or from that one on (strace); the phase is that
+of the call's share of all. Faults of single transfers of an io_uring would need a failing device-mapper target, which
+is not used here.
 """
 
 import hashlib
@@ -246,7 +248,7 @@ def change_file(path, generator, reference, what):
 
 
 def write_beside_uring(case, reference):
-    """Somebody else writes into the file of an io_uring, when the process has read so much."""
+    """Another process writes into the file of an io_uring, when the process has read so much."""
     phase = case.random.choice(campaign.PHASES)
     what = case.random.choice(CHANGES[:-1])
     number = reference.pick(case.random, phase, "")

@@ -126,7 +126,7 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// Sums wrap around, minima are of unsigned values, and nobody's words are read when they have
+// Sums wrap around, minima are of unsigned values, and no words are read when they have
 // changed: each result goes into the next operation.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {

@@ -1,4 +1,4 @@
-// The placements and policies whose training has to equal training in memory. Pure but for the
+// The placements and policies whose training has to equal training in memory. Pure, except for the
 // folders of a config.
 #pragma once
 

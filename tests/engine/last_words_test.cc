@@ -1,4 +1,4 @@
-// A failure that strikes behind the application's last call: close() brings it, and where nobody
+// A failure that strikes after the application's last call: close() throws it, and where nothing
 // asks, the destructor says it.
 #include <gtest/gtest.h>
 

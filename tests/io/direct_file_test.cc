@@ -169,7 +169,7 @@ TEST_F(DirectFileTest, DirectoryWithoutWritePermissionIsAnInputError) {
   const std::string path = directory_.file("sealed");
   ASSERT_EQ(::mkdir(path.c_str(), 0555), 0);
   ASSERT_EQ(::chmod(directory_.path().c_str(), 0755), 0);
-  // Root may write anywhere: this thread becomes somebody else as far as files are concerned.
+  // Root may write anywhere: this thread becomes another user as far as files are concerned.
   std::thread([&] {
     if (::geteuid() == 0) ::setfsuid(65534);
     expect_contains(create_error(ErrorCode::kInput, path), "is not writable");

@@ -66,7 +66,7 @@ TEST(DriveQueues, EachRequestGoesToItsDriveAndRunsInOnePiece) {
   EXPECT_EQ(calls[2], (std::vector<std::size_t>{2, 1, 0}));
 }
 
-// A drive that does not answer holds up nobody else.
+// A drive that does not answer holds up no other one.
 TEST(DriveQueues, ASlowDriveDoesNotHoldUpAnother) {
   std::vector<std::unique_ptr<IoQueue>> drives;
   drives.push_back(make_thread_queue({.depth = 1}));

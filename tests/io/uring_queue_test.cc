@@ -218,12 +218,12 @@ TEST(UringQueue, HoldsOnToItsFilesAndLetsGoAtItsEnd) {
   EXPECT_EQ(batch[2].error, EIO);
   for (std::size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), i == 0 ? 3 : 4);
-    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), -1);  // somebody can still write
+    EXPECT_EQ(::read(sources[i].get(), data.data(), data.size()), -1);  // a writer is left
     EXPECT_EQ(errno, EAGAIN);
   }
   queue.reset();
   for (const UniqueFd& source : sources)
-    EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // nobody can
+    EXPECT_EQ(::read(source.get(), data.data(), data.size()), 0);  // no writer is left
 }
 
 TEST(UringQueue, WorksWithoutRegisteredFilesAndSaysSo) {

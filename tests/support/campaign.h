@@ -1,8 +1,8 @@
 // How many cases a randomized test runs and where it begins: SLUICE_TEST_CASES and SLUICE_TEST_SEED
 // in the environment, set by tools/test.sh --cases and --seed; SLUICE_TEST_CASES_SCALE multiplies
 // the default (--slow). Without a first seed from there, one seed of the day comes on top, so that
-// not every run repeats the same cases; it is printed. Pure but for the environment, the date and
-// standard output.
+// not every run repeats the same cases; it is printed. Pure, except for the environment, the date
+// and standard output.
 #pragma once
 
 #include <chrono>

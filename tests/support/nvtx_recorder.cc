@@ -18,7 +18,7 @@ nvtxDomainHandle_t create_domain(const char* name) {
   return reinterpret_cast<nvtxDomainHandle_t>(1);
 }
 
-// Registered strings are kept for ever: the tool's handle is the text.
+// Registered strings are kept forever: the tool's handle is the text.
 nvtxStringHandle_t register_string(nvtxDomainHandle_t, const char* text) {
   char* copy = nullptr;
   return ::asprintf(&copy, "%s", text) < 0 ? nullptr : reinterpret_cast<nvtxStringHandle_t>(copy);

@@ -41,7 +41,7 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Several leases are held, and a use that nobody expected finds no place beside them: an error that
+// Several leases are held, and an unexpected use finds no place beside them: an error that
 // says so is all that can be asked for.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&

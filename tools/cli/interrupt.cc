@@ -32,8 +32,8 @@ void answer(const char* text) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
-// A terminal that goes away, and what ends services and jobs, send two signals at once; that is not
-// somebody who asks once more. Neither is a SIGHUP, whenever it comes.
+// A terminal that goes away, and a manager that ends services and jobs, send two signals at once;
+// that is not a second request. Neither is a SIGHUP, whenever it comes.
 constexpr std::int64_t kOnceMoreNs = 100'000'000;
 
 std::int64_t now_ns() {

@@ -288,7 +288,7 @@ class TrainRun {
     say("{}", matrix_report(record_));
     say("{}", memory_report(record_.ranks[engine_.rank()]));
     if (record_.validation_loss) {
-      say("validation loss {:.4f} nats a token; a bigram model reaches {:.4f}\n",
+      say("validation loss {:.4f} nats per token; a bigram model reaches {:.4f}\n",
           *record_.validation_loss, *record_.bigram_cross_entropy);
     }
     say("peak resident memory {}; state sha256 {}\n", format_bytes(peak_rss_bytes()),

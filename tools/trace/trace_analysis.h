@@ -20,7 +20,7 @@ namespace sluice {
 
 // Why something waited. docs/tracing.md has the rules.
 enum class StallCause : std::uint8_t {
-  kEngine,  // nobody: hand-overs between threads
+  kEngine,  // no cause: hand-overs between threads
   kLatePrefetch,
   kBandwidth,
   kLatencyTail,

@@ -13,7 +13,7 @@ constexpr double kBusyFrom = 0.5;
 constexpr std::uint64_t kTailTimes = 4;
 // Fewer requests than this at once: more buffers would have kept the drive busier.
 constexpr double kDeepEnough = 2;
-// Between two updates of blocks less is nobody's fault.
+// Less time between two updates of blocks has no cause.
 constexpr std::uint64_t kPassGapNs = 20'000;
 
 std::uint64_t overlap_ns(std::uint64_t begin_a, std::uint64_t end_a, std::uint64_t begin_b,
@@ -96,7 +96,7 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
   return StallCause::kEngine;
 }
 
-// A read that somebody waited for: in its checksum; at a drive that took far longer than usual; or
+// A read that was waited for: in its checksum; at a drive that took far longer than usual; or
 // behind others, for as long as it was waited for. Else what came before it at the drive tells: one
 // that was idle could have begun sooner, and one that had little to do at a time could have been
 // given more with more buffers.

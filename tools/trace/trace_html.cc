@@ -88,7 +88,7 @@ ordered_json steps_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
 }
 
 // By cause, reason and unit, longest first; those of the optimizer pass, which are hidden as long
-// as nobody waits for it, behind those of computation.
+// as nothing waits for it, after those of computation.
 ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
                         std::uint64_t origin_ns) {
   struct Row {

@@ -36,7 +36,7 @@ RankLags rank_lags(const std::vector<TraceAnalysis>& ranks) {
   for (const auto& entry : begins.front()) {
     const Sequence& sequence = entry.first;
     const std::vector<std::uint64_t>& own = entry.second;
-    // Where a trace has lost one, nobody knows which belong together.
+    // Where a trace has lost one, it is not known which belong together.
     const bool is_whole = std::ranges::all_of(begins, [&](const auto& of) {
       const auto found = of.find(sequence);
       return found != of.end() && found->second.size() == own.size();

@@ -54,7 +54,7 @@ class MappedFile {
 };
 
 // Memory that is about to be touched for the first time: by the page of 4 KiB that takes longer
-// than reading the file. A hint; whoever refuses it is as right.
+// than reading the file. A hint; a kernel that refuses it is as right.
 void use_huge_pages(void* data, std::size_t size_bytes) {
   constexpr std::uintptr_t kPageBytes = 2u << 20;
   const auto address = reinterpret_cast<std::uintptr_t>(data);

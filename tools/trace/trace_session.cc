@@ -45,7 +45,7 @@ TraceEnd TraceSession::finish() {
   if (!result.failure.empty())
     end.failure = output_.failure(fmt::format("it ends at {}", format_bytes(result.file_bytes)),
                                   result.error);
-  if (!output_.is_regular()) return end;  // nobody can read it back
+  if (!output_.is_regular()) return end;  // it cannot be read back
   try {
     const TraceFile trace = read_trace(output_.path());
     std::vector<TraceAnalysis> ranks;

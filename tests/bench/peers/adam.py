@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The CPU Adam of PyTorch (fused AdamW) and DeepSpeed (CPUAdam) against Sluice's, turn about in one process tree.
+"""The CPU Adam of PyTorch (fused AdamW) and DeepSpeed (CPUAdam) against Sluice's, taking turns in one process tree.
 
     python tests/bench/peers/adam.py --sluice build/release/tools/sluice [--parameters N] [--rounds N] [--threads N]
 

@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 
 HERE = pathlib.Path(__file__).parent
-PARAMETERS_ALONE = 1 / 6  # of the state's 12 bytes a parameter, the 2 of bf16
+PARAMETERS_ALONE = 1 / 6  # the 2 bytes of bf16, out of the state's 12 per parameter
 
 
 def interpreter(environment):

@@ -225,7 +225,7 @@ TEST(Bound, OneLaneReadsUpdatesAndWritesInTurn) {
               kTiny);
 }
 
-// 1 ms a parameter block: each block goes down for its update and up again after it.
+// 1 ms per parameter block: each block goes down for its update and up again after it.
 TEST(Bound, ParametersOnTheDeviceTravelForTheirUpdate) {
   Model model(std::vector<int>(4, 1));
   model.set_tiers(Tier::kDevice, Tier::kHost);

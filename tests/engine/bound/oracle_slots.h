@@ -20,7 +20,7 @@ class OracleSlots {
   bool has_room_for_a_lane() const { return free_ > 0; }
   bool has_room_for_a_fetch() const { return free_ > lanes_ - std::min(lanes_, lane_users_); }
 
-  // Returns the job that fills the slot: `job`, if nobody else had it.
+  // Returns the job that fills the slot: `job`, if no other job had it.
   int join(int block, bool is_lane, int job) {
     Slot& slot = slots_[block];
     if (!holds(block)) {

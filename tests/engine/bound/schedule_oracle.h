@@ -19,7 +19,7 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times in ticks; 0 = takes none. Every block is alike but for its home; blocks and uses in order.
+// Times in ticks; 0 = takes none. Blocks differ in their home only; blocks and uses in order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;

@@ -203,8 +203,8 @@ TEST_F(DeviceState, NonFiniteGradientsAreNamedOrSkipped) {
 // comes back has another norm. Where devices are slow, not before the update has read the old one.
 TEST_F(DeviceState, ChangedSchedulesGiveTheOraclesBits) {
   const ToyOptions options{.steps = 5, .change = [](std::uint64_t step, ToyUses& uses) {
-                             // All but the first: their update is still to come when nobody needs
-                             // anything but it.
+                             // All except the first: their update is still to come when nothing
+                             // needs anything but it.
                              const auto leave_out = [&](std::uint32_t first, std::uint32_t last) {
                                std::erase_if(uses, [=](const ToyUse& use) {
                                  return index_of(use.unit) >= first && index_of(use.unit) <= last;

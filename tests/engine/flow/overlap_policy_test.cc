@@ -241,8 +241,8 @@ TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
   EXPECT_GT(failed, 0u);
 }
 
-// Units homed on the device are fetched by nobody, but computation waits for their update all the
-// same: here it comes so late that anything else would compute with old parameters.
+// Units homed on the device are not fetched, but computation still waits for their update: here it
+// comes so late that anything else would compute with old parameters.
 TEST_P(OverlapPolicyTest, UnitsOnTheDeviceWaitForTheirUpdate) {
   config_.placement = {TierChoice::kDevice, TierChoice::kNvme};
   config_.memory.device_bytes = 8_MiB;

@@ -28,8 +28,8 @@ TEST(DriveDealer, OfEqualDrivesTheFirstComesFirst) {
   EXPECT_EQ(drives, (std::vector<std::uint32_t>{0, 1, 2, 0, 1, 2}));
 }
 
-// Units of two blocks of 16,384 elements. bf16 parameters and gradients take 32 KiB a block, the
-// record of a split master 2 + 4 + 4 bytes an element, 160 KiB.
+// Units of two blocks of 16,384 elements. bf16 parameters and gradients take 32 KiB per block, the
+// record of a split master 2 + 4 + 4 bytes per element, 160 KiB.
 constexpr std::uint64_t kPlaneBytes = 32_KiB;
 constexpr std::uint64_t kRecordBytes = 160_KiB;
 
@@ -70,7 +70,7 @@ TEST(StripingPlan, CountsEverythingThatABlockHasOnStorage) {
   double sum = 0;
   for (std::uint32_t block = 0; block < 12; ++block) {
     const std::uint64_t bytes = bytes_of_unit[block / 2];
-    // Whoever is furthest behind its share gets the block: two thirds to the first drive.
+    // The drive that is furthest behind its share gets the block: two thirds to the first drive.
     sum += static_cast<double>(bytes);
     const double first_misses = sum * 2 / 3 - static_cast<double>(counted[0]);
     const double second_misses = sum / 3 - static_cast<double>(counted[1]);

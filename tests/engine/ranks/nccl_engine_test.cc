@@ -151,7 +151,7 @@ std::vector<StateBytes> on_gpus(const Config& config, bool lags = false) {
       return train(config, *device, collectives.get(), lags ? &lag : nullptr);
     } catch (const Error& error) {
       ADD_FAILURE() << error.what();
-      acquired = kSteps << 32;  // nobody waits for this rank
+      acquired = kSteps << 32;  // no rank waits for this one
       return StateBytes();
     }
   });
@@ -201,7 +201,7 @@ TEST(EngineOverNccl, TheGradientOfAUseHasOnePlaceOnAllRanks) {
 }
 
 // All of each rank's state on its GPU, or as far as the budget goes. The device's kernels are
-// stand-ins, too: what is tested is that nothing waits too little, or for ever.
+// stand-ins, too: the test is that nothing waits too little, or forever.
 TEST(EngineOverNccl, StateOnGpusGivesTheBitsOfHosts) {
   for (const std::uint32_t stage : {0u, 1u, 2u}) {
     const TempDirectory directory;

@@ -36,7 +36,7 @@ TEST(Scheduler, WhatIsNoErrorBecomesAnInternalOne) {
   EXPECT_EQ(message, "out of cheese");
 }
 
-// Whoever sits failures out is asked again.
+// A waiter that sits failures out is asked again.
 TEST(Scheduler, AnExceptionOfAPredicateThatSitsFailuresOutDoesNotEndItsWait) {
   Scheduler scheduler;
   int asked = 0;

@@ -37,7 +37,7 @@ class OpenedRecords : public ::testing::Test {
   void tear(std::uint32_t slot, std::uint32_t twin) {
     disk_->flip(files_.twins[twin].descriptor, slot * kSlotBytes + 40, 1);
   }
-  // Both records are whole but for the newest one's twins, as `twins` says.
+  // Both records are whole, except the newest one's twins, as `twins` says.
   void put_two(const std::string& twins) {
     for (std::uint32_t twin = 0; twin < kCommitTwins; ++twin) {
       put(0, twin, 7, 3);

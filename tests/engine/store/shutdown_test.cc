@@ -48,7 +48,7 @@ TEST(Shutdown, EngineWithTransfersInFlight) {
   }
 }
 
-// Once armed, holds what is submitted until somebody waits for the queue.
+// Once armed, holds submitted operations until the queue is waited for.
 class HoldingQueue : public IoQueue {
  public:
   explicit HoldingQueue(std::unique_ptr<IoQueue> real) : real_(std::move(real)) {}

@@ -43,7 +43,7 @@ void expect_illegal_access(Device& device, StreamId stream) {
   }
 }
 
-// Nobody waits for ever, whether the runtime still takes callbacks or not.
+// No wait is endless, whether the runtime still takes callbacks or not.
 TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
   for (const bool refuses_callbacks : {false, true}) {
     test::fail_fake_cuda({.status = 0});
@@ -57,7 +57,7 @@ TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
       Gate gate;
       gate.block(*device, stream.id());
       device->call_host(stream.id(), [&ran] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // nobody may leave before
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // no thread may leave before
         ++ran;
       });
       test::fail_fake_cuda(
@@ -101,7 +101,7 @@ std::vector<unsigned> order_of_host_calls(CudaDevice& device,
 }
 
 // Whichever of the calls the runtime refuses: those before it may still be with the runtime, and
-// whoever hears of completions counts on their order.
+// the callers rely on the order of completions.
 TEST_F(FakeCuda, HostFunctionsOfAStreamKeepTheirOrderWhicheverAreRefused) {
   for (unsigned refused = 0; refused < 1u << kHostCalls; ++refused) {
     const auto device = make_cuda_device({.memory_bytes = 1_MiB});

@@ -52,7 +52,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
   DeviceMath& math() { return *machine_.math; }
   StreamId stream() const { return stream_.id(); }
 
-  // `bytes` on the device, followed by a page of a pattern that nobody may touch.
+  // `bytes` on the device, followed by a page of a pattern that no code may touch.
   struct OnDevice {
     DeviceBuffer memory;
     std::uint64_t size_bytes = 0;

@@ -63,7 +63,7 @@ struct FakeNcclWorld {
   };
   std::map<std::uint64_t, Split> splits;
 
-  // All ranks bring a part; `work` reads their data; nobody leaves before all are through.
+  // All ranks bring a part; `work` reads their data; no rank leaves before all are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);

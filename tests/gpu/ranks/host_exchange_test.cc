@@ -297,7 +297,7 @@ void run_ports(std::uint32_t rank_count, const std::vector<int>& refused_by_last
 }
 
 // A rank that may not read the others' memory takes all of them to messages, unless it may when
-// they have permitted it. Nobody permits it without need.
+// they have permitted it. No rank permits it without need.
 TEST(HostNeighbors, NobodyHasAnyWhereOneIsRefused) {
   struct Case {
     std::vector<int> refused;

@@ -78,7 +78,7 @@ TEST(NcclFailure, RankThatDoesNotComeIsNoticedWithOperationAndSubject) {
     const std::string failure = failure_of(device, stream);
     const bool is_own =
         failure.starts_with("all_gather of \"h.3\" has waited for other ranks for 0.3 s");
-    // Whoever is first ends the other one's wait, as a process that exits does.
+    // The first one ends the other one's wait, as a process that exits does.
     const bool is_others = failure.find("remote process exited") != std::string::npos &&
                            failure.find("all_gather of \"h.3\"") != std::string::npos;
     named += is_own || is_others ? 1 : 0;

@@ -177,7 +177,7 @@ def mount_ext4(case, path, size_bytes, sector_bytes):
         as_root(case, "mkfs.ext4", "-q", "-m", "0", device)
         mount(case, path, device)
     finally:
-        subprocess.run(["losetup", "--detach", device], check=True)  # once nobody uses it
+        subprocess.run(["losetup", "--detach", device], check=True)  # once it is no longer in use
         os.unlink(image)
 
 

@@ -162,7 +162,7 @@ class Interrupt(CliCase):
                     os.unlink(self.path(name))
 
     def test_interrupted_in_start_up(self):
-        # The text is a pipe that nobody fills: it takes until the signal.
+        # The text is a pipe without a writer: it takes until the signal.
         os.mkfifo(self.path("config-to-come.json"))
         process = subprocess.Popen(
             self.command("train", "config-to-come.json"), cwd=self.folder, env=self.environment(),

@@ -100,7 +100,7 @@ class Plan(CliCase):
         self.assertEqual(keys - documented_words(), set())
 
     def test_state_on_the_device(self):
-        # Twelve bytes a parameter and their gradients, as far as the budget goes, and only on a GPU.
+        # Twelve bytes per parameter and their gradients, as far as the budget goes, and only on a GPU.
         budget = {"memory.host": "1GiB", "memory.device": "400MiB", "run.device": "cuda"}
         whole = self.row(self.uniform(values={**budget, "memory.device": "1GiB"}), "config")
         pools = {(pool["tier"], pool["pool"]): pool["size_bytes"] for pool in whole["pools"]}

@@ -57,7 +57,7 @@ class RanksCase(RanksTest):
             self.run_sluice("plan", self.write_config({"sharding.group": group}), "--ranks", ranks, "--stages", "--json",
                             "plan.json")
             stages.append(self.read_json("plan.json")["stages"])
-        for groups, ranks in zip(*stages):  # but for the padding, which lets a group's shards be cut once more
+        for groups, ranks in zip(*stages):  # except the padding, which lets a group's shards be cut once more
             for key in ("parameter_bytes", "window_bytes", "gradient_bytes", "optimizer_bytes"):
                 self.assert_near(groups[key], ranks[key], key)
             for phase, marks in ranks["most_in_use_bytes"].items():
@@ -109,7 +109,7 @@ class RanksCase(RanksTest):
             plan = self.plan_stages(values)[stage]
             run = self.train_ranks(4, values)
             parameters, shards = run["parameters"], [4 if stage >= first else 1 for first in range(4)]
-            largest = 12 * 128 * 128  # of a layer, but for its small tensors
+            largest = 12 * 128 * 128  # of a layer, without its small tensors
             for rank in run["ranks"]:
                 for phase, marks in rank["most_in_use_bytes"].items():
                     predicted, what = plan["most_in_use_bytes"][phase], f"stage {stage} {phase} "

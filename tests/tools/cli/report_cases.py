@@ -44,7 +44,7 @@ class Report(CliCase):
             self.check_keys(step, STEP_KEYS)
         # 256 x 64 and 32 x 64 embeddings, two blocks of 12 * 64^2 + 13 * 64, the last norm.
         self.assertEqual(run["parameters"], 118528)
-        # 12 bytes a parameter, and what lies between tensors and units.
+        # 12 bytes per parameter, and the gaps between tensors and units.
         self.assertGreaterEqual(run["state_bytes"], 118528 * 12)
         self.assertLess(run["state_bytes"], 118528 * 12 * 1.05)
         self.assertEqual(run["seed"], 5)

@@ -165,7 +165,7 @@ struct Bf16Operands {
   static ConstMatrix spread(const std::vector<float>& values, ConstMatrix view,
                             std::vector<std::uint16_t>& memory) {
     const std::uint64_t stride = view.columns + 3;
-    memory.assign(view.rows * stride, 0x7fc0);  // NaN: whoever reads between the rows has one
+    memory.assign(view.rows * stride, 0x7fc0);  // NaN: a read between the rows has one
     for (std::uint64_t i = 0; i < view.rows; ++i)
       for (std::uint64_t j = 0; j < view.columns; ++j)
         memory[i * stride + j] = bf16_from_float(values[i * view.stride + j]);

@@ -9,7 +9,7 @@ namespace sluice::test {
 namespace {
 
 // One drive reads n blocks one after another, each for R ns, all asked for at the start;
-// computation takes C ns a block, in order, each when its block is there.
+// computation takes C ns per block, in order, each when its block is there.
 struct Pipeline {
   std::uint64_t n, r, c;
 };
@@ -362,7 +362,7 @@ TEST(Causes, ThePassWaitsForReadsAndLanesButNotForGradients) {
   }
 }
 
-// Waits for the optimizer and for I/O go into different parts, those for nobody into neither.
+// Waits for the optimizer and for I/O go into different parts, those without a cause into neither.
 TEST(Causes, StepsAreSharedOutToTheNanosecond) {
   const TraceFile file = trace_of(
       {span(TraceKind::kStep, 0, 1000), span(TraceKind::kCompute, 100, 300),

@@ -26,7 +26,7 @@ TraceFile trace_of_rank(std::uint32_t rank, std::vector<TraceRecord> records) {
   return file;
 }
 
-// n units are gathered one after another, each in G ns; computation takes C ns a unit, each when
+// n units are gathered one after another, each in G ns; computation takes C ns per unit, each when
 // its unit is there; then n reductions of R ns, for which the end of the step waits.
 struct Gathers {
   std::uint64_t n, g, c, r;

@@ -270,7 +270,7 @@ struct CrossEntropyBody {
     if (team.rank() == 0) a.row_losses[row] = logf(sum) - target_logit;
     if (!a.gradient) return;
     const float factor = a.gradient_scale / (sum * static_cast<float>(a.rows));
-    team.sum(0.0f);  // everybody has read the target's logit
+    team.sum(0.0f);  // all have read the target's logit
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       store((j == target ? -others : expf(load(logits[j]) - most)) * factor, logits[j]);
   }

@@ -1,7 +1,7 @@
 // The arithmetic of GPT-2 over device memory, as operations on a stream: what DeviceGpt is made of.
 // One implementation runs on a GPU (cuda_ops.h); tests run the same bodies on the host device.
-// Matrices are row-major, one row a token. "T" is the type of parameters and activations, "G" that
-// of gradients at rest: both are those that the operations were made for.
+// Matrices are row-major, one row per token. "T" is the type of parameters and activations, "G"
+// that of gradients at rest: both are those that the operations were made for.
 //
 // Thread rule: one thread at a time. Every call enqueues and returns; the memory that it names may
 // be reused by later work on the same stream.

@@ -185,7 +185,7 @@ void GptCompute::embedding_forward_use(ParameterPointers parameters) {
                     batch_->tokens, sequence_, config_.embedding, output_);
 }
 
-// To the output, or where nobody wants that (a recomputation), as far as backward does.
+// To the output, or where that is not wanted (a recomputation), as far as backward does.
 void GptCompute::block_forward(std::uint32_t layer) {
   const BlockActivations& a = activations_.block(layer);
   const std::uint64_t count = rows();

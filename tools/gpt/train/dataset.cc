@@ -55,7 +55,7 @@ Dataset::Dataset(const TrainConfig& config, std::uint32_t rank_count)
 }
 
 void Dataset::open_file() {
-  // O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+  // O_NONBLOCK: opening a pipe without a writer would wait forever.
   file_ = UniqueFd(::open(config_.data_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file_ || ::fstat(file_.get(), &status) != 0)
