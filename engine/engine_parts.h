@@ -1,5 +1,5 @@
-// The components of an engine, and what several calls of it share. For engine.cc and its siblings
-// alone.
+// The components of an engine, and the code that several of its calls share. Only for engine.cc and
+// its siblings.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The ranks' collectives outlive the engine: what they have been told of it has to be taken back.
+// The ranks' collectives outlive the engine, so their knowledge of it has to be taken back.
 struct RanksHold {
   explicit RanksHold(Ranks& held) : ranks(held) {}
   RanksHold(const RanksHold&) = delete;
@@ -31,13 +31,13 @@ struct RanksHold {
   Ranks& ranks;
 };
 
-// Built from top to bottom; torn down from bottom to top, so that whatever still runs finds what it
-// uses.
+// Built from top to bottom and destroyed from bottom to top, so that running parts still find the
+// ones that they use.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
 
-  // Fills in what other ranks own of elements [first_element, ...) of a tensor.
+  // Fills in the other ranks' share of elements [first_element, ...) of a tensor.
   void complete(TensorId id, StateKind kind, std::uint64_t first_element,
                 std::span<std::byte> target);
   void require_idle(const char* call);
@@ -46,9 +46,9 @@ struct Engine::Parts {
   StateDescription description() const {
     return describe_state(model, config.precision.parameters, config.optimizer.kind);
   }
-  // Gives the state its values, and a durable store its first commit of them.
+  // Gives the state its values, and a durable store the first commit of them.
   void fill(StateSource& source, const std::string& application, const char* call);
-  // Goes on from the last commit of a durable store.
+  // Continues from the last commit of a durable store.
   void open_store();
   void commit_first();
   void lend_state();
@@ -71,7 +71,7 @@ struct Engine::Parts {
   bool is_initialized = false;
   bool is_closed = false;
   std::function<void(const std::string&)> last_words;
-  RanksHold ranks_hold{ranks};  // last: a constructor that throws lets go of them, too
+  RanksHold ranks_hold{ranks};  // last: a constructor that throws also lets go of them
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// What a step costs at least, from rates alone: T_min, the busy time of its scarcest resource, and
-// T_bound, the time of the ideal schedule under a policy, found by simulating it block by block
-// (engine/bound/bound_simulation.h has the rules). The distance from T_bound is the engine's to
-// close; the distance between T_bound and T_min is the policy's. Pure: no I/O, no clock; callable
+// The least time that a step can take, from rates alone. T_min is the busy time of its scarcest
+// resource. T_bound is the time of the ideal schedule under a policy, found by simulating it block
+// by block (engine/bound/bound_simulation.h has the rules). The engine can close the distance to
+// T_bound; the distance between T_bound and T_min is the policy's. Pure: no I/O, no clock; callable
 // from any thread.
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace sluice {
 
-// Boundary activations count as busy time of storage and copies, beside a schedule that is ideal in
-// all else: no step ends before those are through.
+// Boundary activations count as busy time of storage and copies, beside a schedule that is ideal
+// otherwise: no step ends before they are through.
 
-// T_bound of `policy` (not kAuto), its lanes those of the placement. Speculative: no step is
-// redone.
-// Requires: rates.units has an entry for each unit.
+// T_bound of `policy` (not kAuto), with the placement's lanes.
+// Speculative: no step is redone. Requires: rates.units has an entry per
+// unit.
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
 // T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
 StepCost minimum_step(const StepShape& shape);
-// The same from the T_bounds of all policies, where they are known.
+// The same, from the T_bounds of all policies if they are known.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

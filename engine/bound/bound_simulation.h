@@ -1,8 +1,8 @@
-// The ideal schedule of a step under an overlap policy, played through block by block until it
-// repeats. It keeps to what the engine has: parameter slots, window places, gradient slots and
-// lanes, computation in schedule order, fetches and their copies in schedule order, state granted
-// lanes strictly in order. Within that it is ideal: nothing but the stated rates takes time, and
-// nobody waits who need not.
+// The ideal schedule of a step under an overlap policy, simulated block by block until it repeats.
+// It uses the engine's means: parameter slots, window places, gradient slots and lanes,
+// computation in schedule order, fetches and their copies in schedule order, state granted lanes
+// strictly in order. Within that it is ideal: only the stated rates take time, and nothing waits
+// needlessly.
 //
 // The rules:
 // - A storage line serves parameter fetches first, then reads of state, then writes; the CPU norms
@@ -33,7 +33,7 @@
 
 namespace sluice {
 
-// The mean over a number of steps, after those that fill the pipeline.
+// The mean over a number of steps, without those that fill the pipeline.
 StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy);
 
 }  // namespace sluice

@@ -1,10 +1,10 @@
 // The machine that the bound's simulation runs on: resources that each serve one job at a time,
-// lowest rank first, without interrupting one that has begun; the times that jobs take at given
-// rates; a calendar of what ends when; and the account of time and bytes. Ranks alone decide the
-// order, so that equal times give equal schedules.
+// lowest rank first, and never interrupt a job; the times that jobs take at given rates; a calendar
+// of ends; and the account of time and bytes. Ranks alone decide the order, so that equal times
+// give equal schedules.
 //
 // Thread rule: none; one simulation owns it.
-// Invariant: all that ends at one instant has ended before any resource takes up its next job.
+// Invariant: all jobs that end at one instant have ended before any resource takes up its next job.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// What ends with a job, and what its subject is.
+// The task that ends with a job, and the meaning of its subject.
 enum class SimulatedTask : std::uint8_t {
   kFetch,       // a block's parameters are in its slot
   kCopyUp,      // the first fetch is on the device
@@ -39,18 +39,18 @@ enum class SimulatedTask : std::uint8_t {
 struct SimulatedJob {
   SimulatedTask task{};
   std::uint64_t subject = 0;
-  std::uint64_t rank = 0;  // unique among those that wait for one resource
+  std::uint64_t rank = 0;  // unique among the jobs that wait for one resource
 };
 
-// Ranks: urgency, then the place in an order.
+// A rank consists of the urgency, then the place in an order.
 constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
   return urgency << 56 | place;
 }
 
 class SimulatedMachine {
  public:
-  // `on_end` hears of every job's end; of one that takes no time, before the call that started it
-  // returns. `rates` must outlive the machine.
+  // `on_end` is called at every job's end; if the job takes no time, before the call that started
+  // it returns. `rates` must outlive the machine.
   SimulatedMachine(const Rates& rates, std::function<void(const SimulatedJob&)> on_end)
       : rates_(rates), on_end_(std::move(on_end)) {}
 
@@ -63,11 +63,11 @@ class SimulatedMachine {
   void adam(const SimulatedJob& job, std::uint64_t element_count);
   void device_adam(const SimulatedJob& job, std::uint64_t element_count);
 
-  // Nobody is on the CPU, or waits for it.
+  // No job is on the CPU, or waits for it.
   bool cpu_is_free() const;
 
-  // Lets every idle resource take up a job and goes on to the next instant at which jobs end.
-  // Requires: something is under way.
+  // Lets every idle resource take up a job and advances to the next instant at which jobs end.
+  // Requires: a job is under way.
   void advance();
 
   // Since the start: step_s is the time now.
@@ -85,7 +85,7 @@ class SimulatedMachine {
     bool is_busy = false;
     std::int64_t busy_ns = 0;
   };
-  // The end of a job's service, which frees the line, or that of the job, after its latency.
+  // The end of a job's service, which frees the line; or, after its latency, the end of the job.
   struct Entry {
     std::int64_t time_ns = 0;
     std::uint64_t number = 0;

@@ -1,4 +1,4 @@
-// The optimizer pass in the bound's simulation: which block has its turn when, its lane, its reads,
+// The optimizer pass in the bound's simulation: when each block has its turn, its lane, its reads,
 // Adam and writes. The rules are in engine/bound/bound_simulation.h.
 //
 // Thread rule: none; one simulation owns it.
@@ -22,37 +22,37 @@ class SimulatedPass {
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots);
 
-  // Lanes that have come home at this instant give their slots back. False when there are none.
+  // Frees the slots of lanes that came home at this instant. Returns false when there are none.
   bool settle();
   // Gives one block its turn, if one may have it.
   bool pump();
-  // Starts the next Adam, if one may start. To be called when nothing else may.
+  // Starts the next Adam, if one may start. Call it when nothing else may start.
   bool pump_adam();
 
-  // The block's parameters have come to its slot.
+  // The block's parameters have arrived in its slot.
   void slot_filled(std::uint32_t block);
   void gradient_final(UnitId unit, std::uint64_t step);
   void norm_known(std::uint64_t step);
-  // The end of a job whose subject is a block.
+  // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
 
-  // Updates that fetches of the block may see, and that computation on the device may.
+  // The number of the block's updates that fetches, and computation on the device, may see.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
-  // So many updates of every block are home.
+  // Whether this many updates of every block are home.
   bool is_home(std::uint64_t steps) const {
     return home_ == steps * trained_blocks_ && updated_on_device_ == steps * device_blocks_;
   }
 
  private:
   struct Block {
-    std::uint64_t updates = 0;  // of a frozen one, as many as anybody asks for
+    std::uint64_t updates = 0;  // a frozen block has as many as any caller asks for
     std::uint64_t grants = 0;   // passes in which the block has had its turn
-    std::uint64_t place = 0;    // of the present one in the order of all passes
+    std::uint64_t place = 0;    // of the present pass in the order of all passes
     std::uint32_t pending = 0;  // parts before Adam, or after it
     bool in_pass = false;
     bool awaits_slot = false;
-    bool awaits_gradients = false;  // that do not wait in host memory, and may still change
+    bool awaits_gradients = false;  // they do not wait in host memory, and may still change
     bool is_loaded = false;
   };
   struct Unit {
@@ -92,7 +92,7 @@ class SimulatedPass {
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;
-  std::uint64_t trained_blocks_ = 0;  // that each pass updates: not those that the device does
+  std::uint64_t trained_blocks_ = 0;  // updated by each pass: without those that the device updates
   std::uint64_t device_blocks_ = 0;
 
   std::uint64_t pass_ = 0;  // the step whose blocks have their turn
@@ -101,16 +101,16 @@ class SimulatedPass {
   std::uint32_t next_block_ = 0;     // by unit
   std::uint32_t next_arrival_ = 0;   // by arrival: unit
   std::uint32_t arrival_block_ = 0;  // and its block
-  std::uint64_t normed_steps_ = 0;   // whose norm is known
+  std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
-  // Blocks that wait for the CPU and nothing else: by their place in the pass, and by unit.
+  // Blocks that wait only for the CPU: by their place in the pass, and by unit.
   std::set<std::uint64_t> ready_places_;
   std::set<std::uint64_t> ready_blocks_;
   std::vector<std::uint32_t> block_at_place_;  // by place in the pass
   std::uint64_t home_ = 0;               // updates, of all blocks in the pass
   std::uint64_t sent_to_device_ = 0;     // updates, of all blocks that the device updates
-  std::uint64_t updated_on_device_ = 0;  // of these
-  std::vector<std::uint32_t> come_home_;  // and still have their slots
+  std::uint64_t updated_on_device_ = 0;  // how many of these are done
+  std::vector<std::uint32_t> come_home_;  // blocks that still have their slots
 };
 
 }  // namespace sluice

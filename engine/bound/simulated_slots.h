@@ -1,7 +1,7 @@
 // The parameter slots of the bound's simulation, by the rules of engine/flow/parameter_slots.h: a
-// block has at most one, fetches and lanes share it, each lane is entitled to one, and a number of
-// them may keep bytes for a later user. Those who leave at one instant do so in a fixed order, once
-// all else that ends there has ended.
+// block has at most one, fetches and lanes share it, each lane is entitled to one, and some of them
+// may keep bytes for a later user. Users that leave at one instant do so in a fixed order, after
+// everything else that ends at that instant.
 //
 // Thread rule: none; one simulation owns it.
 #pragma once
@@ -25,14 +25,14 @@ class SimulatedSlots {
   bool is_valid(std::uint32_t block) const { return slots_[block].is_valid; }
   void set_valid(std::uint32_t block) { slots_[block].is_valid = true; }
 
-  // Joins the block's slot, or binds a free one. False when none may be had now.
+  // Joins the block's slot, or binds a free one. Returns false when no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
-  // Takes effect with settle(). `keep`: the bytes will be wanted again.
+  // Takes effect with settle(). `keep`: the bytes will be used again.
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);
   }
-  // False when nobody is leaving.
+  // Returns false when no user is leaving.
   bool settle();
 
  private:

@@ -1,6 +1,6 @@
-// The drain of a step some of whose gradients wait on storage, in the bound's simulation: one use's
-// gradient at a time, those that leave block by block through the staging slots, as
-// engine/flow/gradient_spill.h has it.
+// The drain of a step with some gradients that wait on storage, in the bound's simulation: one
+// use's gradient at a time. Gradients that leave go block by block through the staging slots, as in
+// engine/flow/gradient_spill.h.
 //
 // Thread rule: none; one simulation owns it.
 #pragma once
@@ -16,9 +16,9 @@ namespace sluice {
 
 class SimulatedSpill {
  public:
-  // All must outlive it. `on_host` hears that it is the turn of a gradient that waits in host
-  // memory, `on_left` that one that leaves has left its slot, `on_home` that it is where it waits,
-  // and in the norm.
+  // All must outlive it. `on_host` is called when it is the turn of a gradient that waits in host
+  // memory; `on_left` when a leaving gradient has left its slot; `on_home` when it has arrived
+  // where it waits and is in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
@@ -27,11 +27,11 @@ class SimulatedSpill {
   SimulatedSpill(const StepShape& shape, SimulatedMachine& machine, Callbacks callbacks);
 
   void add(std::uint32_t use) { uses_.push_back(use); }
-  // The gradient that on_host was told of is in host memory.
+  // The gradient that on_host announced is in host memory.
   void host_ended();
   // Starts one block, if one may start.
   bool pump();
-  // The end of a job whose subject is a block.
+  // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
 
  private:
@@ -46,7 +46,7 @@ class SimulatedSpill {
   SimulatedMachine& machine_;
   Callbacks callbacks_;
 
-  std::deque<std::uint32_t> uses_;  // with gradients to be drained, in order
+  std::deque<std::uint32_t> uses_;  // those with gradients to drain, in order
   std::uint32_t started_ = 0;       // blocks of the front one
   std::uint32_t left_ = 0;
   std::uint32_t home_ = 0;

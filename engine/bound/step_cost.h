@@ -1,4 +1,4 @@
-// The rates of a machine and what a step costs under them: the words of the bounds
+// The rates of a machine and the cost of a step under them: the terms of the bounds
 // (engine/bound/bound.h). Plain data; pure.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// What the machine gives one rank. A rate of 0 means that the resource costs no time.
+// The machine's rates for one rank. A rate of 0 means that the resource costs no time.
 struct Rates {
   double read_bytes_per_second = 0;  // of all drives together
   double write_bytes_per_second = 0;
@@ -39,7 +39,7 @@ enum class Resource : std::uint8_t {
   kCopyUp,
   kCopyDown,
   kCpu,           // Adam, norms and additions
-  kDeviceUpdate,  // beside computation, as far as memory's rate lets both
+  kDeviceUpdate,  // beside computation, as far as the memory's rate allows
 };
 inline constexpr std::size_t kResourceCount = 8;
 
@@ -55,7 +55,7 @@ struct StepCost {
   Resource scarcest() const;
 };
 
-// What the bounds are functions of. All must outlive the call.
+// The inputs of the bounds. All must outlive the call.
 struct StepShape {
   const Layout& layout;
   const Placement& placement;

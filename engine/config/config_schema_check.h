@@ -17,25 +17,25 @@ extern const char* const kConfigSchemaText;
 
 const nlohmann::json& config_schema();
 
-// The schema of a key such as "optimizer.beta1" or "optimizer.groups.0.tensors"; null when there is
-// none.
+// The schema of a key such as "optimizer.beta1" or "optimizer.groups.0.tensors"; null for an
+// unknown key.
 const nlohmann::json* find_key_schema(const std::string& key);
 
-// Every key of the schema that has a value, in dotted form, in the schema's order.
+// All keys of the schema that have a value, in dotted form, in the schema's order.
 std::vector<std::string> config_keys();
 
-// Called with the key ("optimizer.beta1") and what is wrong with it; must throw.
+// Called with the key ("optimizer.beta1") and the problem with its value; must throw.
 using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
 
-// Checks `value`, which stands at `key` (empty for the whole document), and everything inside it.
+// Checks `value`, which stands at `key` (empty for the whole document), and its contents.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
-// Levenshtein's distance, for hints.
+// Levenshtein's edit distance, for hints.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-// "; did you mean "optimizer"?" for the known key nearest to `unknown` under `schema` of the
-// section `parent`; anywhere in the schema if that section has nothing near.
+// Returns "; did you mean "optimizer"?" with the known key nearest to `unknown` under `schema` of
+// the section `parent`; with one from anywhere in the schema if that section has nothing near.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// Which tier is home to each block's states, and how large every pool in every tier is: a pure
+// The tier that is home to each block's states, and the size of every pool in every tier: a pure
 // function of (layout, model, budgets, choices). Mandatory pools come first, each one commented
-// sum; what is left of a budget is filled with state in the order of the traffic that it saves.
-// Static for a run: the state is used in the same cyclic order every step, where a fixed choice is
-// as good as any cache and can be predicted and explained. Constant after construction.
+// sum; the rest of a budget is filled with state in the order of the traffic that it saves. The
+// placement is fixed for a run: every step uses the state in the same cyclic order, where a fixed
+// choice is as good as any cache and can be predicted and explained. Constant after construction.
 #pragma once
 
 #include <cstddef>
@@ -30,15 +30,15 @@ struct SlotPool {
 };
 
 struct Placement {
-  bool fills_device = false;  // as PassNeeds has it
+  bool fills_device = false;  // as in PassNeeds
 
-  // Homes, by block; on the device, for all blocks of a unit. Of frozen blocks, which have no
-  // record, its home is host memory. Where it is the device, parameters and gradients are there
-  // too: the unit is updated there.
+  // Homes, by block; on the device, all blocks of a unit share one. Frozen blocks have no record;
+  // its home counts as host memory. A record at home on the device has its parameters and gradients
+  // there too, and the unit is updated there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
-  // Where a step's gradients wait for the update, by unit; of frozen ones, which have none, host
-  // memory.
+  // Where a step's gradients wait for the update, by unit; frozen units have none, and host memory
+  // stands for them.
   std::vector<Tier> gradient_tier;
 
   // Device memory.
@@ -46,52 +46,52 @@ struct Placement {
   std::uint64_t resident_parameter_bytes = 0;  // homed there: whole units, or shards of them
   std::uint64_t window_bytes = 0;              // units that come and go
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
-  std::uint64_t device_gradient_bytes = 0;  // those that wait there
+  std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // of units that are updated there
-  // What the device says of units whose gradients wait there (tally_bytes_of()), and as much host
-  // memory for it to arrive in.
+  // The device's tallies of units whose gradients wait there (tally_bytes_of()); host memory has as
+  // much to receive them.
   std::uint64_t tally_bytes = 0;
-  std::uint64_t rank_buffer_bytes = 0;  // what ranks talk in (rank_buffer_bytes()), beside the slab
+  std::uint64_t rank_buffer_bytes = 0;  // for the ranks (rank_buffer_bytes()), beside the slab
 
   // Host memory.
   std::uint64_t host_budget_bytes = 0;
   std::uint64_t gradient_set_bytes = 0;  // one gradient for every element that waits here
-  SlotPool gradient_staging;  // pieces of gradients to be added, or on their way to where they wait
+  SlotPool gradient_staging;  // pieces of gradients to be added, or on their way to their place
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
-  SlotPool parameter_slots;  // parameters on their way between storage, device and update: one for
-                             // each lane, the rest for the prefetcher
-  std::uint32_t kept_slots = 0;  // of the rest, how many may keep bytes for a later use
+  SlotPool parameter_slots;  // parameters on their way between storage, device and update: one per
+                             // lane, the rest for the prefetcher
+  std::uint32_t kept_slots = 0;  // how many of the rest may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
-  SlotPool lane_gradients;       // and the gradients of those that do not wait in host memory
+  SlotPool lane_gradients;       // and their gradients that do not wait in host memory
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
 
-  // Boundary activations, where the engine keeps them: in a window on the device, and in homes in
-  // host memory or on storage for what has to leave it.
+  // Boundary activations, where the engine keeps them: a window on the device, and homes in host
+  // memory or on storage for those that have to leave it.
   ActivationHomes activation_homes;
   SlotPool activation_window;
   std::uint64_t host_activation_bytes = 0;
   SlotPool activation_staging;  // pieces between the device and storage
 
-  // Storage. With two copies, blocks whose parameters and record are both there have a shadow
-  // beside their home, so that their update can be tentative.
+  // Storage. With two copies, a block whose parameters and record are both there has a shadow
+  // beside its home, so that its update can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy
   std::uint64_t nvme_record_bytes = 0;
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
-  // With a durable store every plane has so many copies on storage, wherever its home is (0: the
-  // state is scratch), and they take so much beside the homes and shadows there.
+  // With a durable store every plane has this many copies on storage, wherever its home is (0: the
+  // state is scratch). They take these bytes beside the homes and shadows there.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
-  std::uint64_t commit_bytes = 0;  // that a commit writes of state at home in memory
+  std::uint64_t commit_bytes = 0;  // written by a commit, of state at home in memory
 
-  // What this rank keeps of the unit's parameters is at home on the device.
+  // The parameters of the unit that this rank keeps are at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
-  // And that is all of them: it needs no place in the window.
+  // And these are all of them: the unit needs no place in the window.
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
@@ -99,15 +99,15 @@ struct Placement {
   bool is_updated_on_device(const UnitPlace& unit) const {
     return record_tier[unit.first_block] == Tier::kDevice;
   }
-  // The unit's gradients wait elsewhere than in host memory.
+  // The unit's gradients wait outside host memory.
   bool gradient_leaves(UnitId unit) const { return gradient_tier[index_of(unit)] != Tier::kHost; }
   bool gradient_is_on_device(UnitId unit) const {
     return gradient_tier[index_of(unit)] == Tier::kDevice;
   }
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
-  // Some come to a lane for their update from there.
+  // Some gradients come to a lane for their update from such a place.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // Of the device: the pools that the tiers cut from one slab, and those with what ranks take.
+  // The device: the pools that the tiers cut from one slab, and these plus the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
            device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -124,7 +124,7 @@ struct Placement {
     return storage_copies == 2 && parameter_tier[index_of(block)] == Tier::kNvme &&
            record_tier[index_of(block)] == Tier::kNvme;
   }
-  // At rest.
+  // Bytes at rest.
   std::uint64_t nvme_bytes() const {
     return nvme_parameter_bytes + nvme_record_bytes + nvme_gradient_bytes + nvme_activation_bytes +
            shadow_bytes + durable_bytes;
@@ -138,48 +138,48 @@ struct Budgets {
   std::uint64_t host_bytes = 0;
 };
 
-// How a step runs, as far as buffers depend on it.
+// The properties of a step that buffers depend on.
 struct PassNeeds {
-  bool overlaps = false;                    // with computation: buffers for bursts, and for keeping
-  std::optional<std::uint32_t> lanes = {};  // nothing = as many as help
-  // What the device has left may take optimizer state, if the choice is the planner's.
+  bool overlaps = false;                    // with computation: buffers for bursts and kept bytes
+  std::optional<std::uint32_t> lanes = {};  // empty = as many as help
+  // Optimizer state may take the device's remaining memory if the choice is the planner's.
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
-  bool is_durable = false;              // commits take the state of the device, too
+  bool is_durable = false;              // commits also take the device's state
 };
 
-// What `config` asks for, of each of `ranks` ranks.
+// The needs of `config` on each of `ranks` ranks.
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool fills_device);
 
-// Whoever has budgets that work may raise either of them: they still work.
-// Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or what `choices` puts
-// there; the message lists the pools and names the smallest budget that works beside the other one,
-// found by asking the planner. Where no size does, it names a pair.
+// If a pair of budgets works, it still works with either of them raised.
+// Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or the state that
+// `choices` puts there. The message lists the pools and names the smallest budget that works with
+// the other one as it is, found by asking the planner. Where no size works, it names a pair.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
-// What the device says of a unit whose gradients wait there, in bytes: the sum of squares of each
-// leaf of what this rank owns, fp64, and whether an update has made a weight overflow, 32 bits.
+// The bytes that the device reports about a unit whose gradients wait there: the sum of squares of
+// each leaf that this rank owns, fp64, and whether an update has made a weight overflow, 32 bits.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
-// Gives every block that can have one its shadow.
+// Gives a shadow to every block that can have one.
 void add_shadows(const Layout& layout, Placement& placement);
-// Whether then every trained block would have one, and no gradient would wait elsewhere than in
-// host memory: where every update can be tentative. What "auto" asks before it speculates.
+// Whether every trained block would then have one, and every gradient would wait in host memory, so
+// that every update can be tentative. "auto" asks this before it speculates.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
-// With a durable store, `count` copies of all of the state (durable_copies()).
-// Requires: add_shadows(), where there are to be any, has been called.
+// Gives a durable store `count` copies of all of the state (durable_copies()).
+// Requires: add_shadows() has been called first, if there are to be any.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
-// How many `config` asks for. Two: the one that the last commit names, and the one that updates go
-// to. An update that is tentative, while neither may be overwritten, takes a third.
+// The number of copies that `config` needs. Two: the one that the last commit names, and the one
+// that updates write. A tentative update, while neither may be overwritten, needs a third.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
-// Whether "auto" may speculate beside a durable store: where that takes no third copy.
+// Whether "auto" may speculate with a durable store: where that needs no third copy.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// What each unit needs in the device window: 0 for units that are on the device as a whole.
+// The bytes that each unit needs in the device window: 0 for units wholly on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

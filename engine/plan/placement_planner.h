@@ -2,12 +2,12 @@
 // (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). For
 // engine/plan/placement_budget.cc, which decides what is attempted, and for those two files.
 //
-// What fits may depend on what is put where there is a choice: a first unit on the device spares
-// host memory its parameters, and costs it buffers for their update. So an attempt can be told to
-// leave such things off the device.
+// Whether everything fits may depend on a choice: the first unit on the device spares host memory
+// its parameters, but costs it buffers for their update. So an attempt can be told to leave such
+// things off the device.
 //
-// Thread rule: none; one call of plan_placement() owns it. An attempt is made once; a copy made
-// before makes another.
+// Thread rule: none; one call of plan_placement() owns it. An object makes one attempt; for
+// another, copy it first.
 #pragma once
 
 #include <optional>
@@ -18,15 +18,15 @@
 
 namespace sluice {
 
-// What stays off the device though it may have room.
+// The kinds of state that stay off the device even if it has room.
 struct PlacementThrift {
-  bool buffers = false;     // beyond the least of each kind, whose room others may have
+  bool buffers = false;     // beyond the least of each kind, to leave that room to others
   bool records = false;     // of units whose parameters are there
-  bool parameters = false;  // beyond those that have to be there; and so records
-  bool gradients = false;   // of those that host memory cannot hold: all go to storage
+  bool parameters = false;  // beyond those that have to be there; records too
+  bool gradients = false;   // those that host memory cannot hold all go to storage
 };
 
-// A budget that does not hold its pools, and by the planner's reckoning the least that would.
+// A budget that does not hold its pools, and the least that would, by the planner's estimate.
 struct PlacementShortage {
   Tier tier = Tier::kHost;
   std::uint64_t needed_bytes = 0;
@@ -38,7 +38,7 @@ class PlacementPlanner {
   PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
                    const PassNeeds& pass);
 
-  // Nothing where all fits; then the placement can be taken.
+  // Returns nothing where everything fits; the placement can then be taken.
   std::optional<PlacementShortage> attempt(const Budgets& budgets, const PlacementThrift& thrift);
   Placement take() { return std::move(placement_); }
 
@@ -85,7 +85,7 @@ class PlacementPlanner {
   const PassNeeds& pass_;
   PlacementThrift thrift_;
   Schedule schedule_;
-  std::vector<Schedule> all_schedules_;  // that the window has to serve
+  std::vector<Schedule> all_schedules_;  // the window has to serve all of them
   std::vector<std::uint64_t> sizes_;     // in the window, by unit; 0 once homed on the device
   Placement placement_;
   std::uint32_t activation_places_least_ = 0;

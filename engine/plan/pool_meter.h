@@ -1,12 +1,12 @@
-// How much of each tier's pools is in use, and the most of it in each phase of a step: buffers from
-// when they are lent until they come back; homes of state from when they have been filled;
-// gradients while they wait for their update; on storage also shadows until they are adopted or
-// dropped, and activations until they have been read for the last time. What has a fixed owner that
-// does not say when it holds something counts for good: the activation window, homes of activations
-// in host memory, and tallies.
+// How much of each tier's pools is in use, and the most of it in each phase of a step. Buffers
+// count from when they are lent until they come back; homes of state from when they have been
+// filled; gradients while they wait for their update; on storage also shadows until they are
+// adopted or dropped, and activations until their last read. Pools with a fixed owner that does not
+// report its use count all the time: the activation window, homes of activations in host memory,
+// and tallies.
 //
 // Thread rule: scheduler's thread only.
-// Invariant: no pool has more in use than it has.
+// Invariant: no pool has more in use than its size.
 #pragma once
 
 #include <array>
@@ -18,20 +18,20 @@
 
 namespace sluice {
 
-// What `pool` has room for, in bytes.
+// The size of `pool`, in bytes.
 std::uint64_t capacity_of(const Placement& placement, MemoryPool pool);
 
 class PoolMeter {
  public:
-  // The pools of `placement`, and what of them counts for good.
+  // Sets the pools of `placement`, and those of them that count all the time.
   void open(const Placement& placement);
   void set_capacity(MemoryPool pool, std::uint64_t size_bytes);
   void lend(MemoryPool pool, std::uint64_t size_bytes);
   void take_back(MemoryPool pool, std::uint64_t size_bytes);
 
-  // What is in use from now on counts for `phase`, with what is already.
+  // From now on, everything in use counts for `phase`, including what is in use already.
   void enter(StepPhase phase);
-  // Since the last call.
+  // The marks since the last call.
   PhaseMarks take();
 
  private:

@@ -1,5 +1,5 @@
-// The sequence of unit uses in one step, known in advance from the model's orders: what prefetch,
-// eviction and the final gradients follow from. Pure.
+// The sequence of unit uses in one step, known in advance from the model's orders. Prefetch,
+// eviction and the final gradients follow from it. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace sluice {
 struct ScheduledUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
-  // Backward only, and not of frozen units: nothing has been added to this unit's gradient in this
-  // step before; and nothing will be after.
+  // Only in backward, and not for frozen units: this is the unit's first gradient in the step, or
+  // its last one.
   bool first_gradient = false;
   bool final_gradient = false;
 };
@@ -28,12 +28,12 @@ using Schedule = std::vector<ScheduledUse>;
 Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
                            MicroBatchOrder order = MicroBatchOrder::kHorizontal);
 
-// Says of each backward use whether it gives its unit's first or last gradient in the schedule.
+// Marks each backward use that gives its unit's first or last gradient in the schedule.
 void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
-// `expected` up to `acquired`, then a use that was not expected there, then what may still be: what
-// comes after the use in `expected`, if it was to come, else all of the rest. Whether a gradient of
-// the rest will be its unit's last, nobody knows now.
+// `expected` up to `acquired`, then the unexpected use, then the uses that may still come: those
+// after this use in `expected` if it was to come, otherwise all of the rest. It is then unknown
+// whether a gradient of the rest will be its unit's last.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // One forward pass without gradients.

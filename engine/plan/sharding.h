@@ -1,5 +1,5 @@
-// What each of several ranks keeps of the state: the ZeRO stages and groups as settings of one
-// mechanism, the layout's Shard. Pure.
+// The part of the state that each of several ranks keeps: the ZeRO stages and groups are settings
+// of one mechanism, the layout's Shard. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 namespace sluice {
 
 // How many consecutive ranks of `count` share a copy of the state.
-// Requires: `sharding` has group_ranks, whoever knows the hosts having set it.
+// Requires: `sharding` has group_ranks; the code that knows the hosts has set it.
 // Fails with: kConfig for a group that does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
-// What rank `rank` of `count` keeps. Likewise.
+// The part that rank `rank` of `count` keeps. Requires and fails with: as above.
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
-// Whether ranks add up the gradient of every use; else only the sum of a step's. Stages without
-// sharded gradients communicate once a step, unless that would give other bits than the stages with
-// them in the cases where all are to give the same.
+// Whether ranks add up the gradient of every use, and not only the sum of a step's. Stages without
+// sharded gradients communicate once per step, unless that would give other bits than the stages
+// with sharded gradients where all are to give the same.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
-// Device memory that each of `count` ranks needs beside the pools, elements of fp32 for a unit's
+// Device memory that each of `count` ranks needs beside the pools: elements of fp32 for a unit's
 // part of a gradient while groups add theirs (hybrid), and bytes in which ranks tell each other
-// what all have to know.
+// values that all have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
 std::uint64_t vote_buffer_bytes(std::uint32_t count);
 std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t count,
                                 const Layout& layout);
 
-// Fails with: kConfig for homes that the stage does not have where there are several ranks.
+// Fails with: kConfig for homes that the stage does not support with several ranks.
 void check_homes(const Config::Sharding& sharding, std::uint32_t count,
                  const Config::Placement& choices);
 

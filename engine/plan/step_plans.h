@@ -1,6 +1,6 @@
-// What is known of a step before it runs: its schedule, who is where in the device window, and the
-// way of its boundary activations, which keeps its sequence whatever becomes of the schedule. Made
-// once for each number and order of micro-batches, and kept.
+// Everything known about a step before it runs: its schedule, the places of units in the device
+// window, and the movement of its boundary activations, which keeps its sequence even if the
+// schedule changes. Made once for each number and order of micro-batches, and kept.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -33,21 +33,21 @@ class StepPlans {
 
   // Empty where the application keeps activations. References stay valid.
   const ActivationPlan& inference_activations() const { return inference_activations_; }
-  // Fails with: kInvalidArgument for a step larger than the one that the pools for activations are
-  // made for.
+  // Fails with: kInvalidArgument for a step larger than the one that the activation pools are made
+  // for.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The plan of a step that leaves the schedule of `plan` where `progress` says, to use `unit`.
-  // Fails with: kOutOfMemory when the window cannot hold it beside what is leased.
+  // The plan of a step that leaves the schedule of `plan` at `progress` to use `unit`.
+  // Fails with: kOutOfMemory when the window cannot hold it beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on inferences, or such steps, are expected to go as this one went, where a window plan
-  // allows it.
+  // From now on, inferences, or steps of this shape, are expected to go as this one went, if a
+  // window plan allows it.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // What each unit needs in the device window: 0 for units homed on the device.
+  // The bytes that each unit needs in the device window: 0 for units homed on the device.
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:

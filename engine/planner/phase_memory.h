@@ -1,7 +1,7 @@
-// What one rank has in use at most in each phase of a step, as a placement and a schedule make it:
-// the prediction of StepReport::buffers. State at home, the window, gradients and what counts for
-// good are exact under the policy "serial"; buffers, and under the other policies gradients and
-// shadows, are limits, since how much of them is in use at once depends on a run's timing. Pure.
+// The most that one rank has in use in each phase of a step, derived from placement and schedule:
+// the prediction of StepReport::buffers. State at home, the window, gradients and pools that count
+// all the time are exact under the policy "serial". Buffers, and under the other policies gradients
+// and shadows, are limits, since their use at any one time depends on a run's timing. Pure.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A request as the planner sees it: its layout and schedule, where the state goes, and what a step
-// costs there. Constant after construction; callable from any thread.
+// A request in the planner's terms: its layout and schedule, the homes of the state, and the cost
+// of a step there. Constant after construction; callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@ class Planning {
 
   const Layout& layout() const { return layout_; }
 
-  // With so many times the request's computation.
+  // With this many times the request's computation.
   Rates rates(double compute_factor = 1) const;
-  double compute_s(const Rates& rates) const;  // in a step
+  double compute_s(const Rates& rates) const;  // per step
 
-  // Without the step, or why not.
+  // Without the step's cost; or with the obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
 
@@ -32,8 +32,8 @@ class Planning {
   Schedule schedule_;
 };
 
-// Calls `run` with 0 .. count - 1, on as many threads as there are cores: simulated schedules know
-// nothing of each other.
+// Calls `run` with 0 .. count - 1, on as many threads as there are cores: simulated schedules are
+// independent of each other.
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run);
 
 }  // namespace sluice

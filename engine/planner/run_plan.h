@@ -1,9 +1,9 @@
-// The plan of a run: who keeps which part of the state, the budgets, the size of every pool, the
-// home of every block, and when blocks are updated. This is the only place that makes one. The
-// engine, `sluice plan`, the choice of the micro-batches' order, the check of the host's memory,
-// `trace whatif` and the benches all ask here, so none of them can differ from the run.
+// The plan of a run: the part of the state that each rank keeps, the budgets, the size of every
+// pool, the home of every block, and when blocks are updated. This is the only place that makes
+// one. The engine, `sluice plan`, the choice of the micro-batches' order, the check of the host's
+// memory, `trace whatif` and the benches all ask here, so none of them can differ from the run.
 //
-// Thread rule: pure but for RunMachine::free_bytes; callable from any thread.
+// Thread rule: pure except for RunMachine::free_bytes; callable from any thread.
 #pragma once
 
 #include <sluice/config.h>
@@ -24,8 +24,8 @@ struct RunPlan {
 // Fails with: kConfig for a parameter group that names no tensor.
 Layout plan_layout(const Config& config, const ModelSpec& model, const Shard& shard = {});
 
-// `model` is validated(), `layout` is one of plan_layout().
-// Fails with: kConfig for homes that the stage does not have with several ranks; kOutOfMemory as
+// `model` is validated(); `layout` comes from plan_layout().
+// Fails with: kConfig for homes that the stage does not support with several ranks; kOutOfMemory as
 // plan_placement() does.
 RunPlan plan_run(const Config& config, const ModelSpec& model, const Layout& layout,
                  const RunMachine& machine);

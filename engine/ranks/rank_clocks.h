@@ -1,7 +1,7 @@
-// How far the clocks of ranks on different hosts are apart, so that their traces can be laid beside
-// each other. From exchanges: one ends on no rank before it has begun on every one, so each gives a
-// least and a largest offset, whatever the messages took and whichever way was the slower. What
-// the clocks drift apart afterwards is not followed.
+// How far apart the clocks of ranks on different hosts are, so that their traces can be shown side
+// by side. Measured by exchanges: an exchange ends on no rank before it has begun on all. So each
+// gives a least and a largest offset, however long the messages took and whichever way was slower.
+// Later drift of the clocks is not tracked.
 //
 // Thread rule: the application's thread, on every rank in the same place.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// Of one rank, around one exchange.
+// The times of one rank around one exchange.
 struct ExchangeTimes {
   std::uint64_t before_ns = 0;
   std::uint64_t after_ns = 0;
@@ -26,7 +26,7 @@ struct ClockOffset {
   std::uint64_t error_ns = 0;
 };
 
-// Pure. Requires: as many of the rank's as of rank 0's, in the same order, and not none.
+// Pure. Requires: as many times of the rank as of rank 0, in the same order, and at least one.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
 // Whether any rank writes a trace. Fails with: kRanks.

@@ -1,5 +1,5 @@
-// One sequence of collectives, with a record in the trace for each operation: the time that it took
-// on its stream, waiting for other ranks included, and the bytes that it is counted with.
+// One sequence of collectives, with a trace record for each operation: its time on its stream,
+// including waits for other ranks, and the bytes that it counts with.
 //
 // Thread rule: as Collectives.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// What the trace says of an operation.
+// The trace's description of an operation.
 struct CollectiveSpan {
   UnitId unit{};
   std::uint64_t size_bytes = 0;
@@ -31,7 +31,7 @@ class RankSequence {
   RankSequence(std::unique_ptr<Collectives> collectives, Device& device)
       : collectives_(std::move(collectives)), device_(device) {}
 
-  // `issue` enqueues operations of collectives() on `stream`; together they are one span.
+  // `issue` enqueues operations of collectives() on `stream`; together they form one span.
   template <class Issue>
   void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
     device_.call_host(stream, [this, span] { begin(span); });
@@ -52,7 +52,7 @@ class RankSequence {
   std::unique_ptr<Collectives> collectives_;
   Device& device_;
 
-  // Threads of the device, in the order of the stream.
+  // Used by threads of the device, in the order of the stream.
   TraceRecord record_;
   TraceRangeId range_{};
 };

@@ -1,17 +1,17 @@
-// The ranks that train together, as the engine sees them: what each keeps of the state (ZeRO stages
-// 0 to 3 are presets of that), the sequences of collectives, and decisions that all ranks take from
-// the same values. Without collectives there is one rank, and nothing here moves a byte.
+// The ranks that train together, as the engine sees them: each rank's part of the state (ZeRO
+// stages 0 to 3 are presets of that), the sequences of collectives, and decisions that all ranks
+// take from the same values. Without collectives there is one rank, and nothing here moves a byte.
 //
 // Hybrid: `sharding.group_ranks` consecutive ranks share a copy of the state, and every group has
-// one. Gathers stay in the group; gradients are added in the group, in rank order and fp32, those
-// sums over the groups in their order, and the result is rounded once.
+// one. Gathers stay within the group. Gradients are added within the group, in rank order and fp32;
+// those sums are added over the groups in their order, and the result is rounded once.
 //
 // Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, the rest on the
 // application's.
-// Invariants: every sequence is in an order that follows from the schedule alone: gathers in the
-// order of uses, reductions in the order of backward uses, gathers of units homed on the device in
-// forward order, votes in the order of the application's calls. Ranks may differ in how these
-// interleave, so each is a sequence of its own.
+// Invariants: the order of every sequence follows from the schedule alone: gathers in the order of
+// uses, reductions in the order of backward uses, gathers of units homed on the device in forward
+// order, votes in the order of the application's calls. Ranks may interleave these differently, so
+// each is a sequence of its own.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@
 
 namespace sluice {
 
-// From the least to the most that a rank says of something.
+// The least and the most of a value over all ranks.
 struct RankRange {
   explicit RankRange(std::uint64_t own = 0) : least(own), most(own) {}
   bool is_equal() const { return least == most; }  // on all ranks
@@ -46,55 +46,55 @@ class Ranks {
  public:
   // `collectives` may be null: one rank. Both must outlive it, as must `device`.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
-  // What of the device's memory it takes.
+  // The device memory that it takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
-  // Takes what reductions need: with it, rank_buffer_bytes(). Once.
+  // Takes the memory that reductions need; then also rank_buffer_bytes(). Once.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // What is 1/N on every rank. Each includes those before it.
+  // The parts that are 1/N on every rank. Each implies those before it.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // The first so many ranks have all of the state between them.
+  // This many first ranks have all of the state between them.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
-  // What the layout's blocks are cut from.
+  // The layout's blocks are cut from this.
   const Shard& shard() const { return shard_; }
 
   // Requires: are_several().
   RankSequence& gathers() const { return *gathers_; }
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  // Adds a unit's gradient over the ranks, in `slot`: what this rank owns becomes the sum, or all
-  // of it where it shares no optimizer state.
+  // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum;
+  // all of it does where ranks do not share optimizer state.
   void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
               StreamId stream);
-  // What it has moved since the last call.
+  // The bytes moved since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
-  // The sums over the ranks take the place of `sums`, and `ranges` become the union of all ranks',
-  // in one operation whose size does not depend on their number. Blocks; every rank calls it in the
+  // Replaces `sums` by their sums over the ranks, and `ranges` by the union of all ranks', in one
+  // operation whose size does not depend on the number of ranks. Blocks; every rank calls it in the
   // same place. `subject` lives until it returns.
   // Fails with: kRanks.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
-  // What every rank has to say, by rank: bytes and time that grow with the number of ranks. Goes in
-  // pieces. Likewise.
+  // Returns every rank's `own`, by rank; bytes and time grow with the number of ranks. It goes in
+  // pieces. Blocks and fails as above.
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
-  // What every rank has to say, by rank, each of its own length.
+  // Returns every rank's own bytes, by rank, each with its own length.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> own,
                                              std::string_view subject);
-  // What rank 0 has to say.
+  // Returns rank 0's text on all ranks.
   std::string share(const std::string& text, std::string_view subject);
-  // Every rank has to say the same.
-  // Fails with: kRanks naming the ranks that do not, and `subject`.
+  // Checks that every rank gives the same description.
+  // Fails with: kRanks naming the ranks that differ, and `subject`.
   void require_agreement(std::string_view description, std::string_view subject);
 
-  // What `body` fails with on one rank fails on all, so that all are at the same place: with its
-  // own error there, elsewhere with one of the same code. Likewise.
+  // A failure of `body` on one rank fails on all, so that all stay at the same place: with its own
+  // error there, elsewhere with one of the same code. Blocks and fails as above.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -106,16 +106,16 @@ class Ranks {
     share_failure(failure, subject);
   }
 
-  // Device memory that units are gathered into and gradients reduced in (Collectives::use_memory).
+  // Device memory for gathered units and for gradients in reduction (Collectives::use_memory).
   void use_memory(std::span<std::byte> memory);
   void forget_memory() noexcept;
 
-  // Tells of the first failure; nothing takes it back.
+  // Reports the first failure; the handler is never taken back.
   void on_failure(std::function<void(const Error&)> handler);
   void abort(std::string_view reason) noexcept;
 
  private:
-  // Part of a unit, for the time of a reduction.
+  // A part of a unit, for the time of a reduction.
   struct Part {
     std::byte* data = nullptr;
     std::uint64_t element_count = 0;
@@ -138,7 +138,7 @@ class Ranks {
   std::unique_ptr<RankSequence> reductions_;
   std::unique_ptr<RankSequence> votes_;
   std::unique_ptr<Collectives> across_;  // hybrid: over the ranks of equal place in their groups
-  DeviceBuffer buffer_;                  // of votes
+  DeviceBuffer buffer_;                  // for votes
   DeviceBuffer partial_;                 // hybrid: sums of a group, in fp32; from reserve() on
   Stream stream_;
 

@@ -1,5 +1,5 @@
-// The texts by which a trace file describes the engine that it is of: enough to name every unit and
-// block, and to plan the same engine again. JSON; docs/tracing.md has the keys. Pure.
+// How a trace file describes the engine that wrote it: enough to name every unit and block, and to
+// plan the same engine again. JSON; docs/tracing.md has the keys. Pure.
 #pragma once
 
 #include <string>
@@ -13,16 +13,16 @@
 
 namespace sluice {
 
-// The section "engine" of one of `ranks`. `model` is validated(); `layout` and `placement` are
-// those of `config`.
+// The section "engine", on one of `ranks` ranks. `model` is validated(); `layout` and `placement`
+// are those of `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);
 
-// The section "store": what the storage queue has moved.
+// The section "store": the totals of the storage queue.
 std::string describe_counters(const IoCounters& counters);
 
 // The parts of the section "engine" that planning depends on. Fails with: kInput when the text is
-// no such section.
+// not such a section.
 Config config_of_trace(const std::string& engine_section);
 RunMachine machine_of_trace(const std::string& engine_section);
 ModelSpec model_of_trace(const std::string& engine_section);

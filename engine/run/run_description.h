@@ -1,5 +1,5 @@
-// What a run is, as text: all that decides which collectives come when, and what their bits are.
-// Ranks compare it before the first step. Thread rule: pure.
+// A run as text: everything that decides which collectives come when, and their bits. Ranks compare
+// it before the first step. Thread rule: pure.
 #pragma once
 
 #include <cstdint>

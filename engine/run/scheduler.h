@@ -1,7 +1,7 @@
 // The one thread that owns the state machines of prefetch, drain and pass. Completions of
-// transfers, copies and arithmetic are posted to it; the application thread waits here for what
-// they bring about. Keeps the first failure: it stops admission of new work and is rethrown at the
-// next call from the application.
+// transfers, copies and arithmetic are posted to it; the application's thread waits here for their
+// results. Keeps the first failure: it stops admission of new work and is rethrown at the next call
+// from the application.
 //
 // Thread rule: post() and fail() from any thread; run(), await() and await_settled() from the
 // application's thread.
@@ -25,34 +25,34 @@ class Scheduler {
  public:
   Scheduler();
 
-  // Runs `task` on the scheduler's thread, some time later.
+  // Runs `task` later on the scheduler's thread.
   void post(std::function<void()> task) { thread_.post(std::move(task)); }
-  // Runs `task` there and returns when it has run; what it throws comes back to the caller.
+  // Runs `task` there and returns when it has run; an exception from it comes back to the caller.
   void run(const std::function<void()>& task);
 
-  // Blocks until `ready`, evaluated on the scheduler's thread whenever something has happened
-  // there, returns true.
-  // Fails with: the first failure, as soon as there is one; what `ready` throws becomes one.
+  // Blocks until `ready` returns true; the scheduler's thread evaluates it whenever something has
+  // happened there.
+  // Fails with: the first failure, as soon as there is one; an exception from `ready` becomes one.
   void await(const std::function<bool()>& ready);
-  // The same, but sits failures out: for shutting down in order.
+  // The same, but ignores failures: for shutting down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // Has `settle` run whenever tasks have run, before waiters are asked, and again until it returns
-  // false: nothing has moved since. An empty one ends that.
+  // Has `settle` run after every batch of tasks, before waiters are checked, and again until it
+  // returns false because nothing has moved. An empty function ends that.
   void settle_with(std::function<bool()> settle);
 
   // Latches `error` if it is the first, and wakes every waiter.
   void fail(const Error& error);
-  // The same for whatever was thrown; what is no Error becomes kInternal.
+  // The same for any exception; one that is no Error becomes kInternal.
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
-  // There is a failure, and throw_if_failed() or await() has thrown it.
+  // Whether there is a failure that throw_if_failed() or await() has thrown.
   bool is_heard() const { return is_heard_; }
 
-  // What those on this thread have given others to do. Scheduler's thread only.
+  // The work that this thread's state machines have under way. Scheduler's thread only.
   WorkMeter& work() { return work_; }
-  // What they have lent. Likewise.
+  // The buffers that they have lent. Scheduler's thread only.
   PoolMeter& pools() { return pools_; }
 
  private:
@@ -83,7 +83,7 @@ class Scheduler {
   std::atomic<bool> has_failed_ = false;  // set after failure_
   mutable std::atomic<bool> is_heard_ = false;
 
-  TaskThread thread_;  // last: its tasks use all of the above
+  TaskThread thread_;  // last: its tasks use everything above
 };
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // A thread that runs posted tasks one after another: the shape of the engine's scheduler and of its
 // worker. Tasks that capture at most two pointers cost no allocation.
-// Thread rule: post() from any thread. The destructor runs what was posted before it, then joins.
+// Thread rule: post() from any thread. The destructor runs the tasks posted before it, then joins.
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class TaskThread {
   // Returns at once; `task` runs later on the thread.
   void post(std::function<void()> task);
 
-  // Runs `hook` before each task of every such thread, for tests that reorder things; null:
-  // nothing.
+  // Runs `hook` before each task of every such thread, for tests that change the order; null
+  // removes it.
   static void set_before_task(void (*hook)()) { before_task_ = hook; }
 
  private:
@@ -51,7 +51,7 @@ class TaskThread {
   std::vector<std::function<void()>> tasks_;
   bool stopping_ = false;
 
-  std::thread thread_;  // last: it starts when all else stands
+  std::thread thread_;  // last: starts when everything else is ready
 };
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// How long something other than computation has been at work: storage, copies to the device and the
-// processor, each, and all of them together, as the time during which at least one task was under
-// way: from when it is asked for until the scheduler hears of its end, hand-overs between threads
+// How long the workers beside computation have been busy: storage, copies to the device and the
+// processor, each, and all of them together. A worker is busy while at least one task is under
+// way: from the request until the scheduler learns of its end, hand-overs between threads
 // included.
 //
 // Thread rule: scheduler's thread only.

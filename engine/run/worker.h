@@ -17,8 +17,8 @@ class Worker {
   // `scheduler` must outlive the worker.
   Worker(unsigned threads, Scheduler& scheduler);
 
-  // Runs `work` on the worker's thread, then `done` on the scheduler's, also when `work` has
-  // thrown: that becomes the scheduler's failure, and whoever counts on `done` is not left waiting.
+  // Runs `work` on the worker's thread, then `done` on the scheduler's, even if `work` has thrown.
+  // The exception becomes the scheduler's failure; code waiting for `done` is not left hanging.
   void post(std::function<void()> work, std::function<void()> done);
 
   CpuOptimizer& optimizer() { return optimizer_; }
