@@ -3,6 +3,8 @@
 
     tests/promises_test.py               checks tests/promises.json against headers and tests; exits with 1 where they differ
     tests/promises_test.py --list        prints each promise with its tests
+    tests/promises_test.py --reword      takes headers' new words into the table where a promise says the same in other words, and
+                                         prints each clause before and after, to be read: a new promise needs a test, not a row
     tests/promises_test.py --self-test   breaks each side of a small tree and expects a complaint
 
 A promise is a sentence of a header's comments that says what a call fails with, requires, throws or refuses. The table has, for each
@@ -14,6 +16,7 @@ clause that speaks of an error code whose tests' files never speak of that code.
 """
 
 import argparse
+import difflib
 import json
 import pathlib
 import re
@@ -27,7 +30,7 @@ CODE = re.compile(rf"\bk({CODES})\b")
 C_CODE = re.compile(r"\bSLUICE_(INVALID_ARGUMENT|FORKED|CALLBACK)\b")
 PROMISE = re.compile(
     rf"\b[Ff]ails?\b[^;.]{{0,20}}\bwith\b|\bRequires:|\b[Tt]hrows?\b|\brethr[eo]wn?s?\b|\brefused?s?\b|{CODE.pattern}|{C_CODE.pattern}"
-    r"|\bNot while\b|\b[Mm]ust not\b|\bhas to have\b|\bhave to be\b|\bOnce, |\bcannot be set\b")
+    r"|\bNot while\b|\b[Mm]ust not\b|\bhas to have\b|\bOnce, |\bcannot be set\b")
 # What may stand between clauses.
 GLUE = re.compile(r"\b(Fails|further|with|Requires|and|or|for|when|where|while|in|if)\b|[\s,;:.()]+")
 TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\s*\)")
@@ -146,6 +149,49 @@ def complaints(root):
             yield f"{header}: {name}: it is in {TABLE}, but promises nothing"
 
 
+def reworded(text, clauses):
+    """The clauses as `text` has them now: {clause before: clause now}. Words that both have decide where a clause lies."""
+    before = [(word, number) for number, clause in enumerate(clauses) for word in clause.split()]
+    words = list(re.finditer(r"\S+", text))
+    owners = [None] * len(words)
+    plain = lambda word: word.strip(",;:.()").lower()
+    matcher = difflib.SequenceMatcher(None, [plain(word) for word, _ in before], [plain(word.group()) for word in words], autojunk=False)
+    for block in matcher.get_matching_blocks():
+        for i in range(block.size):
+            owners[block.b + i] = before[block.a + i][1]
+    known = [i for i, owner in enumerate(owners) if owner is not None]
+    for left, right in zip([None, *known], [*known, None]):
+        gap = range(0 if left is None else left + 1, len(words) if right is None else right)
+        # Behind the last end of a part in the gap, or of the word before it, the next clause begins.
+        ends = [i for i in gap if words[i].group()[-1] in ",;:." or words[i].group() in ("and", "or")]
+        cut = gap.start if left is not None and words[left].group()[-1] in ",;:." else ends[-1] + 1 if ends else gap.stop
+        for i in gap:
+            owners[i] = owners[left] if left is not None and (i < cut or right is None) else None if right is None else owners[right]
+    spans = {}
+    for word, owner in zip(words, owners):
+        if owner is not None and not (owner not in spans and GLUE.fullmatch(word.group())):
+            spans[owner] = (spans.get(owner, (word.start(), 0))[0], word.end())
+    edge = r"(Fails|further|with|Requires|and|or)"
+    trimmed = {number: re.sub(rf"^({edge}\b[: ]+)+|([,;:. ]+{edge}?\b)*[,;:. ]*$", "", text[slice(*span)]) for number, span in spans.items()}
+    return {clause: trimmed[number] for number, clause in enumerate(clauses) if trimmed.get(number)}
+
+
+def reword(root):
+    path = root / TABLE
+    table = json.loads(path.read_text(encoding="utf-8"))
+    for header, functions in table.items():
+        said = promises((root / header).read_text(encoding="utf-8"))
+        for name, clauses in functions.items():
+            if name not in said or not any(complaints_of(header, name, said[name], clauses, Tests(root))):
+                continue
+            now = reworded(said[name], clauses)
+            for clause in clauses:
+                if now.get(clause) != clause:
+                    print(f"{header}: {name}:\n  - {clause}\n  + {now.get(clause, '(gone)')}")
+            functions[name] = {now[clause]: named for clause, named in clauses.items() if clause in now}
+    path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
 def listing(root):
     for header, functions in json.loads((root / TABLE).read_text(encoding="utf-8")).items():
         for name, clauses in functions.items():
@@ -185,15 +231,21 @@ def self_test():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the promises and their tests")
+    parser.add_argument("--reword", action="store_true", help="take headers' new words into the table")
     parser.add_argument("--self-test", action="store_true", help="check the script itself")
     options = parser.parse_args()
     if options.self_test:
         return self_test()
+    if options.reword:
+        reword(ROOT)
+        return 0
     if options.list:
         listing(ROOT)
         return 0
     found = list(complaints(ROOT))
     print("\n".join(found) or "every promise has a test")
+    if any("(any more)" in line for line in found):
+        print("where a header only says the same in other words: tests/promises_test.py --reword, and read what it prints")
     return 1 if found else 0
 
 
