@@ -28,9 +28,9 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 find_package(Threads REQUIRED)
 
-# What every target of the project is compiled with, and every application that links it, whose copies of inline functions
-# the linker may choose. -ffp-contract=off is part of the result, not of the speed: a fused multiply-add rounds once where
-# the definition rounds twice.
+# The options that every target of the project is compiled with. Applications that link it need them, too, since the
+# linker may choose their copies of inline functions. -ffp-contract=off is part of the result, not of the speed: a fused
+# multiply-add rounds once where the definition rounds twice.
 add_library(sluice_flags INTERFACE)
 target_compile_options(sluice_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>

@@ -31,7 +31,7 @@ C_CODE = re.compile(r"\bSLUICE_(INVALID_ARGUMENT|FORKED|CALLBACK)\b")
 PROMISE = re.compile(
     rf"\b[Ff]ails?\b[^;.]{{0,20}}\bwith\b|\bRequires:|\b[Tt]hrows?\b|\brethr[eo]wn?s?\b|\brefused?s?\b|{CODE.pattern}|{C_CODE.pattern}"
     r"|\bNot while\b|\b[Mm]ust not\b|\bhas to have\b|\bOnce, |\bcannot be set\b")
-# What may stand between clauses.
+# Words that may stand between clauses.
 GLUE = re.compile(r"\b(Fails|further|with|Requires|and|or|for|when|where|while|in|if)\b|[\s,;:.()]+")
 TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\s*\)")
 
@@ -72,7 +72,7 @@ def rejoined(parts):
 
 
 def name_of(line):
-    """What a declaration declares."""
+    """Returns the name that a declaration declares."""
     if line.startswith("#"):
         return "the header"
     kind = re.match(r"\s*(?:class|struct|enum class|enum)\s+(\w+)", line)
@@ -103,7 +103,7 @@ class Tests:
 
 
 def complaints_of(header, name, text, clauses, tests):
-    """What is wrong with one promise."""
+    """Returns the faults of one promise."""
     where = f"{header}: {name}"
     rest = text
     for clause, named in sorted(clauses.items(), key=lambda item: -len(item[0])):

@@ -38,7 +38,7 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             restore: "str | os.PathLike[str] | None" = None, resume: bool = False) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
-    config: a dictionary or a JSON file, as docs/configuration.md has it. What it does not say is taken from the model:
+    config: a dictionary or a JSON file, as docs/configuration.md has it. Missing keys are taken from the model:
         `precision`. The gradient is the sum over the backward passes of a step, as torch's, and clipped to
         `optimizer.clip_norm`.
     units: the classes of modules, or their names, that are fetched as one; by default those that the model names in

@@ -108,8 +108,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def save(self, root: "str | os.PathLike[str]", keep: int = 0, application: str = "") -> str:
         """Writes all of the training's state, parameters included, as a checkpoint into a folder of its own below `root`, and
-        returns its path. It appears whole or not at all. Of those that are there, the newest `keep` stay; 0: all. `application`
-        is what the program needs to go on, such as a position in its data; offload(restore=...) gives it back. Between steps."""
+        returns its path. It appears whole or not at all. The newest `keep` checkpoints stay; 0: all. `application` is
+        the text that the program needs to go on, such as a position in its data; offload(restore=...) gives it back.
+        Between steps."""
         if self._walk is not None and self._walk.active is not None:
             raise ArgumentError("save() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, which "
                                 "abandons the step")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a trace costs a step: `sluice train` with everything on storage, with and without --trace.
+"""The cost of a trace per step: `sluice train` with everything on storage, with and without --trace.
 
     tests/bench/trace_slowdown.py --sluice BINARY --cost BINARY --data TEXT --path DIR [--pairs 20] [--steps 12]
 

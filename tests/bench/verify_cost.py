@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What storage.verify "full" costs over "off": `sluice train` with everything on storage, in interleaved pairs.
+"""The cost of storage.verify "full" over "off": `sluice train` with everything on storage, in interleaved pairs.
 
     tests/bench/verify_cost.py --sluice BINARY --data TEXT --path DIR [--pairs 20] [--steps 10]
 
 A model whose step is storage more than computation (10.8 M parameters, two short sequences, the update by itself after
-backward). Of each run the median over its steps of the optimizer pass's time. A shared machine drifts, so the ratios within
-a pair count. A benchmark: it asserts nothing.
+backward). Each run counts with the median over its steps of the optimizer pass's time. A shared machine drifts, so the
+ratios within a pair count. A benchmark: it asserts nothing.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-// What an engine refuses, or fails with, in places where no other test looks: in its constructor,
-// while something is active, and around its durable store. Nothing is left behind or changed by it.
+// Refusals and failures of an engine in places where no other test looks: in its constructor, while
+// something is active, and around its durable store. Nothing is left behind or changed by it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -108,7 +108,7 @@ TEST_F(EngineRefusal, CallsWhileSomethingIsActive) {
   EXPECT_EQ(engine.committed_step(), 1u);
 }
 
-// What initialize() refuses, the ways beside it refuse as well.
+// The ways beside initialize() refuse the same values.
 TEST_F(EngineRefusal, ValuesOfAStoreThatAreNotFinite) {
   config_.storage.state = {.name = "run", .commit_every = 1};
   const InitialValues infinite = [](const TensorPlace& tensor, std::uint64_t first,
