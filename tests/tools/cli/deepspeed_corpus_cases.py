@@ -48,7 +48,7 @@ def options_for(config):
 
 
 class DeepspeedCorpus(cli_support.CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def reports(self, accepted):
         with open(CORPUS, encoding="utf-8") as file:

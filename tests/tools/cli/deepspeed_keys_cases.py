@@ -87,7 +87,7 @@ def table():
 
 
 class DeepspeedKeys(cli_support.CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def imported(self, values, expect=0):
         """The report of importing the base file with `values`; a value of None takes the key out."""

@@ -30,7 +30,7 @@ BAD = {
 
 
 class NumericOptions(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def help_of(self, *command):
         return self.run_sluice(*command, "--help").stdout

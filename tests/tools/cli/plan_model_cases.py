@@ -27,7 +27,7 @@ ON_4090 = ["--gpu", "4090", "--host-memory", "64G", "--read-rate", "7000MB/s", "
 
 
 class PlanModel(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def write(self, model, name="config.json"):
         with open(self.path(name), "w", encoding="utf-8") as file:
