@@ -1,9 +1,10 @@
-// Checkpoints in a folder, each a folder of its own: "step-000000012", or "step-000000012.1" where
-// that step was saved before. One appears whole or not at all: it is written under a name that
-// begins with a dot, its files and itself are synced, and a rename, synced too, gives it its name.
-// "latest" is a link that is replaced in the same way. What is older goes only after that.
+// Checkpoints in a folder, each a folder of its own: "step-000000012", or "step-000000012.1" if
+// that step was saved before. A checkpoint appears whole or not at all: it is written under a name
+// that begins with a dot; its files and its folder are synced; a rename, synced too, gives it its
+// name. "latest" is a link that is replaced in the same way. Older checkpoints are removed only
+// after that.
 //
-// Thread rule: plain functions of one thread; of several ranks, rank 0's.
+// Thread rule: plain functions of one thread; with several ranks, rank 0 calls them.
 #pragma once
 
 #include <cstddef>
@@ -19,23 +20,23 @@ namespace sluice {
 
 struct CheckpointName {
   std::uint64_t step = 0;
-  std::uint32_t revision = 0;  // of several that were saved at this step
+  std::uint32_t revision = 0;  // counts checkpoints saved at this step
 
   std::string text() const;
   auto operator<=>(const CheckpointName&) const = default;
 };
 
-// Newest first; none where there is no folder. Whether they can be read is another question.
+// Newest first; empty where there is no folder. Does not check that they can be read.
 // Fails with: kInput where `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
 // One process at a time writes checkpoints to a folder. Ends with the object, or the process.
 class CheckpointLock {
  public:
-  // Makes the folder where it is missing, and removes what a killed process left half written.
-  // Fails with: kInput where another process has it, by host and number, or it cannot be made.
+  // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
+  // Fails with: kInput where another process has it (by host and number), or it cannot be made.
   explicit CheckpointLock(const std::string& root);
-  // Folders that were removed: of checkpoints that never had become whole.
+  // The removed folders, of checkpoints that never became whole.
   const std::vector<std::string>& removed() const { return removed_; }
 
  private:
@@ -43,22 +44,22 @@ class CheckpointLock {
   std::vector<std::string> removed_;
 };
 
-// A checkpoint that is being written. Without commit() it goes with the object.
+// A checkpoint that is being written. Without commit() it is removed with the object.
 class NewCheckpoint {
  public:
-  // Makes `root` where it is missing.
-  // Fails with: kInput, kNoSpace, kIo, as all below.
+  // Makes `root` if it is missing.
+  // Fails with: kInput, kNoSpace, kIo, like all functions below.
   explicit NewCheckpoint(const std::string& root);
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
   ~NewCheckpoint();
 
   const std::string& folder() const { return folder_; }
-  // A file that begins with `beginning` and has room for `size_bytes`: a full disk shows here.
+  // Makes a file that begins with `beginning`, with room for `size_bytes`: a full disk shows here.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
-  // A whole file, synced.
+  // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;
-  // Gives it its name and removes all but the `keep` newest of those that are no newer; 0 = none.
+  // Gives the checkpoint its name, and keeps the `keep` newest of all that are no newer; 0 = all.
   // Every file in it has been synced. Returns the path.
   std::string commit(std::uint64_t step, std::uint32_t keep);
 
@@ -70,7 +71,7 @@ class NewCheckpoint {
 // A part of a file of a checkpoint that is being written, by any rank.
 class CheckpointFile {
  public:
-  // Fails with: kInput where it is missing: `folder` is then no folder that all ranks share.
+  // Fails with: kInput where it is missing: then the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
   // Fails with: kNoSpace, kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes);

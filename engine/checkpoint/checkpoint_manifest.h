@@ -1,6 +1,6 @@
-// sluice_state.json, the manifest of a checkpoint (docs/checkpoints.md): what was trained, where it
-// stood, and length and checksum of all that the folder holds. Tensors are checked in pieces, so
-// that whoever reads a range needs no more than the pieces that it touches.
+// sluice_state.json, the manifest of a checkpoint (docs/checkpoints.md): what was trained, at which
+// step, and length and checksum of everything in the folder. Tensors are checked in pieces, so that
+// reading a range needs only the pieces that it touches.
 //
 // Thread rule: plain data and pure functions.
 #pragma once
@@ -18,8 +18,8 @@ namespace sluice {
 
 inline constexpr std::string_view kManifestName = "sluice_state.json";
 
-// What a file holds of a tensor: the compute parameters, what these lack of the fp32 masters (all
-// of them, or the low half beside bf16), and the moments.
+// The part of a tensor in a file: the compute parameters, the rest of the fp32 masters (all of
+// them, or the low half beside bf16), or a moment.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 
@@ -38,16 +38,16 @@ struct CheckpointManifest {
   struct Stored {
     std::string tensor;
     CheckpointPart part = CheckpointPart::kWeight;
-    std::uint32_t file = 0;  // in `files`
-    std::string dtype;       // as safetensors names it
+    std::uint32_t file = 0;  // index in `files`
+    std::string dtype;       // safetensors' name for it
     std::uint64_t begin_bytes = 0;  // in the file
     std::vector<Piece> pieces;      // in order, without gaps
   };
 
   StatePosition position;
   StateDescription state;
-  std::map<std::string, double> hyperparameters;  // for the reader: nothing depends on them
-  std::vector<std::string> application;           // what each rank had to say
+  std::map<std::string, double> hyperparameters;  // for the reader; nothing depends on them
+  std::vector<std::string> application;           // each rank's text
   std::vector<File> files;
   std::vector<Stored> stored;
 };
@@ -55,9 +55,9 @@ struct CheckpointManifest {
 // Fails with: kInvalidArgument where the application's texts are not UTF-8.
 std::string manifest_text(const CheckpointManifest& manifest);
 
-// `path` stands in messages.
-// Fails with: kDamaged where the text is not what was written; kInput where it never was a manifest
-// of this format, with the field, what was expected and what was found.
+// `path` is for messages.
+// Fails with: kDamaged where the text is not as it was written; kInput where it never was a
+// manifest of this format, with the field, the expected and the found value.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
 
 }  // namespace sluice

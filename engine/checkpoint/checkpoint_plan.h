@@ -1,7 +1,8 @@
-// Which tensors of a checkpoint lie in which of its files, and where. Weights in the compute type
-// under the model's own names, as other programs load them, apart from what only training needs:
-// "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or "NAME.master_low" (the half that
-// bf16 lacks). A function of the model alone: all ranks come to the same, whatever their number.
+// The files of a checkpoint, and the place of each tensor in them. Weights in the compute type have
+// the model's own names, as other programs load them. They are separate from data that only
+// training needs: "NAME.exp_avg", "NAME.exp_avg_sq", and "NAME.master" (fp32) or "NAME.master_low"
+// (the half that bf16 lacks). A function of the model alone: all ranks compute the same, whatever
+// their number.
 //
 // Thread rule: plain data and a pure function.
 #pragma once
@@ -31,12 +32,12 @@ struct CheckpointPlan {
 
   std::vector<File> files;
   std::vector<Tensor> tensors;
-  std::vector<std::vector<std::uint32_t>> stored_of;  // of each of the model's: in `tensors`
+  std::vector<std::vector<std::uint32_t>> stored_of;  // for each tensor of the model: in `tensors`
   std::string index;  // model.safetensors.index.json
   std::uint64_t size_bytes = 0;
 };
 
-// A tensor lies in one file whole; else no file takes more than `file_bytes_max` of data.
+// A tensor lies whole in one file; otherwise no file has more than `file_bytes_max` of data.
 CheckpointPlan plan_checkpoint(const StateDescription& state, const StateFormat& format,
                                std::uint64_t file_bytes_max);
 

@@ -18,8 +18,8 @@ namespace sluice {
 
 class CheckpointSource final : public StateSource {
  public:
-  // Reads the manifest, and looks at every file's length and header.
-  // Fails with: kInput and kDamaged, naming file, field, what was expected and what was found.
+  // Reads the manifest, and checks every file's length and header.
+  // Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
   explicit CheckpointSource(const std::string& folder,
                             CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~CheckpointSource() override;
@@ -28,16 +28,16 @@ class CheckpointSource final : public StateSource {
   const CheckpointManifest& manifest() const { return manifest_; }
 
   StatePosition position() const override { return manifest_.position; }
-  // Fails with: kInput where it is of another model, precision or optimizer.
+  // Fails with: kInput where its model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of bytes that are not those that were written; kIo.
+  // Fails with: kDamaged naming file and range of the bytes that differ from those written; kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
-  // Reads all of it. Fails with: as read().
+  // Reads and checks all of it. Fails with: as read().
   void verify();
 
  private:
-  // A piece that has been read whole and found right.
+  // A piece that has been read whole and found correct.
   struct Checked {
     const CheckpointManifest::Stored* stored = nullptr;
     std::size_t piece = 0;
@@ -48,7 +48,7 @@ class CheckpointSource final : public StateSource {
   void check_places() const;
   const CheckpointManifest::Stored* find(const std::string& tensor, CheckpointPart part) const;
   bool was_frozen(const std::string& tensor) const;
-  // Calls `take(bytes, first, count)` with elements of the range, as they are stored, piece by
+  // Calls `take(bytes, first, count)` with elements of the range, in their stored form, piece by
   // piece.
   template <class Take>
   void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,

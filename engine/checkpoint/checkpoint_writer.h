@@ -1,7 +1,7 @@
 // Writes a checkpoint: rank 0 makes the folder and its files, every rank writes the ranges that it
-// owns, and when all have, rank 0 adds the manifest and gives it its name. Synchronous.
+// owns; when all have, rank 0 adds the manifest and gives the checkpoint its name. Synchronous.
 //
-// Thread rule: the application's thread, while no step is active; of several ranks all take part.
+// Thread rule: the application's thread, while no step is active; all ranks take part.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// Of the config, for whoever reads a checkpoint: nothing in it depends on them.
+// Values of the config for readers of a checkpoint; nothing in it depends on them.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
@@ -29,14 +29,14 @@ class CheckpointWriter {
                    Ranks& ranks);
 
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks, each with its own message or
-  // that another rank has failed; what was in `root` is as it was.
+  // that of another rank's failure; the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
                        const SaveOptions& options);
 
  private:
-  // A piece that this rank has written; goes to rank 0 as bytes.
+  // A piece that this rank has written; sent to rank 0 as bytes.
   struct Written {
-    std::uint64_t stored = 0;  // in the plan
+    std::uint64_t stored = 0;  // its number in the plan
     CheckpointManifest::Piece piece;
   };
   struct Range {

@@ -1,7 +1,7 @@
 // Reads files of named tensors in the safetensors format: 8 bytes of header length, a JSON header,
-// raw little-endian data. The header is checked against the file's size first; then what is asked
-// for is fetched. A mapped file would count as the process's memory, and one that is cut meanwhile
-// would end it with SIGBUS.
+// raw little-endian data. The header is checked against the file's size first; then requested data
+// is read. The file is not mapped: a mapped file would count as the process's memory, and one that
+// is truncated meanwhile would end the process with SIGBUS.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once
@@ -22,28 +22,28 @@ namespace sluice {
 class SafetensorsFile {
  public:
   struct Entry {
-    std::string dtype;  // as the format names it: "F32", "BF16"
+    std::string dtype;  // the format's name for it: "F32", "BF16"
     std::vector<std::uint64_t> shape;
     std::uint64_t offset_bytes = 0;  // in the file
     std::uint64_t size_bytes = 0;
   };
 
-  // Fails with: kInput when the file is missing, cut, or no safetensors file.
+  // Fails with: kInput when the file is missing, truncated, or not a safetensors file.
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return path_; }
   std::uint64_t file_bytes() const { return file_bytes_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // Of all that comes before the data.
+  // The checksum of everything before the data.
   const Checksum128& beginning_sum() const { return beginning_sum_; }
-  // Of any type; null when there is none of that name.
+  // Tensors of any type; null when none has that name.
   const Entry* find(const std::string& name) const;
   // Copies bytes [first_byte, ...) of a tensor.
-  // Fails with: kInput when the file has been cut since; kIo.
-  // Requires: `entry` is of this file, and the range inside of it.
+  // Fails with: kInput when the file has been truncated since; kIo.
+  // Requires: `entry` is of this file, and the range inside it.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
-  // Likewise, bytes of the file.
+  // The same for bytes of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
 
   // Tensors of fp32. `name` is an F32 tensor:
@@ -51,7 +51,7 @@ class SafetensorsFile {
   // Fails with: kInput when there is no F32 tensor of that name.
   const std::vector<std::uint64_t>& shape(const std::string& name) const;
   // Copies elements [first_element, ...) to `values`.
-  // Fails with: kInput for an unknown name, or when the file has been cut since; kIo.
+  // Fails with: kInput for an unknown name, or when the file has been truncated since; kIo.
   // Requires: the range is inside the tensor.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
 

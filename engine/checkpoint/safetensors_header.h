@@ -1,5 +1,5 @@
-// The JSON header of a safetensors file: what tensors it has, and where. Read in one pass that
-// refuses what the format has no place for as soon as it comes, so that a damaged or hostile header
+// The JSON header of a safetensors file: its tensors, and their places. It is read in one pass that
+// refuses anything outside the format as soon as it appears, so that a damaged or hostile header
 // costs neither time nor memory beyond its own length.
 //
 // Thread rule: pure.
@@ -17,7 +17,7 @@ namespace sluice {
 struct HeaderTensor {
   std::string dtype;
   std::vector<std::uint64_t> shape;
-  std::uint64_t begin_bytes = 0;  // behind the header
+  std::uint64_t begin_bytes = 0;  // after the header
   std::uint64_t end_bytes = 0;
 };
 
@@ -26,10 +26,10 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Bytes of an element: 4 for "F32", 2 for "BF16"; 0 for a type of which nothing is known.
+// Bytes of an element: 4 for "F32", 2 for "BF16"; 0 for an unknown type.
 std::uint64_t safetensors_element_bytes(std::string_view dtype);
 
-// A tensor that is to be written.
+// A tensor to be written.
 struct SafetensorsEntry {
   std::string name;
   std::string dtype;  // "F32", "BF16", "F16" or "I16"
@@ -38,13 +38,13 @@ struct SafetensorsEntry {
   std::uint64_t size_bytes() const;
 };
 
-// What a file begins with: the header and its length, padded so that data begin at a multiple of 8.
+// The beginning of a file: the header and its length, padded so that data begin at a multiple of 8.
 // The tensors' data follow in the order of `entries`, without gaps.
 std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
                                   const std::map<std::string, std::string>& metadata);
 
-// Fails with: kInput, with what is wrong, when it is not JSON of the format's form, a name comes
-// twice, or two tensors share bytes.
+// Fails with: kInput, with the defect, when the text is not JSON of the format's form, a name
+// occurs twice, or two tensors share bytes.
 SafetensorsHeader parse_safetensors_header(std::string_view text);
 
 }  // namespace sluice

@@ -1,12 +1,12 @@
-// The bytes on the move of a detached optimizer: jobs on blocks run in the order in which they were
-// given, several at once. The record of a block on storage is read into a lane, worked on and
-// written home from there, while those of other blocks come and go; that of a block in host memory
-// is worked on where it lies. When there are no more jobs, free lanes read ahead what is expected
-// next: the blocks that followed the last one the time before.
+// The moving bytes of a detached optimizer: jobs on blocks run in the order in which they were
+// given, several at once. The record of a block on storage is read into a lane, changed there and
+// written home, while those of other blocks come and go; the record of a block in host memory is
+// changed in place. When there are no more jobs, free lanes read ahead the blocks that are expected
+// next: those that followed the last one the time before.
 //
-// Thread rule: all functions on the scheduler's thread, but those that say otherwise.
-// Invariants: a block is in one flight at a time; a record changes its checksum with its bytes. A
-// lane that was read ahead for nothing is given to another block as it is.
+// Thread rule: all functions on the scheduler's thread, except where they say otherwise.
+// Invariants: a block is in one flight at a time; a record's checksum changes with its bytes. A
+// lane that was read ahead in vain is given to another block as it is.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@
 
 namespace sluice {
 
-// Something to do with one block's record.
+// A task on one block's record.
 struct DetachedJob {
   enum class Kind : std::uint8_t { kUpdate, kRead, kWrite };
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // On the worker's thread. `is_fresh`: the record has never been worked on, and is zero.
+  // On the worker's thread. `is_fresh`: the record has never been changed, and is zero.
   std::function<void(std::byte* record, bool is_fresh)> work;
-  // On the scheduler's thread, when the work is done; a changed record may be on its way home yet.
+  // On the scheduler's thread, when the work is done; a changed record may still be going home.
   std::function<void()> worked;
 };
 
@@ -55,12 +55,12 @@ class DetachedFlow {
   DetachedFlow& operator=(const DetachedFlow&) = delete;
 
   void add(DetachedJob job) { jobs_.push_back(std::move(job)); }
-  // Starts what can be started; true if anything was.
+  // Starts everything that can start; returns true if anything has.
   bool settle();
-  // Every job is done, and every record is home.
+  // Whether every job is done, and every record is at home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0; }
 
-  // The worker has a record.
+  // Whether the worker has a record.
   bool is_working() const { return working_ != 0; }
 
   // Any thread, at any time.
@@ -68,21 +68,21 @@ class DetachedFlow {
   const std::string& note() const { return note_; }
 
  private:
-  // A place where a record is worked on: a lane, or none of its own for one in host memory.
+  // A place to change a record in: a lane, or no own place for one in host memory.
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;
-    std::optional<std::uint32_t> block;  // whose record is in it, or on its way
-    std::optional<DetachedJob> job;      // nothing: read ahead
+    std::optional<std::uint32_t> block;  // its record is in it, or on its way
+    std::optional<DetachedJob> job;      // empty: read ahead
     bool is_moving = false;              // a transfer, or work, is under way
     Transfer transfer;                   // for the watch, and its request
   };
   struct Home {
     Extent extent;                // on storage
     std::byte* record = nullptr;  // in host memory
-    std::uint64_t version = 0;    // changes so far
+    std::uint64_t version = 0;    // number of changes so far
     Flight* flight = nullptr;
-    std::optional<std::uint32_t> next;  // the block of the job behind this one's, the time before
+    std::optional<std::uint32_t> next;  // of the job after this one's, the time before
   };
 
   void place_homes(const Config::Storage& storage);

@@ -1,9 +1,9 @@
 // How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
 // thread.
 //
-// A block's record holds, for each of its elements and as far as parameters and optimizer have use
-// for them: the 16 bits that the parameter got last, the master (its low half beside bf16, all of
-// it beside fp16), exp_avg and exp_avg_sq; one array behind the other, padded to 256 elements.
+// A block's record holds for each of its elements, as far as parameters and optimizer need them:
+// the 16 bits that the parameter got last, the master (its low half beside bf16, all of it beside
+// fp16), exp_avg and exp_avg_sq; one array after the other, padded to 256 elements.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// Where the arrays of a record begin, in bytes; those that there are not begin where the next one
+// Where the arrays of a record begin, in bytes; a missing array begins where the next one
 // does.
 struct RecordFormat {
   MasterLayout layout = MasterLayout::kFp32;
@@ -25,7 +25,7 @@ struct RecordFormat {
   bool has_exp_avg_sq = false;
   std::uint64_t padded_elements = 0;
 
-  std::uint64_t given_offset() const { return 0; }  // uint16_t: what the parameter got last
+  std::uint64_t given_offset() const { return 0; }  // uint16_t: the parameter's last value
   std::uint64_t low_offset() const {
     return layout == MasterLayout::kFp32 ? 0 : padded_elements * 2;
   }
@@ -54,11 +54,11 @@ struct DetachedPlan {
   std::uint64_t host_bytes() const { return host_record_bytes + lanes * lane_bytes; }
 };
 
-// Elements of a tensor that stays in host memory, under whatever placement, if memory.host has room
-// for it: a transfer for so few costs more than the bytes.
+// A tensor up to this many elements stays in host memory under any placement, if memory.host has
+// room: a transfer of so few elements costs more than their bytes do.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
-// `host_budget_bytes` is used where the config names none.
+// `host_budget_bytes` is used if the config names none.
 // Fails with: kConfig, kOutOfMemory.
 DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
                            std::uint64_t host_budget_bytes);

@@ -1,5 +1,5 @@
-// What a durable store's records say of the run that they are of, and what keeps another run from
-// going on with it: model and layout have to be the same, numbers of the config may be changed
+// The description of a run in its durable store's records, and the checks before another run may
+// continue with them: model and layout have to be the same; numbers of the config may be changed
 // knowingly. Pure.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace sluice {
 
 class DurableIdentity {
  public:
-  // `ranks`: how many train.
+  // `ranks`: the number of ranks that train.
   DurableIdentity(const Config& config, const ModelSpec& model, const Layout& layout,
                   std::uint32_t ranks);
 
@@ -24,12 +24,12 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings: JSON with all that is named in messages, and `changes`, an array of
-  // those that were accepted so far.
+  // The record's settings: JSON with everything that messages name, and `changes`, an array of the
+  // changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // Where a record with these hashes and settings is of another model or layout, says how they
-  // differ; else empty.
+  // If a record with these hashes and settings belongs to another model or layout, says how they
+  // differ; otherwise empty.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".

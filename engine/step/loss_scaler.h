@@ -1,8 +1,8 @@
-// The scale that a loss is multiplied with so that small gradients survive in fp16, and how it
-// moves: halved when a gradient overflows, doubled after a window of steps without. The rule is
-// that of DeepSpeed's DynamicLossScaler (its hysteresis lets some overflows pass before the scale
-// is halved) and, with a hysteresis of 1 and a minimum of 0, that of PyTorch's GradScaler. The
-// state follows from the overflows alone, so ranks that agree about those agree about the scale.
+// The factor that a loss is multiplied by so that small gradients survive in fp16, and its changes:
+// it is halved when a gradient overflows, and doubled after a window of steps without overflow. The
+// rule is that of DeepSpeed's DynamicLossScaler (its hysteresis lets some overflows pass before the
+// scale is halved) and, with a hysteresis of 1 and a minimum of 0, that of PyTorch's GradScaler.
+// The state depends on the overflows alone, so ranks that agree on those agree on the scale.
 //
 // Thread rule: one thread at a time.
 // Invariants: the scale is finite and positive in fp32.
@@ -21,12 +21,12 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   const LossScaleState& state() const { return state_; }
-  // Goes on from `state`. A static scale stays as it is.
-  // Fails with: kInput for a state that no scale that moves can have.
+  // Continues from `state`. A static scale stays as it is.
+  // Fails with: kInput for a state that no dynamic scale can have.
   void restore(const LossScaleState& state);
 
-  // The step's gradients were or were not all finite: the scale for the next step. A static scale
-  // stays as it is, whatever the minimum.
+  // Sets the scale for the next step; says whether a gradient of this step was not finite. A static
+  // scale stays as it is, whatever the minimum.
   // Fails with: kNonFinite for an overflow at the minimum.
   void update(bool has_overflowed);
 

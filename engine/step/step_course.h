@@ -1,10 +1,10 @@
-// The way of the step under way through its schedule: which use comes next, and what becomes of the
-// schedule when computation leaves it. Then the rest of the step is planned anew, and the next such
-// step is expected to go as this one went.
+// The path of the step under way through its schedule: which use comes next, and how the schedule
+// changes when computation leaves it. The rest of the step is then planned anew, and the next such
+// step is expected to go like this one.
 //
-// Thread rule: the application's thread; the schedule is also read by the scheduler's, on which
-// follow() therefore runs.
-// Invariant: uses before next() are those that were acquired; the rest is expected.
+// Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
+// follow() runs there.
+// Invariant: uses before next() are those that were acquired; later ones are expected.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ class StepCourse {
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
   void begin_inference();
-  // `is_example`: the next such step is expected to go as this one went.
+  // `is_example`: the next such step is expected to go like this one.
   void end(bool is_example);
 
   bool is_active() const { return plan_ != nullptr; }
@@ -38,16 +38,16 @@ class StepCourse {
   // A use in words; the number of uses stands for the end of the step.
   std::string describe(std::size_t use) const;
 
-  // The plan with `unit` next instead of what is expected.
-  // Fails with: kOutOfMemory when the window cannot hold it beside what is leased.
+  // The plan with `unit` next instead of the expected unit.
+  // Fails with: kOutOfMemory when the window cannot hold it beside the leased units.
   StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
     return plans_.changed(*plan_, progress, unit, pass);
   }
-  // The plan without what is still expected.
+  // The plan without the uses that are still expected.
   StepPlan ended() const;
   // From here on, the course is that of `plan`.
   void follow(StepPlan plan);
-  // Times that it was changed.
+  // How often the schedule was changed.
   std::uint32_t changes() const { return changes_; }
 
   StepPlans& plans() { return plans_; }

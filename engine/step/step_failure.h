@@ -1,6 +1,6 @@
-// What keeps an engine from going on: the scheduler's latched failure, the device's, and, where one
-// of them or an abandoned step struck in the middle of an update, an error that says for good that
-// the state is between two steps.
+// The failures that stop an engine: the scheduler's latched failure and the device's. If one of
+// them or an abandoned step came in the middle of an update, also a permanent error: the state is
+// between two steps.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -21,19 +21,19 @@ class StepFailure {
               Scheduler& scheduler)
       : pass_(pass), commits_(commits), device_(device), scheduler_(scheduler), probe_(device) {}
 
-  // Throws what keeps the engine from going on, if anything does.
+  // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable();
-  // Waits until `ready` holds on the scheduler's thread. Throws likewise.
+  // Waits until `ready` holds on the scheduler's thread. Throws as above.
   void await(const std::function<bool()>& ready);
-  // Throws what computation or copies have failed with. Requires: all of them have completed.
+  // Throws the failure of computation or copies. Requires: all of them have completed.
   void throw_if_device_failed();
-  // What has failed behind the application's last call, if it has not been told. `has_copies`: the
-  // device may have failed behind it, too.
+  // A failure after the application's last call that has not been reported. `has_copies`: the
+  // device may have failed after that call, too.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
-  // The step that makes update `version` + 1 was abandoned after blocks had been updated.
+  // The step of update `version` + 1 was abandoned after blocks had been updated.
   void abandoned_midway(std::uint64_t version);
-  // It was abandoned by one of several ranks.
+  // One of several ranks abandoned it.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:
@@ -44,7 +44,7 @@ class StepFailure {
   const Commits* commits_;
   Device& device_;
   Scheduler& scheduler_;
-  Event probe_;  // never recorded: waiting for it brings the device's failure, and nothing else
+  Event probe_;  // never recorded: waiting for it only brings the device's failure
   std::optional<Error> poison_;
   bool is_device_heard_ = false;
 };

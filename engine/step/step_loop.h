@@ -1,9 +1,9 @@
 // The sequence of a step: acquire and release unit by unit as the schedule says, then drain, norm,
 // clip factor and pass. Composes prefetcher, gradient drain and optimizer pass, which meet at
-// blocks and parameter slots; leases and steps (sluice/step.h) are its handles. Under every
-// policy but serial the pass goes on while the next step computes.
+// blocks and parameter slots; leases and steps (sluice/step.h) are its handles. Under every policy
+// except serial, the pass continues while the next step computes.
 //
-// Thread rule: one application thread at a time calls it; the parts run on the scheduler's thread.
+// Thread rule: one application thread at a time calls it; its parts run on the scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -41,21 +41,21 @@ class StepLoop {
 
   void begin_step(const StepOptions& options);
   void begin_inference();
-  // Returns when every update that was scheduled has been applied and is home.
+  // Returns when every scheduled update has been applied and its state is at home.
   void drain();
 
   LeasedUse acquire(UnitId unit, Pass pass, StreamId stream);
   void release(const LeasedUse& lease) noexcept;
 
   StepReport finish_step(const FinishOptions& finish = {});
-  // Ends a step or an inference without an update; the state is as before. Returns when nothing is
-  // in flight any more, unless the store is stuck.
+  // Ends a step or an inference without an update; the state is as before. Returns when no transfer
+  // is in flight any more, unless the store is stuck.
   void abandon() noexcept;
-  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  // Returns when no transfer is in flight, even if the store is stuck: memory may then be freed.
   void settle() noexcept;
 
   bool is_active() const { return course_.is_active(); }
-  // Updates applied to every block, and those plus the one that may be under way.
+  // Updates applied to every block; and those plus the one that may be under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
@@ -70,35 +70,35 @@ class StepLoop {
   double loss_scale() const { return scaler_.scale(); }
   // Requires: drained.
   StatePosition position() const { return {.step = step_, .loss_scale = scaler_.state()}; }
-  // The state that was given is that of `position`. Requires: no step has begun.
+  // The state that has been given is that of `position`. Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }
-  // Durable: the first commit of the state as it is, and one of the last step. Both return when
+  // Durable: the first commit of the present state; and a commit of the last step. Both return when
   // every rank has it. Requires: no step is active.
   void commit_first();
-  // What the application wants to be kept with the commits from here on.
-  // Fails with: kInvalidArgument, for more than fits.
+  // Sets the application's text for the commits from here on.
+  // Fails with: kInvalidArgument if it is too long.
   void set_application(const char* call, const std::string& application);
   void commit_now();
-  // The last step that every rank has a commit of, and what that has of the application.
+  // The last step that every rank has a commit of, and the application's text in it.
   struct Committed {
     std::optional<std::uint64_t> step;
     std::string application;
   };
   Committed committed();
   void set_commit_settings(const std::string& settings, std::uint64_t config_hash);
-  // Throws what keeps the engine from going on, if anything does.
+  // Throws the failure that stops the engine, if there is one.
   void throw_if_unusable() { failure_.throw_if_unusable(); }
-  // What failed behind the last call, if anything did. Requires: settle().
+  // A failure after the last call, if there was one. Requires: settle().
   std::optional<std::string> unheard_failure() {
     return failure_.unheard(std::exchange(has_undrained_update_, false));
   }
-  // Units homed on the device have been given values: brings the other ranks' shards.
+  // Units homed on the device have received values: fetches the other ranks' shards.
   void share_residents();
-  // Between the two, parameter slots and lanes are the caller's, and the storage traffic too.
-  // Requires: no step is active.
+  // Between the two calls, the caller uses parameter slots and lanes, and causes the storage
+  // traffic. Requires: no step is active.
   void lend_buffers();
   void return_buffers();
 
@@ -115,7 +115,7 @@ class StepLoop {
   void check_options(const char* call, const StepOptions& options) const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Something has moved: others may too, once all that has happened is known.
+  // Something has moved: other parts may move once all pending events have been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
   StepCoefficients coefficients(double clip_factor) const;
@@ -165,7 +165,7 @@ class StepLoop {
   OptimizerPass pass_;
   StepFailure failure_;
 
-  // The step under way.
+  // The step under way:
   StepOptions options_;
   std::uint32_t leases_held_ = 0;
   std::vector<UseState> uses_;
@@ -173,8 +173,8 @@ class StepLoop {
   OverlapPolicy policy_ = OverlapPolicy::kSerial;
 
   std::uint64_t step_ = 0;             // updates scheduled
-  std::string application_;            // as the application has said last
-  bool has_undrained_update_ = false;  // whose copies to the device may have failed unnoticed
+  std::string application_;            // the application's last text
+  bool has_undrained_update_ = false;  // its copies to the device may have failed unnoticed
 };
 
 }  // namespace sluice

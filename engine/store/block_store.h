@@ -1,19 +1,19 @@
 // Blocks on storage: turns (block, plane, version) into transfers of an IoQueue and keeps the
-// version table. A block's version is the number of updates that it has seen; every fetch names the
-// version that it expects, so that last step's weights can never pass for this step's. The bytes
-// are proved too: their checksum is taken when they are written and again whenever they are read,
-// on the thread of the queue that completes the transfer. A read that fails, or brings other bytes,
-// is repeated once.
+// version table. A block's version is the number of updates that it has seen. Every fetch names the
+// version that it expects, so last step's weights can never pass for this step's. The bytes are
+// verified too: their checksum is taken when they are written and again whenever they are read, on
+// the queue's thread that completes the transfer. A read that fails, or brings other bytes, is
+// repeated once.
 //
-// Thread rule: all functions on the scheduler's thread, but the blocking ones at the end, which the
-// application's thread calls while no step is active.
+// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end, which
+// the application's thread calls while no step is active.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h): a store goes to
-// one that no commit names, and its end makes that one home.
+// a copy that no commit names, and that copy becomes home when the store has ended.
 //
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
 // fetch and a store to the home never overlap. With two copies on storage, a store may go to the
 // shadow, the copy that is not home: home stays v until adopt() makes the shadow home, or another
-// store overwrites it.
+// store overwrites the shadow.
 #pragma once
 
 #include <cstdint>
@@ -36,12 +36,12 @@
 
 namespace sluice {
 
-// The two parts of a block that live apart: the compute parameters, and the optimizer's record. And
-// what is stored beside them, where each new contents is a version more: the gradients of a block,
-// and pieces of activations (Tiers numbers them), which are of no block.
+// The two separate parts of a block: the compute parameters, and the optimizer's record. Two more
+// things are stored beside them, and each new content counts as a version: the gradients of a
+// block, and pieces of activations (numbered by Tiers), which belong to no block.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
-// Where a store goes. kShadow: to the other of two copies, tentatively.
+// The target of a store. kShadow: the other one of two copies, tentatively.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
@@ -49,18 +49,18 @@ class BlockStore;
 // One transfer of one block's plane. Its owner keeps it in place until `done` runs.
 struct Transfer {
   // Set once by the owner: runs on the scheduler's thread when the transfer has ended, well or not.
-  // After a failure the scheduler has failed() and the bytes mean nothing.
+  // After a failure the scheduler has failed() and the bytes are invalid.
   std::function<void()> done;
-  // Set by the owner before a fetch: who goes first when the drive is behind. Writes are last.
+  // Set by the owner before a fetch: the order when the drive is behind. Writes come last.
   IoPriority read_priority = IoPriority::kNormal;
-  // Likewise, of activations: whose they are. For the trace.
+  // Likewise, for activations: their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
-  // Of what is no part of the state: what it is called in messages.
+  // For transfers that are not state: their name in messages.
   std::string subject = {};
-  // Likewise, for traces: the step, where the version does not tell it.
+  // Likewise, for traces: the step, if the version does not give it.
   std::optional<std::uint64_t> step = {};
 
-  // The store's own.
+  // Used by the store.
   IoRequest request;
   BlockStore* store = nullptr;
   BlockId block{};
@@ -88,38 +88,38 @@ class BlockStore {
   // Starts writing `source` as `version`, one more than the home holds. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether a copy is free for such a store: one that no commit names. Always, unless durable.
+  // Whether a copy that no commit names is free for such a store. Always true unless durable.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Durable, for planes at home in memory: starts writing them, for a commit. As fetch().
+  // Durable, for planes at home in memory: starts writing them for a commit. As fetch().
   // Requires: may_store(); `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
   // The shadow, written as one version more than the home holds, becomes home.
-  // Requires: nothing is in flight for the plane.
+  // Requires: no transfer of the plane is in flight.
   void adopt(BlockId block, Plane plane);
-  // What has been stored in the shadow, if anything has, is of no use.
+  // Discards the shadow's content, if there is any.
   void drop_shadow(BlockId block, Plane plane);
-  // A store to the plane is in flight: it cannot be fetched.
+  // A store to the plane is in flight, so it cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
   // For planes homed in memory: an update in place has made `version`.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // For transfers beside these.
+  // For transfers outside of this class.
   TransferWatch& watch() { return watch_; }
 
   // Null: the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
-  // The version that storage has of the plane: of one at home in memory, as of its last save().
+  // The plane's version on storage; for one at home in memory, that of its last save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way, or of the one that counts: every plane with its named copy.
+  // The table of the commit under way, or of the valid one: every plane with its named copy.
   std::vector<CommitPlane> committed_planes() const;
-  // Storage is as a commit's table says. Requires: a store of the same planes; nothing is in
-  // flight.
+  // Sets storage to the state of a commit's table. Requires: a store of the same planes; no
+  // transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // What is written next, or lies in memory, is version `version` of the block's planes.
-  // The application's thread, outside of steps.
+  // Sets the version of the block's planes to `version`, for the next write or for planes in
+  // memory. On the application's thread, outside of steps.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers of the application's thread, outside of steps.
@@ -127,11 +127,11 @@ class BlockStore {
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
 
-  // A transfer has been in flight for longer than storage.timeout; the scheduler has failed with
-  // the list. It may stay in flight for ever, so nothing must wait for it that can do without.
+  // Whether a transfer has been in flight for longer than storage.timeout; the scheduler has failed
+  // with the list. The transfer may never end, so avoid waiting for it where possible.
   bool is_stuck() const { return watch_.is_stuck(); }
-  // Lines for the user since the last call: transfers that were slow, reads that were repeated.
-  // Requires: nothing is in flight. Any thread.
+  // Lines for the user since the last call: slow transfers, and reads that were repeated. Requires:
+  // no transfer is in flight. Any thread.
   std::vector<std::string> take_notes();
 
  private:
@@ -140,10 +140,10 @@ class BlockStore {
   struct Entry {
     std::uint64_t version = 0;
     std::uint32_t fetches = 0;
-    std::uint8_t copy = 0;    // which of the copies on storage is home; PlaneCopies knows better
-    std::uint8_t shadow = 0;  // which one is the shadow
+    std::uint8_t copy = 0;    // the home among the copies on storage; PlaneCopies rules
+    std::uint8_t shadow = 0;  // the shadow among them
     bool storing = false;
-    bool has_shadow = false;  // holds something
+    bool has_shadow = false;  // the shadow holds a version
   };
 
   static std::optional<PlaneCopies> copies_of(const Tiers& tiers);
@@ -167,7 +167,7 @@ class BlockStore {
   }
   std::uint8_t copy_to_write(std::uint32_t plane, StoreTarget target) const;
   void make_home(std::uint32_t plane, std::uint8_t copy);
-  // Their place in the table of checksums.
+  // The copies' place in the table of checksums.
   std::uint32_t sum_index(std::uint32_t plane, std::uint8_t copy) const {
     return copy * static_cast<std::uint32_t>(entries_.size()) + plane;
   }
@@ -193,10 +193,10 @@ class BlockStore {
   Scheduler& scheduler_;
   const std::uint32_t first_activation_;  // in entries_
   const std::uint32_t first_gradient_;
-  // Two for each block, then one for each piece of activations, then one for each block's
+  // Two per block, then one per piece of activations, then one for each block's
   // gradients.
   std::vector<Entry> entries_;
-  std::optional<PlaneCopies> copies_;  // of the blocks' planes; none, the state is scratch
+  std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // as entries_, for each copy
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers

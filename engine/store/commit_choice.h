@@ -1,10 +1,10 @@
-// What a store's record slots, as they were found, say: which commit is the newest, what has to be
-// mended, and where the next record goes. And which step several ranks can go on from.
+// Evaluates a store's record slots as they were found: the newest commit, the repairs needed, and
+// the slot of the next record. Also finds the step that several ranks can continue from.
 //
 // A slot's twins are written one after the other, each flushed before the next, so that a power cut
-// tears one of them at most. The slot's record is the newer whole one; a slot without a whole one,
-// where something has been written, has been damaged otherwise, and the other slot's record is no
-// substitute: what that names may have been replaced since.
+// tears at most one of them. The slot's record is the newer whole twin. If a slot was written but
+// has no whole twin, it was damaged in another way. The other slot's record is then no substitute:
+// the data that it names may have been replaced since.
 //
 // Thread rule: pure.
 #pragma once
@@ -34,10 +34,10 @@ struct SlotTwin {
 
 struct CommitChoice {
   std::optional<std::uint32_t> newest;  // the slot of the newest commit
-  std::optional<std::uint32_t> older;   // of the one before, where that slot still has it
+  std::optional<std::uint32_t> older;   // that of the commit before, if it still has that
   std::uint32_t next_slot = 0;          // for the next record
   std::uint64_t next_generation = 1;
-  // Twins that do not hold their slot's record: written again from the other, before the first
+  // Twins that do not hold their slot's record: written again from the other twin, before the first
   // store.
   std::vector<SlotTwin> mends;
 };
@@ -49,13 +49,13 @@ const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slo
 // kUnsupported for another version of the format; kInput where records are of different stores.
 CommitChoice choose_commit(const FoundCommits& found);
 
-// The steps that a rank can go on from.
+// The steps that a rank can continue from.
 struct CommitOffer {
   std::optional<std::uint64_t> newest;
   std::optional<std::uint64_t> older;
 };
 
-// The newest step that every rank can go on from; none where there is no such step.
+// The newest step that every rank can continue from; empty where there is none.
 std::optional<std::uint64_t> common_step(std::span<const CommitOffer> ranks);
 
 }  // namespace sluice

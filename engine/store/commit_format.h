@@ -19,7 +19,7 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// Slots, and what is written into them, are multiples of it, as O_DIRECT wants.
+// Slots, and the data written into them, are multiples of this, because O_DIRECT needs it.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;
@@ -30,7 +30,7 @@ inline constexpr std::uint64_t kApplicationBytesMax = std::uint64_t{1} << 20;
 // Persisted: never renumber.
 enum class CommitKind : std::uint32_t {
   kState = 1,  // the state of a step
-  kVoid = 2,   // takes back the record that the slot held before; without planes
+  kVoid = 2,   // takes back the slot's former record; has no planes
 };
 
 struct CommitHeader {
@@ -39,11 +39,11 @@ struct CommitHeader {
   std::uint32_t kind = 0;          // CommitKind
   std::uint64_t length_bytes = 0;  // of the record, this header included
   std::uint64_t checksum = 0;      // XXH3 of the record with this field 0
-  std::uint8_t store_id[16] = {};  // random; the names of the store's files have it, too
+  std::uint8_t store_id[16] = {};  // random; also part of the names of the store's files
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;
-  std::uint64_t generation = 0;  // one more with every record that this rank writes
-  std::uint64_t step = 0;        // whose end the state is
+  std::uint64_t generation = 0;  // grows by one with every record that this rank writes
+  std::uint64_t step = 0;        // the record holds the state at its end
   std::uint64_t model_hash = 0;
   std::uint64_t layout_hash = 0;
   std::uint64_t config_hash = 0;
@@ -78,7 +78,7 @@ struct CommitExtent {
 };
 static_assert(sizeof(CommitExtent) == 16);
 
-// One plane of one block: where its copies are, and which of them the record is about.
+// One plane of one block: the places of its copies, and the one that the record names.
 struct CommitPlane {
   std::uint64_t length_bytes = 0;  // of each copy
   std::uint64_t version = 0;       // updates that the named copy has seen
@@ -93,7 +93,7 @@ static_assert(std::endian::native == std::endian::little);
 static_assert(std::has_unique_object_representations_v<CommitHeader> &&
               std::has_unique_object_representations_v<CommitPlane>);
 
-// Of a record: its header, whose own field counts as zero, and the rest of its length.
+// The checksum of a record: its header, whose own field counts as zero, and the rest of its length.
 std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
 
 }  // namespace sluice

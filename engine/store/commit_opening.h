@@ -1,6 +1,6 @@
-// Finds the commit that a store goes on from, and makes its records fit for going on: what a rank
-// has beyond the step that all have is made void, and twins that a power cut or a drive has damaged
-// are written again. All of it may be cut short anywhere and done again.
+// Finds the commit that a store continues from, and repairs its records: a rank's commit beyond the
+// step that all ranks have is made void, and twins that a power cut or a drive has damaged are
+// written again. All of this may be interrupted anywhere and repeated.
 //
 // Thread rule: one thread, before anything else uses the files; every function waits for storage.
 #pragma once
@@ -17,21 +17,21 @@ namespace sluice {
 
 class CommitOpening {
  public:
-  // Reads the records, changes nothing. Both must outlive it.
+  // Reads the records and changes nothing. Both must outlive it.
   // Fails with: as choose_commit().
   CommitOpening(IoQueue& queue, const CommitFiles& files);
 
   const CommitChoice& choice() const { return choice_; }
-  // The newest commit; nullptr: none has ever been made.
+  // The newest commit; nullptr: there has never been one.
   const CommitRecord* newest() const;
   CommitOffer offer() const;
 
-  // Makes the newest commit void where that is not the one of `step`: the older one is. Durable on
+  // Makes the newest commit void unless it is that of `step`; then the older one is. Durable on
   // return.
   // Requires: offer() has `step`. Fails with: kIo.
   void go_back(std::uint64_t step);
-  // Writes again the twins that do not hold their slot's record. Returns a line for the user on
-  // each that was damaged. Fails with: kIo.
+  // Writes again the twins that do not hold their slot's record. Returns a line for the user about
+  // each damaged twin. Fails with: kIo.
   std::vector<std::string> mend();
 
  private:

@@ -1,8 +1,8 @@
-// A commit record as a value, its bytes, and what may be wrong with bytes that ought to be one.
+// A commit record as a value, its bytes, and the defects of bytes that should be one.
 //
 // Thread rule: pure.
-// Invariant: decode_commit() takes any bytes, and accepts only what encode_commit() can have made:
-// a record that it calls whole has planes that lie inside their files' address range, do not
+// Invariant: decode_commit() takes any bytes, and accepts only those that encode_commit() can have
+// made: the planes of a record that it calls whole lie inside their files' address range, do not
 // overlap, and name a copy that they have.
 #pragma once
 
@@ -47,20 +47,20 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes that the record takes, and those of the slot that it needs: whole pages.
+// The bytes of the record, and those of the slot that it needs: whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
-// Writes the record to `target`, zeros behind it up to a whole page, and returns the page count's
-// bytes: what has to be written to the slot.
+// Writes the record to `target` with zeros up to a whole page, and returns the bytes of those
+// pages: write this much to the slot.
 // Requires: that much room; settings and blob within their limits; a void record has neither.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {
   kEmpty,  // never written: zeros where the header would be
   kWhole,
-  kDamaged,  // torn or altered; `problem` names the field, what was expected and what was found
-  kForeign,  // whole as it seems, of another version of the format
+  kDamaged,  // torn or altered; `problem` names the field, the expected and the found value
+  kForeign,  // seems whole, but of another version of the format
 };
 
 struct CommitReading {

@@ -1,10 +1,10 @@
-// Makes commits durable beside whatever else the queue does: goes through a commit's sequence
-// (commit_sequence.h), one stage after the other, by the queue's completions. Owns the bytes of the
-// record that it writes.
+// Makes commits durable beside the queue's other work: goes through a commit's sequence
+// (commit_sequence.h), one stage after the other, driven by the queue's completions. Owns the bytes
+// of the record that it writes.
 //
 // Thread rule: one thread, the scheduler's in an engine; `post` brings completions there.
-// Invariants: at most one record is being written. The first failure ends the sequence: nothing
-// behind it is begun, and `ended` says so once all that was under way has come back.
+// Invariants: at most one record is being written. The first failure ends the sequence: no later
+// action is begun, and `ended` reports it once all actions under way have ended.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace sluice {
 
 class TransferWatch;
 
-// An open file of a store, whoever owns it.
+// An open file of a store; another object owns it.
 struct StoreFile {
   int descriptor = -1;
   std::uint32_t drive = 0;
@@ -39,26 +39,26 @@ struct CommitFiles {
 
 class CommitWriter {
  public:
-  // `queue` must outlive the writer, and so must `files` and `watch`, which looks after the
-  // transfers, if there is one. `post` runs a function on the writer's
-  // thread, later; it may be called from any thread.
+  // `queue`, `files` and `watch` must outlive the writer. `watch`, which supervises the transfers,
+  // may be null. `post` runs a function later on the writer's thread; it may be called from any
+  // thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
                std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
-  // Requires: is_idle(), or a queue that will not complete anything any more.
+  // Requires: is_idle(), or a queue that will complete nothing any more.
   ~CommitWriter();
   CommitWriter(const CommitWriter&) = delete;
   CommitWriter& operator=(const CommitWriter&) = delete;
 
-  // For the record that comes next. Requires: is_idle().
+  // For the next record. Requires: is_idle().
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
-  // Begins no further stage: the sequence ends, without `ended`, when what is under way has come
-  // back.
+  // Begins no further stage: the sequence ends, without `ended`, when the actions under way have
+  // ended.
   void stop() { is_stopped_ = true; }
 
   // Writes `record_bytes` of the buffer to `slot` in the course of `sequence`. On return it is
-  // under way. `ended` runs on the writer's thread: without an error all is durable; the buffer is
-  // free.
+  // under way. `ended` runs on the writer's thread: without an error, everything is durable. The
+  // buffer is then free.
   // Requires: is_idle(); record_bytes is a multiple of kCommitAlignBytes.
   void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
              std::uint64_t step, std::function<void(std::optional<Error>)> ended);

@@ -1,15 +1,15 @@
-// What every block on storage ought to hold: a checksum for each stored plane of each block, with
-// its version, in memory where no drive can touch it; and the one before, so that damage can be
-// named. The files hold data alone: a place in this table is the block's identity.
+// The expected content of every block on storage: a checksum for each stored plane of each block,
+// with its version, in memory where no drive can touch it. The previous one is kept too, so that
+// damage can be named. The files hold only data: a place in this table is the block's identity.
 //
-// A read that does not match is one of:
+// A read that does not match is one of these:
 //   stale        its bytes are those of the version before (or were never written): a lost write
 //   misdirected  its bytes are those of another block: a write that went to the wrong place
 //   damaged      neither: flipped bits, a torn write
-// Blocks with equal bytes have equal checksums, so mixing them up is no alarm, and no harm.
+// Blocks with equal bytes have equal checksums: confusing them raises no alarm and does no harm.
 //
 // Thread rule: wants() from any thread; the rest from the block store's writer.
-// Invariant: `previous` is the checksum of what `current` was written over, if that was wanted.
+// Invariant: `previous` is the checksum of the bytes that `current` replaced, if that was wanted.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +37,11 @@ class Integrity {
   // `plane_count`: two for each block, numbered by the block store.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether `version` of `plane` carries a checksum: all, none, or one in eight of its versions, a
-  // different eighth of the planes at each version.
+  // Whether `version` of `plane` carries a checksum: all versions, none, or one in eight, and at
+  // each version a different eighth of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Notes what has been written as `version`. Without a checksum: wants() said no.
+  // Notes the bytes written as `version`. Without a checksum: wants() said no.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
   struct Stored {
@@ -52,7 +52,7 @@ class Integrity {
     return {.version = planes_[plane].version, .sum = planes_[plane].current};
   }
 
-  // Compares bytes that were read as `version`, and their checksum, with what was stored.
+  // Compares the bytes read as `version`, and their checksum, with those that were stored.
   // Requires: wants(plane, version), and stored() has been called for that version.
   std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,
                                     std::uint64_t found) const;

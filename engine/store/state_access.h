@@ -1,6 +1,6 @@
-// The state seen from outside of steps, tensor by tensor, wherever its blocks live: filling in
-// initial values, reading for saving and hashing. Works block by block through one optimizer lane,
-// so it needs no memory of its own.
+// Access to the state from outside of steps, tensor by tensor, wherever its blocks live: filling in
+// initial values, and reading for saving and hashing. Works block by block through one optimizer
+// lane, so it needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
 #pragma once
@@ -27,14 +27,14 @@ class StateAccess {
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
   // parameters' type; kIo and others. It can be called again then.
   void restore(StateSource& source);
-  // Durable: brings what is at home in memory from storage, where it lies as of the last commit.
+  // Durable: reads state at home in memory from storage, where the last commit left it.
   // Fails with: kIo and others.
   void open();
-  // The homes that restore() or open() has filled count as in use. Once, when all ranks have filled
-  // theirs.
+  // From now on the homes that restore() or open() has filled count as in use. Call it once, after
+  // all ranks have filled theirs.
   void lend_homes();
 
-  // Fails with: kInvalidArgument where read() cannot be called so, with tensor and numbers.
+  // Fails with: kInvalidArgument for a call of read() that is not allowed, with tensor and numbers.
   void check_read(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::uint64_t size_bytes) const;
   // Copies elements [first_element, ...) of `kind` to `target`.
@@ -77,8 +77,8 @@ class StateAccess {
   Device& device_;
   Scheduler& scheduler_;
   Stream stream_;
-  std::optional<View> loaded_;  // what the lane holds
-  PoolMarks filled_;            // homes that have got their values
+  std::optional<View> loaded_;  // the content of the lane
+  PoolMarks filled_;            // homes that have their values
 };
 
 }  // namespace sluice

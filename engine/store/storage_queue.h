@@ -1,5 +1,5 @@
-// The queues behind the storage paths: one for each, with its own thread, so that every drive is
-// kept busy and none waits for a slower one. Which kind, the config says, or the kernel decides.
+// The queues behind the storage paths: one per path, with its own thread, so that every drive is
+// kept busy and none waits for a slower one. The config or the kernel decides which kind.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace sluice {
 
-// What will be moved. Memory and files must outlive the queue.
+// The transfers to expect. Memory and files must outlive the queue.
 struct TransferPool {
   std::uint32_t transfers_max = 0;   // at once, over all drives
-  std::span<std::byte> memory = {};  // that they are about
-  // Descriptors, one for each drive in the order of IoRequest::drive. None: one queue for all.
+  std::span<std::byte> memory = {};  // that they use
+  // Descriptors, one per drive in the order of IoRequest::drive. None: one queue for all.
   std::span<const int> files = {};
 };
 
 // The queue that `storage` asks for; its submit() does not block for the transfers of `pool`. With
-// "auto" and no io_uring it works with threads. `explanation` says in a line what it has to do
-// without, and why.
+// "auto" and no io_uring it uses threads. `explanation` says in one line what it cannot use, and
+// why.
 // Fails with: kUnsupported; kInvalidArgument (queue_depth).
 std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
                                        std::string& explanation);

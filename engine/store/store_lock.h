@@ -1,10 +1,10 @@
 // The lock file of a store on one storage path, NAME.lock: two jobs meet there before either has
-// written a byte, and the second is told who the first is. It is never unlinked, and carries the
+// written a byte, and the second one learns who the first is. It is never unlinked, and carries the
 // mark of the store's creation: whose files may lie on the path, and whether all of them were made.
 //
 // Thread rule: one thread at a time.
-// Invariants: the lock is this process's alone: a forked child lets go of it at once, so that it
-// ends with the process however that ends. The text is one sector, written whole and flushed.
+// Invariants: the lock belongs to this process alone: a forked child releases it at once, so that
+// it ends with the process, however that ends. The text is one sector, written whole and flushed.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sluice {
 
 enum class StoreStage : std::uint8_t { kNone, kCreating, kMade };
 
-// What the path knows of the store.
+// A path's knowledge of its store.
 struct StoreMark {
   StoreStage stage = StoreStage::kNone;
   StoreId id{};
@@ -28,9 +28,9 @@ struct StoreMark {
 class StoreLock {
  public:
   // Takes the lock, and makes its file where there is none. `job`: the random text of a job whose
-  // processes may share the lock; where another of them has it, this one counts as having it, too.
-  // Fails with: kInput naming host, process and start of who has it, or a path that cannot be used;
-  // kDamaged where the file is none of a store.
+  // processes may share the lock; if another of them has it, this one counts as having it, too.
+  // Fails with: kInput naming host, process and start of the holder, or an unusable path; kDamaged
+  // where the file is not a store's.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
   ~StoreLock();
   StoreLock(StoreLock&& other) noexcept;
@@ -50,12 +50,12 @@ class StoreLock {
   StoreMark mark_;
 };
 
-// What a path's lock file says, without taking it; none: there is no such file.
+// Reads a path's lock file without taking it; empty: there is no such file.
 // Fails with: kDamaged, kInput.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// Who has the lock on the path, in words, as far as this host can tell; none: nobody. Takes
-// nothing, so that it is in nobody's way.
+// The holder of the path's lock, in words, as far as this host can tell; empty: there is none.
+// Takes no lock, so it is in nobody's way.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

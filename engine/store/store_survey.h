@@ -1,5 +1,5 @@
-// What the files of a durable store say, read without an engine: for `sluice state`. Nothing is
-// changed but by remove_store().
+// The files of a durable store, read without an engine: for `sluice state`. Only remove_store()
+// changes anything.
 //
 // Thread rule: any thread; functions wait for storage.
 #pragma once
@@ -19,7 +19,7 @@ struct SurveyedRank {
   std::uint32_t rank = 0;
   CommitRecord newest = {};
   CommitOffer offer = {};
-  std::string problem = {};  // its records cannot be read: why; the rest is empty then
+  std::string problem = {};  // why its records cannot be read; the rest is empty then
 };
 
 struct StoreSurvey {
@@ -28,9 +28,9 @@ struct StoreSurvey {
   StoreId id{};
   StorePresence presence = StorePresence::kNone;
   std::uint64_t file_bytes = 0;            // of all its files
-  std::vector<SurveyedRank> ranks = {};    // those whose record files lie here
-  std::optional<std::uint64_t> step = {};  // that all of them can go on from
-  std::string holder = {};                 // who has it, if anybody does
+  std::vector<SurveyedRank> ranks = {};    // those with record files here
+  std::optional<std::uint64_t> step = {};  // that all ranks can continue from
+  std::string holder = {};                 // the job that has it, if any
 };
 
 // The stores that have a lock file in one of the directories.
@@ -39,13 +39,13 @@ std::vector<std::string> store_names(std::span<const std::string> directories);
 // Fails with: kInput, kDamaged, as find_store().
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
-// Reads all that the newest commit of a rank names, and compares it with its checksums. Returns a
-// line for each plane that differs or cannot be read.
-// Fails with: kInput for files that are missing.
+// Reads everything that the newest commit of a rank names, and compares it with its checksums.
+// Returns a line for each plane that differs or cannot be read.
+// Fails with: kInput for missing files.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
-// Removes the store's files, and leaves its lock files, which say then that nothing was made.
-// Returns the bytes. Fails with: kInput where a job has it.
+// Removes the store's files. Its lock files stay, and then say that no store was made. Returns the
+// bytes freed. Fails with: kInput where a job has it.
 std::uint64_t remove_store(const StoreSurvey& store);
 
 }  // namespace sluice

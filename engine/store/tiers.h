@@ -1,8 +1,8 @@
 // The memory and the files of a placement, allocated once and cut into pools: one slab of device
-// memory, one arena of host memory, one scratch file for each storage path; or, where the state is
-// durable, a store's data files, and scratch files for what is not state. Hands out addresses;
-// who may use which slot when is the business of the components below. Constant after construction,
-// callable from any thread.
+// memory, one arena of host memory, one scratch file per storage path. If the state is durable:
+// a store's data files, and scratch files for the rest. Hands out addresses; the components
+// below decide who may use which slot when. Constant after construction, callable from any
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -28,20 +28,20 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// A copy of device memory, for a message: slow.
+// Copies device memory, for a message: slow.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
-// What the device says of a unit: tally_bytes_of().
+// The device's report about a unit: tally_bytes_of().
 struct Tally {
-  double* leaves = nullptr;           // sums of squares, of what this rank owns
+  double* leaves = nullptr;           // sums of squares, of the part that this rank owns
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
 };
 
-// The data files of a durable store, and where in them the copies lie.
+// The data files of a durable store, and the places of the copies in them.
 struct DurableHomes {
   std::vector<DirectFile> files = {};
   std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
-  // By plane: two of each block, its parameters and its record; one without bytes has no copies.
+  // By plane: two per block, its parameters and its record; a plane without bytes has no copies.
   std::vector<CommitPlane> planes = {};
 };
 
@@ -84,27 +84,27 @@ class Tiers {
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
-  // All that storage reads into and writes from: the parameter slots, the lanes, and the staging of
-  // activations and gradients, at the arena's end.
+  // All memory that storage reads into and writes from: the parameter slots, the lanes, and the
+  // staging of activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // Scratch: by path, or none where none is needed. Durable: the data files, then scratch files.
+  // Scratch: by path; none if none is needed. Durable: the data files, then scratch files.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
-  // Each block on storage has that many copies; one of them is its home
+  // Each block on storage has this many copies; one of them is its home
   // (engine/store/block_store.h).
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);
   }
-  // By plane, as DurableHomes; none where the state is scratch.
+  // By plane, as in DurableHomes; none where the state is scratch.
   std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
   // Requires: homed on storage, or durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
   const Extent& record_extent(BlockId block, std::uint32_t copy) const;
   const Extent& gradient_extent(BlockId block) const;
-  // Gradients wait on storage: so many blocks may have an extent.
+  // How many blocks may have an extent for gradients that wait on storage.
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
@@ -155,14 +155,14 @@ class Tiers {
   std::byte* commit_buffers_ = nullptr;
   std::vector<std::byte*> device_homes_;     // of parameters, by unit
   std::vector<std::byte*> gradients_;        // by unit; on the device, or in host memory
-  std::vector<std::uint64_t> tally_begins_;  // by unit, in those of its tier
+  std::vector<std::uint64_t> tally_begins_;  // by unit, within those of its tier
   std::byte* device_tallies_ = nullptr;
   std::byte* host_tallies_ = nullptr;
   std::vector<std::byte*> host_parameters_;  // by block
   std::vector<std::byte*> records_;          // by block; on the device, or in host memory
   std::vector<Extent> parameter_extents_;    // by block, for each copy
   std::vector<Extent> record_extents_;       // by block, for each copy
-  std::vector<Extent> gradient_extents_;     // by block; none, none on storage
+  std::vector<Extent> gradient_extents_;     // by block; empty if none waits on storage
   std::vector<Extent> activation_pieces_;
   std::vector<std::uint32_t> first_activation_pieces_;  // by home, then the number of all
 };

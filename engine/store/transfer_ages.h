@@ -1,7 +1,7 @@
-// How old the transfers in flight are, in ticks of whoever counts. A drive that works off a long
-// queue is not stuck, so a transfer's age starts anew when it goes to the kernel and whenever its
-// drive completes something; what a drive has lost while it goes on with others is told by its
-// whole time in the kernel, kBusyFactor times as long. Pure.
+// The ages of the transfers in flight, in ticks of the caller. A drive that works off a long queue
+// is not stuck, so a transfer's age starts anew when it goes to the kernel and whenever its drive
+// completes something. A transfer that a drive has lost while it continues with others is found by
+// its whole time in the kernel, which may be kBusyFactor times as long. Pure.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -23,9 +23,9 @@ class TransferAges {
   static constexpr std::uint32_t kTicksOfSlow = kTicksOfTimeout / 4;
   static constexpr std::uint32_t kBusyFactor = 10;
 
-  // The transfers, and the requests that they have given to a queue, stay in place until removed.
+  // The transfers, and their requests in the queue, stay in place until removed.
   void add(const Transfer& transfer, const IoRequest& request);
-  void remove(const Transfer& transfer);  // it has ended; nothing where it is not there
+  void remove(const Transfer& transfer);  // it has ended; no effect if it is not there
   std::size_t count() const { return in_flight_.size(); }
 
   // A tick has passed. `on_slow`: called once for each transfer that has become slow.

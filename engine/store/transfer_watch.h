@@ -1,7 +1,7 @@
-// Looks after the transfers in flight: one that takes long is noted, one that never ends stops the
-// engine (engine/store/transfer_ages.h has the rules). Age is counted in ticks of the watch's own
-// thread, not by the clock: after a process has been stopped and continued, or while the machine is
-// too busy to run the watch, no transfer is blamed for it.
+// Supervises the transfers in flight: a slow one is noted, one that never ends stops the engine
+// (engine/store/transfer_ages.h has the rules). Age is counted in ticks of the watch's own thread,
+// not by the clock. So no transfer is blamed for time in which the process was stopped, or in which
+// the machine was too busy to run the watch.
 //
 // Thread rule: add() and remove() from any thread; a transfer and its request stay in place in
 // between.
@@ -24,13 +24,13 @@ namespace sluice {
 class TransferWatch {
  public:
   struct Hooks {
-    // What to call a transfer in a message. On the watch's thread, while the transfer is in flight.
+    // The name of a transfer in a message. On the watch's thread, while the transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
-    // A transfer has not ended in time. On the watch's thread; `list` has all that are in flight.
+    // A transfer has not ended in time. On the watch's thread; `list` names all that are in flight.
     std::function<void(const std::string& list)> on_stuck;
   };
 
-  // `timeout_s`: 0 = nothing is watched and there is no thread. Slow is a quarter of it.
+  // `timeout_s`: 0 = no watching and no thread. A transfer is slow after a quarter of it.
   TransferWatch(double timeout_s, Hooks hooks);
   ~TransferWatch();
   TransferWatch(const TransferWatch&) = delete;
@@ -39,7 +39,7 @@ class TransferWatch {
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
-  // True from the moment before on_stuck: the transfers in flight may stay there for ever.
+  // True from just before on_stuck: the transfers in flight may stay there forever.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
   double timeout_s() const { return timeout_s_; }
 
@@ -64,7 +64,7 @@ class TransferWatch {
   std::vector<std::string> notes_;
   bool is_stopping_ = false;
 
-  std::thread thread_;  // last: it starts when all else stands
+  std::thread thread_;  // last: starts when everything else is ready
 };
 
 }  // namespace sluice
