@@ -1,5 +1,5 @@
-// What every call of the C interface does: turns exceptions into a status and a message, and lets
-// one thread at a time of one process use a handle.
+// The frame of every call of the C interface: turns exceptions into a status and a message, and
+// lets only one thread at a time, of one process, use a handle.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// What engines and optimizers have in common.
+// The common part of engines and optimizers.
 struct Handle {
   const pid_t owner = getpid();
   std::atomic<bool> is_in_a_call = false;
@@ -33,7 +33,7 @@ void require(const void* pointer, const char* call, const char* name);
 
 struct CallbackFailed {};
 
-// Runs `call` and turns what it throws into a status.
+// Runs `call` and turns its exception into a status.
 template <typename Call>
 sluice_status guarded(const Call& call) noexcept {
   try {
@@ -53,8 +53,8 @@ sluice_status guarded(const Call& call) noexcept {
 }
 
 // The same for the call `name` of `handle`, which no other thread may be in and no other process
-// may make. Of another process's handle nothing but the owner is looked at: its threads and its
-// pools are not here.
+// may make. For another process's handle only the owner is checked: its threads and its pools are
+// not in this process.
 template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())

@@ -1,4 +1,4 @@
-// The engine behind the C interface, with what C cannot own: the step and the leases under way.
+// The engine behind the C interface, with objects that C cannot own: the step and the leases.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
-  // As the engine asks for them. `values` and `context` must outlive it.
+  // In the form that the engine needs. `values` and `context` must outlive it.
   static sluice::InitialValues initial_values(sluice_values values, void* context) {
     return [values, context](const sluice::TensorPlace& tensor, std::uint64_t first,
                              std::span<float> target) {
@@ -40,8 +40,8 @@ struct sluice_engine : sluice::Handle {
   std::map<std::uint64_t, sluice::Lease> leases;
   std::uint64_t next_lease_id = 1;
   std::deque<std::string> notes;
-  std::string note;         // the last one handed out
+  std::string note;         // the last one returned
   std::string application;  // of the checkpoint that was restored, or the commit that was opened
   std::optional<std::string> next_application;  // for the commits from here on
-  std::string saved_path;                       // of the one that was saved last
+  std::string saved_path;                       // of the last saved checkpoint
 };

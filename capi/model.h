@@ -1,4 +1,4 @@
-// A model as the C interface describes it, in the engine's words, and the way back. Pure.
+// Converts the C interface's description of a model to the engine's, and back. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// Fails with: kInvalidArgument for a null pointer where there have to be values, with the place.
-// The engine checks the model itself; this does not repeat its checks.
+// Fails with: kInvalidArgument for a null pointer where values are needed, with the place. The
+// engine checks the model itself; its checks are not repeated here.
 ModelSpec model_from_c(const sluice_model& model);
 
 // Fails with: kInvalidArgument for a unit that does not exist.

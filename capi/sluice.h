@@ -1,6 +1,6 @@
 // Sluice's interface in C: an engine that keeps a model's parameters and optimizer state in device
 // memory, host memory and on NVMe, brings each unit to computation just before it is used, and
-// updates all of it once a step. For bindings to other languages and for programs in C; the C++
+// updates all of it once per step. For bindings to other languages and for programs in C. The C++
 // interface (<sluice/engine.h>) has the longer explanations, and the same order of calls:
 //
 //   sluice_engine_create, sluice_initialize,
@@ -8,16 +8,16 @@
 //             sluice_finish_step,
 //   sluice_close, sluice_engine_destroy.
 //
-// Computation runs on the calling thread, over host memory: what sluice_acquire gives may be read
-// (and its gradients written) from its return to sluice_release.
+// Computation runs on the calling thread, over host memory: from the return of sluice_acquire to
+// sluice_release it may read the parameters and write the gradients.
 //
-// Threads: one thread at a time per engine, not always the same one. A call that meets another one
-// of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are independent.
+// Threads: one thread at a time per engine, not always the same one. A call during another call of
+// the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are independent.
 // Processes: an engine belongs to the process that made it. In a forked child every call is refused
 // with SLUICE_FORKED, and sluice_engine_destroy does nothing.
-// Errors: every call returns SLUICE_OK or what failed, and sluice_last_error() says it in words. A
-// wrong argument, a null pointer included, is refused and changes nothing. Only memory that is not
-// there, such as an engine that has been destroyed, is beyond these checks.
+// Errors: every call returns SLUICE_OK or a status for its failure, and sluice_last_error()
+// describes it. A wrong argument, including a null pointer, is refused and changes nothing. These
+// checks cannot find invalid memory, such as an engine that has been destroyed.
 #pragma once
 
 #include <stdint.h>
@@ -26,26 +26,26 @@
 extern "C" {
 #endif
 
-// Grows with every change of this file that is not an addition at its end.
+// Grows with every change of this file except additions at its end.
 #define SLUICE_ABI_VERSION 1
 
 typedef enum sluice_status {
   SLUICE_OK = 0,
-  SLUICE_INTERNAL = 1,          // a broken invariant inside Sluice: a defect to be reported
+  SLUICE_INTERNAL = 1,          // a broken invariant inside Sluice: please report this defect
   SLUICE_INVALID_ARGUMENT = 2,  // a call that its contract forbids
   SLUICE_CONFIG = 3,            // a key or value of the config
-  SLUICE_INPUT = 4,             // a file or value that is not what it should be
+  SLUICE_INPUT = 4,             // a file or value of the wrong kind
   SLUICE_IO = 5,                // a transfer failed
   SLUICE_DAMAGED = 6,           // storage returned other bytes than were written
   SLUICE_TIMEOUT = 7,           // storage has not answered in time
-  SLUICE_NO_SPACE = 8,          // a storage path cannot hold what is needed
+  SLUICE_NO_SPACE = 8,          // a storage path has too little space
   SLUICE_OUT_OF_MEMORY = 9,     // a budget or the machine's memory is too small
-  SLUICE_UNSUPPORTED = 10,      // this machine or build lacks what was asked for
+  SLUICE_UNSUPPORTED = 10,      // this machine or build lacks the requested feature
   SLUICE_NON_FINITE = 11,       // a gradient or value that is NaN or infinite
   SLUICE_RANKS = 12,            // another rank has failed or disagrees
   SLUICE_POISONED = 13,         // an earlier failure left the engine between two steps
   SLUICE_FORKED = 14,           // the engine belongs to another process
-  SLUICE_CALLBACK = 15          // a function of the caller's returned something else than 0
+  SLUICE_CALLBACK = 15          // a function of the caller's did not return 0
 } sluice_status;
 
 typedef struct sluice_engine sluice_engine;
@@ -54,25 +54,25 @@ typedef struct sluice_tensor {
   const char* name;       // unique in the model
   const uint64_t* shape;  // row-major; every extent at least 1
   uint32_t dimensions;    // 0: one element
-  int32_t has_decay;      // 0: without weight decay
+  int32_t has_decay;      // 0: no weight decay
 } sluice_tensor;
 
-// Tensors that computation needs together: the grain of transfers and leases.
+// Tensors that computation needs together: the unit of transfers and leases.
 typedef struct sluice_unit {
   const char* name;  // unique in the model
   const sluice_tensor* tensors;
   uint32_t tensor_count;
-  int32_t is_frozen;  // not 0: parameters alone, no gradient and no optimizer state
+  int32_t is_frozen;  // not 0: only parameters, no gradient and no optimizer state
 } sluice_unit;
 
 // Tensors count from 0 through all units in this order.
 typedef struct sluice_model {
   const sluice_unit* units;
   uint32_t unit_count;
-  // How many units computation holds at the same time at most; at least 1.
+  // The most units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // In which one micro-batch uses units. Null: 0, 1, ... forward, and the reverse of it backward.
-  // A step that goes otherwise costs waits, and the next one is expected to go like it.
+  // The order in which one micro-batch uses units. Null: 0, 1, ... forward, and the reverse of it
+  // backward. A step in another order costs waits; the next step is then expected to go like it.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -87,24 +87,24 @@ typedef enum sluice_pass {
 
 typedef enum sluice_state {
   SLUICE_PARAMETER = 0,  // in the parameters' type
-  SLUICE_MASTER = 1,     // fp32, as the moments
+  SLUICE_MASTER = 1,     // fp32, like the moments
   SLUICE_EXP_AVG = 2,
   SLUICE_EXP_AVG_SQ = 3
 } sluice_state;
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // The divisor of the sum of the micro-batches' gradients; 0 = micro_batches, the mean.
+  // The sum of the micro-batches' gradients is divided by it; 0 = micro_batches, the mean.
   double gradient_divisor;
   // Learning rates of the config's optimizer.groups, in their order; null = by their factors.
   const double* group_learning_rates;
   uint32_t group_count;
-  uint32_t micro_batches;  // that are expected; at least 1
+  uint32_t micro_batches;  // the expected number; at least 1
 } sluice_step_options;
 
-// Values that are known only when the gradients have come.
+// Values that are known only after the gradients have come.
 typedef struct sluice_finish_options {
-  double learning_rate;                // negative = as sluice_begin_step said
+  double learning_rate;                // negative = as in sluice_begin_step
   double gradient_divisor;             // 0 = likewise
   const double* group_learning_rates;  // null = likewise
   uint32_t group_count;
@@ -113,21 +113,21 @@ typedef struct sluice_finish_options {
 
 typedef struct sluice_step_report {
   uint64_t step;              // updates that the state has seen after this step
-  double gradient_norm;       // before clipping; NaN in a step that was skipped
-  double clip_factor;         // what the gradient was multiplied with
-  double loss_scale;          // that the gradients came with
-  uint64_t nvme_read_bytes;   // since the report before
+  double gradient_norm;       // before clipping; NaN in a skipped step
+  double clip_factor;         // the gradient was multiplied by it
+  double loss_scale;          // the gradients' scale
+  uint64_t nvme_read_bytes;   // since the previous report
   uint64_t nvme_write_bytes;  // likewise
   int64_t stall_ns;           // computation waited for units and gradient slots
-  int64_t optimizer_ns;       // the call waited from the norm on
-  uint32_t schedule_changes;  // times that units were not used as expected
+  int64_t optimizer_ns;       // how long the call waited from the norm on
+  uint32_t schedule_changes;  // how often units were not used as expected
   int32_t is_skipped;         // not 0: a gradient was not finite, nothing was updated
 } sluice_step_report;
 
 typedef struct sluice_lease {
   const void* parameters;  // the unit's, of sluice_unit_info.parameter_bytes
-  void* gradients;         // zero at first; null but in backward of a unit that is trained
-  uint64_t id;             // never 0, and used once
+  void* gradients;         // zero at first; null except in backward of a trained unit
+  uint64_t id;             // never 0; never reused
 } sluice_lease;
 
 typedef struct sluice_unit_info {
@@ -149,35 +149,35 @@ typedef struct sluice_traffic {
   uint64_t nvme_write_bytes;
 } sluice_traffic;
 
-// Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the thread
-// that called. Returns 0, or anything else to stop. Must not call the same engine.
+// Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the
+// calling thread. Returns 0, or anything else to stop. Must not call the same engine.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
 uint32_t sluice_abi_version(void);
 const char* sluice_version(void);
-// The message of the calling thread's last call that failed; empty before. Valid until its next one
-// that fails.
+// The message of the calling thread's last failed call; empty before. Valid until its next failed
+// call.
 const char* sluice_last_error(void);
 
-// `config_json` is the text of a config file (docs/configuration.md), of which the engine's part is
-// read. Host memory stands for a device's, as much as memory.device says.
+// `config_json` is the text of a config file (docs/configuration.md); only the engine's part is
+// read. Host memory, as much as memory.device says, stands for a device's.
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
                                    sluice_engine** engine);
-// Ends what is under way without an update. An engine that was not closed may not finish the update
-// of its last step; what that has failed with is in sluice_last_error() then. Null does nothing.
+// Ends work under way without an update. An engine that was not closed may not finish the update of
+// its last step; sluice_last_error() then has that update's failure. Null does nothing.
 void sluice_engine_destroy(sluice_engine* engine);
 
 // Sets the fp32 master weights, with zero moments. Once, before the first step.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
-// Waits for every update, and reports what one has failed with. The last call but destroy.
+// Waits for every update, and reports an update's failure. The last call except destroy.
 sluice_status sluice_close(sluice_engine* engine);
-// Returns when every update that is under way has been applied and is home.
+// Returns when every update under way has been applied and its state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
 // Waits for gradients and norm, and starts the update. `options` may be null. After a failure the
-// step is over, but after SLUICE_INVALID_ARGUMENT, when it goes on.
+// step is over; only after SLUICE_INVALID_ARGUMENT it continues.
 sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_options* options,
                                  sluice_step_report* report);
 // Ends the step without an update, and every lease with it.
@@ -189,10 +189,10 @@ sluice_status sluice_end_inference(sluice_engine* engine);
 
 // Blocks until `unit` can be used. `pass` is a sluice_pass: in a step SLUICE_FORWARD or
 // SLUICE_BACKWARD, in an inference SLUICE_INFERENCE. Before use i of a step, the lease of use i -
-// concurrent_leases has to have been released.
+// concurrent_leases must have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
-// After it, the lease's memory is the engine's again.
+// From then on, the lease's memory belongs to the engine again.
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
 // Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Not
@@ -203,44 +203,44 @@ sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
 sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
 sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
                                      sluice_tensor_info* info);
-// What one step of `micro_batches` moves to and from storage: exact under optimizer.overlap
-// "serial", else a prediction.
+// The bytes that one step of `micro_batches` moves to and from storage: exact under
+// optimizer.overlap "serial", otherwise a prediction.
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
-// Lines for the user, about choices that the machine forced and about the last step; one per call,
-// each once, null when there are no more. Valid until the next call for the same engine.
+// Lines for the user, about choices that the machine forced and about the last step: one line per
+// call, each line once, null when there are no more. Valid until the next call for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
-// Writes all of the state as a checkpoint into a folder of its own below `root`, which appears
-// whole or not at all (docs/checkpoints.md). `keep` is how many stay there; 0 = all. `application`
-// is a text that comes back with it; null = none. Not while a step is active.
+// Writes all of the state as a checkpoint into a folder of its own below `root`; it appears whole
+// or not at all (docs/checkpoints.md). `keep` is how many stay there; 0 = all. `application` is a
+// text that is saved with it; null = none. Not while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
-// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training goes
-// on with the bits that it would have had without a break.
+// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training
+// continues with the bits that it would have had without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): goes on from
-// the durable store's last commit, and `*is_new` is 0, or makes the store from `values`, and it
-// is 1. `accepts_changes`: not 0 = although numbers of the config are not those of that commit.
+// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): continues from
+// the durable store's last commit (`*is_new` becomes 0), or makes the store from `values` (1).
+// `accepts_changes`: not 0 = even if numbers of the config differ from those of that commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// The text that the commits keep of the steps that finish from here on, at most 1 MiB; none at
+// The text that commits keep, for the steps that finish from here on; at most 1 MiB, none at
 // first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now. Not while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// The last step whose commit is durable; behind sluice_engine_create() the one that
-// sluice_open_or_create() goes on from. `*has_one` is 0 where there is none, or no durable store.
+// The last step whose commit is durable; after sluice_engine_create(), the one that
+// sluice_open_or_create() continues from. `*has_one` is 0 where there is none, or no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
-// The text that the checkpoint of sluice_restore() or the commit of sluice_open_or_create() came
-// with, and the path of the checkpoint that sluice_save() has written; empty before. Valid until
-// the next such call for the same engine.
+// sluice_application_text(): the text saved with the checkpoint of sluice_restore() or the commit
+// of sluice_open_or_create(). sluice_saved_path(): the path of the checkpoint that sluice_save()
+// has written. Empty before. Valid until the next such call for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
 // An optimizer for programs that keep parameters and gradients themselves: moments and exact fp32
-// masters live in host memory or on NVMe. The rules of threads, processes and errors are the
-// engine's.
+// masters live in host memory or on NVMe. Threads, processes and errors follow the same rules as
+// for an engine.
 //
 //   sluice_optimizer_create,
 //   per step: sluice_optimizer_begin, sluice_optimizer_wait or sluice_optimizer_wait_all,
@@ -256,20 +256,20 @@ typedef struct sluice_optimizer_tensor {
   uint32_t reserved;       // 0
 } sluice_optimizer_tensor;
 
-// One step of one tensor. Parameter and gradient are contiguous, and the optimizer's until
-// sluice_optimizer_wait() of the tensor has returned. An optimizer reads the hyperparameters that
-// it has.
+// One step of one tensor. Parameter and gradient are contiguous, and belong to the optimizer until
+// sluice_optimizer_wait() of the tensor has returned. An optimizer reads only its own
+// hyperparameters.
 typedef struct sluice_update {
   void* parameter;
   const void* gradient;
-  uint64_t step;  // of this tensor, counted from 1
+  uint64_t step;  // of this tensor; steps count from 1
   double learning_rate;
   double beta1;
   double beta2;
   double epsilon;
   double weight_decay;
   double momentum;
-  double gradient_scale;  // the gradient is multiplied with it
+  double gradient_scale;  // multiplies the gradient
   uint32_t tensor;
   int32_t gradient_type;  // a sluice_type
 } sluice_update;
@@ -279,42 +279,42 @@ typedef struct sluice_optimizer_report {
   uint64_t nvme_read_bytes;
   uint64_t nvme_write_bytes;
   uint64_t updated_elements;
-  uint64_t adopted_elements;   // of 16 bits, which the program had changed: they became masters
-  uint64_t non_finite_blocks;  // that an update left with an infinity or a NaN
+  uint64_t adopted_elements;   // 16-bit values that the program had changed: they became masters
+  uint64_t non_finite_blocks;  // blocks with an infinity or a NaN after an update
   // As planned.
   uint64_t host_bytes;
   uint64_t nvme_bytes;
-  uint64_t pass_bytes;       // that an update of every tensor reads from storage, and writes there
-  uint32_t pending_tensors;  // whose update is under way
+  uint64_t pass_bytes;       // an update of every tensor reads, and writes, this much on storage
+  uint32_t pending_tensors;  // with an update under way
   uint32_t reserved;
 } sluice_optimizer_report;
 
-// Of the config it uses optimizer.type, placement.optimizer, memory.host, storage and run.threads.
+// Uses optimizer.type, placement.optimizer, memory.host, storage and run.threads of the config.
 sluice_status sluice_optimizer_create(const char* config_json,
                                       const sluice_optimizer_tensor* tensors, uint32_t tensor_count,
                                       sluice_optimizer** optimizer);
-// Parameters whose update nobody has waited for may be partly updated. Null does nothing.
+// Parameters whose update was not waited for may be partly updated. Null does nothing.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
-// Starts updates, in this order, behind those that are under way.
+// Starts updates, in this order, after those that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
-// Returns when the updates of `tensor` that have begun have written its parameter; of all tensors
-// where it is SLUICE_ALL_TENSORS.
+// Returns when the updates of `tensor` that have begun have written its parameter; with
+// SLUICE_ALL_TENSORS, those of all tensors.
 #define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
-// Returns when all have, and their state is home.
+// Returns when all have, and their state is at home.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
 // Copies or sets elements [first, first + element_count) of a tensor's state, as fp32; `kind` is a
-// sluice_state. SLUICE_PARAMETER, which cannot be set, is the parameter as the last update left it;
-// it and SLUICE_MASTER exist beside 16-bit parameters alone.
+// sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and cannot be set; it
+// and SLUICE_MASTER exist only for 16-bit parameters.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                      uint64_t first, uint64_t element_count, const float* source);
 sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
                                         sluice_optimizer_report* report);
-// A line for the user about what this machine forced, or a tensor that is not finite any more; each
-// once, null when there are no more. Valid until the next call for the same optimizer.
+// A line for the user about a choice that this machine forced, or a tensor that is no longer
+// finite: each once, null when there are no more. Valid until the next call for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
 #ifdef __cplusplus

@@ -1,14 +1,14 @@
 // Moves boundary activations between the device's window and their homes in host memory or on
-// storage, as an ActivationPlan says: what has been saved leaves as soon as computation is through
-// with it, and what will be loaded comes back ahead of its use, in order, as far as places in the
+// storage, as an ActivationPlan says. A saved activation leaves as soon as computation has finished
+// with it; one that will be loaded comes back ahead of its use, in order, as far as places in the
 // window and staging slots are free. Activations on storage are transfers of the block store like
 // any other: verified, watched, and after the parameters that computation waits for.
 //
-// Thread rule: the application's thread; what is private, on the scheduler's unless it says so.
-// Progress: a fetch starts only when what it overwrites has been released and is on its way home,
-// or there; so a staging slot that it holds waits for the drive, and for copies that have been
-// queued, and for nothing else. A store's slot waits for computation that has been enqueued, and
-// for the drive.
+// Thread rule: the application's thread; private parts on the scheduler's, unless they say
+// otherwise.
+// Progress: a fetch starts only when the activation that it overwrites has been released and is on
+// its way home, or there. So its staging slot waits only for the drive and for queued copies. A
+// store's slot waits for enqueued computation and for the drive.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All must outlive the flow. `timeline` hears of what computation waits for.
+  // All must outlive the flow. `timeline` is told when computation waits.
   ActivationFlow(const ModelSpec& model, const Placement& placement, const Tiers& tiers,
                  BlockStore& store, Device& device, Scheduler& scheduler, StepTimeline& timeline);
 
@@ -42,27 +42,27 @@ class ActivationFlow {
   // Fails with: kInvalidArgument when it is not next, or too many are held; the engine's first
   // failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
-  // Work enqueued on its stream after this call does not touch it.
+  // Work enqueued on its stream after this call does not use it.
   void release(const LeasedActivation& lease) noexcept;
   // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
   void require_complete() const;
-  // What has happened since the last call. Requires: complete. Returns when nothing computes on the
-  // window any more.
+  // The totals since the last call. Requires: the plan is complete. Returns when no computation
+  // uses the window any more.
   // Fails with: the engine's first failure, or the device's.
   struct Report {
     std::uint64_t out_bytes = 0;  // left the device, in whole storage units
     std::uint64_t in_bytes = 0;   // came back
   };
   Report finish();
-  // Ends a plan before its end. Returns when nothing is in flight, and nothing computes on the
-  // window, any more, unless the store is stuck. Requires: nothing is held.
+  // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
+  // more, unless the store is stuck. Requires: no activation is held.
   void abandon() noexcept;
-  // Returns when nothing is in flight, stuck or not: memory may be freed after it.
+  // Returns when no transfer is in flight, even if the store is stuck: memory may then be freed.
   void settle() noexcept;
 
  private:
   enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
-  // Between the device and storage. Its piece is being copied, read or written.
+  // A staging slot between device and storage; its piece is being copied, read or written.
   struct Slot {
     Transfer transfer;
     std::uint32_t access = 0;
@@ -70,7 +70,7 @@ class ActivationFlow {
     bool is_free = true;
     bool is_read = false;
   };
-  // An access that has been issued, or one piece of it; ready in order.
+  // An access that has been issued, or one piece of it; they become ready in order.
   struct Arrival {
     std::uint32_t access = 0;
     std::uint32_t slot = kNoSlot;
@@ -108,8 +108,8 @@ class ActivationFlow {
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
-  // `finished` runs on the scheduler's thread when the copy for `access` that is last on `stream`
-  // now has been done.
+  // Runs `finished` on the scheduler's thread when the copy for `access` that is now the last on
+  // `stream` has been done.
   void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
                  std::function<void()> finished);
   void trace_copy(TraceRecord record);
@@ -129,38 +129,38 @@ class ActivationFlow {
   StepTimeline& timeline_;
   const std::uint32_t held_max_;  // accesses held at once, as the plans assume
   const bool is_on_storage_;
-  std::vector<Event> used_events_;     // by place: behind the computation that had it last
-  std::vector<Event> arrived_events_;  // by place: behind the last copy to it
-  std::vector<Event> left_events_;     // by place: behind the last copy from it
-  std::vector<Event> home_events_;     // by home in host memory: behind the last copy to or from it
+  std::vector<Event> used_events_;     // by place: after the computation that had it last
+  std::vector<Event> arrived_events_;  // by place: after the last copy to it
+  std::vector<Event> left_events_;     // by place: after the last copy from it
+  std::vector<Event> home_events_;     // by home in host memory: after the last copy to or from it
 
-  // Application thread only, but for begin().
+  // Application thread only, except in begin().
   const ActivationPlan* plan_ = nullptr;
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
-  // By access, of those that something may have to move for: around the wait.
+  // By access, if something may have to move for it: the two events around the wait.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 
-  // Scheduler thread only, but for begin().
+  // Scheduler thread only, except in begin().
   std::uint32_t issued_ = 0;      // accesses
-  std::uint32_t next_piece_ = 0;  // of the next one to be issued
+  std::uint32_t next_piece_ = 0;  // of the next access to be issued
   std::uint32_t ready_ = 0;       // accesses become ready in order
   bool is_stopped_ = true;
   std::vector<bool> released_;             // by access
   std::vector<StoreState> store_states_;   // by access that saves
   std::vector<std::uint32_t> pieces_out_;  // by access that saves: not home yet
-  std::deque<Store> stores_;               // released, not all of them copied out
+  std::deque<Store> stores_;               // released, but not all copied out yet
   std::deque<Arrival> arrivals_;
   std::vector<Slot> slots_;
   Report moved_;
   std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
   std::uint64_t step_ = 0;
-  std::array<std::uint64_t, 2> copied_ns_{};  // when the last copy up, or down, had ended
+  std::array<std::uint64_t, 2> copied_ns_{};  // end of the last copy up, and down
   std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
 
-  Stream up_stream_;  // last: their callbacks use all of the above
+  Stream up_stream_;  // last: their callbacks use everything above
   Stream down_stream_;
 };
 

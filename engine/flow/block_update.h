@@ -1,5 +1,5 @@
 // The arithmetic of one block's update: the optimizer over all its elements, with each tensor's own
-// coefficients, wherever the block's planes lie at the moment.
+// coefficients, wherever the block's planes are.
 //
 // Thread rule: worker's thread. Distinct blocks are independent.
 #pragma once
@@ -13,11 +13,11 @@
 
 namespace sluice {
 
-// The planes of one block, wherever it is updated; parameters and record are updated in place.
+// The planes of one block, wherever it is updated; parameters and record change in place.
 struct BlockPlanes {
   std::byte* parameters = nullptr;
   std::byte* record = nullptr;
-  const std::byte* gradients = nullptr;  // not needed to look at the others
+  const std::byte* gradients = nullptr;  // needed only for an update
 };
 
 // Elements of a block that share their coefficients.
@@ -26,18 +26,18 @@ struct UpdateRun {
   std::uint64_t element_count = 0;
   std::uint32_t hyperparameter_set = 0;
 };
-// The block in as few runs as can be, padding with one of its neighbours.
+// Calls `run` for as few runs as possible; padding belongs to a neighbor.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                        const BlockPlanes& planes, const UpdateRun& run);
 
-// Looks through what update `step` has made of a block.
+// Checks the result of update `step` on a block.
 // Fails with: kNonFinite naming tensor and element of a weight or a moment that has overflowed.
 void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                          std::uint64_t step);
 
-// Makes update `step` (for messages: the number of the step) of `block`.
+// Applies update `step` (the step's number, for messages) to `block`.
 // Fails with: kNonFinite naming tensor and element when a weight or a moment overflows; the planes
 // are then partly updated and must not be stored.
 void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,

@@ -1,15 +1,15 @@
-// The commits of a durable store: when each begins, what has to wait for it, and since when it
-// counts. Step v is committed when every block is on storage at version v: what lives there has
-// been stored by the optimizer pass, and what lives in memory by the home saver. The commit then
-// runs beside the next step: a flush and a small record. Stores of later versions wait until its
-// table is taken, and where all copies are named, until it counts.
+// The commits of a durable store: when each begins, the stores that have to wait for it, and when
+// it becomes valid. Step v is committed when every block is on storage at version v: the optimizer
+// pass has stored blocks that live there, and the home saver those that live in memory. The commit
+// then runs beside the next step: a flush and a small record. Stores of later versions wait until
+// its table is taken and, if all copies are named, until it is valid.
 //
-// With several ranks a commit counts once all have it. Before a rank votes on step v + 1 it waits
-// for its own commit of v, so the vote tells all.
+// With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1 it
+// waits for its own commit of v, so the vote tells all ranks.
 //
 // Thread rule: scheduler's thread only.
-// Invariants: commits begin in the order of their steps, one at a time. What a commit records of
-// the application and the loss scale is as of the end of finish() of its step.
+// Invariants: commits begin in the order of their steps, one at a time. A commit records the
+// application's text and the loss scale as of the end of finish() of its step.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@
 
 namespace sluice {
 
-// What a store's commits go on from.
+// The state that a store's commits continue from.
 struct CommitStart {
   const CommitFiles* files = nullptr;
   CommitRecord record = {};  // the last one, or one without planes; identity and settings stay
   std::uint32_t next_slot = 0;
   std::uint64_t next_generation = 1;
   std::uint32_t commit_every = 1;
-  bool has_others = false;  // ranks that have to have a commit, too
+  bool has_others = false;  // other ranks must have each commit, too
 };
 
 class Commits {
@@ -45,40 +45,40 @@ class Commits {
 
   HomeSaver& saver() { return saver_; }
 
-  // For the optimizer pass.
+  // For the optimizer pass:
   // Stores of `version` may begin: the commits of all steps before it have their tables.
   bool may_store(std::uint64_t version) const;
   // The block is at rest at `version`.
   void updated(BlockId block, std::uint64_t version);
 
-  // What is said of a step when finish() ends it.
+  // The facts about a step that finish() gives at its end.
   struct StepEnd {
     std::uint64_t step = 0;
     CommittedScale scale = {};
     std::string application = {};
   };
-  // Commits the step in due time, where it is due.
+  // Commits the step as soon as possible if it is due.
   void finished(StepEnd end);
-  // Commits the last step now, due or not. Requires: all of it is home, and no step is active;
-  // where there are other ranks, count_for_all().
+  // Commits the last step now, due or not. Requires: all of its state is at home, and no step is
+  // active; with other ranks, also count_for_all().
   void want_now();
-  // The first commit, of the state as it is. Likewise.
+  // The first commit, of the present state. Requires: as above.
   void want_first(StepEnd end);
-  // Every rank has the commits that this one has.
+  // Says that every rank has the commits that this one has.
   void count_for_all();
 
-  // `is_stored`: every block that lives on storage is there at that version.
+  // `is_stored`: whether every block that lives on storage is there at that version.
   void pump(const std::function<bool(std::uint64_t version)>& is_stored);
-  // Begins nothing more, for good.
+  // Begins nothing more, permanently.
   void stop();
 
-  // All commits that are due, or wanted, are durable here.
+  // Whether all commits that are due or requested are durable here.
   bool is_durable() const { return wanted_.empty() && writer_.is_idle(); }
-  // Nothing is under way.
+  // Whether nothing is under way.
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
-  // The last step whose commit is durable here; nothing: none yet.
+  // The last step whose commit is durable here; empty: none yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
-  // What its record has of the application.
+  // The application's text in its record.
   const std::string& application() const { return durable_application_; }
   std::string way_back() const;
 
@@ -88,7 +88,7 @@ class Commits {
  private:
   struct Wanted {
     StepEnd end;
-    bool is_now = false;  // nothing else is under way
+    bool is_now = false;  // commit even if nothing else is under way
   };
 
   bool is_due(std::uint64_t step) const { return step % commit_every_ == 0; }
@@ -100,7 +100,7 @@ class Commits {
   BlockStore& store_;
   Scheduler& scheduler_;
   std::function<void()> on_change_;
-  CommitRecord record_;  // but for what each commit has of its own
+  CommitRecord record_;  // without the parts that differ in each commit
   std::uint32_t next_slot_;
   std::uint64_t next_generation_;
   const std::uint32_t commit_every_;
@@ -108,11 +108,11 @@ class Commits {
   std::uint32_t data_file_count_;
 
   std::deque<Wanted> wanted_;
-  StepEnd last_;                               // finished
+  StepEnd last_;                               // finished last
   std::uint64_t begun_step_ = 0;               // of the last commit whose table is taken
-  std::optional<std::uint64_t> durable_step_;  // nothing: none
+  std::optional<std::uint64_t> durable_step_;  // empty: none
   std::string durable_application_;
-  StepEnd committing_;                            // the writer's
+  StepEnd committing_;                            // in the writer's hands
   std::map<std::uint64_t, std::uint32_t> saved_;  // by version: blocks in memory that storage has
   bool is_stopped_ = false;
 

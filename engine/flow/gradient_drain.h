@@ -1,19 +1,19 @@
-// Takes each unit's gradient from the device to the gradient set in host memory: copied when it is
-// the unit's first of the step, added when micro-batches or repeated uses follow (one fp32 addition
-// and one rounding an element). When the last one has been added, the unit's squared norm is taken.
-// Gradients that wait on the device never leave it: they are copied, added and summed up there with
-// the same bits, and the sums of squares alone come down. Those that wait on storage go there
-// through engine/flow/gradient_spill.h.
-// Which one is the last, the schedule says, or close(): units that have had no gradient by then
-// have one of zeros. Owns the device's gradient slots.
+// Takes each unit's gradient from the device to the gradient set in host memory. The unit's first
+// gradient of the step is copied; those of further micro-batches or repeated uses are added (one
+// fp32 addition and one rounding per element). When the last one has been added, the unit's squared
+// norm is taken. Gradients that wait on the device never leave it: they are copied, added and
+// summed up there with the same bits, and only the sums of squares come down. Those that wait on
+// storage go there through engine/flow/gradient_spill.h.
+// The schedule, or close(), says which gradient is the last: units that have had none by then get
+// one of zeros. Owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses: each use's before it goes to the set, or the unit's sum over the step once it is complete,
-// which goes up to the slot again for that.
+// uses: each use's gradient before it goes to the set, or the unit's complete sum over the step,
+// which is copied back up to the slot for that.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a slot is freed by its copies; those wait for the computation under its released lease,
-// and, when adding, for a staging slot, which is freed by the worker. Nothing here waits for the
+// Progress: a slot is freed by its copies. Those wait for the computation under its released lease
+// and, when adding, for a staging slot, which the worker frees. Nothing here waits for the
 // prefetcher or for a later use.
 #pragma once
 
@@ -42,64 +42,64 @@ class GradientDrain {
  public:
   // All must outlive the drain; `math` may be null where no gradient waits on the device.
   // `on_final` runs when a unit's final gradient is in the set and in the norm, if it is finite: an
-  // update that does not wait for the norm must not use another.
+  // update that does not wait for the norm must not use one that is not.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
                 Ranks& ranks, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step, the number of which goes into traces: forgets the norm of the one before.
-  // `reduces_each`: every use's gradient is added over the ranks; else the sum of a unit's, which
-  // needs a set that holds all of it.
+  // Starts a step, whose number goes into traces, and forgets the norm of the one before.
+  // `reduces_each`: every use's gradient is added over the ranks; otherwise only a unit's sum is,
+  // which needs a set that holds all of it.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // A gradient slot, taken, if one is free: the one that has been free for longest. Uses take slots
-  // in the order of the schedule, and slots become free in the order of release; so which one a use
-  // gets does not depend on timing and is the same on every rank, as a reduction needs it in memory
-  // that is registered with NCCL. Its bytes are zero behind zeroed_event().
+  // Takes a gradient slot, if one is free: the one that has been free for longest. Uses take slots
+  // in the order of the schedule, and slots become free in the order of release. So a use's slot
+  // does not depend on timing and is the same on every rank; a reduction needs that in memory that
+  // is registered with NCCL. Its bytes are zero after zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
-  // The lease of `use` is released; `computed` is recorded behind the computation that filled
-  // `slot`. A unit whose gradient was final gets another one where the schedule has changed: then
-  // it is not final any more.
+  // The lease of `use` is released; `computed` is recorded after the computation that filled
+  // `slot`. If the schedule has changed, a unit with a final gradient may get another one: then it
+  // is no longer final.
   void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
-  // No more gradients will come: those that are there are final. Calls after the first do nothing.
-  // Requires: no update reads the set any more; what has had no gradient becomes zero there.
+  // No more gradients will come: the present ones are final. Later calls do nothing. Requires: no
+  // update reads the set any more; units without a gradient become zero there.
   void close();
 
-  // The schedule has called a gradient of the unit its last of the step.
+  // Whether the schedule has called a gradient of the unit its last of the step.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
-  // A gradient that had been final has changed since.
+  // Whether a gradient that was final has changed since.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
-  // Every unit's final gradient is in the set and in the norm.
+  // Whether every unit's final gradient is in the set and in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
-  // What is_complete() or a gradient slot waits for.
+  // The cause for which is_complete() or a gradient slot waits.
   WaitCause waits_for() const;
-  // Of all that this rank owns. Requires: is_complete().
+  // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // Where the set holds a gradient that is not finite, for a message. Any thread, while idle().
+  // The place in the set of a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
  private:
   // One unit's gradient on its way to the set.
   struct Job {
     ScheduledUse use;
-    bool is_first = false;  // of its unit in the step
+    bool is_first = false;  // the unit's first in the step
     std::uint32_t slot = 0;
     std::uint64_t released_ns = 0;
     TraceRangeId range{};
     std::uint64_t computed_ns = 0;     // 0 = computation has not filled the slot yet
-    std::uint32_t next_piece = 0;      // of the unit's part in the set; only when adding
+    std::uint32_t next_piece = 0;      // of the unit's part in the set; used only when adding
     std::uint32_t copies_left = 0;     // out of the slot
     std::uint32_t additions_left = 0;  // until the set holds the sum
-    bool is_reduced = false;           // over the ranks
-    bool has_slot = true;              // else it is zero
+    bool is_reduced = false;           // has been added over the ranks
+    bool has_slot = true;              // otherwise it is zero
   };
 
   // Elements of a unit, from its start.
@@ -115,11 +115,11 @@ class GradientDrain {
   };
 
   struct Unit {
-    std::uint32_t jobs = 0;   // released and not yet in the set
-    std::uint32_t norms = 0;  // being taken; the last one counts
+    std::uint32_t jobs = 0;   // released but not yet in the set
+    std::uint32_t norms = 0;  // under way; the last one counts
     bool has_gradient = false;
     bool is_closed = false;
-    bool is_whole = false;  // but for its norm
+    bool is_whole = false;  // except for its norm
     bool is_final = false;
   };
 
@@ -178,11 +178,11 @@ class GradientDrain {
   std::vector<StagingSlot> staging_;
   std::deque<Job> jobs_;  // in order of release; only the front one moves
   bool front_is_started_ = false;
-  bool is_reducing_ = false;     // the front, over the ranks
-  std::uint64_t copied_ns_ = 0;  // when the last copy had ended
+  bool is_reducing_ = false;     // the front one, over the ranks
+  std::uint64_t copied_ns_ = 0;  // when the last copy ended
   std::vector<Unit> units_;
   std::uint32_t norms_in_flight_ = 0;
-  std::uint32_t trained_units_ = 0;  // constant; those that are not frozen
+  std::uint32_t trained_units_ = 0;  // constant; without frozen ones
   std::uint32_t final_units_ = 0;
   std::uint32_t units_without_gradient_ = 0;
   bool is_closing_ = false;
@@ -193,7 +193,7 @@ class GradientDrain {
   GradientSpill spill_;  // moves the front job of a unit whose gradients wait elsewhere
 
   Stream zero_stream_;
-  Stream copy_stream_;  // last: its callbacks use all of the above
+  Stream copy_stream_;  // last: its callbacks use everything above
 };
 
 }  // namespace sluice

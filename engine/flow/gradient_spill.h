@@ -1,12 +1,12 @@
 // Gradients that wait for their update on storage. Each of a unit's gradients passes through host
-// memory block by block, where it is added to the sum so far (one fp32 addition and one rounding an
-// element, as in the gradient set) and counted in the unit's norm, and goes on to where it waits.
-// One gradient at a time.
+// memory block by block. There it is added to the sum so far (one fp32 addition and one rounding
+// per element, as in the gradient set) and counted in the unit's norm; then it goes to the place
+// where it waits. One gradient at a time.
 //
-// Thread rule: scheduler's thread only, but where said.
-// Progress: a block waits for one staging slot, or for two if there is a sum to add to, which
-// earlier blocks free when they are home; for copies, the worker, and storage. Nobody reads a
-// unit's gradients while they may still come (engine/flow/optimizer_pass.h).
+// Thread rule: scheduler's thread only, except where said.
+// Progress: a block waits for one staging slot, or for two if there is a sum to add to; earlier
+// blocks free them when they are at home. It also waits for copies, the worker, and storage. A
+// unit's gradients are not read while more may come (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace sluice {
 
 class GradientSpill {
  public:
-  // All must outlive it. `on_left` runs when the gradient has left its slot, `on_home`, later, when
-  // it is where it waits and in the norm.
+  // All must outlive it. `on_left` runs when the gradient has left its slot; `on_home` runs later,
+  // when it is in the place where it waits and in the norm.
   struct Callbacks {
     std::function<void()> on_left;
     std::function<void()> on_home;
@@ -35,16 +35,16 @@ class GradientSpill {
 
   struct Gradient {
     UnitId unit{};
-    const std::byte* data = nullptr;  // on the device, of the whole unit; null: it is zero
-    bool is_first = false;            // of its unit in the step
+    const std::byte* data = nullptr;  // on the device, of the whole unit; null: all zeros
+    bool is_first = false;            // the unit's first in the step
     std::uint64_t step = 0;           // for traces
   };
-  // Takes up a gradient; its copies go through `stream`, behind what is there.
-  // Requires: is_idle(), and the unit's gradients wait on storage.
+  // Starts on a gradient; its copies go through `stream`, after the work there. Requires:
+  // is_idle(), and the unit's gradients wait on storage.
   void start(const Gradient& gradient, StreamId stream);
   bool is_idle() const { return blocks_left_ == 0; }
 
-  // Of the unit's sum, once on_home has run for its last gradient.
+  // The norm of the unit's sum, once on_home has run for its last gradient.
   const NormAccumulator& norm(UnitId unit) const { return sums_[index_of(unit)].norm; }
   // The first element of the unit's sum that is not finite. Any thread, while is_idle().
   std::optional<std::uint64_t> first_non_finite(UnitId unit) const {
@@ -54,12 +54,12 @@ class GradientSpill {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  // A staging slot: with a block of the gradient, or, as its partner, with the sum so far.
+  // A staging slot: holds a block of the gradient or, as its partner, of the sum so far.
   struct Slot {
     Transfer transfer;
     BlockId block{};
     std::uint32_t partner = kNone;  // each of two has the other
-    std::uint32_t pending = 0;      // of what has to arrive before the addition
+    std::uint32_t pending = 0;      // arrivals left before the addition
     bool is_free = true;
   };
   // Written by the worker between post and completion.

@@ -1,5 +1,5 @@
 // Brings state whose home is memory to storage, for commits: each block once it is at the version
-// that is committed, from where it lies, or from the device through a commit buffer. The block must
+// that is committed, from its place or, from the device, through a commit buffer. The block must
 // not be updated again before that has ended.
 //
 // Thread rule: scheduler's thread only.
@@ -21,7 +21,7 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Stores of `version` may begin: every commit before it has its table.
+    // Whether stores of `version` may begin: every earlier commit has its table.
     std::function<bool(std::uint64_t version)> may_store;
     // A block is on storage as `version`.
     std::function<void(std::uint64_t version)> saved;
@@ -32,22 +32,22 @@ class HomeSaver {
   HomeSaver(const Layout& layout, const Placement& placement, const Tiers& tiers, BlockStore& store,
             Device& device, Scheduler& scheduler, Hooks hooks);
 
-  // How many blocks of the model have something at home in memory that is updated.
+  // How many blocks of the model have updated state at home in memory.
   std::uint32_t block_count() const { return block_count_; }
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
   // Saves the block. Requires: is_at_home(), at rest, not being saved.
   void add(BlockId block);
-  // Likewise, every block of which storage has an older version.
+  // The same for every block of which storage has an older version.
   void add_outdated();
-  // The block has been added, and is not on storage yet.
+  // Whether the block has been added, and is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
-  // Nothing is to be saved.
+  // Whether nothing has to be saved.
   bool is_idle() const { return queue_.empty() && under_way_ == 0; }
-  // Nothing is under way.
+  // Whether nothing is under way.
   bool is_at_rest() const { return under_way_ == 0; }
 
   void pump();
-  // Starts nothing more, for good.
+  // Starts nothing more, permanently.
   void stop();
 
  private:
@@ -82,7 +82,7 @@ class HomeSaver {
   std::vector<Save> saves_;  // the first ones have a commit buffer
   std::uint32_t under_way_ = 0;
 
-  Stream stream_;  // last: its callbacks use all of the above
+  Stream stream_;  // last: its callbacks use everything above
 };
 
 }  // namespace sluice

@@ -1,16 +1,16 @@
-// The update of every block once a step: read what is not in memory, Adam, write back, with several
-// blocks in flight so that the three overlap; or, where the device has all of a unit's state, the
-// same arithmetic there (engine/flow/device_updates.h). A lane holds one block between the start of
-// its reads and the end of its writes. Which block comes next, and when it may be updated, is the
-// business of engine/flow/update_order.h. Speculative updates are written to shadow copies on
-// storage; apply() adopts them, or has them made again from the old state. With a durable store, a
+// The update of every block once per step: read the parts that are not in memory, Adam, write back,
+// with several blocks in flight so that the three overlap. Where the device has all of a unit's
+// state, the same arithmetic runs there (engine/flow/device_updates.h). A lane holds one block from
+// the start of its reads to the end of its writes. engine/flow/update_order.h decides which block
+// comes next, and when it may be updated. Speculative updates are written to shadow copies on
+// storage; apply() adopts them, or has them repeated from the old state. With a durable store, a
 // lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
 // step's gradients or coefficients, the worker, a commit, and its own writes. A commit waits for
-// stores of earlier versions and for the drives, never for a lane that waits for it. Nothing of the
-// step waits for a lane, but the next step's use of the block's unit. Blocks of the same update are
+// stores of earlier versions and for the drives, never for a lane that waits for it. Nothing in the
+// step waits for a lane, except the next step's use of the block's unit. Blocks of one update are
 // independent, so any order gives the same bits.
 #pragma once
 
@@ -44,46 +44,46 @@ class OptimizerPass {
                 DeviceMath* math, Commits* commits, std::span<const UnitId> forward_order,
                 std::function<void()> on_change);
 
-  // The step's update, with the coefficients that eager and speculative updates assume. It begins
-  // when the one before has been applied.
-  // Requires: the update announced before has been given to apply(), or cancelled.
+  // Announces the step's update, with the coefficients that eager and speculative updates assume.
+  // It begins when the one before has been applied.
+  // Requires: the update announced before has been passed to apply(), or cancelled.
   void announce(const Update& update);
   // The unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
-  // The unit's gradient of the step is complete, in the set.
+  // The unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and these are the coefficients. `as_assumed`: they are those that the
-  // update was announced with.
+  // Every gradient is final, and these are the coefficients. `as_assumed`: they are the announced
+  // ones.
   // Requires: is_begun().
   void apply(const StepCoefficients& coefficients, bool as_assumed);
-  // There will be no apply() for what was announced. Lanes that read ahead let go.
+  // There will be no apply() for the announced update. Lanes drop the blocks that they read ahead.
   void cancel();
-  // Starts nothing more, for good.
+  // Starts nothing more, permanently.
   void stop();
 
-  // Moves on whatever can move.
+  // Advances everything that can move.
   void pump();
 
-  // Every block of the last update that apply() was called for is updated; writes may still be
-  // under way.
+  // Whether every block of the last update passed to apply() is updated; writes may still be under
+  // way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
-  // What was announced is under way: apply() may be called.
+  // Whether the announced update is under way: apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Blocks have been updated for good, and others have not, or a failure has kept one from its
-  // home: the state is between two steps.
+  // Whether some blocks have been updated permanently and others have not, or a failure has kept
+  // one from its home: the state is between two steps.
   bool is_partial() const;
   // The version that the last update started from.
   std::uint64_t version() const { return order_.current().version; }
-  // Of the updates that apply() was called for, all have been applied, and every write has ended.
-  // Lanes may hold what they have read ahead.
+  // Whether all updates passed to apply() have been applied, and every write has ended. Lanes may
+  // hold blocks that they have read ahead.
   bool is_home() const;
-  // The same of those that make `version` and earlier ones.
+  // The same for the updates that make `version` and earlier ones.
   bool has_stored(std::uint64_t version) const;
-  // What keeps `block` from being updated; without one, the pass from being over.
+  // The cause that delays the update of `block`; without a block, the end of the pass.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
-  // No lane holds anything.
+  // Whether no lane holds anything.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
-  // Gradients that do not wait in host memory are on their way to a lane.
+  // Whether gradients from outside host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
  private:
@@ -95,24 +95,24 @@ class OptimizerPass {
     Transfer record_transfer;
     Transfer gradient_transfer;
     BlockId block{};
-    std::uint32_t slot = kNone;       // its parameters, unless they are homed in host memory
-    std::byte* parameters = nullptr;  // where Adam finds them
+    std::uint32_t slot = kNone;       // for its parameters, unless they are homed in host memory
+    std::byte* parameters = nullptr;  // for Adam
     std::byte* record = nullptr;
     const std::byte* gradients = nullptr;
-    std::uint64_t version = 0;      // that the update starts from
-    std::uint64_t sequence = 0;     // of starts
-    std::uint64_t begin_ns = 0;     // of this one
-    StepCoefficients coefficients;  // what the worker uses
+    std::uint64_t version = 0;      // the update starts from it
+    std::uint64_t sequence = 0;     // its number among starts
+    std::uint64_t begin_ns = 0;     // when this one began
+    StepCoefficients coefficients;  // for the worker
     std::uint32_t pending = 0;      // transfers and device copies before the next phase
     LanePhase phase = LanePhase::kFree;
-    bool wants_gradients = false;  // they do not wait in host memory, and have yet to be asked for
+    bool wants_gradients = false;  // gradients outside host memory, not requested yet
     bool is_reading_gradients = false;
-    bool is_tentative = false;  // being written to the shadow, until apply() has spoken
-    bool must_adopt = false;    // it has: the shadow becomes home
-    bool is_void = false;       // of a cancelled update: only waits for what is under way
-    bool must_redo = false;     // what it updated was assumed wrongly
-    bool is_assuming = false;   // it is being updated with assumed coefficients
-    // With those, weights have overflowed: an error only if they turn out to be right.
+    bool is_tentative = false;  // written to the shadow, until apply() decides
+    bool must_adopt = false;    // apply() has decided: the shadow becomes home
+    bool is_void = false;       // of a cancelled update: only waits for work under way
+    bool must_redo = false;     // the coefficients assumed for it were wrong
+    bool is_assuming = false;   // its update with assumed coefficients is running
+    // Weights have overflowed with these: an error only if they turn out to be right.
     std::optional<Error> overflow;
   };
 
@@ -165,16 +165,16 @@ class OptimizerPass {
   DeviceUpdates device_updates_;
 
   std::vector<Lane> lanes_;       // those with buffers, then those for blocks updated in place
-  std::uint32_t buffered_lanes_;  // how many have buffers
+  std::uint32_t buffered_lanes_;  // how many of them have buffers
   std::uint32_t lanes_busy_ = 0;
   std::uint32_t updates_posted_ = 0;  // to the worker
   std::uint64_t starts_ = 0;
-  std::vector<bool> in_lane_;  // by block; also while the update before is still being written
+  std::vector<bool> in_lane_;  // by block; also during the write of the update before
 
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions
 
-  Stream down_stream_;  // last: their callbacks use all of the above
+  Stream down_stream_;  // last: their callbacks use everything above
   Stream up_stream_;
 };
 

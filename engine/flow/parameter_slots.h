@@ -1,13 +1,13 @@
-// Host buffers for the parameters of blocks whose home is storage or the device: where the
-// prefetcher and the optimizer pass meet. A block has at most one slot, and the slot's bytes are
-// the block's newest in host memory, so what one of the two has read, or made, the other need not
-// read again: parameters fetched for backward wait here for their update, updated ones for the next
+// Host buffers for the parameters of blocks whose home is storage or the device; the prefetcher and
+// the optimizer pass share them. A block has at most one slot, with the block's newest bytes in
+// host memory. So neither of the two needs to read again what the other has read or made:
+// parameters fetched for backward wait here for their update, and updated ones for the next
 // forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block and held by its users or kept. The pass can
 // always get one slot for each of its lanes, as soon as copies under way have ended; the prefetcher
-// can get all but those and the kept ones.
+// can get all slots except those and the kept ones.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,15 @@ class ParameterSlots {
 
   // The slot bound to `block`, if there is one.
   std::optional<std::uint32_t> find(BlockId block) const;
-  // Binds a free slot to `block`, which has none, and adds `user`. Nothing when none may be had
-  // now.
+  // Binds a free slot to `block`, which has none, and adds `user`. Returns nothing when no slot is
+  // available now.
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
-  // The last user's leaving frees the slot, or keeps it bound for a later user: when `keep` says
-  // so, its bytes are valid, and fewer than the permitted number are kept.
+  // When the last user leaves, the slot becomes free. It stays bound for a later user if `keep` is
+  // set, its bytes are valid, and fewer than the permitted number are kept.
   void leave(std::uint32_t slot, SlotUser user, bool keep);
-  // Frees what is kept without users.
+  // Frees the kept slots that have no users.
   void drop_kept();
 
   // Starts reading `version` of the slot's block from storage.
@@ -55,13 +55,13 @@ class ParameterSlots {
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
-  // Likewise, or they are being read.
+  // The same, or they are being read.
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }
-  // The bytes are about to change, or mean nothing any more.
+  // The bytes are about to change, or are no longer valid.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
-  // The bytes have become those of `version`.
+  // The bytes are now those of `version`.
   void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }
 
   std::byte* data(std::uint32_t slot) const { return tiers_.parameter_slot(slot); }
@@ -73,7 +73,7 @@ class ParameterSlots {
   struct Slot {
     Transfer transfer;
     BlockId block{};
-    std::optional<std::uint64_t> version;  // nothing: being filled, updated, or discarded
+    std::optional<std::uint64_t> version;  // empty: being filled, updated, or discarded
     std::optional<std::uint64_t> version_being_read;
     std::uint32_t prefetch_users = 0;
     bool has_pass = false;

@@ -2,9 +2,9 @@
 // parameter slot -> copy to the device, block by block and strictly in schedule order. A fetch
 // starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
 // on the device for the computation that still reads them. A block whose update is still to come
-// holds up what is behind it; one that the pass has in a slot is copied from there. Where ranks
-// share the parameters, the blocks are the rank's own shard, and a gather, one for each fetch and
-// in their order, completes the unit; a shard at home on the device is gathered from there.
+// delays those after it; one that the pass has in a slot is copied from there. Where ranks share
+// the parameters, the blocks are the rank's own shard, and a gather, one per fetch and in their
+// order, completes the unit; a shard at home on the device is gathered from there.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
@@ -31,7 +31,7 @@ class Prefetcher {
  public:
   struct Hooks {
     std::function<void()> on_change;             // something here has moved: others may too
-    std::function<void(UnitId)> on_final_fetch;  // the unit's last use of the step needs no more
+    std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
   // All must outlive the prefetcher.
@@ -41,47 +41,47 @@ class Prefetcher {
 
   // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
   // fetched for the last time in the step wait in their slots for the update. Both references must
-  // outlive the schedule; the prefetcher is idle() before.
+  // outlive the schedule; the prefetcher must be idle() before.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
-  // Starts no more fetches. What is under way ends; wait for idle().
+  // Starts no more fetches. Work under way ends; wait for idle().
   void stop();
-  // Where the schedule changes: stop(), and when idle() has come, resume() with what follows from
-  // use `acquired` on. The uses before are those of the schedule so far.
+  // To change the schedule, call stop(), and after idle() resume() with the plan from use
+  // `acquired` on. Earlier uses are those of the present schedule.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
 
-  // The lease of `use` is released and release_event() of its unit recorded on the stream that
-  // computed with it.
+  // The lease of `use` has been released, and release_event() of its unit recorded on the stream
+  // that computed with it.
   void release(std::uint32_t use);
 
-  // Moves on whatever can move.
+  // Advances everything that can move.
   void pump();
 
-  // Every copy that `use` needs has been queued: a stream that waits for ready_event() may then
-  // read the unit.
+  // Whether every copy that `use` needs has been queued: a stream that waits for ready_event() may
+  // then read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
 
-  // No read, copy, gather from a home or unprocessed block is left.
+  // Whether no read, copy, gather from a home or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
 
-  // What the next use that is not ready waits for. kUpdate: for an update, of which the pass knows
-  // more.
+  // The cause for which the next use that is not ready waits. kUpdate: an update; the pass knows
+  // more about it.
   WaitCause waits_for() const;
 
-  // Recorded behind a unit's last copy; never, and so complete, for a unit homed on the device.
+  // Recorded after a unit's last copy; never, and so complete, for a unit homed on the device.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
-  // Whose work comes before every gather.
+  // Its work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // When the gather for a use that is_ready() began; null where none was needed.
+  // When the gather for a use that is_ready() began; null if none was needed.
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
-  // What the gathers since the last call have brought together.
+  // The bytes gathered since the last call.
   std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
-  // For the step loop to record when a lease is released.
+  // The step loop records it when a lease is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
 
  private:
@@ -89,7 +89,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoBlock = 0xffffffffu;
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
-  // One block of one use on its way, or, without a block, a use that needs none.
+  // One block of one use on its way; or, without a block, a use that needs none.
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
@@ -102,14 +102,14 @@ class Prefetcher {
     std::uint32_t slot = kNoSlot;
     std::uint64_t begin_ns = 0;
     TraceRangeId range{};
-    std::uint32_t unit_copied = kNoUnit;  // its last copy
-    bool is_gated = false;                // until computation has left the place
-    bool keep = false;                    // the slot's bytes are wanted again
+    std::uint32_t unit_copied = kNoUnit;  // whose last copy this was
+    bool is_gated = false;                // waits until computation has left the place
+    bool keep = false;                    // the slot's bytes are needed again
   };
 
   bool issue_next();
   bool may_start(std::uint32_t use);
-  // The version that a use of the block wants.
+  // The version that a use of the block needs.
   std::uint64_t version_of(BlockId block) const { return layout_.is_frozen(block) ? 0 : version_; }
   bool is_updated(const BlockPlace& block) const;
   bool issue_block(std::uint32_t use, const BlockPlace& block, bool is_first, bool is_last);
@@ -140,7 +140,7 @@ class Prefetcher {
   Hooks hooks_;
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
-  Event shard_event_;                  // behind the last copy that a gather waits for
+  Event shard_event_;                  // after the last copy that a gather waits for
   std::uint64_t gathered_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
 
@@ -151,7 +151,7 @@ class Prefetcher {
   std::uint32_t next_use_ = 0;    // to be issued
   std::uint32_t next_block_ = 0;  // of next_use_, counted in its unit
   bool keeps_for_update_ = false;
-  WaitCause blocked_;  // what keeps the next block from being issued
+  WaitCause blocked_;  // why the next block cannot be issued
   bool is_stopped_ = true;
   std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
   std::vector<bool> released_;
@@ -165,16 +165,16 @@ class Prefetcher {
 
   // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
   std::deque<Item> pipeline_;
-  std::uint32_t home_gathers_ = 0;      // queued on the device, and not heard of
+  std::uint32_t home_gathers_ = 0;      // queued on the device, end not reported yet
   std::deque<Copy> copies_;             // queued on the device, in order
-  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has yet to be asked for
+  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end is yet to be asked for
   std::uint64_t unnoticed_bytes_ = 0;
-  bool is_copying_ = false;  // the first of them, as far as is known here
+  bool is_copying_ = false;  // the first of them is running, as far as is known here
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
 
   Stream gather_stream_;
-  Stream copy_stream_;  // last: its callbacks use all of the above
+  Stream copy_stream_;  // last: its callbacks use everything above
 };
 
 }  // namespace sluice

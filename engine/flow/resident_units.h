@@ -1,8 +1,8 @@
 // Units homed on the device, between their update and their next use. Where ranks share the
-// optimizer's state but not the parameters, each has updated its own shard of a unit, and the rest
-// comes from the others by a gather in place. Gathers are issued in forward order, however updates
-// came in, so that every rank issues the same sequence. A unit that is sharded is gathered for its
-// uses instead (engine/flow/prefetcher.h): here it is only known when its shard has been updated.
+// optimizer's state but not the parameters, each has updated its own shard of a unit, and a gather
+// in place brings the rest from the others. Gathers are issued in forward order, in whatever order
+// updates came in, so that every rank issues the same sequence. A sharded unit is gathered for its
+// uses instead (engine/flow/prefetcher.h): this class only knows when its shard has been updated.
 //
 // Thread rule: scheduler's thread only; event() from any.
 #pragma once
@@ -19,16 +19,16 @@ namespace sluice {
 
 class ResidentUnits {
  public:
-  // All must outlive it. Units that `forward_order` leaves out come last.
+  // All must outlive it. Units that `forward_order` omits come last.
   ResidentUnits(const Layout& layout, const Placement& placement, const Tiers& tiers, Ranks& ranks,
                 Device& device, std::span<const UnitId> forward_order);
 
-  // The rank's blocks of `unit` have new parameters behind the work now on `stream`. Once for each
-  // unit homed on the device and update; for a frozen one when it is given values, in the same
-  // order on every rank.
+  // The work now on `stream` gives the rank's blocks of `unit` new parameters. Once per update for
+  // each unit homed on the device; for a frozen unit when it gets its values, in the same order on
+  // every rank.
   void updated(UnitId unit, StreamId stream);
 
-  // Recorded behind all that the unit's last update brought to this rank.
+  // Recorded after everything that the unit's last update brought to this rank.
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   std::uint64_t take_gathered_bytes();
   // When the unit's last gather began. Any thread.
@@ -41,8 +41,8 @@ class ResidentUnits {
   const Tiers& tiers_;
   Ranks& ranks_;
   Device& device_;
-  std::vector<UnitId> order_;          // of the units homed on the device that are updated
-  std::size_t next_ = 0;               // in order_, to be gathered
+  std::vector<UnitId> order_;          // of updated units homed on the device
+  std::size_t next_ = 0;               // in order_: the next one to gather
   std::vector<bool> is_updated_;       // by unit
   std::vector<Event> updated_events_;  // by unit
   std::vector<Event> ready_events_;    // by unit

@@ -1,6 +1,6 @@
-// Which block of an update comes next, and whether it may be updated yet: what the policies of
-// optimizer.overlap differ in (docs/design/updates.md). Knows gradients,
-// coefficients and orders; lanes, transfers and arithmetic are the optimizer pass's.
+// Decides which block of an update comes next, and whether it may be updated yet: this is the
+// difference between the policies of optimizer.overlap (docs/design/updates.md). It knows
+// gradients, coefficients and orders; lanes, transfers and arithmetic belong to the optimizer pass.
 //
 //   serial       nothing starts before apply()
 //   deferred     blocks start, to be read ahead, in forward order; updates wait for apply()
@@ -26,15 +26,15 @@ namespace sluice {
 
 struct Update {
   OverlapPolicy policy = OverlapPolicy::kSerial;  // not kAuto
-  std::uint64_t version = 0;                      // that it starts from
+  std::uint64_t version = 0;                      // the update starts from it
   StepCoefficients coefficients;                  // assumed, until they are known
 };
 
-// Where a block is updated: each place takes its blocks in an order of its own.
+// Where a block is updated. Each place takes its blocks in its own order.
 enum class UpdatePlace : std::uint8_t {
-  kLane,     // in a lane's buffers, to and from which something has to move
+  kLane,     // in a lane's buffers, with transfers to and from them
   kInPlace,  // in host memory, where all of it is at home
-  kDevice,   // likewise on the device
+  kDevice,   // the same on the device
 };
 inline constexpr std::size_t kUpdatePlaces = 3;
 
@@ -42,16 +42,16 @@ class UpdateOrder {
  public:
   enum class Phase : std::uint8_t {
     kIdle,
-    kAhead,     // gradients or coefficients are still to come
+    kAhead,     // gradients or coefficients are still missing
     kApplying,  // coefficients known, blocks left
   };
 
   // All must outlive it. `forward_order`: the order in which the next step will need units; units
-  // that it does not name come last.
+  // that it omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
               std::span<const UnitId> forward_order);
 
-  // `update` comes after the one under way: begin_announced() makes it the current one.
+  // `update` follows the one under way: begin_announced() makes it the current one.
   // Requires: the one before is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
@@ -60,11 +60,11 @@ class UpdateOrder {
   void gradient_is_final(UnitId unit);
   // The coefficients are known: every block may be updated.
   void apply(const StepCoefficients& coefficients);
-  // Forgets what was announced, or has begun and is not being applied. True if it had begun.
+  // Forgets an update that was announced, or has begun without apply(). True if it had begun.
   bool cancel();
 
   Phase phase() const { return phase_; }
-  // The announced update has begun.
+  // Whether the announced update has begun.
   bool is_begun() const { return phase_ == Phase::kAhead && !next_; }
   const Update& current() const { return current_; }
   bool updates_are_tentative() const {
@@ -78,12 +78,12 @@ class UpdateOrder {
   // The block's place in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
 
-  // The block is at rest with a tentative update, or has to wait for another start.
+  // The block has a tentative update and no lane, or has to wait for another start.
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
-  // The block has been updated for good; true when it is its unit's last. The last of all ends an
-  // update that is being applied.
+  // The block has been updated permanently; returns true when it is its unit's last. The last block
+  // of all ends an update that is being applied.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 
@@ -104,17 +104,17 @@ class UpdateOrder {
 
   const Layout& layout_;
   const Placement& placement_;
-  std::vector<BlockId> forward_blocks_;  // every block that is trained, in forward order
-  std::vector<std::uint32_t> rank_;      // by block, its place in there
+  std::vector<BlockId> forward_blocks_;  // every trained block, in forward order
+  std::vector<std::uint32_t> rank_;      // by block: its place there
 
   Phase phase_ = Phase::kIdle;
   Update current_;
   std::optional<Update> next_;
-  std::vector<State> states_;  // by block; frozen ones are always updated
+  std::vector<State> states_;  // by block; frozen ones always count as updated
   std::uint64_t updated_count_ = 0;
-  std::vector<std::uint32_t> unit_blocks_left_;  // by unit, to be updated
+  std::vector<std::uint32_t> unit_blocks_left_;  // by unit: blocks yet to be updated
   std::array<Queue, kUpdatePlaces> queues_;
-  // Of the step whose gradients are arriving.
+  // For the step whose gradients are arriving.
   std::vector<UnitId> fetched_units_;
   std::vector<bool> gradient_final_;  // by unit
 };

@@ -1,7 +1,7 @@
-// Which gradients wait for their update, as the pool meter counts them: in memory each of a unit's
-// blocks from the unit's first gradient of the step, and beside them what the set holds of other
-// ranks' parts; on storage each block from its first write; until the update has had it. A unit's
-// gradients of one step are gone before the next step brings others.
+// The gradients that wait for their update, as the pool meter counts them. In memory, each of a
+// unit's blocks counts from the unit's first gradient of the step, and beside them the part of the
+// set that other ranks own; on storage, each block counts from its first write; all until the
+// update has used them. A unit's gradients of one step are gone before the next step brings others.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -20,16 +20,16 @@ class WaitingGradients {
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }
-  // The unit's first gradient of the step has come. `keeps_others`: with what other ranks own of
-  // it, as far as the set keeps that.
+  // The unit's first gradient of the step has come. `keeps_others`: including the other ranks' part
+  // of it, if the set keeps that.
   void add(UnitId unit, bool keeps_others);
-  // What other ranks own is of no use any more.
+  // The other ranks' part is no longer needed.
   void drop_others(UnitId unit);
-  // Storage is being given the block's gradient.
+  // The block's gradient is being written to storage.
   void written(BlockId block);
-  // The update has had it.
+  // The update has used it.
   void consumed(BlockId block);
-  // There will be no update with what the step has added.
+  // The gradients that the step has added will not be used for an update.
   void drop_step();
 
  private:
