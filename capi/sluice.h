@@ -219,7 +219,7 @@ sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep
 // Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training
 // continues with the bits that it would have had without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): continues from
+// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): resumes from
 // the durable store's last commit (`*is_new` becomes 0), or makes the store from `values` (1).
 // `accepts_changes`: not 0 = even if numbers of the config differ from those of that commit.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,

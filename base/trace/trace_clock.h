@@ -24,7 +24,7 @@ void calibrate_trace_clock();
 // While `forced`, trace_now_ns() reads the steady clock, as without an invariant counter.
 void force_steady_trace_clock(bool forced);
 
-// What trace_now_ns() reads now: "tsc" or "clock_gettime".
+// The source of trace_now_ns() now: "tsc" or "clock_gettime".
 std::string_view trace_clock_name();
 
 }  // namespace sluice

@@ -26,9 +26,9 @@ struct TensorSpec {
 struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
-  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire it,
-  // for the gradients of other units. Of its initial values only the rounding to the compute dtype
-  // is kept.
+  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire
+  // it, for the gradients of other units. Initial values are kept only as rounded to the compute
+  // dtype.
   bool is_frozen = false;
 };
 

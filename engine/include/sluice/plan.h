@@ -1,5 +1,6 @@
-// What a run will take of each memory and move in a step, before it takes anything: the plan that
-// the engine itself makes. No engine, device or file is needed, so a laptop can plan for a cluster.
+// The plan of a run, as the engine itself makes it: the memory that the run takes in each tier, and
+// the bytes that a step moves. No engine, device or file is needed, so a laptop can plan for a
+// cluster.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace sluice {
 
 // The part of the machine that a plan depends on.
 struct RunMachine {
-  std::uint32_t ranks = 1;     // that train together
-  bool device_is_host = true;  // else the device has memory of its own, a GPU's
+  std::uint32_t ranks = 1;     // training together
+  bool device_is_host = true;  // otherwise the device has its own memory, a GPU's
   // Where the config names no budgets, memory.device is all of `device_bytes`, and memory.host is
   // half of `host_memory_bytes`. A GPU of unknown size is taken to be large enough for any plan.
   std::uint64_t device_bytes = std::uint64_t{1} << 62;
@@ -36,7 +37,7 @@ struct Pool {
 
 struct Plan {
   std::vector<Pool> pools;
-  // The sums of the pools by tier, and the budgets that hold them.
+  // The sums of the pools by tier; and the budgets that hold them.
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
@@ -44,21 +45,21 @@ struct Plan {
   std::uint64_t host_budget_bytes = 0;
   // When blocks are updated. For the config's "auto": while clipping is rare.
   OverlapPolicy policy{};
-  // The bytes of a step of Config::Activations::micro_batches in their order.
+  // The traffic of a step of Config::Activations::micro_batches, in their order.
   Traffic traffic;
 };
 
-// The machine that calls it, with the host as the device: the size of its memory, and its drives.
-// The device is as large as host_device_bytes(config).
+// The machine that this runs on, with the host as the device: the size of its memory, and its
+// drives. The device is as large as host_device_bytes(config).
 RunMachine this_machine(const Config& config);
 
 // The memory of a host device (sluice/host_device.h): memory.device, or a quarter of the machine's
 // memory where the config names none.
 std::uint64_t host_device_bytes(const Config& config);
 
-// The plan of the first of machine.ranks; the others' differ in rounding alone.
+// The plan of the first of machine.ranks; the others differ only in rounding.
 // Fails with: kConfig and kInvalidArgument for a config or model that an engine refuses;
-// kOutOfMemory where a budget cannot hold its pools; the message names the smallest that can.
+// kOutOfMemory where a budget cannot hold its pools, naming the smallest that can.
 Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);
 
 }  // namespace sluice

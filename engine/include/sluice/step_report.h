@@ -107,7 +107,7 @@ struct FinishOptions {
 struct StepReport {
   double loss_scale = 1;   // the loss had been multiplied by it
   std::uint64_t step = 0;  // updates that the state has, or is about to have, after this step
-  // Of the divided gradient, the mean over ranks, before clipping.
+  // The norm of the divided gradient, the mean over ranks, before clipping.
   double gradient_norm = 0;
   double clip_factor = 1;  // the gradient was multiplied by it to respect clip_norm
   bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated

@@ -23,7 +23,7 @@ namespace sluice {
 enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
-// Of two streams whose kernels are ready, the one of higher priority goes first. This is a hint: it
+// If two streams' kernels are ready, the stream of higher priority goes first. This is a hint: it
 // does not affect copies, nor a device that runs all its streams at once.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
