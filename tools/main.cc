@@ -201,8 +201,8 @@ struct Commands {
   }
 };
 
-// The exit code after `code`. A line on standard error has said by then what was not printed; a
-// pipe whose reader has seen enough is no failure.
+// The exit code after `code`. By then a line on standard error has reported lost output; a pipe
+// whose reader has seen enough is not a failure.
 int finished(int code) {
   sluice::flush_said();
   switch (sluice::said_failure()) {
@@ -215,8 +215,8 @@ int finished(int code) {
   }
 }
 
-// Without the ends of libraries, which may wait for what is not there: where address space is
-// short, OpenBLAS waits for threads of its own that never get their memory.
+// Skips the exit handlers of libraries, which may wait forever: where address space is short,
+// OpenBLAS waits for threads of its own that never get their memory.
 [[noreturn]] void leave(int code) {
   std::fflush(nullptr);
   ::_exit(code);

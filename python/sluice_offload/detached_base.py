@@ -244,7 +244,7 @@ class DetachedOptimizer(torch.optim.Optimizer):
         return float(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
 
     def _agree_on_values(self) -> None:
-        """Before the first step: ranks that are no replicas would overwrite each other's parameters."""
+        """Before the first step: ranks that are not replicas would overwrite each other's parameters."""
         assert self._group is not None
         found = [sum_of_bits(x) for share in self._shares.values() for x in (share.parameter, share.parameter.grad)
                  if x is not None]

@@ -38,7 +38,7 @@ def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
 def complete_config(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
     """Fills in what a torch program means where the config says nothing: the model's own type; gradients of the same;
     an update that waits for the end of backward where an early one could be wrong, since torch does not say beforehand how
-    many backward passes a step has; half of the cores, for torch computes on the others."""
+    many backward passes a step has; half of the cores, since torch computes on the others."""
     precision = config.setdefault("precision", {})
     if "parameters" not in precision:
         dtype = common_dtype(units)

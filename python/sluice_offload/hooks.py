@@ -1,5 +1,5 @@
 """The walk of a step through the model: torch's hooks acquire each unit before its module computes with it, forward and
-backward, and release it behind; gradients go to the engine as they come.
+backward, and release it after; gradients go to the engine as they come.
 
     model.forward        begins a step (or an inference, without gradients)
     site.forward         acquire, compute, release
@@ -89,7 +89,7 @@ class Walk:
         self._handles: "list[Any]" = []
         for site in units.sites:
             self._watch(site)
-        # Behind those of the sites, of which the root may be one: the last to be prepended is the first to run.
+        # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
         self._handles.append(model.register_forward_pre_hook(self._root_begins, with_kwargs=True, prepend=True))
         self._handles.append(model.register_forward_hook(self._root_ends, always_call=True))
         for unit in units.units:

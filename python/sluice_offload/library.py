@@ -132,7 +132,7 @@ _ARGUMENTS = {
 
 
 def path() -> str:
-    """Where the library is."""
+    """The path of the library."""
     given = os.environ.get("SLUICE_LIBRARY")
     if given:
         return given

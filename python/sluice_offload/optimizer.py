@@ -23,9 +23,9 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 class OffloadOptimizer(torch.optim.Optimizer):
-    """The optimizer that `offload` returns. Its `param_groups` are the config's `optimizer.groups`, behind one of all other
-    parameters; `lr` of each is read at every step; the config fixes everything else. `report` has the figures of the
-    last step."""
+    """The optimizer that `offload` returns. Its `param_groups` are one of all other parameters, then the config's
+    `optimizer.groups`; `lr` of each is read at every step; the config fixes everything else. `report` has the figures
+    of the last step."""
 
     def __init__(self, units: Units, engine: Engine, config: "dict[str, Any]", lr: float) -> None:
         self._engine = engine
@@ -44,7 +44,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             for member in unit.members:
                 if not unit.is_frozen:
                     groups[_group_of(member, patterns)]["params"].append(member.parameter)
-        # torch wants no group without parameters to be the first; engine and torch count alike otherwise.
+        # torch refuses a first group without parameters; otherwise engine and torch count alike.
         self._has_rest = bool(groups[0]["params"])
         super().__init__(groups if self._has_rest else groups[1:], {"lr": lr})
         self._fixed = [self._others(group) for group in self.param_groups]
@@ -118,7 +118,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @property
     def committed_step(self) -> Optional[int]:
-        """With a durable store, the last step whose commit is on the drive; else None."""
+        """With a durable store, the last step whose commit is on the drive; otherwise None."""
         return self._engine.committed_step()
 
     def commit(self) -> None:

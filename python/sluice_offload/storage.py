@@ -57,7 +57,7 @@ class Region:
         return cls._poison_file
 
     def show_poison(self) -> None:
-        """One file of 2 MiB, mapped over and over: poison costs no more, however large the units are."""
+        """One file of 2 MiB, mapped over and over: poison takes no more memory, however large the units are."""
         file = self._poison()
         for begin in range(0, self.nbytes, _CHUNK_BYTES):
             _map(self.address + begin, min(_CHUNK_BYTES, self.nbytes - begin), _PROT_READ, _MAP_SHARED | _MAP_FIXED, file)

@@ -56,8 +56,8 @@ class Arrays {
       view_.master = reinterpret_cast<float*>(second_.data());
   }
 
-  // Each thread touches first what it will work on. Values that do not fade keep denormals out, or
-  // in.
+  // Each thread is the first to touch the memory that it will work on. Values that do not fade keep
+  // denormals out, or in.
   void fill(WorkerArena& arena) {
     const auto fill_floats = [&](const AlignedBuffer& buffer, float value) {
       for_each_piece(arena, buffer.size_bytes(), [&](std::uint64_t begin, std::uint64_t bytes) {

@@ -41,7 +41,7 @@ class LockedMemory {
   AlignedBuffer buffer_;
 };
 
-// As the engine copies: pieces on a stream for each direction, an event behind each piece.
+// Copies as the engine does: pieces on a stream for each direction, with an event after each piece.
 double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {
   const Stream up(device, "up", StreamPriority::kHigh);
   const Stream down(device, "down", StreamPriority::kHigh);
@@ -220,8 +220,8 @@ double compute_step_s(const TrainConfig& config, const Dataset& dataset, Device&
   return gpu_spread(times).median;
 }
 
-// T_min of a step whose passes take `compute_s` alone. How that is spread over the units is of no
-// consequence: a third to the forward pass, each use the same.
+// T_min of a step whose passes take `compute_s` alone. The distribution over the units does not
+// matter: a third to the forward pass, each use the same.
 double minimum_step_s(const TrainConfig& config, const Engine& engine, double compute_s,
                       Rates rates) {
   const ModelSpec model = validated(gpt::gpt_model_spec(config.model));
@@ -237,7 +237,7 @@ double minimum_step_s(const TrainConfig& config, const Engine& engine, double co
 constexpr std::uint64_t kDriveRequestBytes = 4_MiB;
 constexpr std::uint32_t kDriveDepth = 16;
 
-// Small, of both signs, and cheap: the values do not matter, that they differ does.
+// Small values of both signs, cheap to make: they only have to differ.
 void fill_cheaply(std::uint64_t first, std::span<float> values) {
   for (std::uint64_t i = 0; i < values.size(); ++i) {
     const std::uint64_t hash = (first + i) * 0x9e3779b97f4a7c15u;
@@ -279,8 +279,8 @@ StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceO
     fill_cheaply(first, values);
   });
   DeviceTrainer trainer(config, dataset, engine, device, gpt);
-  // The first fills what later ones find full; the last one's update ends after it, so that every
-  // counted step pays for one.
+  // The first step fills buffers that later ones find full. The last one's update ends after it, so
+  // every counted step pays for one update.
   (void)trainer.train_step(0);
   std::vector<double> times;
   std::vector<double> stalls;

@@ -34,7 +34,7 @@ ModelSpec model_of(const StepBenchModel& bench) {
 Config config_of(const StepBenchModel& bench, const ModelSpec& model, OverlapPolicy policy) {
   Config config;
   config.optimizer.overlap = policy;
-  // Eager has to do without; for the others it is on, and never bites.
+  // Eager has to do without clipping; for the others it is on, and never changes an update.
   config.optimizer.clip_norm = policy == OverlapPolicy::kEager ? 0 : 1e30;
   config.storage.paths = {bench.path};
   if (bench.commit_every != 0)

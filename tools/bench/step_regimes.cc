@@ -31,8 +31,8 @@ struct Regime {
   double bus_rate = 8e9;  // bytes a second of copies, each way
 };
 // With all state in memory a step is short, and its copies and Adam want the same cores and memory.
-// Held well below what the machine gives, as the drive is, both limits are exact; adam-unpaced is
-// what the machine makes of it.
+// Like the drive, both are held well below the machine's rates, so their limits are exact;
+// adam-unpaced shows the machine without that.
 constexpr Regime kRegimes[] = {{.name = "compute-bound", .of_storage_s = 2},
                                {.name = "drive-bound", .of_storage_s = 0.1},
                                {.name = "adam-bound",
@@ -69,7 +69,7 @@ class BareDrive {
   IoBench bench_;
 };
 
-// While it lives, Adam goes no faster.
+// Holds Adam to a rate as long as it lives.
 class AdamPace {
  public:
   explicit AdamPace(double parameters_per_second) {
@@ -121,7 +121,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
   const Regime& regime = *std::ranges::find(kRegimes, name, &Regime::name);
   const std::uint64_t cpu_parameters = std::min<std::uint64_t>(options.parameters, 20'000'000);
   std::vector<double> adam, norm, bare;
-  // Half of the cores: the others have the copies to make that a device makes by itself.
+  // Half of the cores: the others make the copies that a device makes by itself.
   const bool in_memory = regime.of_adam_s != 0;
   const unsigned threads = std::max(1u, topology().granted_cores / (in_memory ? 2 : 1));
   CpuRates first = measure_cpu_rates(cpu_parameters, threads);
@@ -174,7 +174,7 @@ RegimeResult measure_regime(const StepRegimeOptions& options, const std::string&
     states.insert(state_sha256(policy.bench->engine()));
   }
   for (PolicyResult& policy : result.policies) {
-    // Each engine's buffers are its policy's, so the fewest bytes may be anyone's.
+    // Each engine has the buffers of its policy, so any of them may move the fewest bytes.
     const StepCost least = policy.bench->minimum(result.rates);
     if (result.least.step_s == 0 || least.step_s < result.least.step_s) result.least = least;
     policy.late_s = policy.bench->late_s();

@@ -73,8 +73,8 @@ void catch_interrupts() {
     action = {};
     action.sa_handler = handle_interrupt;
     action.sa_flags = SA_RESTART;
-    // One at a time: two signals in two threads would both take themselves for the first one only
-    // by the flag, which is exchanged; in one thread they must not nest.
+    // One signal at a time. In two threads, the exchange of the flag decides which one is the
+    // first; in one thread they must not nest.
     for (const int other : kSignals) ::sigaddset(&action.sa_mask, other);
     (void)::sigaction(number, &action, nullptr);
   }

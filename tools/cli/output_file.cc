@@ -124,7 +124,7 @@ void OutputFile::check_folder() const {
 TemporaryFile OutputFile::create() const {
   try {
     TemporaryFile file(place_.target, mode_ == OutputMode::kPrivate ? kPrivateMode : kOrdinaryMode);
-    // As far as the system lets: the file that replaces another belongs to whom that belonged.
+    // As far as the system allows, the new file gets the owner of the file that it replaces.
     if (place_.kind == FileKind::kRegular && mode_ == OutputMode::kOrdinary) {
       if (::fchown(file.descriptor(), place_.owner, place_.group) == 0)
         (void)::fchmod(file.descriptor(), place_.mode & 0777);
@@ -172,9 +172,10 @@ void OutputFile::write(std::string_view bytes) {
   write_back();
 }
 
-// The kernel would keep as much as memory allows, and the fsync at the end then take minutes, while
-// other ranks wait for this one under sharding.timeout. So pieces go to the drive as they come, one
-// under way while the next is written. A failure here comes again in fsync, which reports it.
+// The kernel would keep as much as memory allows, and the fsync at the end would then take minutes,
+// while other ranks wait for this one under sharding.timeout. So pieces go to the drive as they
+// come, one under way while the next is written. A failure here comes again in fsync, which reports
+// it.
 void OutputFile::write_back() {
   if (!is_regular()) return;
   const auto sync = [&](std::uint64_t begin, unsigned flags) {

@@ -127,7 +127,7 @@ Subject subject_of(const PlanOptions& options) {
 
 // --- What is printed ---
 
-// The first line: what the rest explains.
+// The first line: the verdict, which the rest explains.
 std::string verdict(const PlannedPlacement& own) {
   if (!own.obstacle.empty()) return fmt::format("does not fit: {}\n", in_short(own.obstacle));
   return fmt::format("fits: {:.3g} s a step, bound by {}\n", own.step.step_s,

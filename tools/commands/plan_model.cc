@@ -83,7 +83,7 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
     add_boundaries(model.spec, static_cast<double>(zoo.hidden), tokens);
   for (const UnitSpec& unit : zoo.spec.units)
     model.forward_flops.push_back(2 * elements_of(unit) * tokens);
-  // Looking up is no product. A tied head's product is the second use of two.
+  // A lookup is not a product. A tied head's product is the second of two uses.
   model.forward_flops.front() *= zoo.has_tied_head ? 0.5 : 0;
   // Scores and their products with the values; the mask leaves half of them.
   for (std::size_t i = 1; i <= zoo.layers; ++i)
@@ -126,7 +126,7 @@ PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool
     model.activation_bytes = kept_activation_bytes(config, is_on_host);
   }
   model.tokens = tokens;
-  // A multiplication and an addition a parameter and token.
+  // A multiplication and an addition per parameter and token.
   for (std::size_t i = model.forward_flops.size(); i < model.spec.units.size(); ++i)
     model.forward_flops.push_back(2 * elements_of(model.spec.units[i]) * micro_tokens);
   return model;

@@ -209,7 +209,7 @@ class TrainRun {
     return model_.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
   }
 
-  // Nothing can be refused any more: what grows gets its name, in place of what had it.
+  // Nothing can be refused any more: files that grow get their names, in place of older files.
   void accept() {
     log_.begin(steps_ended_);
     defer_interrupts(
@@ -387,7 +387,7 @@ int run_train(const TrainOptions& options) {
   RankWorld ranks(config);
   if (!options.quiet && ranks.rank() == 0) say("{}", introduction);
   if (!ranks.are_several()) return train_in(options, config, ranks);
-  // A rank that fails by itself tells the others; leaving would wait for them.
+  // A rank that fails alone tells the others; leaving would wait for them.
   try {
     const int code = train_in(options, config, ranks);
     ranks.leave();

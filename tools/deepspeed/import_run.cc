@@ -13,7 +13,7 @@ constexpr const char* kTrainBatch = "train_batch_size";
 constexpr const char* kMicroBatch = "train_micro_batch_size_per_gpu";
 constexpr const char* kMicroBatches = "gradient_accumulation_steps";
 
-// The data-parallel ranks as DeepSpeed counts them: half a rank is no number of ranks, and its
+// The data-parallel ranks as DeepSpeed counts them: half a rank is not a number of ranks, and its
 // check says so with the three numbers.
 double data_ranks(const ImportPass& pass) {
   const double ranks = pass.values().ranks;

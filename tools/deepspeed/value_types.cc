@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// A number that stands in quotes, whole or not; nothing for other text.
+// The number in a quoted text, whole or not; nothing for other text.
 std::optional<OrderedJson> unquoted(const OrderedJson& value) {
   if (!value.is_string()) return std::nullopt;
   OrderedJson parsed =

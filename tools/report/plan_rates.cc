@@ -12,8 +12,8 @@
 namespace sluice {
 namespace {
 
-// A drive of today, a bus of 16 lanes of PCI Express 4, a server's memory, a large device. Only
-// there so that a plan without a word about the machine is a plan.
+// A drive of today, a bus of 16 lanes of PCI Express 4, a server's memory, a large device. They let
+// a plan work without any word about the machine.
 constexpr double kAssumedRead = 6e9;
 constexpr double kAssumedWrite = 4e9;
 constexpr double kAssumedCopy = 20e9;
@@ -96,7 +96,7 @@ const char* source_of(bool is_stated, const std::string& file) {
 
 void set_storage_rates(double read, double write, double interference, Rates& rates) {
   rates.duplex = interference >= kHalfDuplexFrom ? Duplex::kHalf : Duplex::kFull;
-  // So that reading and writing at once takes as long as it was measured to.
+  // Reading and writing at once then take the measured time.
   const double scale = interference * (rates.duplex == Duplex::kHalf ? 1 : 2);
   rates.read_bytes_per_second = read / scale;
   rates.write_bytes_per_second = write / scale;

@@ -30,7 +30,7 @@ LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micr
     (void)calibrated_rates(calibration_, engine.layout().format());
     is_calibrated_ = true;
   } catch (const Error&) {
-    // It is for the weights of paths in the first place, and they need less of it.
+    // The file is mainly for the weights of paths, which need less of it.
   }
 }
 

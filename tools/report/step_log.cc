@@ -35,7 +35,7 @@ std::string csv_row(const StepRecord& step) {
                      step.skipped, step.rank_traffic.crossed_bytes);
 }
 
-// The whole rows of the file that is about to be replaced, as far as they are of these steps.
+// The whole rows, of these steps, in the file that is about to be replaced.
 template <class StepOf>
 std::string kept_rows(const OutputFile& output, std::uint64_t steps, const StepOf& step_of) {
   if (steps == 0 || !output.is_wanted() || !output.is_regular()) return {};

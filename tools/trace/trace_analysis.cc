@@ -77,7 +77,7 @@ std::uint64_t moved_ns(const TraceRecord& record) {
   return record.kind == TraceKind::kCollective ? record.end_ns : record.moved_ns;
 }
 
-// Nearest rank: the smallest value that at least that share of all does not exceed.
+// Nearest rank: the smallest value that at least that share of all values does not exceed.
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns) {
   if (durations_ns.empty()) return {};
   const auto at = [&](std::uint64_t per_mille) {
@@ -99,7 +99,7 @@ TraceAnalysis::TraceAnalysis(const TraceFile& trace) : trace_(trace) {
   share_steps();
 }
 
-// Sorts the records into what is asked of them later.
+// Sorts the records for later questions.
 void TraceAnalysis::lay_out() {
   std::array<std::vector<std::uint64_t>, 4> read_ns;
   for (const TraceRecord& record : trace_.records) {

@@ -1,5 +1,5 @@
-// The part of the analysis that judges: why every wait was waited. docs/tracing.md tells the same
-// rules to users.
+// The part of the analysis that finds the cause of every wait. docs/tracing.md has the same rules
+// for users.
 #include <algorithm>
 
 #include "tools/trace/trace_analysis.h"
@@ -7,9 +7,9 @@
 namespace sluice {
 namespace {
 
-// A resource that was at work for more than this share of a wait is what it was due to.
+// A resource that was at work for more than this share of a wait is its cause.
 constexpr double kBusyFrom = 0.5;
-// A transfer that the drive took this many times as long for as for most is of its tail.
+// A transfer that took the drive this many times as long as most is in its tail.
 constexpr std::uint64_t kTailTimes = 4;
 // Fewer requests than this at once: more buffers would have kept the drive busier.
 constexpr double kDeepEnough = 2;
@@ -53,7 +53,7 @@ const TraceRecord* TraceAnalysis::find(const Index& index, std::uint64_t key,
   while (after != records.begin()) {
     const TraceRecord* const record = *--after;
     if (record->end_ns > begin_ns) return record;
-    // A block is read once at a time: what began before this one has ended before it.
+    // A block is read once at a time: an earlier read has ended before this one began.
     return nullptr;
   }
   return nullptr;
@@ -97,9 +97,9 @@ StallCause TraceAnalysis::cause_of_wait(const TraceRecord& wait) const {
 }
 
 // A read that was waited for: in its checksum; at a drive that took far longer than usual; or
-// behind others, for as long as it was waited for. Else what came before it at the drive tells: one
-// that was idle could have begun sooner, and one that had little to do at a time could have been
-// given more with more buffers.
+// behind others, for the whole wait. Otherwise the drive's work before it tells: an idle drive
+// could have begun sooner, and one with little to do at a time could have had more with more
+// buffers.
 StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
                                         std::uint64_t begin_ns, std::uint64_t end_ns) const {
   const TraceRecord* const read = find(reads_, read_key(block, plane), begin_ns, end_ns);
@@ -123,8 +123,8 @@ StallCause TraceAnalysis::cause_of_read(std::uint32_t block, std::uint8_t plane,
                                                                    : StallCause::kNoBuffer;
 }
 
-// One that is read back is like parameters. Else it is on the link, or what has the place in the
-// window leaves too slowly: over the link, or to the drive.
+// An activation that is read back is like parameters. Otherwise it is on the link, or the one in
+// its place in the window leaves too slowly: over the link, or to the drive.
 StallCause TraceAnalysis::cause_of_activation(std::uint32_t unit, std::uint64_t begin_ns,
                                               std::uint64_t end_ns) const {
   if (find(reads_, read_key(unit, kTraceActivations), begin_ns, end_ns) != nullptr)
@@ -136,7 +136,7 @@ StallCause TraceAnalysis::cause_of_activation(std::uint32_t unit, std::uint64_t 
                                                           : StallCause::kNoBuffer;
 }
 
-// The block's state comes in two parts; the one that came last was waited for.
+// The block's state comes in two parts; the wait was for the one that came last.
 StallCause TraceAnalysis::cause_of_update_read(std::uint32_t block, std::uint64_t begin_ns,
                                                std::uint64_t end_ns) const {
   const TraceRecord* last = nullptr;
@@ -148,7 +148,7 @@ StallCause TraceAnalysis::cause_of_update_read(std::uint32_t block, std::uint64_
   return cause_of_read(block, last->detail, begin_ns, end_ns);
 }
 
-// Nothing is known but what was at work meanwhile. One lane alone has two reads under way.
+// Only the work at that time is known. One lane alone has two reads under way.
 StallCause TraceAnalysis::cause_by_use(std::uint64_t begin_ns, std::uint64_t end_ns) const {
   const double storage = requests_.share(begin_ns, end_ns);
   const double processor = processor_.share(begin_ns, end_ns);
@@ -163,8 +163,8 @@ StallCause TraceAnalysis::cause_of_slot(std::uint64_t begin_ns, std::uint64_t en
                                                           : StallCause::kNoBuffer;
 }
 
-// A copy that had been queued for as long as it was waited for, while the link had nothing else to
-// do, could not begin: computation had not left the place in the window.
+// A copy that was queued for the whole wait, while the link had nothing else to do, could not
+// begin: computation had not left the place in the window.
 StallCause TraceAnalysis::cause_of_copy(std::uint32_t unit, std::uint64_t begin_ns,
                                         std::uint64_t end_ns) const {
   const TraceRecord* const copy = find(copies_, unit, begin_ns, end_ns);
@@ -176,7 +176,8 @@ StallCause TraceAnalysis::cause_of_copy(std::uint32_t unit, std::uint64_t begin_
   return was_queued && link_was_idle ? StallCause::kNoBuffer : StallCause::kCopyLink;
 }
 
-// The pass waits between two updates, unless for gradients: those are not the pass's to have.
+// The pass waits between two updates. Waits for gradients do not count, since the pass cannot bring
+// them.
 void TraceAnalysis::judge_pass() {
   std::vector<const TraceRecord*> updates;
   for (const TraceRecord& record : trace_.records) {

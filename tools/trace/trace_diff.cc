@@ -65,7 +65,7 @@ TraceChange change_of(const std::string& name, const std::vector<double>& before
   return change;
 }
 
-// Quantities by name, one value a step.
+// Quantities by name, one value per step.
 class Series {
  public:
   explicit Series(const TraceAnalysis& analysis) : engine_(engine_of(analysis.trace())) {

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Packed spans; what else there is in a page takes some hundred KiB.
+// Packed spans; the rest of a page takes some hundred KiB.
 constexpr std::size_t kSpanBytesMax = 4'200'000;
 constexpr std::size_t kBandwidthBins = 1200;
 constexpr std::size_t kLatencyBuckets = 36;
@@ -46,7 +46,8 @@ void for_each_list(PackedRank& rank, const Function& function) {
   function(rank.held);
 }
 
-// Joins until all ranks together fit. Returns how far apart spans have to be to be told apart.
+// Joins spans until all ranks together fit. Returns the distance from which on spans can be told
+// apart.
 std::uint64_t thin_out(std::vector<PackedRank>& ranks) {
   std::uint64_t apart_us = 0;
   while (true) {

@@ -107,8 +107,8 @@ std::string key_of(const Product& p, DType type) {
 }  // namespace
 
 // The library's matrices are column-major: a row-major result is its transpose there, and
-// (a b)^T = b^T a^T. So our b is its A and our a is its B, and a matrix that is not transposed for
-// us is not transposed there.
+// (a b)^T = b^T a^T. So our b is its A and our a is its B. A matrix that is not transposed here is
+// not transposed there.
 struct CublasLt::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t first = nullptr;   // our b

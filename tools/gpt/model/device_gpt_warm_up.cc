@@ -7,8 +7,8 @@
 namespace sluice::gpt {
 namespace {
 
-// Where the tensors of a unit begin that lie one after the other, each at a multiple of 256 bytes
-// as in every placement; last, where they end.
+// The begins of a unit's tensors, which lie one after the other, each at a multiple of 256 bytes as
+// in every placement; last, the end.
 std::vector<std::uint64_t> offsets_of(const UnitSpec& unit, std::uint64_t element_bytes) {
   std::vector<std::uint64_t> offsets{0};
   for (const TensorSpec& tensor : unit.tensors)

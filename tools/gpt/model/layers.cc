@@ -43,7 +43,7 @@ void load_row(DType dtype, const void* table, std::uint64_t row, std::uint64_t w
   widen_fp16_row(halves, target, width);
 }
 
-// Piece by piece through a small buffer: what is written lies where nothing is read any more.
+// Piece by piece through a small buffer: each write goes to a place that is not read any more.
 void round_bf16_in_place(float* values, std::uint64_t count) {
   constexpr std::uint64_t kPiece = 256;
   float piece[kPiece];

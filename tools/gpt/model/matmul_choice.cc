@@ -48,7 +48,8 @@ void require_library(std::string_view wish) {
                              why));
 }
 
-// The limit comes first: the library takes none once it has been asked what it goes up to.
+// The limit comes first: once the library has been asked for its strongest kernels, it takes no
+// limit.
 void require_family(std::string_view wish, KernelFamily family) {
   OneDnn& library = OneDnn::library();
   if (!library.limit(family))

@@ -81,7 +81,7 @@ std::string describe_text(const std::string& path) {
                      hex_of(checksum128(std::as_bytes(std::span(sums)))));
 }
 
-// For programs that know GPT-2 by it: transformers reads the folder as it is.
+// The config.json by which programs know GPT-2: transformers reads the folder as it is.
 std::string model_config(const gpt::GptConfig& model) {
   const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
                                         {"model_type", "gpt2"},
@@ -241,7 +241,7 @@ FinishOptions Checkpointing::finish_options(std::uint64_t steps) const {
   return options;
 }
 
-// Nothing where the checkpoint is not whole. All ranks come to the same.
+// Nothing where the checkpoint is not whole. All ranks get the same result.
 std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::string& folder) {
   std::optional<CheckpointSource> source;
   try {
@@ -268,8 +268,7 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
   return steps;
 }
 
-// Whether the run that goes on is the one that was saved. Returns the steps that it has been
-// through.
+// Checks that the run that goes on is the one that was saved. Returns the steps that it has made.
 std::uint64_t Checkpointing::check_application(const std::string& where,
                                                const std::string& application) {
   const nlohmann::json saved =

@@ -103,7 +103,7 @@ void Dataset::check_tokens() const {
   }
 }
 
-// As the engine does with blocks, a read that fails for the drive's sake is repeated once.
+// A read that fails because of the drive is repeated once, as the engine does with blocks.
 void Dataset::read_bytes(std::uint64_t offset_bytes, std::span<unsigned char> bytes) const {
   std::uint32_t failures = 0;  // in a row
   while (!bytes.empty()) {

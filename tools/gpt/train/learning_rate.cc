@@ -33,7 +33,7 @@ double counted_by_sluice(const TrainConfig& config, std::uint64_t step) {
     const auto reached = static_cast<double>(step + 1);
     if (schedule.warmup == WarmupShape::kLog)
       return warmed_up(config, std::log(reached + 1) / std::log(warmup + 1));
-    // Not as a share: the product comes first, as it always has, for the same bits.
+    // Not as a share: the product comes first, as in earlier versions, for the same bits.
     return schedule.warmup_start +
            (config.learning_rate - schedule.warmup_start) * reached / warmup;
   }

@@ -148,7 +148,7 @@ NcclId RankWorld::share_id() {
   return id;
 }
 
-// A launcher that has lost a rank ends the others, who know which one they miss.
+// A launcher that has lost a rank ends the others, which know the missing one.
 void RankWorld::tell_of_end(const std::string& waiting) {
   if (!interrupted() || has_told_.exchange(true)) return;
   warn("sluice: rank {} of {}: told to end while {}\n", launch_->rank, launch_->rank_count,

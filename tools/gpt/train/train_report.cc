@@ -61,8 +61,8 @@ std::size_t terminal_columns() {
 
 }  // namespace
 
-// Means over all steps but the first, as tools/trace/trace_steps.h takes them of a trace, so that
-// both say the same of one run.
+// Means over all steps except the first, as tools/trace/trace_steps.h takes them from a trace, so
+// that both say the same of one run.
 std::string time_report(const RunRecord& run) {
   StepTimes sum;
   std::int64_t hidden_ns = 0, worked_ns = 0;
@@ -140,7 +140,7 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
     if (files.size() > 1) row(name_of(Tier::kNvme), "of these", file.size_bytes(), file.name());
   }
   row("-", "activations", activation_bytes, "the application's, beside the budgets");
-  // On a GPU activations are there, and not of the host's memory.
+  // On a GPU, activations are in its memory, not in the host's.
   row("-", "program", memory.beside_bytes - (memory.device_is_host ? activation_bytes : 0),
       "code, libraries, threads");
   row("-", "= sum", memory.sum_bytes(),

@@ -30,7 +30,7 @@ std::string why_not_on_gpu(const TrainConfig& config) {
   return "";
 }
 
-// Why none of this machine does.
+// Why no GPU of this machine does.
 std::string why_no_gpu(const TrainConfig& config, int ordinal) {
   const std::string why = why_no_cuda_device(ordinal);
   return why.empty() ? why_not_on_gpu(config) : why;
@@ -58,7 +58,8 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
       config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config, choice.ordinal);
   require_gpu(config, why);
   if (!why.empty()) {
-    // At least what ranks talk in, so that the engine gets as far as to say which budget works.
+    // At least the memory that ranks talk in, so that the engine gets far enough to say which
+    // budget works.
     auto host = make_host_device(
         {.memory_bytes = std::max(kRanksTalkIn, host_device_bytes(config.engine))});
     host_ = host.get();
@@ -71,7 +72,8 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
     return;
   }
   // Not bounded by memory.device, which is the engine's share: activations come on top.
-  // A member at once: what is made on it goes before it, also when something below fails.
+  // It becomes a member at once, so that everything made on it goes before it, also when something
+  // below fails.
   auto gpu = make_cuda_device({.ordinal = choice.ordinal, .memory_source = choice.memory_source});
   gpu_ = gpu.get();
   device_ = std::move(gpu);
@@ -80,8 +82,8 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
   gpt_ = std::make_unique<gpt::DeviceGpt>(
       config.model, gpt::BatchShape{.batch = config.sequences, .sequence = config.model.context},
       *gpu_, *ops_);
-  // Before ranks have communicators, whose work would hold up what is loaded, and before the engine
-  // takes what memory is left.
+  // Before ranks have communicators, whose work would hold up the loading of code, and before the
+  // engine takes the rest of the memory.
   load_kernels(*gpu_);
   gpt_->warm_up();
   description_ = fmt::format("{} (matrix products by {})", gpu_->name(), ops_->description());
