@@ -39,7 +39,7 @@ void Engine::initialize(const InitialValues& values) {
   if (parts_->durable && !parts_->durable->is_new())
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("initialize: the store \"{}\" holds the state of step {}; go on from it "
+        fmt::format("initialize: the store \"{}\" holds the state of step {}; continue from it "
                     "with open_or_create(), choose another storage.state.name, or remove "
                     "the store with `sluice state remove`",
                     parts_->durable->name(), parts_->durable->record().step));
@@ -114,7 +114,7 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
 }
 
 std::string Engine::share(const std::string& text) {
-  return parts_->ranks.share(text, "what rank 0 has to say");
+  return parts_->ranks.share(text, "rank 0's text");
 }
 
 StatePosition Engine::position() {

@@ -18,7 +18,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::string_view kStateSource = "where a state comes from";
+constexpr std::string_view kStateSource = "the source of the state";
 // Planes that a commit may have on their way, beside its files.
 constexpr std::uint32_t kCommitTransfers = 8;
 
@@ -109,7 +109,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
   ranks.on_failure([this](const Error& error) { scheduler.fail(error); });
   ranks.require_agreement(describe_run(config, model, layout, placement,
                                        tiers.device_memory().size(), loop.scheduled_step()),
-                          "what is trained, and how");
+                          "the description of the run");
   ranks.use_memory(tiers.device_memory());
   if (durable) {
     notes.insert(notes.end(), durable->notes().begin(), durable->notes().end());
@@ -174,7 +174,7 @@ void Engine::Parts::fill(StateSource& source, const std::string& application, co
   ranks.require_agreement(
       fmt::format("step {}, loss scale {} {} {} {}", position.step, position.loss_scale.has_value(),
                   scale.scale, scale.hysteresis_left, scale.good_steps),
-      "where training goes on");
+      "the position of the training");
   ranks.together(kStateSource, [&] { state.restore(source); });
   loop.restore(position);
   lend_state();

@@ -49,7 +49,7 @@ StepCost minimum_step(const StepShape& shape) {
   return minimum_of(bounds);
 }
 
-// Which of them moves the fewest bytes depends on what is still in memory when it is wanted.
+// Which policy moves the fewest bytes depends on the data still in memory when it is needed.
 StepCost minimum_of(std::span<const StepCost> bounds) {
   SLUICE_CHECK(!bounds.empty(), "a minimum is over the policies");
   StepCost least;

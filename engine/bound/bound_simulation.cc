@@ -60,7 +60,7 @@ class Simulation {
     machine_.advance();
     pump();
   }
-  // Starts whatever may start.
+  // Starts everything that may start.
   void pump() {
     while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
            pump_compute() || spill_.pump() || pass_.pump() || pass_.pump_adam()) {
@@ -86,7 +86,7 @@ class Simulation {
   bool has_arrived(std::uint32_t block) const {
     return !is_slotted(block) || slots_.is_valid(block);
   }
-  // That this rank updates, and so fetches from the device once they are added over the ranks.
+  // The elements that this rank updates, and so fetches from the device once the ranks are summed.
   std::uint64_t elements_of(std::uint32_t use) const {
     return layout_.unit(schedule_[use].unit).shard_elements;
   }
@@ -107,14 +107,14 @@ class Simulation {
   // The step that computation is in.
   std::uint64_t step_ = 0;
   std::vector<Use> uses_;
-  std::uint32_t fetch_use_ = 0;    // what is fetched next
+  std::uint32_t fetch_use_ = 0;    // the next fetch
   std::uint32_t fetch_block_ = 0;  // in its unit
   std::uint32_t next_compute_ = 0;
   bool is_computing_ = false;
   std::uint32_t normed_uses_ = 0;
 
-  std::deque<Fetch> fetches_;      // begun and not on the device
-  std::size_t ready_fetches_ = 0;  // of these, from the front on, are in host memory
+  std::deque<Fetch> fetches_;      // begun, not on the device yet
+  std::size_t ready_fetches_ = 0;  // of these, from the front on, already in host memory
   std::uint64_t fetched_ = 0;
   bool is_copying_ = false;
   std::uint32_t gradient_slots_free_;
@@ -175,15 +175,15 @@ bool Simulation::pump_fetch() {
   return true;
 }
 
-// Leases end in order, each when its unit's copies are sure to come: so many uses have theirs in
-// host memory, from the first on.
+// Leases end in order, each when its unit's copies are sure to come. Returns how many uses, from
+// the first on, have their units in host memory.
 std::uint32_t Simulation::ready_uses() {
   while (ready_fetches_ < fetches_.size() && has_arrived(fetches_[ready_fetches_].block))
     ++ready_fetches_;
   return ready_fetches_ < fetches_.size() ? fetches_[ready_fetches_].use : fetch_use_;
 }
 
-// In schedule order, and not before computation has left the place.
+// In schedule order, and only after computation has left the place.
 bool Simulation::pump_copy() {
   if (is_copying_ || fetches_.empty()) return false;
   const Fetch& fetch = fetches_.front();
@@ -191,7 +191,7 @@ bool Simulation::pump_copy() {
   const auto& evicted_uses = window_.uses[fetch.use].evicted_uses;
   const auto is_computed = [&](std::uint32_t use) { return uses_[use].is_computed; };
   if (!std::ranges::all_of(evicted_uses, is_computed)) return false;
-  if (placement_.parameter_tier[fetch.block] == Tier::kDevice) {  // gathered from where it is
+  if (placement_.parameter_tier[fetch.block] == Tier::kDevice) {  // gathered in place
     copied();
     return true;
   }
@@ -207,7 +207,7 @@ void Simulation::copied() {
   if (ready_fetches_ > 0) --ready_fetches_;
   is_copying_ = false;
   ++uses_[fetch.use].blocks_copied;
-  // Before the update begins with what the gradient is for, its parameters wait where they are.
+  // Parameters fetched for the last time stay for the update, if that may begin before the norm.
   const bool updates_early =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   if (is_slotted(fetch.block))
@@ -222,7 +222,7 @@ bool Simulation::pump_compute() {
   const bool is_backward = schedule_[use].pass == Pass::kBackward;
   const bool has_gradient = is_backward && !unit.is_frozen;
   if (window_.uses[use].fetch && uses_[use].blocks_copied < unit.block_count) return false;
-  // For units at home on the device, which nobody fetches.
+  // For units at home on the device, which are never fetched.
   if (!pass_.has_updated(unit.id, step_)) return false;
   if (has_gradient && gradient_slots_free_ == 0) return false;
   if (has_gradient) --gradient_slots_free_;

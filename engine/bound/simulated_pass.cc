@@ -46,7 +46,7 @@ bool SimulatedPass::is_eager(std::uint32_t block) const {
 bool SimulatedPass::settle() {
   if (come_home_.empty()) return false;
   for (const std::uint32_t index : come_home_) {
-    // Wanted by the next forward, which follows the update from the turn on.
+    // The next forward, which follows the update from the turn on, needs these parameters.
     const bool is_wanted = parameter_tier(index) == Tier::kNvme &&
                            policy_ != OverlapPolicy::kSerial &&
                            normed_steps_ >= blocks_[index].grants;
@@ -94,7 +94,7 @@ bool SimulatedPass::try_grant(std::uint32_t index) {
   block.place = granted_++;
   block_at_place_[block.place % blocks_.size()] = index;
   ++block.grants;
-  block.pending = 1;  // held until every part has been asked for
+  block.pending = 1;  // held until every part has been requested
   if (record_tier(index) == Tier::kNvme) {
     ++block.pending;
     machine_.read({SimulatedTask::kLoad, index, ranked(1, 3 * block.place)},
@@ -110,7 +110,7 @@ bool SimulatedPass::try_grant(std::uint32_t index) {
   return true;
 }
 
-// Into the lane's slot, unless they are there, or on their way to it.
+// Reads into the lane's slot, unless the parameters are there or on their way.
 void SimulatedPass::load_parameters(std::uint32_t index, bool is_bound) {
   if (slots_.is_valid(index)) return;
   Block& block = blocks_[index];
@@ -168,7 +168,7 @@ bool SimulatedPass::may_update(std::uint32_t index) const {
   return steps_ready >= blocks_[index].grants;
 }
 
-// Into the lane, once they are final.
+// Reads into the lane, once the gradients are final.
 void SimulatedPass::load_gradients(std::uint32_t index) {
   Block& block = blocks_[index];
   if (!block.awaits_gradients || !may_update(index)) return;
@@ -191,8 +191,8 @@ void SimulatedPass::note_if_ready(std::uint32_t index) {
   ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);
 }
 
-// In the order of their turns until the norm is known, then in unit order: what is left at the turn
-// from backward to forward is what forward is about to need.
+// In the order of their turns until the norm is known, then in unit order: forward is about to need
+// the blocks that are left at the turn from backward to forward.
 bool SimulatedPass::pump_adam() {
   if (ready_places_.empty() || !machine_.cpu_is_free()) return false;
   const std::uint64_t place = *ready_places_.begin();

@@ -14,7 +14,7 @@ SimulatedSpill::SimulatedSpill(const StepShape& shape, SimulatedMachine& machine
       staging_free_(shape.placement.gradient_staging.count),
       pending_(shape.layout.blocks().size(), 0) {}
 
-// Behind whatever else has the same urgency, in the order of uses and blocks.
+// After everything else of the same urgency, in the order of uses and blocks.
 std::uint64_t SimulatedSpill::place_of(std::uint32_t block) const {
   return std::uint64_t{1} << 55 | std::uint64_t{uses_.front()} << 28 | block;
 }

@@ -123,7 +123,7 @@ std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document
                       .weight_decay = document.find_number(key + ".weight_decay")});
     if (groups.back().tensors.empty())
       document.fail("optimizer.groups",
-                    fmt::format("group {} lacks \"tensors\", the list of names that it is for", i));
+                    fmt::format("group {} lacks \"tensors\", the list of its names", i));
   }
   return groups;
 }
@@ -248,7 +248,7 @@ void validate(const Config& config) {
   require(adam.beta2 >= 0 && adam.beta2 < 1, "optimizer.adam.beta2",
           fmt::format("{} is not in [0, 1)", adam.beta2));
   require(adam.epsilon >= kEpsilonMin, "optimizer.adam.epsilon",
-          fmt::format("{} is less than {}, below which fp32 has no exact numbers and then none",
+          fmt::format("{} is less than {}, below which fp32 loses precision and has no numbers",
                       adam.epsilon, kEpsilonMin));
   require(adam.weight_decay >= 0, "optimizer.adam.weight_decay",
           fmt::format("{} is negative", adam.weight_decay));

@@ -252,7 +252,7 @@ std::string ConfigDocument::text_of_file(const std::string& path) {
     if (got == 0) return text;
   }
   throw error(
-      fmt::format("it has more than {}, so it is no config", format_bytes(kConfigBytesMax)));
+      fmt::format("it has more than {}, so it is not a config", format_bytes(kConfigBytesMax)));
 }
 
 ConfigDocument::ConfigDocument(ConfigDocument&&) noexcept = default;

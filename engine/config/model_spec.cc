@@ -50,7 +50,7 @@ void check_boundaries(const ModelSpec& spec) {
                      spec.boundary_bytes.size(), spec.forward_order.size() - 1,
                      spec.forward_order.size()));
   if (std::ranges::count(spec.boundary_bytes, 0u) != 0)
-    fail("boundary_bytes has a 0; every forward use hands something to the next");
+    fail("boundary_bytes has a 0; every forward use passes something to the next");
   if (!std::ranges::equal(spec.forward_order, std::views::reverse(spec.backward_order)))
     fail("boundary_bytes needs a backward_order that is the reverse of forward_order");
 }

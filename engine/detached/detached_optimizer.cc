@@ -150,7 +150,7 @@ DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedT
     throw Error(ErrorCode::kConfig,
                 fmt::format("storage.state.name is \"{}\", but an optimizer that keeps neither "
                             "parameters nor gradients has no durable store; leave it out, and save "
-                            "what the program needs to go on",
+                            "what the program needs to continue",
                             config.storage.state.name));
   parts_ = std::make_unique<Parts>(config, std::move(tensors), decorate);
 }
@@ -235,7 +235,7 @@ void DetachedOptimizer::write(std::uint32_t tensor, StateKind kind, std::uint64_
                        (kind == StateKind::kExpAvg && keeps_exp_avg(optimizer)) ||
                        (kind == StateKind::kExpAvgSq && keeps_exp_avg_sq(optimizer));
   if (!is_kept)
-    refuse(fmt::format("write: {} of tensor \"{}\" is nothing that {} keeps", name_of(kind),
+    refuse(fmt::format("write: {} of tensor \"{}\" is not kept by {}", name_of(kind),
                        parts_->tensors[tensor].name, name_of(optimizer)));
   parts_->access(DetachedJob::Kind::kWrite, kind, tensor, first_element, source);
 }

@@ -108,7 +108,7 @@ std::string DurableIdentity::obstacle(std::uint64_t model_hash, std::uint64_t la
     return fmt::format("it holds another model: {}",
                        fmt::join(differences(section(saved, "model"), model_), "; "));
   if (layout_hash != layout_hash_)
-    return fmt::format("it was made otherwise: {}",
+    return fmt::format("it was made with other settings: {}",
                        fmt::join(differences(section(saved, "layout"), layout_), "; "));
   return {};
 }

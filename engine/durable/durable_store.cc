@@ -142,8 +142,8 @@ void DurableStore::open(Placement& placement) {
     opening.emplace(*queue, records);
     if (opening->newest() == nullptr)
       throw Error(ErrorCode::kDamaged,
-                  fmt::format("the store \"{}\" has no commit in {}; go on from a checkpoint, and "
-                              "give it up with `sluice state remove`",
+                  fmt::format("the store \"{}\" has no commit in {}; continue from a checkpoint, "
+                              "and remove the store with `sluice state remove`",
                               name_, records.twins[0].name));
     check(*opening->newest());
     files_->open_data(opening->newest()->file_count);
@@ -176,8 +176,8 @@ void DurableStore::check(const CommitRecord& record) const {
                            record.rank_count, ranks_.rank(), ranks_.count());
   if (!obstacle.empty())
     throw Error(ErrorCode::kInput,
-                fmt::format("the store \"{}\" ({}) cannot be gone on with, since {}; run what it "
-                            "was made with, or choose another storage.state.name",
+                fmt::format("the store \"{}\" ({}) cannot be continued, because {}; use the "
+                            "setup that made it, or choose another storage.state.name",
                             name_, sluice::text_of(id_), obstacle));
 }
 
@@ -199,7 +199,7 @@ void DurableStore::take_planes(const CommitRecord& record, Placement& placement)
       const CommitExtent& extent = from->copies[copy];
       const DirectFile& file = files_->data()[extent.file];
       if (extent.offset_bytes + bytes > file.size_bytes())
-        fail(fmt::format("{} has {} B, but should reach to {}; it has been cut", file.name(),
+        fail(fmt::format("{} has {} B, but should reach to {}; it has been truncated", file.name(),
                          file.size_bytes(), extent.offset_bytes + bytes));
     }
     homes_.planes.back() = *from;

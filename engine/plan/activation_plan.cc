@@ -47,7 +47,7 @@ std::vector<ActivationAccess> sequence_of(const ActivationShape& shape) {
   return sequence;
 }
 
-// Places of one size, given by Belady's rule: what is wanted last gives way.
+// Places of one size, assigned by Belady's rule: the activation needed last gives way.
 class Planner {
  public:
   Planner(const ActivationShape& shape, std::uint32_t places_max)
@@ -96,12 +96,12 @@ class Planner {
     }
   }
 
-  // Each access's source, and the one after it that is about the same.
+  // Finds each access's source, and the next access to the same activation.
   void chain() {
     const std::size_t count = plan_.accesses.size();
     next_.assign(count, kNever);
     const std::size_t boundaries = model_.boundary_bytes.size();
-    std::vector<std::uint32_t> latest;  // by what they are about
+    std::vector<std::uint32_t> latest;  // by activation
     for (std::uint32_t access = 0; access < count; ++access) {
       const ActivationRef& ref = plan_.accesses[access].ref;
       const std::size_t about = (ref.micro_batch * boundaries + ref.boundary) * 2 +
@@ -120,7 +120,7 @@ class Planner {
 
   void place(std::uint32_t index) {
     ActivationAccess& access = plan_.accesses[index];
-    std::uint32_t place = place_of_[access.source];  // of what it is about, while that has one
+    std::uint32_t place = place_of_[access.source];  // the activation's place, while it has one
     if (place == kNever) {
       place = choose(index);
       if (place == places_.size()) {
@@ -137,8 +137,8 @@ class Planner {
     places_[place].last_access = index;
   }
 
-  // A place that holds nothing of use, else a new one, else that of what is wanted last. A load
-  // avoids what is in use until just before: it could not come while something else is computed.
+  // A place without useful content; else a new one; else the one whose content is needed last. A
+  // load avoids a place in use until just before: it could not overlap with any computation.
   std::uint32_t choose(std::uint32_t access) const {
     const bool is_load = plan_.accesses[access].action == ActivationAction::kLoad;
     std::optional<std::uint32_t> best;

@@ -15,9 +15,9 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) {
   return from - std::min(from, what);
 }
 
-// A size that can be lowered so far that all fits, or that it cannot.
+// Names a size that can be lowered until everything fits, or says that none can.
 std::string remedy(const HostMemory& memory) {
-  // What is free moves a little from one moment to the next.
+  // The free memory varies a little from one moment to the next.
   const std::uint64_t excess_bytes = memory.sum_bytes() - memory.room_bytes() + 1_MiB;
   if (excess_bytes < memory.host_pool_bytes)
     return fmt::format("lower memory.host to \"{}KiB\" or less",

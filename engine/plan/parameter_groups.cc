@@ -96,7 +96,7 @@ StepCoefficients ParameterGroups::coefficients(double learning_rate,
 }
 
 bool matches_pattern(std::string_view pattern, std::string_view name) {
-  // Where the last '*' stands, and where in `name` what follows it was last tried.
+  // The position of the last '*', and where in `name` the text after it was last tried.
   std::size_t star = std::string_view::npos, retry = 0;
   std::size_t at = 0, i = 0;
   while (i < name.size()) {

@@ -27,7 +27,7 @@ std::vector<Pool> Placement::pools() const {
        "units, or this rank's shards of them, whose home is device memory"},
       {Tier::kDevice, "parameter window", window_bytes, "units leased or read ahead"},
       {Tier::kDevice, "gradient slots", gradient_slots.size_bytes(),
-       slots(gradient_slots) + ", one a unit in backward"},
+       slots(gradient_slots) + ", one per unit in backward"},
       {Tier::kDevice, "gradient set", device_gradient_bytes,
        "gradients that wait here for their update"},
       {Tier::kDevice, "optimizer state", device_record_bytes, "units updated on the device"},
@@ -39,7 +39,7 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kHost, "gradient set", gradient_set_bytes,
        "one reduced gradient for every parameter that waits here for its update"},
       {Tier::kHost, "gradient staging", gradient_staging.size_bytes(),
-       slots(gradient_staging) + (gradients_leave() ? ", pieces on their way to where they wait"
+       slots(gradient_staging) + (gradients_leave() ? ", pieces on their way to their place"
                                                     : ", pieces to be added to the set")},
       {Tier::kHost, "parameters", host_parameter_bytes, "blocks whose home is host memory"},
       {Tier::kHost, "optimizer state", host_record_bytes, "blocks whose home is host memory"},
@@ -100,7 +100,7 @@ bool shadows_serve_all(const Layout& layout, Placement placement) {
   add_shadows(layout, placement);
   return placement.shadow_bytes != 0 &&
          std::ranges::all_of(layout.blocks(), [&](const BlockPlace& block) {
-           // What ranks keep gathered is small.
+           // Units that ranks keep gathered are small.
            return layout.is_frozen(block.id) || layout.keeps_gathered(block.unit) ||
                   placement.has_shadow(block.id);
          });

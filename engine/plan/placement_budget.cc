@@ -1,5 +1,5 @@
-// plan_placement(): what is attempted under given budgets, and where nothing fits, which budgets
-// would hold it.
+// plan_placement(): decides which attempts are made under given budgets and, where nothing fits,
+// which budgets would suffice.
 #include <algorithm>
 #include <functional>
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint64_t kPlenty = std::uint64_t{1} << 62;
 
-// The least multiple of 1 KiB that works; every larger one does, too. `fails` is known not to, and
-// `guess` is where it probably is.
+// The least multiple of 1 KiB that works; every larger one works, too. `fails` is known not to
+// work, and `guess` is probably close.
 std::uint64_t smallest_that(const std::function<bool(std::uint64_t)>& works, std::uint64_t fails,
                             std::uint64_t guess) {
   std::uint64_t low = fails / 1_KiB;  // does not work
@@ -39,7 +39,7 @@ class BudgetSearch {
                const PassNeeds& pass)
       : planner_(layout, model, choices, pass), thrifts_(thrifts_of(choices, pass)) {}
 
-  // As generous to the device as host memory allows.
+  // Puts as much on the device as host memory allows.
   std::optional<Placement> plan(const Budgets& budgets,
                                 PlacementShortage* shortage = nullptr) const {
     for (const PlacementThrift& thrift : thrifts_) {
@@ -49,7 +49,7 @@ class BudgetSearch {
       const bool is_first = &thrift == &thrifts_.front();
       if (shortage != nullptr && (is_first || found->needed_bytes < shortage->needed_bytes))
         *shortage = *found;
-      if (found->tier == Tier::kDevice) break;  // it holds the least for none of them
+      if (found->tier == Tier::kDevice) break;  // too small for every attempt
     }
     return std::nullopt;
   }
@@ -57,7 +57,7 @@ class BudgetSearch {
   [[noreturn]] void refuse(const Budgets& budgets, const PlacementShortage& shortage) const {
     Budgets enough = budgets;
     if (shortage.tier == Tier::kDevice) {
-      // Where no device spares the host enough, the least of it beside a host that does.
+      // Where no device spares the host enough: the least device beside a large enough host.
       const bool host_works =
           plan({.device_bytes = kPlenty, .host_bytes = budgets.host_bytes}).has_value();
       enough.device_bytes = smallest_that(
@@ -78,7 +78,7 @@ class BudgetSearch {
   }
 
  private:
-  // Those that can make a difference, the most generous first.
+  // The variants that can make a difference, the one with most on the device first.
   static std::vector<PlacementThrift> thrifts_of(const Config::Placement& choices,
                                                  const PassNeeds& pass) {
     const bool may_leave_records = pass.fills_device && choices.optimizer == TierChoice::kAuto;
@@ -100,7 +100,7 @@ class BudgetSearch {
 
   bool works(const Budgets& budgets) const { return plan(budgets).has_value(); }
 
-  // Names what has to be raised, and lists what it has to hold.
+  // Names the budgets to raise, and lists the pools that they have to hold.
   [[noreturn]] void fail(const Budgets& budgets, const Budgets& enough) const {
     const std::optional<Placement> placement = plan(enough);
     SLUICE_CHECK(placement.has_value(), "the budgets named work");

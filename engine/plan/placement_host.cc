@@ -1,4 +1,4 @@
-// The host's pools: gradients, buffers for what comes and goes, then state by the traffic that it
+// The host's pools: gradients, transfer buffers, then state by the traffic that it
 // saves.
 #include <algorithm>
 
@@ -11,13 +11,13 @@ namespace {
 
 // Read, Adam and write of three blocks overlap; the fourth absorbs jitter.
 constexpr std::uint32_t kLanesMinimumWanted = 4;
-// A pass under computation gets work in bursts of a unit: one being updated while the next is read.
+// During computation a pass gets work in bursts of a unit: one is updated while the next is read.
 // More lanes than this hide nothing more, for any size of unit.
 constexpr std::uint32_t kUnitsInLanes = 2;
 constexpr std::uint32_t kLanesMaximumWanted = 64;
 // Keeps a drive's queue filled while earlier blocks are copied to the device.
 constexpr std::uint32_t kStagingSlotsWanted = 8;
-// One piece is added while the next is copied; with somewhere else to go, a few are under way.
+// One piece is added while the next is copied; where gradients leave, a few are under way.
 constexpr std::uint32_t kGradientStagingWanted = 2;
 constexpr std::uint32_t kLeavingStagingWanted = 8;
 // One block is written while the next comes from the device.
@@ -41,7 +41,7 @@ std::optional<PlacementShortage> PlacementPlanner::plan_host() {
   return !rest || rest->needed_bytes < shortage->needed_bytes ? rest : shortage;
 }
 
-// Pools for the gradients' present places. A shortage leaves them at sizes that mean nothing.
+// Pools for the gradients' present places. After a shortage their sizes have no meaning.
 std::optional<PlacementShortage> PlacementPlanner::try_host() {
   placement_.gradient_staging = {
       .count = staging_least() == 0 ? 0
@@ -61,8 +61,8 @@ std::optional<PlacementShortage> PlacementPlanner::try_host() {
     take_gradients_back();
     return std::nullopt;
   }
-  // Not all fits. Start again with what must be there, at the sizes that its buffers would like
-  // to have, and then less.
+  // Not everything fits. Start again with the mandatory state, with buffers of the wanted sizes,
+  // and then smaller ones.
   const std::uint64_t everything_bytes = minimum_host_bytes(lanes_least);
   fill_host(choices_.parameters == TierChoice::kHost, choices_.optimizer == TierChoice::kHost,
             UINT64_MAX);
@@ -85,7 +85,7 @@ std::uint64_t PlacementPlanner::gradient_bytes(const UnitPlace& unit) const {
   return align_up(layout_.set_gradient_bytes(unit.id), kStorageAlignBytes);
 }
 
-// Moves the place where the unit's gradients wait.
+// Changes the place where the unit's gradients wait.
 void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
   Tier& present = placement_.gradient_tier[index_of(unit.id)];
   const std::uint64_t bytes = gradient_bytes(unit);
@@ -119,14 +119,14 @@ bool PlacementPlanner::lanes_fetch_gradients() const {
   });
 }
 
-// A block's gradient, and the sum that it is added to where that comes from storage; nothing where
-// all stay on the device for good.
+// A block's gradient, and the sum that it is added to if that comes from storage; nothing if all
+// gradients stay on the device permanently.
 std::uint32_t PlacementPlanner::staging_least() const {
   if (choices_.gradients == TierChoice::kDevice || device_updates_all()) return 0;
   return spills_gradients() ? 2 : 1;
 }
 
-// All of them, to what the device has left, and to storage.
+// Sends all gradients to the device as far as there is room, and to storage.
 void PlacementPlanner::send_gradients_away() {
   for (const UnitPlace& unit : layout_.units()) {
     if (placement_.gradient_is_on_device(unit.id)) continue;
@@ -137,8 +137,8 @@ void PlacementPlanner::send_gradients_away() {
   }
 }
 
-// As many as fit after all, from the first unit on: its gradient is the last to come in backward
-// and the first to be wanted. Where the choice is not the planner's, none.
+// Takes back as many as fit, from the first unit on: its gradient is the last to come in backward
+// and the first to be needed. Takes none back if the choice is not the planner's.
 void PlacementPlanner::take_gradients_back() {
   if (choices_.gradients != TierChoice::kAuto) return;
   for (const UnitPlace& unit : layout_.units()) {
@@ -151,8 +151,8 @@ void PlacementPlanner::take_gradients_back() {
   }
 }
 
-// Sizes buffers for the present homes, as close to what is wanted as the budget allows. False
-// when it does not hold the least of each kind.
+// Sizes buffers for the present homes, as close to the wanted sizes as the budget allows. Returns
+// false when the budget does not hold the least of each kind.
 bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes,
                                       std::uint32_t lanes_least) {
   while (true) {
@@ -181,10 +181,10 @@ void PlacementPlanner::clear_records() {
   }
 }
 
-// Gives blocks a home in host memory from the first unit on, up to `room_bytes` beyond what is
-// already there. Parameters come first: a byte of them in RAM saves three or four bytes of
-// traffic a step (two or three reads and a write of every two), a byte of record two, one of
-// frozen parameters two reads.
+// Gives blocks a home in host memory from the first unit on, up to `room_bytes` beyond the homes
+// already there. Parameters come first: a byte of them in RAM saves three or four bytes of traffic
+// per step (two or three reads and a write of every two), a byte of record two, and one of frozen
+// parameters two reads.
 void PlacementPlanner::fill_host(bool parameters, bool records, std::uint64_t room_bytes) {
   if (room_bytes == UINT64_MAX) {  // from scratch
     placement_.host_parameter_bytes = 0;
@@ -223,8 +223,8 @@ std::uint32_t PlacementPlanner::lanes_for_bursts() const {
 }
 
 // Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where
-// records are not, gradients of lanes where those are not. All but one of the prefetcher's slots
-// may keep what they hold.
+// records are not, gradients of lanes where gradients are not. All but one of the prefetcher's
+// slots may keep their content.
 void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t lanes) {
   const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
     return std::ranges::count(tiers, tier) != 0;
@@ -236,7 +236,7 @@ void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t l
   const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
   const bool updates_in_slots = reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
   if (!reads_parameters) staging_slots = 0;
-  // Where the device updates all, one lane serves who reads and writes the state outside of steps.
+  // Where the device updates everything, one lane serves access to the state outside of steps.
   if (device_updates_all()) lanes = std::min(lanes, 1u);
   placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
                                 .slot_bytes = parameter_slot};
@@ -260,7 +260,7 @@ void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t l
         .slot_bytes = parameter_slot + align_up(block * format.record_bytes(), kStorageAlignBytes)};
 }
 
-// What the present homes need with the least buffers of each kind.
+// The bytes for the present homes with the least buffers of each kind.
 std::uint64_t PlacementPlanner::minimum_host_bytes(std::uint32_t lanes) {
   size_buffers(1, lanes);
   const auto surplus = [](const SlotPool& pool, std::uint32_t least) {
@@ -276,7 +276,7 @@ std::uint64_t PlacementPlanner::largest_block() const {
   return largest;
 }
 
-// Of a unit's gradient in the set; a block, but where the set holds other ranks' parts, too.
+// The largest piece of a gradient in the set: a block, or more if the set has other ranks' parts.
 std::uint64_t PlacementPlanner::largest_piece() const {
   std::uint64_t largest = 0;
   for (const UnitPlace& unit : layout_.units())

@@ -22,8 +22,8 @@ std::vector<std::uint64_t> unit_sizes(const Layout& layout) {
   return sizes;
 }
 
-// Steps of one micro-batch, of two, behind which a third brings nothing new, and the largest one
-// that the config names. A window for one lease serves them all.
+// Steps of one micro-batch, of two (a third brings nothing new), and the largest step that the
+// config names. A window for one lease serves them all.
 std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activations& largest) {
   std::vector<Schedule> schedules{training_schedule(model, 1)};
   if (model.concurrent_leases == 1) return schedules;
@@ -79,7 +79,7 @@ void PlacementPlanner::add_nvme_bytes() {
   }
 }
 
-// Homes for the activations of the largest step; a window that holds them all, or what is in use
+// Homes for the activations of the largest step; and a window that holds them all, or those in use
 // and read ahead.
 void PlacementPlanner::plan_activation_pools() {
   const Config::Activations& activations = pass_.activations;
@@ -99,9 +99,9 @@ void PlacementPlanner::plan_activation_pools() {
   placement_.activation_homes = homes;
 }
 
-// Device: gradient slots, state and gradients that are to be there, then either every parameter, or
-// a window and as many whole units (of ranks that share the parameters: shards of units) as fit
-// beside it; and the state of some of those.
+// Device: gradient slots, state and gradients that have to be there, then either every parameter,
+// or a window and as many whole units (if ranks share the parameters: shards of units) as fit
+// beside it; then the optimizer state of some of those.
 std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   const std::uint32_t leases = model_.concurrent_leases;
   std::uint64_t slot_bytes = 0;
@@ -122,13 +122,13 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   }
   // One slot more than the leases lets a gradient drain while the next unit's backward runs.
   placement_.gradient_slots = {.count = leases, .slot_bytes = slot_bytes};
-  // All parameters, or a window that units come to.
+  // All parameters, or a window for units to pass through.
   const bool needs_all = must_be_resident && !is_sharded;
   const std::uint64_t window_minimum = needs_all ? 0 : least_window();
   const auto needed_bytes = [&] {
     return placement_.device_bytes() + (needs_all ? all_bytes : window_minimum);
   };
-  // Beside activations: many places if they and the least of the rest fit, else few.
+  // Beside activations: many places if they and the least of the rest fit, otherwise few.
   const std::uint64_t whole_budget = placement_.device_budget_bytes;
   if (thrift_.buffers || needed_bytes() > whole_budget)
     placement_.activation_window.count = activation_places_least_;
@@ -155,9 +155,9 @@ std::uint64_t PlacementPlanner::least_window() const {
   return window_bytes;
 }
 
-// State of units whose parameters are at home there, from the first one on: their gradients are the
-// last to come and their parameters the first to be wanted, so that it is their update which
-// computation would wait for.
+// Optimizer state of units whose parameters are at home there, from the first one on: their
+// gradients are the last to come and their parameters the first to be needed, so computation would
+// wait for their update.
 void PlacementPlanner::fill_device() {
   if (thrift_.records || thrift_.parameters) return;
   if (choices_.gradients == TierChoice::kHost || choices_.gradients == TierChoice::kNvme) return;
@@ -168,7 +168,7 @@ void PlacementPlanner::fill_device() {
   }
 }
 
-// Beside its parameters.
+// The bytes that it takes beside its parameters.
 std::uint64_t PlacementPlanner::update_bytes(const UnitPlace& unit) const {
   std::uint64_t bytes =
       placement_.gradient_is_on_device(unit.id) ? 0 : gradient_bytes(unit) + tally_bytes_of(unit);
@@ -186,13 +186,13 @@ void PlacementPlanner::update_on_device(const UnitPlace& unit) {
   set_gradient_tier(unit, Tier::kDevice);
 }
 
-// The planner's choice. Of ranks that share the state but not the parameters, all is resident.
+// The planner's choice. If ranks share the state but not the parameters, everything is resident.
 bool PlacementPlanner::may_be_resident() const {
   return choices_.parameters == TierChoice::kAuto && !layout_.shard().keeps_all_parameters &&
          !thrift_.parameters;
 }
 
-// `budget` is what is left beside all else that has to be there, the least gradient slots included.
+// `budget` is the room beside all other mandatory pools, including the least gradient slots.
 void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t window_minimum) {
   const std::uint32_t ahead = model_.concurrent_leases + kPrefetchUnits;
   const std::uint64_t another_slot_bytes = placement_.gradient_slots.slot_bytes;
@@ -202,21 +202,21 @@ void PlacementPlanner::plan_window_pool(std::uint64_t budget, std::uint64_t wind
     return thrift_.buffers ? least_bytes
                            : std::max(least_bytes, leased_bytes_max(schedule_, sizes_, ahead));
   };
-  // In whole places, as what lies behind it in the slab.
+  // A whole number of places, like the pools after it in the slab.
   const std::uint64_t window =
       std::min(window_wanted(window_minimum),
                (budget - reserved_bytes) / kStorageAlignBytes * kStorageAlignBytes);
   const std::vector<std::uint64_t> all_sizes = sizes_;
   const Placement without_homes = placement_;
   if (!thrift_.parameters) add_homes(budget - reserved_bytes - window);
-  if (least_window() > window) {  // of three leases and more: fewer units may take more room
+  if (least_window() > window) {  // three leases and more: fewer units may take more room
     sizes_ = all_sizes;
     placement_ = without_homes;
   }
   placement_.window_bytes = std::min(window, window_wanted(least_window()));
 }
 
-// As far as they fit.
+// Adds homes as far as they fit.
 void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
   const auto add = [&](bool are_kept) {
     for (const UnitPlace& unit : layout_.units()) {

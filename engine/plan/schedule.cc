@@ -33,7 +33,7 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
 
 void mark_gradients(const ModelSpec& model, Schedule& schedule) {
   std::vector<bool> seen(model.units.size(), false);
-  // Whether the use is the first of its unit with a gradient that this is asked for.
+  // Whether the use is the first of its unit, among the uses with a gradient that are passed in.
   const auto is_new = [&](const ScheduledUse& use) {
     const std::uint32_t unit = index_of(use.unit);
     if (use.pass != Pass::kBackward || model.units[unit].is_frozen || seen[unit]) return false;

@@ -50,7 +50,7 @@ std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32
   return elements;
 }
 
-// A word of every rank at least; of few ranks, all that they say in one piece.
+// At least one word per rank; if there are few ranks, everything that they send in one piece.
 std::uint64_t vote_buffer_bytes(std::uint32_t count) {
   return std::max(64_KiB, align_up(count * sizeof(std::uint64_t), 4_KiB));
 }
@@ -63,7 +63,7 @@ std::uint64_t rank_buffer_bytes(const Config::Sharding& sharding, std::uint32_t 
 
 namespace {
 
-// What the stage comes to: in groups of one rank, each keeps everything, whatever the stage.
+// The effective stage: in groups of one rank, each keeps everything, whatever the stage.
 std::string describe_stage(const Config::Sharding& sharding, std::uint32_t count) {
   if (group_size(sharding, count) != 1 || sharding.stage == 0)
     return fmt::format("sharding.stage {}", sharding.stage);
@@ -71,7 +71,7 @@ std::string describe_stage(const Config::Sharding& sharding, std::uint32_t count
                      sharding.stage);
 }
 
-// How to get to a stage that shares more.
+// The way to a stage that shares more.
 std::string remedy_for(const Config::Sharding& sharding, std::uint32_t count,
                        std::string_view stages) {
   if (group_size(sharding, count) != 1) return fmt::format("choose {}", stages);

@@ -75,7 +75,7 @@ void StepPlans::expect_inference(Schedule schedule) {
   try {
     inference_ = plan(std::move(schedule));
   } catch (const Error&) {
-    // It went well with places found on the way; planned from the start, there are none.
+    // The step went well with places found on the way; a plan from the start finds none.
   }
 }
 

@@ -25,7 +25,7 @@ using nlohmann::json;
                           storage.calibration, why, command, storage.calibration));
 }
 
-// One name for a folder, however it is written.
+// One name for a folder, in whatever form it is written.
 std::string canonical(const std::string& path) {
   std::error_code error;
   const auto found = std::filesystem::weakly_canonical(path, error);
@@ -38,7 +38,7 @@ json read_calibration(const Config::Storage& storage) {
   if (!file.good() && !file.eof()) refuse(storage, "cannot be read");
   json calibration = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!calibration.is_object() || calibration.value("format", json()) != "sluice-io-calibration-1")
-    refuse(storage, "is no calibration of this version");
+    refuse(storage, "is not a calibration of this version");
   return calibration;
 }
 

@@ -57,7 +57,7 @@ Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
   traffic.nvme_write_bytes += pass_bytes;
   traffic.nvme_read_bytes_least =
       placement.kept_slots == 0 ? traffic.nvme_read_bytes : placement.nvme_record_bytes;
-  // Every gradient but a unit's first is added to what is there, and the update wants the sum.
+  // Every gradient except a unit's first is added to the stored sum, and the update reads the sum.
   traffic.gradient_spill_bytes = gradient_spill_bytes(layout, placement, schedule);
   traffic.nvme_write_bytes += traffic.gradient_spill_bytes;
   traffic.nvme_read_bytes += traffic.gradient_spill_bytes;

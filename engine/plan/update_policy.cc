@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-// A step made again costs the whole update once more, and speculation saves less than that: it pays
-// while clipping is rare. Early in training it seldom is.
+// A repeated step costs the whole update once more, and speculation saves less than that. So it
+// pays while clipping is rare, which is seldom the case early in training.
 OverlapPolicy UpdatePolicy::choose() const {
   constexpr int kClipsMax = 1;  // among the last 32 steps
   const bool may_be_eager = config_.clip_norm == 0 && config_.non_finite == NonFinitePolicy::kStop;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::uint32_t kNever = WindowResident::kNever;
 
-// What it costs to place a unit at `begin_bytes`: the soonest that any unit evicted for it is
-// needed again (later is better), and how long one has to wait until the last of them has been used
-// (earlier is better: prefetch can start sooner).
+// The cost of placing a unit at `begin_bytes`: the soonest use of any unit evicted for it (later
+// is better), and the last use of any of them (earlier is better, because prefetch can start
+// sooner).
 struct Candidate {
   std::uint64_t begin_bytes = 0;
   std::uint32_t soonest_reuse = kNever;
@@ -82,7 +82,7 @@ class Planner {
                             format_bytes(window_bytes_), unit, format_bytes(bytes_of(unit)), use));
   }
 
-  // Takes in who is where after the fetches of another schedule.
+  // Takes over the units and places after the fetches of another schedule.
   void replay(const Schedule& schedule, const WindowPlan& plan, const WindowProgress& progress) {
     residents_ = plan.residents;
     for (std::uint32_t use = plan.first_use; use < progress.fetched; ++use) {
@@ -110,7 +110,7 @@ class Planner {
     return std::ranges::find(residents_, unit, &WindowResident::unit);
   }
 
-  // Puts the unit there, in place of whoever is there, and of itself elsewhere.
+  // Puts the unit there, in place of the units there, and removes it from its former place.
   void occupy(std::uint32_t unit, std::uint64_t begin_bytes) {
     const auto is_over = overlaps(begin_bytes, bytes_of(unit));
     std::erase_if(residents_, [&](const WindowResident& other) {
@@ -147,7 +147,7 @@ class Planner {
     return result;
   }
 
-  // Whether the use's unit, there, keeps clear of the retreat of those that come while it is held.
+  // Whether the use's unit, placed there, overlaps no retreat of units that come while it is held.
   bool leaves_room(std::uint32_t use, std::uint64_t begin_bytes) const {
     if (retreat_ == nullptr) return true;
     const UnitId unit = schedule_[use].unit;
@@ -166,7 +166,7 @@ class Planner {
   }
 
   // The best place among those that start where a resident starts or ends, end where one starts,
-  // start at 0, or are the retreat. Nothing where all of them are taken.
+  // start at 0, or are the retreat. Empty where all of them are taken.
   std::optional<Candidate> choose(std::uint32_t use, std::uint64_t bytes) const {
     std::optional<Candidate> best;
     const auto consider = [&](std::uint64_t begin) {
@@ -183,7 +183,7 @@ class Planner {
     return best;
   }
 
-  // Nothing when the place lies outside the window, on a unit that is still leased, or in the way.
+  // Empty when the place is outside the window, on a unit that is still leased, or in the way.
   std::optional<Candidate> judge(std::uint32_t use, std::uint64_t begin,
                                  std::uint64_t bytes) const {
     if (begin + bytes > window_bytes_) return std::nullopt;
@@ -217,7 +217,7 @@ class Planner {
   std::vector<WindowResident> residents_;  // by place; none overlap, no unit is there twice
 };
 
-// The places of a step that is planned without a retreat, where that works out.
+// The places of a step that is planned without a retreat, if that succeeds.
 std::optional<WindowRetreat> retreat_by_the_rule(const Schedule& schedule,
                                                  std::span<const std::uint64_t> unit_bytes,
                                                  std::uint64_t window_bytes,
@@ -230,7 +230,7 @@ std::optional<WindowRetreat> retreat_by_the_rule(const Schedule& schedule,
   return retreat;
 }
 
-// What any window of at least so many bytes has a place for; of several leases.
+// A retreat that fits every window of at least its size; for several leases.
 WindowRetreat retreat_of(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                          std::uint32_t concurrent_leases) {
   const std::uint64_t least_bytes = leased_bytes_max(schedule, unit_bytes, concurrent_leases);

@@ -38,14 +38,14 @@ class Stays {
 
   std::vector<Stay>& all() { return stays_; }
 
-  // Each as low as those allow that come before it in `order`.
+  // Places each as low as the earlier ones in `order` allow.
   WindowRetreat first_fit(std::span<const std::uint32_t> order) {
     std::vector<bool> is_placed(stays_.size(), false);
     std::uint64_t window_bytes = 0;
     for (const std::uint32_t index : order) {
       Stay& stay = stays_[index];
       std::vector<const Stay*> others;  // placed, and held at the same time
-      // A stay has a use in every so many: none reaches over these without one.
+      // A stay has a use in every `leases_` uses, so none spans this range without one.
       const std::size_t first = stay.first_use < leases_ ? 0 : stay.first_use - leases_ + 1;
       const std::size_t last = std::min<std::size_t>(stay_of_.size(), stay.last_use + leases_);
       for (std::size_t use = first; use < last; ++use)

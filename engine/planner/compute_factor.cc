@@ -15,12 +15,12 @@ constexpr double kHidden = 1.05;
 constexpr double kLogFactorMax = 20;
 constexpr double kPrecision = 0.01;  // 1 %
 
-// Where a step's time becomes computation's. Factors as logarithms to the base 2.
+// Finds where computation makes up a step's time. Factors are logarithms to the base 2.
 class FactorSearch {
  public:
   FactorSearch(const Planning& planning, const PlannedPlacement& own)
       : planning_(planning), own_(own) {
-    // Not before computation takes as long as what is busiest beside it, and seldom much later.
+    // Not before computation takes as long as the busiest other resource, and seldom much later.
     double others_s = 0;
     for (std::size_t i = 0; i < kResourceCount; ++i) {
       if (static_cast<Resource>(i) != Resource::kCompute)
@@ -42,7 +42,7 @@ class FactorSearch {
     return bisect(least_, high, precision);
   }
 
-  // Around a guess, which costs two simulations where it is good.
+  // Searches around a guess; this costs two simulations if the guess is good.
   std::optional<double> find_near(double guess) const {
     for (double reach = kPrecision / 2; reach < 0.5; reach *= 4) {
       const std::array<double, 2> ends = {guess - reach, guess + reach};
@@ -67,7 +67,7 @@ class FactorSearch {
   double least_ = 0;
 };
 
-// Enough blocks for what a step is like in its middle; a plan of fewer than the latter is quick.
+// Enough blocks to show the middle of a step; a plan with fewer than the second number is quick.
 constexpr std::uint64_t kBlocksEnough = 8 << 10;
 constexpr std::uint64_t kBlocksMany = 64 << 10;
 constexpr std::size_t kUnitsLeast = 16;
@@ -87,8 +87,8 @@ bool are_alike(const ModelSpec& model, const std::vector<double>& flops) {
          all_equal(model.boundary_bytes);
 }
 
-// The request with `kept` units, and budgets for as large a share of them in each tier beside the
-// same buffers.
+// The request with `kept` units, and with budgets for as large a share of them in each tier, beside
+// the same buffers.
 PlanRequest scaled_down(const PlanRequest& request, const Layout& layout,
                         const PlannedPlacement& own, std::size_t kept) {
   const std::size_t units = request.model.units.size();
@@ -96,14 +96,14 @@ PlanRequest scaled_down(const PlanRequest& request, const Layout& layout,
   small.model.units.resize(kept);
   small.forward_flops.resize(kept);
   if (!small.model.boundary_bytes.empty()) small.model.boundary_bytes.resize(kept - 1);
-  small.config.optimizer.groups.clear();  // they may name tensors of the units that are left out
+  small.config.optimizer.groups.clear();  // they may name tensors of dropped units
   small.config.storage.block_elements = layout.block_elements();
   const Placement& placement = own.placement;
   const double left_out = 1 - static_cast<double>(kept) / static_cast<double>(units);
   const auto scaled = [&](std::uint64_t all_bytes, std::uint64_t home_bytes) {
     return all_bytes - static_cast<std::uint64_t>(left_out * static_cast<double>(home_bytes));
   };
-  const std::uint64_t unit_bytes = div_ceil(layout.state_bytes(), units);  // for what is rounded
+  const std::uint64_t unit_bytes = div_ceil(layout.state_bytes(), units);  // for rounding
   small.config.memory.device_bytes =
       scaled(placement.device_bytes(), placement.resident_parameter_bytes +
                                            placement.device_gradient_bytes +
@@ -127,8 +127,8 @@ std::optional<double> factor_of_fewer(const PlanRequest& request, const Layout& 
   return FactorSearch(planning, planned).find(kPrecision / 4);
 }
 
-// What a step's beginning and end add is the same for any number of units, so its share goes with
-// one over that: two models of fewer units tell where the whole one will be.
+// The beginning and end of a step add the same time for any number of units, so their share is
+// proportional to one over that number. Two models with fewer units then predict the whole one.
 std::optional<double> guess_factor(const PlanRequest& request, const Layout& layout,
                                    const PlannedPlacement& own) {
   const std::size_t units = request.model.units.size();

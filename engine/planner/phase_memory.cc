@@ -13,7 +13,7 @@ namespace sluice {
 namespace {
 
 // The optimizer's phase begins while the last gradients drain; a pass that does not overlap begins
-// when they have.
+// after that.
 enum Moment : std::size_t { kForward, kBackward, kDraining, kPassing };
 constexpr std::size_t kMoments = 4;
 
@@ -25,7 +25,7 @@ class Prediction {
         placement_(subject.placement),
         schedule_(training_schedule(subject.model, subject.micro_batches, subject.order)),
         overlaps_(subject.policy != OverlapPolicy::kSerial),
-        // Forward uses come behind backward ones of the same step.
+        // Forward uses follow backward ones of the same step.
         turns_back_(subject.micro_batches > 1 && subject.order == MicroBatchOrder::kHorizontal) {}
 
   PhaseMarks marks() {
@@ -52,7 +52,7 @@ class Prediction {
       in(moment, pool, size_bytes);
   }
 
-  // A unit's bytes are there until others overwrite them; the last ones until the next step.
+  // A unit's bytes stay until others overwrite them; the last ones stay until the next step.
   void add_window() {
     const std::vector<std::uint64_t> sizes = window_unit_bytes(layout_, placement_);
     const WindowPlan plan =
@@ -82,8 +82,8 @@ class Prediction {
     in(kPassing, MemoryPool::kWindow, bytes);
   }
 
-  // They come in backward and wait until the update has had them: into the next forward, where that
-  // overlaps with it. What the set keeps of other ranks' parts, it keeps until the last reduction.
+  // They come in backward and wait until the update has used them: into the next forward, if the
+  // update overlaps with it. The set keeps other ranks' parts until the last reduction.
   void add_gradients() {
     const bool keeps_others =
         subject_.ranks > 1 &&
@@ -114,7 +114,7 @@ class Prediction {
                                                   : MemoryPool::kHostGradients;
   }
 
-  // Of what this rank owns.
+  // The bytes of the part that this rank owns.
   std::uint64_t gradient_bytes(const UnitPlace& unit, MemoryPool pool) const {
     if (pool != MemoryPool::kNvmeGradients)
       return unit.shard_elements * layout_.format().gradient_bytes();
@@ -142,7 +142,7 @@ class Prediction {
     }
   }
 
-  // Lanes and slots, a block in each.
+  // Lanes and slots, with a block in each.
   void add_pass() {
     std::uint32_t in_lanes = 0;
     std::uint32_t in_slots = 0;
@@ -164,7 +164,7 @@ class Prediction {
         lanes * (placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes);
     const SlotPool& slots = placement_.parameter_slots;
     const std::uint64_t slot_bytes = std::min(slots.count, in_slots) * slots.slot_bytes;
-    // A lane's slot is kept for it.
+    // A lane's slot is reserved for it.
     const std::uint32_t others = slots.count - std::min(slots.count, placement_.lanes.count);
     for (const Moment moment : {kForward, kBackward, kDraining}) {
       in(moment, MemoryPool::kLanes, overlaps_ ? lane_bytes : 0);
@@ -177,7 +177,7 @@ class Prediction {
     if (subject_.policy != OverlapPolicy::kSpeculative) return;
     for (const Moment moment : {kBackward, kDraining, kPassing})
       in(moment, MemoryPool::kShadows, placement_.shadow_bytes);
-    // Under the next forward those of lanes that still write.
+    // During the next forward: the shadows of lanes that still write.
     in(kForward, MemoryPool::kShadows, std::min(placement_.shadow_bytes, lanes * shadow_bytes));
   }
 

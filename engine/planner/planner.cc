@@ -10,12 +10,12 @@
 namespace sluice {
 namespace {
 
-// The steps of placements under policies, each simulated once, however often it is asked for.
+// The steps of placements under policies; each is simulated only once.
 class StepCosts {
  public:
   explicit StepCosts(const Planning& planning) : planning_(planning), rates_(planning.rates()) {}
 
-  // `placement` must stay where it is.
+  // `placement` must stay in place.
   void want(const Placement& placement, OverlapPolicy policy) {
     if (find(placement, policy) == wanted_.end()) wanted_.push_back({&placement, policy, {}});
   }

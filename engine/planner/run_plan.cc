@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// As much as both copies take has to stay free beside them, whichever path they come to.
+// Every path needs room for both copies and as much again, wherever the copies come to lie.
 bool drives_have_room(const Config& config, const Layout& layout, Placement placement,
                       const RunMachine& machine) {
   if (!machine.free_bytes) return true;
@@ -20,7 +20,7 @@ bool drives_have_room(const Config& config, const Layout& layout, Placement plac
 }
 
 // "auto" speculates only where a second copy of the state helps and is no burden: where every block
-// has one, since the others' records would be read after backward instead of during it.
+// has one. Otherwise the other blocks' records would be read after backward instead of during it.
 OverlapPolicy policy_of(const Config& config, const Layout& layout, const Placement& placement,
                         const RunMachine& machine) {
   const Config::Optimizer& optimizer = config.optimizer;

@@ -25,8 +25,8 @@ void LossScaler::restore(const LossScaleState& state) {
                         state.scale <= static_cast<double>(std::numeric_limits<float>::max());
   if (!is_scale || state.hysteresis_left == 0)
     throw Error(ErrorCode::kInput,
-                fmt::format("restore: no loss scale is at {} with {} overflows left before it is "
-                            "halved; look at where the state comes from",
+                fmt::format("restore: the loss scale {} with {} overflows left before it is halved "
+                            "is impossible; check the source of the state",
                             state.scale, state.hysteresis_left));
   state_ = state;
   state_.hysteresis_left = std::min(state.hysteresis_left, options_.hysteresis);
@@ -53,7 +53,7 @@ void LossScaler::update(bool has_overflowed) {
 void LossScaler::lower() {
   if (options_.minimum != 0 && state_.scale <= options_.minimum)
     throw Error(ErrorCode::kNonFinite,
-                fmt::format("a gradient is not finite although the loss scale is down at its "
+                fmt::format("a gradient is not finite although the loss scale is at its "
                             "minimum of {}; lower the learning rate, or look for a NaN in the "
                             "model or the data",
                             options_.minimum));

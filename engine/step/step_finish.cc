@@ -49,12 +49,12 @@ std::uint64_t hash_of(std::span<const double> values) {
 // All ranks have seen that one differs, and say which.
 [[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
   const std::vector<std::byte> all =
-      ranks.exchange(std::as_bytes(std::span(&own, 1)), "who takes another step");
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "the options of the step");
   StepVote vote = own;
   std::uint32_t rank = 0;
   for (; rank < ranks.count() && vote == own; ++rank)
     std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
-  throw Error(ErrorCode::kRanks, fmt::format("rank {} is {}, rank {} {}; all take the same steps",
+  throw Error(ErrorCode::kRanks, fmt::format("rank {} is {}, rank {} {}; all must take equal steps",
                                              rank - 1, vote.text(), ranks.rank(), own.text()));
 }
 

@@ -94,7 +94,7 @@ TEST_F(RestoreOfRanks, SourcesAtDifferentStepsAreRefusedOnEveryRank) {
              if (rank == 1) source.set_position({.step = 1});
              const std::string message =
                  expect_error(ErrorCode::kRanks, [&] { engine.restore(source); });
-             EXPECT_NE(message.find("where training goes on"), std::string::npos) << message;
+             EXPECT_NE(message.find("the position of the training"), std::string::npos) << message;
            });
 }
 

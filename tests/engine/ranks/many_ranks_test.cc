@@ -118,7 +118,7 @@ TEST_P(ManyRanksTest, RankWithAnotherLearningRateIsNamed) {
     const std::string expected =
         "rank " + std::to_string(odd) + " is in step 1 with learning rate 0.5 and 1 horizontal " +
         "micro-batches, rank 1 in step 1 with learning rate 0.0123 and 1 horizontal " +
-        "micro-batches; all take the same steps";
+        "micro-batches; all must take equal steps";
     EXPECT_EQ(error.what(), expected);
   }
 }
@@ -127,7 +127,7 @@ TEST_P(ManyRanksTest, RanksThatTrainSomethingElseAreNamed) {
   const std::uint32_t odd = GetParam() == 2 ? 0 : GetParam() - 1;
   World world(GetParam(), 3,
               [odd](std::uint32_t rank, std::string_view subject, std::span<std::byte> said) {
-                if (rank != odd || subject != "what is trained, and how") return;
+                if (rank != odd || subject != "the description of the run") return;
                 said[3] ^= std::byte{1};
                 if (said.size() > 8) said[11] ^= std::byte{1};  // the complement's
               });

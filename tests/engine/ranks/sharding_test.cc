@@ -282,7 +282,7 @@ TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures)
-    EXPECT_NE(failure.find("what is trained, and how differs between rank 0 and rank 2"),
+    EXPECT_NE(failure.find("the description of the run differs between rank 0 and rank 2"),
               std::string::npos)
         << failure;
 }

@@ -199,8 +199,8 @@ TEST_F(Striped, ACalibrationThatDoesNotHelpIsRefusedWithTheCommandThatMends) {
     const char* why;
   };
   for (const Case& bad :
-       {Case{"", "is no calibration"}, Case{"[1]", "is no calibration"},
-        Case{R"({"format": "sluice-io-calibration-0", "drives": []})", "is no calibration"},
+       {Case{"", "is not a calibration"}, Case{"[1]", "is not a calibration"},
+        Case{R"({"format": "sluice-io-calibration-0", "drives": []})", "is not a calibration"},
         Case{R"({"format": "sluice-io-calibration-1"})", "no rate"},
         Case{R"({"format": "sluice-io-calibration-1", "drives": [7, {"path": 3}]})", "no rate"},
         Case{R"({"format": "sluice-io-calibration-1", "drives": [{"path": ")" + drive +
