@@ -102,7 +102,12 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
   SaveOptions all = options;
   all.hyperparameters.merge(hyperparameters_of(parts_->config.optimizer));
   const StateDescription description = parts_->description();
-  CheckpointWriter writer(parts_->layout, description, parts_->state, parts_->ranks);
+  CheckpointWriter writer(
+      parts_->layout, description,
+      [this](TensorId tensor, StateKind kind, std::uint64_t first, std::span<std::byte> target) {
+        parts_->state.read(tensor, kind, first, target);
+      },
+      parts_->ranks);
   try {
     SavedCheckpoint saved = writer.save(root, parts_->loop.position(), all);
     parts_->loop.return_buffers();

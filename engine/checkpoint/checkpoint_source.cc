@@ -12,6 +12,7 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include "base/optimizer_math.h"
+#include "engine/checkpoint/same_state.h"
 
 namespace sluice {
 namespace {
@@ -102,15 +103,14 @@ void CheckpointSource::open_files() {
   for (const CheckpointManifest::Stored& stored : manifest_.stored) {
     std::uint64_t count = 0;
     for (const CheckpointManifest::Piece& piece : stored.pieces) count += piece.element_count;
-    const std::uint64_t end =
-        stored.begin_bytes + count * safetensors_element_bytes(stored.dtype);
+    const std::uint64_t end = stored.begin_bytes + count * safetensors_element_bytes(stored.dtype);
     if (end < stored.begin_bytes || end > manifest_.files[stored.file].size_bytes)
-      throw Error(ErrorCode::kInput,
-                  fmt::format("\"{}\": field \"tensors\" has the {} of \"{}\" end at byte {} of "
-                              "\"{}\", which has {}",
-                              path_of(std::string(kManifestName)), name_of(stored.part),
-                              stored.tensor, end, manifest_.files[stored.file].name,
-                              manifest_.files[stored.file].size_bytes));
+      throw Error(
+          ErrorCode::kInput,
+          fmt::format("\"{}\": field \"tensors\" has the {} of \"{}\" end at byte {} of "
+                      "\"{}\", which has {}",
+                      path_of(std::string(kManifestName)), name_of(stored.part), stored.tensor, end,
+                      manifest_.files[stored.file].name, manifest_.files[stored.file].size_bytes));
   }
 }
 
@@ -121,48 +121,14 @@ const CheckpointManifest::Stored* CheckpointSource::find(const std::string& tens
 }
 
 bool CheckpointSource::was_frozen(const std::string& tensor) const {
-  return std::ranges::any_of(
-      manifest_.state.tensors,
-      [&](const StateDescription::Tensor& own) { return own.name == tensor && own.is_frozen; });
+  return std::ranges::any_of(manifest_.state.tensors, [&](const StateDescription::Tensor& own) {
+    return own.name == tensor && own.is_frozen;
+  });
 }
 
 void CheckpointSource::prepare(const StateDescription& wanted) {
-  const StateDescription& own = manifest_.state;
-  const auto refuse = [&](const std::string& field, const std::string& found,
-                          const std::string& expected, const std::string& remedy) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("\"{}\": field \"{}\" is {}, but the config asks for {}; {}",
-                            path_of(std::string(kManifestName)), field, found, expected, remedy));
-  };
-  const bool converts = precision_ == CheckpointPrecision::kConvert;
-  if (own.parameter != wanted.parameter && !converts)
-    refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
-           "--convert changes the precision, and rounds the parameters from the masters again");
-  if (own.optimizer != wanted.optimizer)
-    refuse("optimizer.type", std::string(name_of(own.optimizer)),
-           std::string(name_of(wanted.optimizer)),
-           "their moments mean different things; start from the weights alone (--init)");
-  std::map<std::string, const StateDescription::Tensor*> by_name;
-  for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
-  for (const StateDescription::Tensor& tensor : wanted.tensors) {
-    const auto found = by_name.find(tensor.name);
-    if (found == by_name.end())
-      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name),
-             "it is a checkpoint of another model");
-    if (found->second->shape != tensor.shape)
-      refuse(fmt::format("model.{}.shape", tensor.name),
-             fmt::format("[{}]", fmt::join(found->second->shape, ", ")),
-             fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
-             "it is a checkpoint of another model");
-    if (found->second->is_frozen != tensor.is_frozen && !converts)
-      refuse(fmt::format("model.{}.frozen", tensor.name),
-             found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
-             "--convert begins with moments of zero where a tensor was frozen");
-    by_name.erase(found);
-  }
-  if (!by_name.empty())
-    refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
-           "it is a checkpoint of another model");
+  require_same_state(manifest_.state, wanted, precision_,
+                     fmt::format("\"{}\"", path_of(std::string(kManifestName))));
 }
 
 const CheckpointSource::Checked& CheckpointSource::load(const CheckpointManifest::Stored& stored,
@@ -177,12 +143,12 @@ const CheckpointSource::Checked& CheckpointSource::load(const CheckpointManifest
   files_[stored.file]->read_at(begin, checked.bytes);
   const Checksum128 found = checksum128(checked.bytes);
   if (found != range.sum)
-    throw Error(ErrorCode::kDamaged,
-                fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
-                            "is {}, expected {}; the checkpoint is damaged, use another one",
-                            files_[stored.file]->path(), begin, checked.bytes.size(),
-                            name_of(stored.part), stored.tensor, range.first_element,
-                            hex_of(found), hex_of(range.sum)));
+    throw Error(
+        ErrorCode::kDamaged,
+        fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
+                    "is {}, expected {}; the checkpoint is damaged, use another one",
+                    files_[stored.file]->path(), begin, checked.bytes.size(), name_of(stored.part),
+                    stored.tensor, range.first_element, hex_of(found), hex_of(range.sum)));
   checked.stored = &stored;
   checked.piece = piece;
   return checked;
@@ -199,8 +165,7 @@ void CheckpointSource::read_part(const CheckpointManifest::Stored& stored,
   for (std::uint64_t at = first_element; at < first_element + count; ++piece) {
     const std::uint64_t end =
         std::min(first_element + count, piece->first_element + piece->element_count);
-    const Checked& checked =
-        load(stored, static_cast<std::size_t>(piece - stored.pieces.begin()));
+    const Checked& checked = load(stored, static_cast<std::size_t>(piece - stored.pieces.begin()));
     take(checked.bytes.data() + (at - piece->first_element) * element_bytes, at - first_element,
          end - at);
     at = end;

@@ -21,20 +21,18 @@ constexpr std::string_view kSubject = "a checkpoint";
 }  // namespace
 
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer) {
-  return {{"beta1", optimizer.adam.beta1},
-          {"beta2", optimizer.adam.beta2},
-          {"epsilon", optimizer.adam.epsilon},
-          {"weight_decay", optimizer.adam.weight_decay},
-          {"momentum", optimizer.momentum},
-          {"clip_norm", optimizer.clip_norm}};
+  return {{"beta1", optimizer.adam.beta1},     {"beta2", optimizer.adam.beta2},
+          {"epsilon", optimizer.adam.epsilon}, {"weight_decay", optimizer.adam.weight_decay},
+          {"momentum", optimizer.momentum},    {"clip_norm", optimizer.clip_norm}};
 }
 
 CheckpointWriter::CheckpointWriter(const Layout& layout, const StateDescription& description,
-                                   StateAccess& state, Ranks& ranks)
-    : layout_(layout), description_(description), state_(state), ranks_(ranks) {}
+                                   ReadState state, Ranks& ranks)
+    : layout_(layout), description_(description), read_state_(std::move(state)), ranks_(ranks) {}
 
 SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosition& position,
-                                       const SaveOptions& options) {
+                                       const SaveOptions& options,
+                                       std::vector<std::string> application) {
   const CheckpointPlan plan =
       plan_checkpoint(description_, layout_.format(), options.file_bytes_max);
   std::optional<NewCheckpoint> fresh;
@@ -47,10 +45,10 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
     written.resize(before + bytes.size() / sizeof(Written));
     if (!bytes.empty()) std::memcpy(written.data() + before, bytes.data(), bytes.size());
   }
-  std::vector<std::string> application;
-  for (const auto& bytes :
-       ranks_.gather(std::as_bytes(std::span(options.application)), kSubject))
-    application.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::vector<std::string> own_application;
+  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(options.application)), kSubject))
+    own_application.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (application.empty()) application = std::move(own_application);
   SavedCheckpoint saved{.path = {}, .step = position.step, .size_bytes = plan.size_bytes};
   ranks_.together(kSubject, [&] {
     if (!fresh) return;
@@ -107,7 +105,7 @@ void CheckpointWriter::write_range(const CheckpointPlan& plan, const Range& rang
                                    std::vector<CheckpointFile>& files,
                                    std::vector<Written>& written) {
   masters_.resize(range.element_count);
-  state_.read(range.tensor, StateKind::kMaster, range.first_element,
+  read_state_(range.tensor, StateKind::kMaster, range.first_element,
               std::as_writable_bytes(std::span(masters_)));
   std::vector<std::byte> bytes;
   const std::vector<std::uint32_t>& stored = plan.stored_of[index_of(range.tensor)];
@@ -128,7 +126,7 @@ void CheckpointWriter::read(CheckpointPart part, const Range& range,
                             std::vector<std::byte>& bytes) {
   const auto read_as = [&](StateKind kind, std::uint64_t element_bytes) {
     bytes.resize(range.element_count * element_bytes);
-    state_.read(range.tensor, kind, range.first_element, bytes);
+    read_state_(range.tensor, kind, range.first_element, bytes);
   };
   switch (part) {
     case CheckpointPart::kWeight:

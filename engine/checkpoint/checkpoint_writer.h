@@ -4,7 +4,9 @@
 // Thread rule: the application's thread, while no step is active; all ranks take part.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -14,8 +16,8 @@
 #include <sluice/checkpoint.h>
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_plan.h"
+#include "engine/plan/layout.h"
 #include "engine/ranks/ranks.h"
-#include "engine/store/state_access.h"
 
 namespace sluice {
 
@@ -24,14 +26,19 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // All must outlive it.
-  CheckpointWriter(const Layout& layout, const StateDescription& description, StateAccess& state,
+  // As StateAccess::read(). Fails with: whatever keeps it from it.
+  using ReadState = std::function<void(TensorId tensor, StateKind kind, std::uint64_t first_element,
+                                       std::span<std::byte> target)>;
+
+  // The references must outlive it.
+  CheckpointWriter(const Layout& layout, const StateDescription& description, ReadState state,
                    Ranks& ranks);
 
+  // `application`: what ranks had to say that are not there; takes the place of the options'.
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks, each with its own message or
   // that of another rank's failure; the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
-                       const SaveOptions& options);
+                       const SaveOptions& options, std::vector<std::string> application = {});
 
  private:
   // A piece that this rank has written; sent to rank 0 as bytes.
@@ -57,7 +64,7 @@ class CheckpointWriter {
 
   const Layout& layout_;
   const StateDescription& description_;
-  StateAccess& state_;
+  ReadState read_state_;
   Ranks& ranks_;
   std::vector<float> masters_;
 };

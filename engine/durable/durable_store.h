@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/durable/durable_identity.h"
+#include "engine/store/durable_identity.h"
 #include "engine/flow/commits.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/commit_choice.h"

@@ -49,6 +49,22 @@ CommitReading reading_of(const IoRequest& request) {
 
 }  // namespace
 
+void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
+                  std::uint32_t slot, const CommitRecord& record) {
+  Mailbox mailbox;
+  CommitWriter writer(queue, files,
+                      [&](std::function<void()> message) { mailbox.post(std::move(message)); });
+  bool is_done = false;
+  std::optional<Error> failure;
+  writer.begin(std::move(sequence), slot, encode_commit(record, writer.buffer()), record.step,
+               [&](std::optional<Error> error) {
+                 failure = std::move(error);
+                 is_done = true;
+               });
+  mailbox.run_until([&] { return is_done; });
+  if (failure) throw *failure;
+}
+
 CommitOpening::CommitOpening(IoQueue& queue, const CommitFiles& files)
     : queue_(queue), files_(files) {
   const std::uint64_t all_bytes = kCommitSlots * kCommitTwins * files.slot_bytes;
@@ -99,6 +115,13 @@ CommitOffer CommitOpening::offer() const {
   return {.newest = step_of(choice_.newest), .older = step_of(choice_.older)};
 }
 
+const CommitRecord& CommitOpening::of_step(std::uint64_t step) const {
+  const CommitRecord* const now = newest();
+  if (now != nullptr && now->step == step) return *now;
+  SLUICE_CHECK(offer().older == step, "one of a rank's commits is of the step");
+  return record_of_slot(found_, *choice_.older)->record;
+}
+
 void CommitOpening::go_back(std::uint64_t step) {
   const CommitRecord* now = newest();
   if (now != nullptr && now->step == step) return;
@@ -111,7 +134,8 @@ void CommitOpening::go_back(std::uint64_t step) {
                        .generation = choice_.next_generation,
                        .step = now->step};
   const auto torn = std::ranges::find(choice_.mends, slot, &SlotTwin::slot);
-  write(void_sequence(torn == choice_.mends.end() ? 0 : torn->twin), slot, nothing);
+  write_commit(queue_, files_, void_sequence(torn == choice_.mends.end() ? 0 : torn->twin), slot,
+               nothing);
   std::erase_if(choice_.mends, [slot](const SlotTwin& mend) { return mend.slot == slot; });
   choice_.newest = std::exchange(choice_.older, std::nullopt);
   choice_.next_slot = slot;
@@ -121,7 +145,8 @@ void CommitOpening::go_back(std::uint64_t step) {
 std::vector<std::string> CommitOpening::mend() {
   std::vector<std::string> notes;
   for (const SlotTwin& mend : choice_.mends) {
-    write(mend_sequence(mend.twin), mend.slot, record_of_slot(found_, mend.slot)->record);
+    write_commit(queue_, files_, mend_sequence(mend.twin), mend.slot,
+                 record_of_slot(found_, mend.slot)->record);
     const CommitReading& before = found_.readings[mend.slot][mend.twin];
     if (before.state == CommitState::kDamaged)
       notes.push_back(
@@ -131,21 +156,6 @@ std::vector<std::string> CommitOpening::mend() {
   }
   choice_.mends.clear();
   return notes;
-}
-
-void CommitOpening::write(CommitSequence sequence, std::uint32_t slot, const CommitRecord& record) {
-  Mailbox mailbox;
-  CommitWriter writer(queue_, files_,
-                      [&](std::function<void()> message) { mailbox.post(std::move(message)); });
-  bool is_done = false;
-  std::optional<Error> failure;
-  writer.begin(std::move(sequence), slot, encode_commit(record, writer.buffer()), record.step,
-               [&](std::optional<Error> error) {
-                 failure = std::move(error);
-                 is_done = true;
-               });
-  mailbox.run_until([&] { return is_done; });
-  if (failure) throw *failure;
 }
 
 }  // namespace sluice

@@ -15,6 +15,10 @@
 
 namespace sluice {
 
+// Goes through `sequence` with a record for `slot`. Durable on return. Fails with: kIo.
+void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
+                  std::uint32_t slot, const CommitRecord& record);
+
 class CommitOpening {
  public:
   // Reads the records and changes nothing. Both must outlive it.
@@ -25,6 +29,8 @@ class CommitOpening {
   // The newest commit; nullptr: there has never been one.
   const CommitRecord* newest() const;
   CommitOffer offer() const;
+  // The commit of a step. Requires: offer() has it.
+  const CommitRecord& of_step(std::uint64_t step) const;
 
   // Makes the newest commit void unless it is that of `step`; then the older one is. Durable on
   // return.
@@ -35,8 +41,6 @@ class CommitOpening {
   std::vector<std::string> mend();
 
  private:
-  void write(CommitSequence sequence, std::uint32_t slot, const CommitRecord& record);
-
   IoQueue& queue_;
   const CommitFiles& files_;
   FoundCommits found_;

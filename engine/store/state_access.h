@@ -13,6 +13,7 @@
 #include <sluice/state.h>
 #include <sluice/state_source.h>
 #include "engine/store/block_store.h"
+#include "engine/store/block_values.h"
 #include "engine/store/tiers.h"
 
 namespace sluice {
@@ -46,29 +47,13 @@ class StateAccess {
   void invalidate() { loaded_.reset(); }
 
  private:
-  // A block's planes, at home or in the lane.
-  struct View {
-    BlockId block{};
-    std::byte* parameters = nullptr;
-    std::byte* record = nullptr;
-  };
-
   std::uint64_t element_bytes(StateKind kind) const;
-  View view_of(const BlockPlace& block) const;
-  const View& load(const BlockPlace& block);
-  void store(const View& view);
-  void bring_to_device(const View& view);
+  BlockView view_of(const BlockPlace& block) const;
+  const BlockView& load(const BlockPlace& block);
+  void store(const BlockView& view);
+  void bring_to_device(const BlockView& view);
   void count_homes(const BlockPlace& block);
   void copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes);
-  void fill(const View& view, const BlockPlace& block, StateSource& source);
-  void set_moments(const View& view, const TensorPlace& tensor, std::uint64_t first,
-                   std::uint64_t count, StateSource& source) const;
-  void check_values(const TensorPlace& tensor, std::uint64_t first_element,
-                    std::span<const float> values) const;
-  void set_masters(const View& view, std::uint64_t first, std::span<const float> values) const;
-  void read_as_masters(const View& view, std::uint64_t begin, std::span<std::byte> target) const;
-  void read_block(const View& view, StateKind kind, std::uint64_t begin,
-                  std::span<std::byte> target) const;
 
   const Layout& layout_;
   const Placement& placement_;
@@ -77,8 +62,8 @@ class StateAccess {
   Device& device_;
   Scheduler& scheduler_;
   Stream stream_;
-  std::optional<View> loaded_;  // the content of the lane
-  PoolMarks filled_;            // homes that have their values
+  std::optional<BlockView> loaded_;  // the content of the lane
+  PoolMarks filled_;                 // homes that have their values
 };
 
 }  // namespace sluice

@@ -51,29 +51,6 @@ SurveyedRank survey_rank(const StoreSurvey& store, std::uint32_t rank) {
   return surveyed;
 }
 
-// Nothing: read and right.
-std::string damage_of(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
-                      std::span<std::byte> buffer) {
-  const CommitExtent& place = plane.copies[plane.named_copy];
-  const DirectFile& file = files.data()[place.file];
-  IoRequest request{.kind = IoKind::kRead,
-                    .descriptor = file.descriptor(),
-                    .offset_bytes = place.offset_bytes,
-                    .data = buffer.data(),
-                    .length_bytes = plane.length_bytes,
-                    .on_complete = [](IoRequest&) {}};
-  IoRequest* const pointer = &request;
-  queue.submit({&pointer, 1});
-  queue.wait_idle();
-  const std::string where =
-      fmt::format("{} [{}, +{})", file.name(), place.offset_bytes, plane.length_bytes);
-  if (request.error != 0) return fmt::format("{}: {}", where, errno_text(request.error));
-  const std::uint64_t found = checksum(buffer.first(plane.length_bytes));
-  if (found == plane.checksum) return {};
-  return fmt::format("{}: checksum {:016x} of update {}, found {:016x}", where, plane.checksum,
-                     plane.version, found);
-}
-
 }  // namespace
 
 std::vector<std::string> store_names(std::span<const std::string> directories) {
@@ -135,10 +112,32 @@ std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const Sur
   const std::unique_ptr<IoQueue> queue = make_sync_queue({});
   std::vector<std::string> lines;
   for (const CommitPlane& plane : rank.newest.planes) {
-    std::string damage = damage_of(*queue, files, plane, buffer.span());
+    std::string damage = read_plane(*queue, files, plane, buffer.span());
     if (!damage.empty()) lines.push_back(std::move(damage));
   }
   return lines;
+}
+
+std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
+                       std::span<std::byte> buffer) {
+  const CommitExtent& place = plane.copies[plane.named_copy];
+  const DirectFile& file = files.data()[place.file];
+  IoRequest request{.kind = IoKind::kRead,
+                    .descriptor = file.descriptor(),
+                    .offset_bytes = place.offset_bytes,
+                    .data = buffer.data(),
+                    .length_bytes = plane.length_bytes,
+                    .on_complete = [](IoRequest&) {}};
+  IoRequest* const pointer = &request;
+  queue.submit({&pointer, 1});
+  queue.wait_idle();
+  const std::string where =
+      fmt::format("{} [{}, +{})", file.name(), place.offset_bytes, plane.length_bytes);
+  if (request.error != 0) return fmt::format("{}: {}", where, errno_text(request.error));
+  const std::uint64_t found = checksum(buffer.first(plane.length_bytes));
+  if (found == plane.checksum) return {};
+  return fmt::format("{}: checksum {:016x} of update {}, found {:016x}", where, plane.checksum,
+                     plane.version, found);
 }
 
 std::uint64_t remove_store(const StoreSurvey& store) {

@@ -4,6 +4,7 @@
 // Thread rule: any thread; functions wait for storage.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "engine/store/commit_choice.h"
 #include "engine/store/store_files.h"
+#include "io/io_queue.h"
 
 namespace sluice {
 
@@ -43,6 +45,11 @@ StoreSurvey survey_store(const std::string& name, const std::vector<std::string>
 // Returns a line for each plane that differs or cannot be read.
 // Fails with: kInput for missing files.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
+
+// Reads the copy of a plane that a record names. Returns the damage found; empty: none.
+// Requires: `buffer` has room for it.
+std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
+                       std::span<std::byte> buffer);
 
 // Removes the store's files. Its lock files stay, and then say that no store was made. Returns the
 // bytes freed. Fails with: kInput where a job has it.

@@ -6,11 +6,12 @@
 #include <sluice/config.h>
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/store/durable_identity.h"
 #include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/option_files.h"
-#include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/commands/state_transfer.h"
 
 namespace sluice {
 namespace {
@@ -18,18 +19,12 @@ namespace {
 using nlohmann::ordered_json;
 
 Config::Storage storage_of(const StateOptions& options) {
-  ConfigDocument document = ConfigDocument::from_file(options.config_file);
-  for (const std::string& assignment : options.assignments) document.set(assignment);
-  return engine_config(document).storage;
+  return engine_config(read_state_config(options)).storage;
 }
 
 // The store that the config names. Fails with: kInput where it names none, or there is none.
 StoreSurvey store_of(const Config::Storage& storage, const StateOptions& options) {
-  if (storage.state.name.empty())
-    throw Error(ErrorCode::kInput,
-                fmt::format("{} names no durable store; set storage.state.name, such as with "
-                            "--set storage.state.name=run-7",
-                            options.config_file));
+  require_store_name(storage, options);
   StoreSurvey store = survey_store(storage.state.name, storage.paths);
   if (store.presence == StorePresence::kNone)
     throw Error(ErrorCode::kInput, fmt::format("there is no store \"{}\" in {}", store.name,
@@ -46,8 +41,8 @@ ordered_json json_of(const StoreSurvey& store) {
   for (const SurveyedRank& rank : store.ranks) {
     ordered_json entry{{"rank", rank.rank}};
     if (rank.problem.empty()) {
-      const auto settings =
-          ordered_json::parse(rank.newest.settings, nullptr, /*allow_exceptions=*/false);
+      const auto settings = ordered_json::parse(short_settings(rank.newest.settings), nullptr,
+                                                /*allow_exceptions=*/false);
       entry.update({{"step", rank.newest.step},
                     {"generation", rank.newest.generation},
                     {"ranks", rank.newest.rank_count},
@@ -79,17 +74,6 @@ std::string line_of(const StoreSurvey& store) {
   return line;
 }
 
-void write_json(const StateOptions& options, const ordered_json& document) {
-  OutputFiles files;
-  OutputFile& output = files.add("--json", options.json_file);
-  if (!output.is_wanted()) return;
-  files.add_input("the config", options.config_file);
-  files.check();
-  output.begin();
-  output.write(document.dump(2) + "\n");
-  output.commit();
-}
-
 int list(const StateOptions& options) {
   const Config::Storage storage = storage_of(options);
   ordered_json all = ordered_json::array();
@@ -100,7 +84,7 @@ int list(const StateOptions& options) {
     all.push_back(json_of(store));
   }
   if (all.empty()) say("no durable store in {}\n", fmt::join(storage.paths, ", "));
-  write_json(options, all);
+  write_state_json(options, all);
   return kExitOk;
 }
 
@@ -118,9 +102,9 @@ int inspect(const StateOptions& options) {
         rank.offer.older ? fmt::format(", step {} before it", *rank.offer.older) : "",
         rank.newest.planes.size(), rank.newest.file_count,
         format_bytes(rank.newest.application.size()));
-    if (rank.rank == 0) say("  {}\n", rank.newest.settings);
+    if (rank.rank == 0) say("  {}\n", short_settings(rank.newest.settings));
   }
-  write_json(options, json_of(store));
+  write_state_json(options, json_of(store));
   return kExitOk;
 }
 
@@ -146,7 +130,7 @@ int verify(const StateOptions& options) {
     document["ranks"][i]["damaged"] = lines;
     damaged += lines.size();
   }
-  write_json(options, document);
+  write_state_json(options, document);
   if (damaged == 0) return kExitOk;
   throw Error(ErrorCode::kDamaged,
               fmt::format("the store \"{}\" is damaged in {} places; go on from a checkpoint",
@@ -177,7 +161,8 @@ CLI::App* add_subcommand(CLI::App* state, const char* name, const char* purpose,
 }  // namespace
 
 void add_state(CLI::App& app, StateOptions& options) {
-  CLI::App* state = app.add_subcommand("state", "Look at durable stores, check and remove them");
+  CLI::App* state =
+      app.add_subcommand("state", "Look at durable stores, check, move and remove them");
   state->require_subcommand(1);
   const char* const json = "Write the same as JSON";
   add_output(
@@ -192,12 +177,31 @@ void add_state(CLI::App& app, StateOptions& options) {
           options),
       "--json", options.json_file, json);
   add_subcommand(state, "remove", "Remove a store's files for good", options);
+  CLI::App* to = add_subcommand(state, "export",
+                                "Write a store's last commit as a portable checkpoint", options);
+  to->add_option("DIR", options.folder, "Folder of checkpoints, as `train --checkpoint` takes it")
+      ->required()
+      ->type_name("");
+  add_output(to, "--json", options.json_file, json);
+  CLI::App* from =
+      add_subcommand(state, "import", "Make a new store from a portable checkpoint", options);
+  from->add_option("DIR", options.folder, "A checkpoint, or the folder of checkpoints it is in")
+      ->required()
+      ->type_name("");
+  from->add_option("--ranks", options.ranks, "Ranks that will train with the store")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  from->add_flag("--convert", options.converts,
+                 "The checkpoint may have another precision, or other frozen units");
+  add_output(from, "--json", options.json_file, json);
 }
 
 int run_state(const CLI::App& state, const StateOptions& options) {
   if (state.got_subcommand("inspect")) return inspect(options);
   if (state.got_subcommand("verify")) return verify(options);
   if (state.got_subcommand("remove")) return remove(options);
+  if (state.got_subcommand("export")) return export_state(options);
+  if (state.got_subcommand("import")) return import_state(options);
   return list(options);
 }
 

@@ -159,3 +159,50 @@ class DurableStores(CliCase):
         self.assertEqual([os.path.basename(name) for name in self.files()], ["run-7.lock"])
         self.assertEqual(self.train(BASE, "--resume")["resumed_steps"], 0)
         self.assertIn("names no durable store", self.run_sluice("state", "verify", self.write_config(ON_NVME), expect=2).stderr)
+
+    def test_a_store_is_exported_and_imported(self):
+        planned = {**BASE, "optimizer.schedule_steps": STEPS}
+        whole = self.train({**planned, "storage.state.name": "whole"})["state_sha256"]
+        first = self.write_config({**planned, "run.steps": 3}, name="first.json")
+        resumed = self.write_config({**planned, **ELSEWHERE, "storage.state.name": "moved"}, name="moved.json")
+        self.run_sluice("train", first, "--quiet")
+        before = self.files("run-7.*")
+        done = self.run_sluice("state", "export", first, "kept", "--json", "export.json")
+        self.assertIn("step 3, is now also \"kept/step-000000003\"", done.stdout)
+        report = self.read_json("export.json")
+        self.assertEqual((report["name"], report["ranks"], report["step"], report["path"]), ("run-7", 1, 3, "kept/step-000000003"))
+        self.assertEqual(self.files("run-7.*"), before)
+        names = os.listdir(self.path("kept", "latest"))
+        for name in ("config.json", "model.safetensors.index.json", "sluice_state.json"):
+            self.assertIn(name, names)
+        for folder in ("kept", "kept/latest"):
+            done = self.run_sluice("state", "import", resumed, folder, "--json", "import.json")
+            self.assertIn("is now also the store \"moved\" of 1 rank, step 3", done.stdout)
+            self.assertEqual((self.read_json("import.json")["step"], self.read_json("import.json")["ranks"]), (3, 1))
+            self.assertIn("0 damaged", self.run_sluice("state", "verify", resumed).stdout)
+            self.assertIn("there is a store \"moved\"", self.run_sluice("state", "import", resumed, folder, expect=2).stderr)
+            self.run_sluice("train", resumed, "--resume=required", "--quiet", "--json", "run.json")
+            run = self.read_json("run.json")
+            self.assertEqual((run["resumed_steps"], run["state_sha256"]), (3, whole))
+            self.run_sluice("state", "remove", resumed)
+
+    def test_what_cannot_be_exported_or_imported_is_named(self):
+        config = self.write_config(BASE)
+        self.assertIn("there is no store \"run-7\"", self.run_sluice("state", "export", config, "kept", expect=2).stderr)
+        self.assertFalse(os.path.exists(self.path("kept")))
+        self.assertIn("no checkpoint, and there is none in it", self.run_sluice("state", "import", config, ".", expect=2).stderr)
+        self.run_sluice("train", config, "--quiet")
+        self.run_sluice("state", "export", config, "kept")
+        before = self.files()
+        for setting, words in (("precision.parameters=fp32", "--convert"), ("model.layers=3", "another model"), ("optimizer.type=lion", "lion")):
+            done = self.run_sluice("state", "import", config, "kept", "--set", "storage.state.name=other", "--set", setting, expect=2)
+            self.assertIn(words, done.stderr)
+        done = self.run_sluice("state", "import", config, "kept", "--set", "storage.state.name=other", "--set", "sharding.group=node", "--ranks", "2", expect=2)
+        self.assertIn("sharding.group", done.stderr)
+        self.assertEqual(self.files(), before)
+        self.run_sluice("state", "import", config, "kept", "--convert", "--ranks", "3", "--set", "precision.parameters=fp32",
+                        "--set", "precision.gradients=bf16", "--set", "storage.state.name=other")
+        self.run_sluice("state", "inspect", config, "--set", "storage.state.name=other", "--json", "state.json")
+        state = self.read_json("state.json")
+        self.assertEqual([rank["settings"]["layout"]["precision.parameters"] for rank in state["ranks"]], 3 * ["fp32"])
+        self.assertNotIn("units", state["ranks"][0]["settings"])

@@ -81,21 +81,6 @@ std::string describe_text(const std::string& path) {
                      hex_of(checksum128(std::as_bytes(std::span(sums)))));
 }
 
-// The config.json by which programs know GPT-2: transformers reads the folder as it is.
-std::string model_config(const gpt::GptConfig& model) {
-  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
-                                        {"model_type", "gpt2"},
-                                        {"activation_function", "gelu_new"},
-                                        {"n_layer", model.layers},
-                                        {"n_head", model.heads},
-                                        {"n_embd", model.embedding},
-                                        {"n_positions", model.context},
-                                        {"n_ctx", model.context},
-                                        {"vocab_size", model.vocabulary},
-                                        {"tie_word_embeddings", model.tied_head}};
-  return document.dump(2) + "\n";
-}
-
 }  // namespace
 
 std::string command_that_goes_on(std::span<char* const> words) {
@@ -117,6 +102,20 @@ std::string command_that_goes_on(std::span<char* const> words) {
     command += '\'';
   }
   return resumes ? command : command + " --resume";
+}
+
+std::string gpt2_config_text(const gpt::GptConfig& model) {
+  const nlohmann::ordered_json document{{"architectures", {"GPT2LMHeadModel"}},
+                                        {"model_type", "gpt2"},
+                                        {"activation_function", "gelu_new"},
+                                        {"n_layer", model.layers},
+                                        {"n_head", model.heads},
+                                        {"n_embd", model.embedding},
+                                        {"n_positions", model.context},
+                                        {"n_ctx", model.context},
+                                        {"vocab_size", model.vocabulary},
+                                        {"tie_word_embeddings", model.tied_head}};
+  return document.dump(2) + "\n";
 }
 
 Checkpointing::Checkpointing(const CheckpointOptions& options, const TrainConfig& config,
@@ -314,7 +313,7 @@ void Checkpointing::save(Engine& engine, std::uint64_t steps) {
   SaveOptions options{.application = application(steps), .keep = options_.keep};
   if (is_first_) {
     options.hyperparameters = {{"learning_rate", config_.learning_rate}};
-    options.files = {{"config.json", model_config(config_.model)}};
+    options.files = {{"config.json", gpt2_config_text(config_.model)}};
   }
   saved_path_ = engine.save(options_.root, options).path;
   saved_steps_ = steps;

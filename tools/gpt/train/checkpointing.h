@@ -34,6 +34,10 @@ struct CheckpointOptions {
 // The same command with --resume, as a shell takes it.
 std::string command_that_goes_on(std::span<char* const> words);
 
+// config.json of a checkpoint's folder, for programs that know GPT-2 by it: transformers reads the
+// folder as it is.
+std::string gpt2_config_text(const gpt::GptConfig& model);
+
 class Checkpointing {
  public:
   // On rank 0, takes the folder for this process.

@@ -1,6 +1,6 @@
 // The description of a run in its durable store's records, and the checks before another run may
 // continue with them: model and layout have to be the same; numbers of the config may be changed
-// knowingly. Pure.
+// knowingly. And the other way round: the run that a record describes. Pure.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings: JSON with everything that messages name, and `changes`, an array of the
-  // changes accepted so far.
+  // The record's settings: JSON with everything that messages name; the units and their tensors, as
+  // far as there is room; and `changes`, an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
   // If a record with these hashes and settings belongs to another model or layout, says how they
@@ -40,6 +40,7 @@ class DurableIdentity {
  private:
   using Words = std::map<std::string, std::string>;
 
+  std::string units_;  // JSON; empty: no room
   Words model_;
   Words layout_;
   Words config_;
@@ -47,5 +48,19 @@ class DurableIdentity {
   std::uint64_t layout_hash_ = 0;
   std::uint64_t config_hash_ = 0;
 };
+
+// The run that a record's settings tell of, as far as it says where every element is: of `config`,
+// precision, the optimizer's numbers, the block size and the sharding.
+struct DescribedRun {
+  ModelSpec model;
+  Config config;
+  std::uint32_t ranks = 1;
+};
+// `store` stands in messages.
+// Fails with: kDamaged naming a field that is missing or makes no sense; kUnsupported where the
+// record had no room for the units.
+DescribedRun described_run(const std::string& settings, const std::string& store);
+// The settings without the units, for people.
+std::string short_settings(const std::string& settings);
 
 }  // namespace sluice

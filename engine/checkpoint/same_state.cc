@@ -1,0 +1,50 @@
+#include "engine/checkpoint/same_state.h"
+
+#include <map>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+
+void require_same_state(const StateDescription& own, const StateDescription& wanted,
+                        CheckpointPrecision precision, const std::string& where) {
+  const auto refuse = [&](const std::string& field, const std::string& found,
+                          const std::string& expected, const std::string& remedy) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("{}: field \"{}\" is {}, but the config asks for {}; {}", where, field,
+                            found, expected, remedy));
+  };
+  const bool converts = precision == CheckpointPrecision::kConvert;
+  if (own.parameter != wanted.parameter && !converts)
+    refuse("precision", std::string(name_of(own.parameter)), std::string(name_of(wanted.parameter)),
+           "--convert changes the precision, and rounds the parameters from the masters again");
+  if (own.optimizer != wanted.optimizer)
+    refuse("optimizer.type", std::string(name_of(own.optimizer)),
+           std::string(name_of(wanted.optimizer)),
+           "their moments mean different things; start from the weights alone (--init)");
+  std::map<std::string, const StateDescription::Tensor*> by_name;
+  for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
+  for (const StateDescription::Tensor& tensor : wanted.tensors) {
+    const auto found = by_name.find(tensor.name);
+    if (found == by_name.end())
+      refuse("model", "without", fmt::format("a tensor \"{}\"", tensor.name),
+             "it is a checkpoint of another model");
+    if (found->second->shape != tensor.shape)
+      refuse(fmt::format("model.{}.shape", tensor.name),
+             fmt::format("[{}]", fmt::join(found->second->shape, ", ")),
+             fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+             "it is a checkpoint of another model");
+    if (found->second->is_frozen != tensor.is_frozen && !converts)
+      refuse(fmt::format("model.{}.frozen", tensor.name),
+             found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
+             "--convert begins with moments of zero where a tensor was frozen");
+    by_name.erase(found);
+  }
+  if (!by_name.empty())
+    refuse("model", fmt::format("with a tensor \"{}\"", by_name.begin()->first), "none",
+           "it is a checkpoint of another model");
+}
+
+}  // namespace sluice

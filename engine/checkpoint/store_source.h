@@ -1,0 +1,80 @@
+// A durable store as a source: all ranks' files, read in place, so that a state can go on at
+// another number of ranks, stage or block size, or become a portable checkpoint. Needs the files of
+// all ranks on this host's paths, and keeps other jobs from the store while it lives.
+//
+// Thread rule: one thread at a time.
+// Invariant: nothing but the lock files' text is written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sluice/checkpoint.h>
+#include "base/aligned_buffer.h"
+#include "engine/plan/layout.h"
+#include "engine/store/block_values.h"
+#include "engine/store/commit_record.h"
+#include "engine/store/durable_identity.h"
+#include "engine/store/store_files.h"
+#include "engine/store/store_lock.h"
+#include "io/io_queue.h"
+
+namespace sluice {
+
+class StoreSource final : public StateSource {
+ public:
+  // Opens the newest commit that all ranks have.
+  // Fails with: kInput where there is no such store, a job has it, or files of a rank are missing;
+  // kDamaged; kUnsupported, as described_run().
+  StoreSource(const std::string& name, const std::vector<std::string>& directories,
+              CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
+  ~StoreSource() override;
+
+  const DescribedRun& run() const { return run_; }
+  const StateDescription& description() const { return description_; }
+  // What each rank's application had to say.
+  const std::vector<std::string>& application() const { return application_; }
+
+  StatePosition position() const override { return position_; }
+  // Fails with: kInput where it is of another model, precision or optimizer.
+  void prepare(const StateDescription& wanted) override;
+  // Fails with: kDamaged naming file and range of bytes that are not those that were written; kIo.
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override;
+
+ private:
+  // One rank's part.
+  struct Part {
+    Layout layout;
+    StoreFiles files;
+    std::vector<CommitPlane> planes;  // two for each block; those of no bytes are empty
+  };
+
+  void open_parts(const std::vector<std::uint32_t>& ranks);
+  void add_part(std::uint32_t rank, StoreFiles files, const CommitRecord& record);
+  const TensorPlace& find(const std::string& tensor) const;
+  const BlockView& load(std::size_t part, const BlockPlace& block);
+  void read_plane_of(std::size_t part, std::uint32_t plane, std::byte* target);
+
+  // Constant after construction.
+  StoreFiles::Options options_;
+  CheckpointPrecision precision_;
+  std::vector<StoreLock> locks_;
+  DescribedRun run_;
+  StateDescription description_;
+  std::vector<std::string> application_;
+  StatePosition position_;
+  std::vector<Part> parts_;  // of the ranks that have all of it between them
+  std::unique_ptr<IoQueue> queue_;
+  AlignedBuffer buffer_;  // a block's planes
+  std::uint64_t record_offset_ = 0;
+
+  std::pair<std::size_t, BlockView> loaded_;  // by part; what the buffer holds
+  bool is_loaded_ = false;
+};
+
+}  // namespace sluice

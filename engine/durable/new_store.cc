@@ -1,0 +1,194 @@
+#include "engine/durable/new_store.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include "base/aligned_buffer.h"
+#include "engine/durable/copy_places.h"
+#include "engine/plan/sharding.h"
+#include "engine/plan/striping.h"
+#include "engine/store/block_values.h"
+#include "engine/store/commit_opening.h"
+#include "engine/store/durable_identity.h"
+#include "engine/store/store_files.h"
+#include "engine/store/store_lock.h"
+#include "io/checksum.h"
+
+namespace sluice {
+namespace {
+
+// All of it on storage: where the homes are is the business of the runs that come.
+Placement placement_on_storage(const Layout& layout, std::uint32_t copies) {
+  Placement placement;
+  placement.gradient_tier.assign(layout.units().size(), Tier::kHost);
+  for (const BlockPlace& block : layout.blocks()) {
+    placement.parameter_tier.push_back(Tier::kNvme);
+    placement.record_tier.push_back(layout.is_frozen(block.id) ? Tier::kHost : Tier::kNvme);
+    placement.nvme_parameter_bytes += layout.parameter_slot_bytes(block.id);
+    placement.nvme_record_bytes += layout.record_slot_bytes(block.id);
+  }
+  add_copies(layout, copies, placement);
+  return placement;
+}
+
+// The files of one rank.
+class RankFiles {
+ public:
+  RankFiles(const Config& config, const ModelSpec& model, std::uint32_t rank, std::uint32_t ranks,
+            const StoreId& id)
+      : layout_(model, state_format(config), config.storage.block_elements, {},
+                shard_of(config.sharding, rank, ranks)),
+        identity_(config, model, layout_, ranks),
+        places_(place_copies(layout_, placement_on_storage(layout_, durable_copies(config, ranks)),
+                             storage_weights(config.storage))),
+        files_(StoreFiles::create(
+            {.directories = config.storage.paths,
+             .name = config.storage.state.name,
+             .id = id,
+             .rank = rank},
+            places_.file_bytes,
+            commit_slot_bytes(static_cast<std::uint64_t>(std::ranges::count_if(
+                places_.planes,
+                [](const CommitPlane& plane) { return plane.length_bytes != 0; }))))),
+        record_{.store_id = id, .rank = rank, .rank_count = ranks} {}
+
+  StoreFiles& files() { return files_; }
+  std::uint64_t size_bytes() const {
+    std::uint64_t bytes = kCommitTwins * kCommitSlots * files_.commit_files().slot_bytes;
+    for (const std::uint64_t file : places_.file_bytes) bytes += file;
+    return bytes;
+  }
+
+  // Fills the first copy of every plane.
+  void fill(IoQueue& queue, StateSource& source) {
+    std::uint64_t record_offset = 0;
+    std::uint64_t record_bytes = 0;
+    for (const BlockPlace& block : layout_.blocks()) {
+      record_offset = std::max(record_offset, layout_.parameter_slot_bytes(block.id));
+      record_bytes = std::max(record_bytes, layout_.record_slot_bytes(block.id));
+    }
+    const AlignedBuffer buffer(record_offset + record_bytes, "a block of the store");
+    const std::uint64_t step = source.position().step;
+    for (const BlockPlace& block : layout_.blocks()) {
+      std::memset(buffer.data(), 0, buffer.size_bytes());
+      const BlockView view{
+          .block = block.id, .parameters = buffer.data(), .record = buffer.data() + record_offset};
+      set_values(layout_, view, source);
+      const std::uint64_t version = layout_.is_frozen(block.id) ? 0 : step;
+      write(queue, 2 * index_of(block.id), version, view.parameters);
+      write(queue, 2 * index_of(block.id) + 1, version, view.record);
+    }
+  }
+
+  // Requires: fill(). Durable on return.
+  void commit(IoQueue& queue, const StatePosition& position, const std::string& application) {
+    const LossScaleState scale = position.loss_scale.value_or(LossScaleState{});
+    record_.generation = 1;
+    record_.step = position.step;
+    record_.model_hash = identity_.model_hash();
+    record_.layout_hash = identity_.layout_hash();
+    record_.config_hash = identity_.config_hash();
+    record_.settings = identity_.settings();
+    record_.file_count = static_cast<std::uint32_t>(places_.file_bytes.size());
+    record_.scale = {.scale = scale.scale,
+                     .good_steps = scale.good_steps,
+                     .hysteresis_left = scale.hysteresis_left};
+    const auto bytes = std::as_bytes(std::span(application));
+    record_.application.assign(bytes.begin(), bytes.end());
+    const CommitFiles files = files_.commit_files();
+    write_commit(queue, files, commit_sequence(record_.file_count), 0, record_);
+  }
+
+ private:
+  void write(IoQueue& queue, std::uint32_t index, std::uint64_t version, std::byte* bytes) {
+    CommitPlane plane = places_.planes[index];
+    if (plane.length_bytes == 0) return;
+    const DirectFile& file = files_.data()[plane.copies[0].file];
+    plane.version = version;
+    plane.checksum = checksum({bytes, plane.length_bytes});
+    IoRequest request{.kind = IoKind::kWrite,
+                      .descriptor = file.descriptor(),
+                      .offset_bytes = plane.copies[0].offset_bytes,
+                      .data = bytes,
+                      .length_bytes = plane.length_bytes,
+                      .on_complete = [](IoRequest&) {}};
+    IoRequest* const pointer = &request;
+    queue.submit({&pointer, 1});
+    queue.wait_idle();
+    if (request.error != 0)
+      throw Error(ErrorCode::kIo,
+                  fmt::format("write of {} [{}, +{}): {}", file.name(), request.offset_bytes,
+                              plane.length_bytes, errno_text(request.error)));
+    record_.planes.push_back(plane);
+  }
+
+  Layout layout_;
+  DurableIdentity identity_;
+  CopyPlaces places_;
+  StoreFiles files_;
+  CommitRecord record_;
+};
+
+// The paths' locks, with nothing of that name behind them.
+std::vector<StoreLock> locks_of_free_name(const Config::Storage& storage) {
+  const std::string& name = storage.state.name;
+  std::vector<StoreLock> locks;
+  std::vector<StorePath> paths;
+  for (const std::string& directory : storage.paths) {
+    locks.emplace_back(directory, name, "");
+    paths.push_back(look_at_path(directory, name));
+  }
+  const StoreFinding found = find_store(name, paths);
+  if (found.presence == StorePresence::kMade)
+    throw Error(ErrorCode::kInput,
+                fmt::format("there is a store \"{}\" in {} already; choose another "
+                            "storage.state.name, or remove it with `sluice state remove`",
+                            name, fmt::join(storage.paths, ", ")));
+  if (found.presence == StorePresence::kAbandoned) remove_store_files(paths, found.id);
+  return locks;
+}
+
+void set_marks(std::vector<StoreLock>& locks, StoreStage stage, const StoreId& id) {
+  for (StoreLock& lock : locks) lock.set_mark({.stage = stage, .id = id});
+}
+
+}  // namespace
+
+NewStore make_store(const Config& config, const ModelSpec& given_model, std::uint32_t ranks,
+                    StateSource& source, std::span<const std::string> application) {
+  const ModelSpec model = validated(given_model);
+  if (ranks > 1 && config.sharding.group_is_node)
+    throw Error(ErrorCode::kConfig,
+                "sharding.group is \"node\", and how many ranks a node will have is not known "
+                "here; give their number");
+  source.prepare(describe_state(model, config.precision.parameters, config.optimizer.kind));
+  std::vector<StoreLock> locks = locks_of_free_name(config.storage);
+  const StoreId id = random_store_id();
+  const std::unique_ptr<IoQueue> queue = make_sync_queue({});
+  std::vector<RankFiles> files;
+  NewStore made{.step = source.position().step};
+  files.reserve(ranks);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    made.size_bytes += files.emplace_back(config, model, rank, ranks, id).size_bytes();
+  }
+  for (RankFiles& rank : files) rank.fill(*queue, source);
+  set_marks(locks, StoreStage::kCreating, id);
+  for (RankFiles& rank : files) rank.files().name_data();
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    const std::string own = rank < application.size() ? application[rank]
+                            : application.empty()     ? std::string()
+                                                      : application[0];
+    files[rank].commit(*queue, source.position(), own);
+  }
+  for (std::uint32_t rank = ranks; rank-- > 0;) files[rank].files().name_records();
+  set_marks(locks, StoreStage::kMade, id);
+  return made;
+}
+
+}  // namespace sluice

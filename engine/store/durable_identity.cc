@@ -1,0 +1,249 @@
+#include "engine/store/durable_identity.h"
+
+#include <array>
+#include <charconv>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/error.h>
+#include "io/checksum.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+std::uint64_t hash_of(const std::string& text) {
+  return checksum(std::as_bytes(std::span(text)));
+}
+
+json parsed(const std::string& settings) {
+  json document = json::parse(settings, nullptr, /*allow_exceptions=*/false);
+  return document.is_object() ? document : json::object();
+}
+
+std::string text_in(const json& from, const std::string& key) {
+  const auto found = from.find(key);
+  return found != from.end() && found->is_string() ? found->get<std::string>() : "nothing";
+}
+
+// "KEY was A and is B" for each key whose value differs.
+std::vector<std::string> differences(const json& before,
+                                     const std::map<std::string, std::string>& now) {
+  std::vector<std::string> all;
+  for (const auto& [key, value] : now) {
+    const std::string was = before.is_object() ? text_in(before, key) : "nothing";
+    if (was != value) all.push_back(fmt::format("{} was {} and is {}", key, was, value));
+  }
+  return all;
+}
+
+json section(const json& settings, const char* key) {
+  const auto found = settings.find(key);
+  return found == settings.end() ? json::object() : *found;
+}
+
+constexpr const char* kUnits = "units";
+// Every commit writes them anew, twice.
+constexpr std::size_t kUnitsBytesMax = std::size_t{512} << 10;
+
+// [[unit, is frozen, [[tensor, shape], ...]], ...]
+std::string text_of_units(const ModelSpec& model) {
+  json units = json::array();
+  for (const UnitSpec& unit : model.units) {
+    json tensors = json::array();
+    for (const TensorSpec& tensor : unit.tensors) tensors.push_back({tensor.name, tensor.shape});
+    units.push_back({unit.name, unit.is_frozen, std::move(tensors)});
+  }
+  std::string text = units.dump(-1, ' ', false, json::error_handler_t::replace);
+  return text.size() <= kUnitsBytesMax ? text : std::string();
+}
+
+// Reads what settings say, and says what is wrong.
+class SettingsReader {
+ public:
+  SettingsReader(const std::string& settings, const std::string& store)
+      : document_(parsed(settings)), store_(store) {}
+
+  bool has(const char* part, const char* key) const {
+    return section(document_, part).contains(key);
+  }
+  std::string text(const char* part, const char* key) const {
+    const json from = section(document_, part);
+    const auto found = from.find(key);
+    if (found == from.end() || !found->is_string()) fail(part, key);
+    return found->get<std::string>();
+  }
+  template <class Number>
+  Number number(const char* part, const char* key) const {
+    const std::string digits = text(part, key);
+    Number value{};
+    const char* const end = digits.data() + digits.size();
+    const auto got = std::from_chars(digits.data(), end, value);
+    if (got.ec != std::errc{} || got.ptr != end) fail(part, key);
+    return value;
+  }
+  template <class Value, std::size_t kCount>
+  Value one_of(const std::array<Value, kCount>& all, const char* part, const char* key) const {
+    const std::string name = text(part, key);
+    for (const Value value : all)
+      if (name_of(value) == name) return value;
+    fail(part, key);
+  }
+  ModelSpec model() const {
+    if (!document_.contains(kUnits))
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("the store \"{}\" does not say which tensors it has: its model has "
+                              "more than {} KiB of names, or an older version made it; go on with "
+                              "the run and save a checkpoint there (Engine::save, --checkpoint)",
+                              store_, kUnitsBytesMax >> 10));
+    ModelSpec model;
+    try {
+      for (const json& unit : document_[kUnits]) {
+        UnitSpec& added = model.units.emplace_back();
+        added.name = unit.at(0).get<std::string>();
+        added.is_frozen = unit.at(1).get<bool>();
+        for (const json& tensor : unit.at(2))
+          added.tensors.push_back({.name = tensor.at(0).get<std::string>(),
+                                   .shape = tensor.at(1).get<std::vector<std::uint64_t>>()});
+      }
+    } catch (const json::exception&) {
+      fail("settings", kUnits);
+    }
+    return validated(std::move(model));
+  }
+  [[noreturn]] void fail(const char* part, const char* key) const {
+    throw Error(ErrorCode::kDamaged,
+                fmt::format("the store \"{}\": its record's field \"{}.{}\" is missing or makes no "
+                            "sense",
+                            store_, part, key));
+  }
+
+ private:
+  json document_;
+  const std::string& store_;
+};
+
+}  // namespace
+
+DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, const Layout& layout,
+                                 std::uint32_t ranks) {
+  std::string names;
+  std::size_t tensors = 0;
+  std::string frozen;
+  for (const UnitSpec& unit : model.units) {
+    names += fmt::format("{}\n", unit.name);
+    if (unit.is_frozen) frozen += fmt::format("{}\n", unit.name);
+    for (const TensorSpec& tensor : unit.tensors)
+      names += fmt::format("{} {}\n", tensor.name, fmt::join(tensor.shape, "x"));
+    tensors += unit.tensors.size();
+  }
+  model_hash_ = hash_of(names);
+  units_ = text_of_units(model);
+  model_ = {{"units", fmt::format("{}", model.units.size())},
+            {"tensors", fmt::format("{}", tensors)},
+            {"parameters", fmt::format("{}", layout.parameter_count())},
+            {"names and shapes", fmt::format("of hash {:016x}", model_hash_)}};
+  layout_ = {{"precision.parameters", std::string(name_of(config.precision.parameters))},
+             {"optimizer.kind", std::string(name_of(config.optimizer.kind))},
+             {"storage.block_elements", fmt::format("{}", layout.block_elements())},
+             {"ranks", fmt::format("{}", ranks)},
+             {"frozen units", fmt::format("of hash {:016x}", hash_of(frozen))}};
+  if (ranks > 1) {
+    layout_["sharding.stage"] = fmt::format("{}", config.sharding.stage);
+    layout_["sharding.group_ranks"] = fmt::format("{}", config.sharding.group_ranks);
+  }
+  const LossScaleOptions& scale = config.precision.loss_scale;
+  config_ = {
+      {"precision.gradients", std::string(name_of(config.precision.gradients))},
+      {"precision.loss_scale",
+       fmt::format("{} {} {} {} {} {}", scale.static_scale, scale.initial_scale_power, scale.window,
+                   scale.hysteresis, scale.consecutive_hysteresis, scale.minimum)},
+      {"optimizer.beta1", fmt::format("{}", config.optimizer.adam.beta1)},
+      {"optimizer.beta2", fmt::format("{}", config.optimizer.adam.beta2)},
+      {"optimizer.epsilon", fmt::format("{}", config.optimizer.adam.epsilon)},
+      {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
+      {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
+      {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
+  for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
+    const Config::Optimizer::Group& group = config.optimizer.groups[i];
+    config_[fmt::format("optimizer.groups[{}]", i)] =
+        fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
+                    group.weight_decay.value_or(-1));
+  }
+  layout_hash_ = hash_of(json(layout_).dump());
+  config_hash_ = hash_of(json(config_).dump());
+}
+
+std::string DurableIdentity::settings(const std::string& changes) const {
+  json document{{"model", model_},
+                {"layout", layout_},
+                {"config", config_},
+                {"changes", json::parse(changes)}};
+  if (!units_.empty()) document[kUnits] = json::parse(units_);
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string DurableIdentity::obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
+                                      const std::string& settings) const {
+  const json saved = parsed(settings);
+  if (model_hash != model_hash_)
+    return fmt::format("it holds another model: {}",
+                       fmt::join(differences(section(saved, "model"), model_), "; "));
+  if (layout_hash != layout_hash_)
+    return fmt::format("it was made with other settings: {}",
+                       fmt::join(differences(section(saved, "layout"), layout_), "; "));
+  return {};
+}
+
+std::vector<std::string> DurableIdentity::changes(const std::string& settings) const {
+  return differences(section(parsed(settings), "config"), config_);
+}
+
+std::string DurableIdentity::accepted_changes(const std::string& settings,
+                                              std::uint64_t step) const {
+  json list = section(parsed(settings), "changes");
+  if (!list.is_array()) list = json::array();
+  for (const std::string& change : changes(settings))
+    list.push_back({{"step", step}, {"change", change}});
+  return list.dump();
+}
+
+DescribedRun described_run(const std::string& settings, const std::string& store) {
+  const SettingsReader reader(settings, store);
+  DescribedRun run{.model = reader.model(), .config = {}};
+  constexpr std::array kTypes{DType::kFp32, DType::kBf16, DType::kFp16};
+  constexpr std::array kOptimizers{OptimizerKind::kAdamW, OptimizerKind::kAdam,
+                                   OptimizerKind::kLion, OptimizerKind::kAdagrad,
+                                   OptimizerKind::kSgd};
+  Config& config = run.config;
+  config.precision.parameters = reader.one_of(kTypes, "layout", "precision.parameters");
+  config.precision.gradients = reader.one_of(kTypes, "config", "precision.gradients");
+  config.optimizer.kind = reader.one_of(kOptimizers, "layout", "optimizer.kind");
+  AdamOptions& adam = config.optimizer.adam;
+  adam.beta1 = reader.number<double>("config", "optimizer.beta1");
+  adam.beta2 = reader.number<double>("config", "optimizer.beta2");
+  adam.epsilon = reader.number<double>("config", "optimizer.epsilon");
+  adam.weight_decay = reader.number<double>("config", "optimizer.weight_decay");
+  config.optimizer.momentum = reader.number<double>("config", "optimizer.momentum");
+  config.optimizer.clip_norm = reader.number<double>("config", "optimizer.clip_norm");
+  config.storage.block_elements = reader.number<std::uint64_t>("layout", "storage.block_elements");
+  run.ranks = reader.number<std::uint32_t>("layout", "ranks");
+  if (run.ranks > 1) {
+    config.sharding.stage = reader.number<std::uint32_t>("layout", "sharding.stage");
+    config.sharding.group_ranks = reader.number<std::uint32_t>("layout", "sharding.group_ranks");
+  }
+  return run;
+}
+
+std::string short_settings(const std::string& settings) {
+  json document = json::parse(settings, nullptr, /*allow_exceptions=*/false);
+  if (!document.is_object()) return settings;
+  document.erase(kUnits);
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace sluice

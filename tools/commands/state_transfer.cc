@@ -1,0 +1,117 @@
+#include "tools/commands/state_transfer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/checkpoint.h>
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "engine/checkpoint/checkpoint_export.h"
+#include "engine/checkpoint/checkpoint_folder.h"
+#include "engine/checkpoint/checkpoint_manifest.h"
+#include "engine/checkpoint/store_source.h"
+#include "engine/durable/new_store.h"
+#include "tools/cli/exit_codes.h"
+#include "tools/cli/output_file.h"
+#include "tools/cli/print.h"
+#include "tools/gpt/train/checkpointing.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::ordered_json;
+
+// `folder`, or the checkpoint that is the newest in it.
+std::string checkpoint_in(const std::string& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder + "/" + std::string(kManifestName), error)) return folder;
+  const std::vector<CheckpointName> names = list_checkpoints(folder);
+  if (names.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" is no checkpoint, and there is none in it", folder));
+  return folder + "/" + names[0].text();
+}
+
+bool has_tensors_of(const StateDescription& state, const ModelSpec& model) {
+  const StateDescription wanted = describe_state(model, state.parameter, state.optimizer);
+  return std::ranges::equal(state.tensors, wanted.tensors, [](const auto& own, const auto& other) {
+    return own.name == other.name && own.shape == other.shape;
+  });
+}
+
+}  // namespace
+
+ConfigDocument read_state_config(const StateOptions& options) {
+  ConfigDocument document = ConfigDocument::from_file(options.config_file);
+  for (const std::string& assignment : options.assignments) document.set(assignment);
+  return document;
+}
+
+void require_store_name(const Config::Storage& storage, const StateOptions& options) {
+  if (!storage.state.name.empty()) return;
+  throw Error(ErrorCode::kInput,
+              fmt::format("{} names no durable store; set storage.state.name, such as with "
+                          "--set storage.state.name=run-7",
+                          options.config_file));
+}
+
+void write_state_json(const StateOptions& options, const ordered_json& document) {
+  OutputFiles files;
+  OutputFile& output = files.add("--json", options.json_file);
+  if (!output.is_wanted()) return;
+  files.add_input("the config", options.config_file);
+  files.check();
+  output.begin();
+  output.write(document.dump(2) + "\n");
+  output.commit();
+}
+
+int export_state(const StateOptions& options) {
+  const TrainConfig config = train_config(read_state_config(options));
+  const Config::Storage& storage = config.engine.storage;
+  require_store_name(storage, options);
+  StoreSource source(storage.state.name, storage.paths);
+  const CheckpointLock lock(options.folder);
+  SaveOptions save;
+  if (has_tensors_of(source.description(), training_model(config)))
+    save.files = {{"config.json", gpt2_config_text(config.model)}};
+  const SavedCheckpoint saved = export_checkpoint(source, source.run().model, source.run().config,
+                                                  options.folder, save, source.application());
+  say("the store \"{}\" of {} rank{}, step {}, is now also \"{}\": {}\n", storage.state.name,
+      source.run().ranks, source.run().ranks == 1 ? "" : "s", saved.step, saved.path,
+      format_bytes(saved.size_bytes));
+  write_state_json(options, {{"name", storage.state.name},
+                             {"ranks", source.run().ranks},
+                             {"step", saved.step},
+                             {"path", saved.path},
+                             {"bytes", saved.size_bytes}});
+  return kExitOk;
+}
+
+int import_state(const StateOptions& options) {
+  const TrainConfig config = train_config(read_state_config(options));
+  const Config::Storage& storage = config.engine.storage;
+  require_store_name(storage, options);
+  const std::string folder = checkpoint_in(options.folder);
+  const OpenCheckpoint opened = open_checkpoint(
+      folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
+  const NewStore made = make_store(config.engine, training_model(config), options.ranks,
+                                   *opened.source, opened.application);
+  say("\"{}\" is now also the store \"{}\" of {} rank{}, step {}, in {}: {}\n", folder,
+      storage.state.name, options.ranks, options.ranks == 1 ? "" : "s", made.step,
+      fmt::join(storage.paths, ", "), format_bytes(made.size_bytes));
+  write_state_json(options, {{"name", storage.state.name},
+                             {"ranks", options.ranks},
+                             {"step", made.step},
+                             {"path", folder},
+                             {"paths", storage.paths},
+                             {"bytes", made.size_bytes}});
+  return kExitOk;
+}
+
+}  // namespace sluice
