@@ -19,8 +19,8 @@ using namespace sluice;
 struct sluice_optimizer : Handle {
   std::unique_ptr<DetachedOptimizer> optimizer;
   std::deque<std::string> notes;
-  std::string note;               // the last one handed out
-  std::string non_finite_tensor;  // that a note has named
+  std::string note;               // the last one returned
+  std::string non_finite_tensor;  // one that a note has named
 };
 
 namespace {
@@ -30,7 +30,7 @@ DType type_from_c(const char* call, std::int32_t type) {
     case SLUICE_FP32: return DType::kFp32;
     case SLUICE_BF16: return DType::kBf16;
     case SLUICE_FP16: return DType::kFp16;
-    default: refuse(fmt::format("{}: type {} is no sluice_type", call, type));
+    default: refuse(fmt::format("{}: type {} is not a sluice_type", call, type));
   }
 }
 

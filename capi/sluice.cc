@@ -22,7 +22,7 @@ using namespace sluice;
 
 namespace {
 
-constexpr std::size_t kNotesMax = 100;  // of which nobody has asked for any
+constexpr std::size_t kNotesMax = 100;  // the most that are kept until they are asked for
 
 void add_notes(sluice_engine& engine, std::span<const std::string> notes) {
   for (const std::string& note : notes) {
@@ -44,7 +44,7 @@ std::vector<double> rates_of(const char* call, const double* rates, std::uint32_
   return rates == nullptr ? std::vector<double>() : std::vector<double>(rates, rates + count);
 }
 
-// Leases end before the step that gave them.
+// Leases end before the step that they belong to.
 void end_step(sluice_engine& engine) {
   engine.leases.clear();
   engine.step.reset();
@@ -203,7 +203,7 @@ sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
     if (pass < SLUICE_FORWARD || pass > SLUICE_INFERENCE)
       refuse(fmt::format("sluice_acquire: pass is {}; it must be a sluice_pass", pass));
     Lease acquired = acquire(*engine, UnitId{unit}, static_cast<Pass>(pass));
-    // Computation is the caller's thread, so that waits for what the stream waits for.
+    // Computation runs on the caller's thread, so it waits for the stream's dependencies.
     engine->device->synchronize(engine->stream.id());
     const bool has_gradient = pass == SLUICE_BACKWARD && !engine->model.units[unit].is_frozen;
     *lease = {.parameters = acquired.parameter(0),

@@ -28,7 +28,7 @@ Engine::~Engine() {
   try {
     if (const auto words = parts_->loop.unheard_failure()) parts_->last_words(*words);
   } catch (...) {
-    // Whoever was to hear it could not.
+    // The handler itself has failed; there is no other.
   }
 }
 

@@ -19,7 +19,7 @@ namespace sluice {
 namespace {
 
 constexpr std::string_view kStateSource = "the source of the state";
-// Planes that a commit may have on their way, beside its files.
+// Planes that a commit may have in transit, beside its files.
 constexpr std::uint32_t kCommitTransfers = 8;
 
 Config checked(Config config) {
@@ -29,8 +29,8 @@ Config checked(Config config) {
   return config;
 }
 
-// Ranks agree on the least, since windows and homes have to be equal. The engine has taken some of
-// the device for votes already.
+// Ranks agree on the least, because windows and homes have to be equal. The engine has already
+// taken some of the device for votes.
 std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks& ranks) {
   const std::uint64_t own = config.memory.device_bytes.value_or(
       device.capacity_bytes() - device.allocated_bytes() + ranks.device_bytes());
@@ -58,7 +58,7 @@ std::unique_ptr<IoQueue> open_queue(const Config& config, const Placement& place
                                     const Tiers& tiers, const QueueDecorator& decorate,
                                     std::vector<std::string>& notes) {
   std::string explanation;
-  // One for each drive. A store's files may lie on fewer paths than there are.
+  // One per drive. A store's files may lie on fewer paths than there are.
   std::vector<int> files;
   if (!tiers.files().empty()) {
     files.assign(config.storage.paths.size(), tiers.file(0).descriptor());
@@ -117,7 +117,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
   }
   if (trace_enabled())
     trace_section("engine", describe_engine(config, model, layout, placement, ranks.count()));
-  // Those that do not trace take part in it.
+  // Ranks that do not trace take part in it, too.
   if (ranks.are_several() && any_rank_traces(ranks)) trace_section("clock", describe_clock(ranks));
 }
 
@@ -200,7 +200,7 @@ void Engine::Parts::lend_state() {
   loop.return_buffers();
 }
 
-// A new store exists from its end on; an old one holds this state instead of its own.
+// A new store exists once this has ended; an old one then holds this state instead of its own.
 void Engine::Parts::commit_first() {
   if (!durable) return;
   const bool is_new = durable->is_new();

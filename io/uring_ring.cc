@@ -148,14 +148,14 @@ UringRing::UringRing(unsigned entries, const IoQueueOptions& options)
     throw_refused({"plain reads and writes", ENOSYS});
   if (const int error = parts_->memory.register_with(ring); error != 0) {
     note_ = fmt::format(
-        "storage: buffers are pinned anew for every transfer, since the kernel refuses to "
+        "storage: buffers are pinned anew for every transfer, because the kernel refuses to "
         "register {} of them: {}; raise the limit of locked memory (ulimit -l) to save processor "
         "time",
         format_bytes(options.memory.size()), errno_text(error));
   }
   if (const int error = parts_->files.register_with(ring); error != 0) {
     note_ += fmt::format(
-        "{}storage: files are looked up anew for every transfer, since the kernel refuses to "
+        "{}storage: files are looked up anew for every transfer, because the kernel refuses to "
         "register them: {}; raise the number of open files (ulimit -n) to save processor time",
         note_.empty() ? "" : "; ", errno_text(error));
   }

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kUnfinished = ".new-";  // followed by what mkdtemp() chooses
+constexpr std::string_view kUnfinished = ".new-";  // followed by mkdtemp()'s choice
 constexpr const char* kLatest = "latest";
 
 [[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
@@ -61,7 +61,7 @@ void sync_file(int file, const std::string& path) {
 
 void sync_folder(const std::string& path) {
   const UniqueFd folder = open_file(path, O_RDONLY | O_DIRECTORY);
-  // Some network file systems refuse, and need not.
+  // Some network file systems refuse this, and do not need it.
   if (::fsync(folder.get()) != 0 && errno != EINVAL) fail("fsync", path, errno);
 }
 
@@ -86,7 +86,7 @@ std::optional<CheckpointName> name_from(std::string_view text) {
   return name;
 }
 
-// Whatever happens in between, a checkpoint has its name and is whole, or has none.
+// At every moment, a checkpoint either has its name and is whole, or has no name.
 void remove_checkpoint(const std::string& root, const CheckpointName& name) {
   const std::string path = root + "/" + name.text();
   const std::string doomed = root + "/" + std::string(kUnfinished) + name.text();
@@ -155,7 +155,7 @@ NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root) {
   make_folder(root);
   std::string path = root + "/" + std::string(kUnfinished) + "XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) fail("creation", path, errno);
-  (void)::chmod(path.c_str(), 0755);  // mkdtemp() lets nobody else in
+  (void)::chmod(path.c_str(), 0755);  // mkdtemp() allows no other user
   folder_ = path;
 }
 
@@ -198,7 +198,7 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
   sync_folder(root_);
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
-    if (name.step > step) continue;  // was passed over, which is no reason to lose it
+    if (name.step > step) continue;  // a later state, which this removal must not lose
     const bool is_replaced = name.step == step;
     if (is_replaced || (keep != 0 && ++kept > keep)) remove_checkpoint(root_, name);
   }

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 constexpr std::string_view kFormat = "sluice checkpoint";
 constexpr std::uint64_t kVersion = 1;
-// The text says so itself, beside everything else in it.
+// The text carries this itself, beside its other fields.
 const std::string kChecksum = "checksum";
 
 constexpr DType kTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
@@ -42,7 +42,7 @@ json json_of(const CheckpointManifest::Stored& stored) {
           {"begin_bytes", stored.begin_bytes}, {"pieces", std::move(pieces)}};
 }
 
-// Reads fields, and says which one is wrong.
+// Reads fields, and names the one that is wrong.
 class Reader {
  public:
   Reader(const std::string& path, std::string where, const json& value)
@@ -93,7 +93,7 @@ class Reader {
       fail("32 hexadecimal digits");
     return sum;
   }
-  // The entry of `all` whose name the text is.
+  // Returns the entry of `all` whose name the text is.
   template <class Named, class Name>
   auto one_of(const Named& all, const Name& name) const {
     const std::string found = text();
@@ -204,13 +204,13 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& path
   json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!document.is_object())
     throw Error(ErrorCode::kDamaged,
-                fmt::format("\"{}\" is no JSON object in its {} bytes: it is cut, damaged, or no "
-                            "manifest",
+                fmt::format("\"{}\" is not a JSON object in its {} bytes: it is truncated, damaged, "
+                            "or not a manifest",
                             path, text.size()));
   const Reader top(path, "", document);
   if (top.at("format").text() != kFormat) top.at("format").fail(fmt::format("\"{}\"", kFormat));
   if (top.at("version").integer() != kVersion)
-    top.at("version").fail(fmt::format("{}, which is all that this version of Sluice reads",
+    top.at("version").fail(fmt::format("{}, the only one that this version of Sluice reads",
                                        kVersion));
   const std::string written = top.at(kChecksum).text();
   document.erase(kChecksum);

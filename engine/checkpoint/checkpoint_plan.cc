@@ -27,7 +27,7 @@ struct Item {
   SafetensorsEntry entry;
 };
 
-// Cuts `items` into files that all get their names when it is known how many there are.
+// Cuts `items` into files, which all get their names once their number is known.
 void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> items,
                std::uint64_t file_bytes_max) {
   if (items.empty()) return;
@@ -52,7 +52,7 @@ void add_files(CheckpointPlan& plan, const std::string& stem, std::vector<Item> 
     for (const Item& item : file) entries.push_back(item.entry);
     CheckpointPlan::File& added = plan.files.emplace_back();
     added.name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
-    // "format": what transformers asks for.
+    // "format": required by transformers.
     added.beginning = safetensors_beginning(entries, {{"format", "pt"}});
     added.size_bytes = added.beginning.size();
     for (const Item& item : file) {

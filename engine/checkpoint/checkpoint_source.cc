@@ -23,7 +23,7 @@ std::string text_of_file(const std::string& path) {
   if (!file)
     throw Error(ErrorCode::kInput,
                 fmt::format("checkpoint: \"{}\" cannot be read; a checkpoint is a folder with this "
-                            "file in it, such as the \"latest\" of where they are saved",
+                            "file in it, such as \"latest\" below the root of all",
                             path));
   return text;
 }
@@ -60,7 +60,7 @@ CheckpointSource::CheckpointSource(const std::string& folder, CheckpointPrecisio
 
 CheckpointSource::~CheckpointSource() = default;
 
-// What the manifest says of the model, and of what is stored of it, fit together.
+// Checks that the manifest's model and its stored tensors fit together.
 void CheckpointSource::check_places() const {
   const std::string path = path_of(std::string(kManifestName));
   for (const StateDescription::Tensor& tensor : manifest_.state.tensors) {
@@ -90,14 +90,14 @@ void CheckpointSource::open_files() {
     files_.push_back(std::make_unique<SafetensorsFile>(path));
     if (const std::uint64_t found = files_.back()->file_bytes(); found != file.size_bytes)
       throw Error(ErrorCode::kDamaged,
-                  fmt::format("\"{}\" has {} bytes, expected {} (sluice_state.json): it was cut, "
-                              "or is of another checkpoint",
+                  fmt::format("\"{}\" has {} bytes, expected {} (sluice_state.json): it was "
+                              "truncated, or belongs to another checkpoint",
                               path, found, file.size_bytes));
     const Checksum128 found = files_.back()->beginning_sum();
     if (found != file.beginning)
       throw Error(ErrorCode::kDamaged,
                   fmt::format("\"{}\": the checksum of its header is {}, expected {} "
-                              "(sluice_state.json): it is damaged, or of another checkpoint",
+                              "(sluice_state.json): it is damaged, or another checkpoint's",
                               path, hex_of(found), hex_of(file.beginning)));
   }
   for (const CheckpointManifest::Stored& stored : manifest_.stored) {

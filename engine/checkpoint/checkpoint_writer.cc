@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// Larger: fewer checksums in the manifest; smaller: less memory for whoever reads a range.
+// If larger, the manifest has fewer checksums; if smaller, reading a range takes less memory.
 constexpr std::uint64_t kPieceElements = 1 << 20;
 constexpr std::string_view kSubject = "a checkpoint";
 
@@ -63,7 +63,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
   return saved;
 }
 
-// Rank 0 makes the files; all learn where.
+// Rank 0 makes the files; all ranks learn where.
 std::string CheckpointWriter::begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
                                     const std::string& root) {
   std::string folder;
@@ -77,7 +77,7 @@ std::string CheckpointWriter::begin(const CheckpointPlan& plan, std::optional<Ne
   return ranks_.share(folder, kSubject);
 }
 
-// Block by block, so that each is fetched once. Of ranks that have the same, the first write.
+// Block by block, so that each is fetched once. Of the ranks with the same data, the first writes.
 std::vector<CheckpointWriter::Written> CheckpointWriter::write_own(const CheckpointPlan& plan,
                                                                    const std::string& folder) {
   std::vector<Written> written;
@@ -121,7 +121,7 @@ void CheckpointWriter::write_range(const CheckpointPlan& plan, const Range& rang
   }
 }
 
-// As the file holds them. Requires: `masters_` are those of the range.
+// Reads in the form of the file. Requires: `masters_` are those of the range.
 void CheckpointWriter::read(CheckpointPart part, const Range& range,
                             std::vector<std::byte>& bytes) {
   const auto read_as = [&](StateKind kind, std::uint64_t element_bytes) {

@@ -28,11 +28,11 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
 
 void SafetensorsFile::fail(const std::string& why) const {
   throw Error(ErrorCode::kInput,
-              fmt::format("\"{}\" is no usable safetensors file: {}", path_, why));
+              fmt::format("\"{}\" is not a usable safetensors file: {}", path_, why));
 }
 
 void SafetensorsFile::open_file() {
-  // O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+  // O_NONBLOCK: opening a pipe without a writer would wait forever.
   file_ = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file_ || ::fstat(file_.get(), &status) != 0)
@@ -88,10 +88,10 @@ void SafetensorsFile::add_entry(const std::string& name, const HeaderTensor& ten
   const auto& [dtype, shape, begin, end] = tensor;
   const std::uint64_t data_bytes = file_bytes_ - data_begin;
   if (begin > end || end > data_bytes)
-    fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
+    fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut short or damaged",
                      name, begin, end, data_bytes));
-  // Divided down instead of multiplied up: a damaged shape may have any product.
-  // Others are looked at by whoever uses them.
+  // Divides instead of multiplying, because a damaged shape may have any product. Tensors of other
+  // types are checked where they are used.
   const std::uint64_t element_bytes = dtype == "F32" ? sizeof(float) : 0;
   std::uint64_t rest = element_bytes == 0 ? 1 : (end - begin) / element_bytes;
   bool fits = element_bytes == 0 || (end - begin) % element_bytes == 0;

@@ -33,7 +33,7 @@ class HeaderReader : public json::json_sax_t {
       name_ = name;
       is_metadata_ = name == kMetadata;
       if (!is_metadata_ && !header_.tensors.try_emplace(name).second)
-        fail(fmt::format("tensor \"{}\" is there twice", name));
+        fail(fmt::format("tensor \"{}\" occurs twice", name));
     }
     field_ = name;
     return true;
@@ -117,7 +117,7 @@ class HeaderReader : public json::json_sax_t {
   bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
   std::string name_;                                   // of the tensor
   std::string field_;                                  // of its entry
-  std::optional<std::vector<std::uint64_t>> numbers_;  // of the list that is open
+  std::optional<std::vector<std::uint64_t>> numbers_;  // of the open list
 };
 
 void refuse_overlaps(const SafetensorsHeader& header) {
@@ -125,7 +125,7 @@ void refuse_overlaps(const SafetensorsHeader& header) {
   std::vector<const Place*> places;
   for (const Place& place : header.tensors) places.push_back(&place);
   std::ranges::sort(places, {}, [](const Place* place) { return place->second.begin_bytes; });
-  const Place* last = nullptr;  // the one that ends last so far
+  const Place* last = nullptr;  // the one with the last end so far
   for (const Place* const place : places) {
     const auto& [next_name, next] = *place;
     if (next.begin_bytes == next.end_bytes) continue;

@@ -14,7 +14,7 @@ namespace {
 
 // The smallest normal number of fp32, rounded up.
 constexpr double kEpsilonMin = 1.2e-38;
-// So that neither the scaled gradients of an ordinary model nor the inverse become denormal.
+// Within these, neither the scaled gradients of an ordinary model nor the inverse become denormal.
 constexpr double kStaticScaleMin = 0x1p-64;
 constexpr double kStaticScaleMax = 0x1p64;
 bool is_static_scale(double scale) {
@@ -59,7 +59,7 @@ Verify verify_from(const std::string& name) {
   return name == "off" ? Verify::kOff : Verify::kFull;
 }
 
-// It becomes part of file names.
+// The name becomes part of file names.
 bool is_store_name(const std::string& name) {
   return name.size() <= 64 && !name.starts_with('.') &&
          std::ranges::all_of(name, [](unsigned char c) {

@@ -22,12 +22,12 @@ namespace {
 
 using nlohmann::json;
 
-// Far more than any config has, and far less than what a wrong file can ask of memory.
+// Far more than any config has, and far less than a wrong file could take of memory.
 constexpr std::size_t kConfigBytesMax = 1 << 20;
 // The schema has four.
 constexpr std::size_t kNestingMax = 16;
 
-// An input iterator that tells how far the parser has read: the library itself does not keep the
+// An input iterator that records how far the parser has read, because the library does not keep the
 // places of keys.
 class TrackingIterator {
  public:
@@ -91,7 +91,7 @@ class DocumentBuilder : public json::json_sax_t {
     key_ = name;
     const std::string full = path(name);
     const auto end =
-        static_cast<std::size_t>(*reached_ - text_.data());  // behind the closing quote
+        static_cast<std::size_t>(*reached_ - text_.data());  // after the closing quote
     const std::size_t begin = text_.rfind('"', end - 2);
     if (!places_.emplace(full, begin).second)
       throw Error(ErrorCode::kConfig, fmt::format("{}: key \"{}\" is given twice",
@@ -213,7 +213,7 @@ ConfigDocument::ConfigDocument(std::string_view text, std::string name)
   content.name = std::move(name);
   content.text = text;
   const char* reached = content.text.data();
-  // The parser takes it for the end of the text, and would not look at what follows.
+  // The parser takes it for the end of the text, and would ignore the rest.
   if (const std::size_t nul = content.text.find('\0'); nul != std::string::npos)
     throw Error(ErrorCode::kConfig, fmt::format("{}:{}: there is a NUL byte; a config is text",
                                                 content.name, line_and_column(content.text, nul)));

@@ -44,7 +44,7 @@ void check_range(const json& value, const json& schema, const std::string& key,
 
 void check_string(const json& value, const json& schema, const std::string& key,
                   const SchemaComplaint& complain) {
-  // What takes it for the end of the string (every path) would use another one than was written.
+  // Code that takes NUL for the end of the string (as with paths) would use another string.
   if (value.get_ref<const std::string&>().find('\0') != std::string::npos)
     complain(key, fmt::format("\"{}\" is {}, with a NUL character in it", key, value.dump()));
   const auto allowed = schema.find("enum");
@@ -187,7 +187,7 @@ std::string nearest_key_hint(const std::string& unknown, const std::string& pare
   const std::string* nearest = nullptr;
   std::size_t nearest_distance = 0;
   for (const std::string& key : keys) {
-    // Near as written, or near by its last word in another section.
+    // Near as written, or near in its last word in another section.
     const std::size_t distance = std::min(
         edit_distance(full, key), edit_distance(unknown, key.substr(key.rfind('.') + 1)) + 1);
     if (nearest == nullptr || distance < nearest_distance) {

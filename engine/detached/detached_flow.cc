@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-// Jobs on records in host memory that are with the worker at once: it never waits for the next.
+// Records in host memory that are with the worker at once, so that it never waits for the next one.
 constexpr std::uint32_t kHostFlights = 4;
 
 }  // namespace
@@ -37,7 +37,7 @@ DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& p
                         fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
                                     "check the drive (smartctl, dmesg); {}",
                                     watch_.timeout_s(), list)));
-                    scheduler_.post([] {});  // waiters look again
+                    scheduler_.post([] {});  // makes the waiters check again
                   }}) {
   for (Flight& flight : flights_) flight.flow = this;
   place_homes(storage);
@@ -51,7 +51,7 @@ DetachedFlow::~DetachedFlow() {
     return watch_.is_stuck() ||
            std::ranges::none_of(flights_, [](const Flight& flight) { return flight.is_moving; });
   });
-  // Where a drive does not answer, this waits for it.
+  // If a drive does not answer, this waits for it.
   if (queue_) queue_->wait_idle();
   scheduler_.await_settled([this] {
     return std::ranges::none_of(flights_, [](const Flight& flight) { return flight.is_moving; });
@@ -107,7 +107,7 @@ bool DetachedFlow::settle() {
 bool DetachedFlow::start_next() {
   DetachedJob& job = jobs_.front();
   Home& home = homes_[job.block];
-  if (home.flight != nullptr && home.flight->job) return false;  // one job of a block at a time
+  if (home.flight != nullptr && home.flight->job) return false;  // one job per block at a time
   const bool needs_lane = home.record == nullptr;
   Flight* const flight = home.flight != nullptr ? home.flight : free_flight(needs_lane);
   if (flight == nullptr) return false;
@@ -131,7 +131,7 @@ bool DetachedFlow::start_next() {
   return true;
 }
 
-// Reads what is expected to be updated next into lanes that nothing else needs.
+// Reads the blocks that are expected next into lanes that nothing else needs.
 bool DetachedFlow::read_ahead() {
   if (!last_updated_ || plan_.lanes == 0) return false;
   bool has_moved = false;
@@ -155,13 +155,13 @@ bool DetachedFlow::read_ahead() {
   return has_moved;
 }
 
-// A flight that is free, or was read ahead and not asked for; null while there is none.
+// A flight that is free, or was read ahead and not requested; null while there is none.
 DetachedFlow::Flight* DetachedFlow::free_flight(bool needs_lane) {
   Flight* unused = nullptr;
   for (Flight& flight : flights_) {
     if ((flight.lane != nullptr) != needs_lane || flight.job || flight.is_moving) continue;
     if (!flight.block) return &flight;
-    unused = &flight;  // the last one read ahead is the last one that would be needed
+    unused = &flight;  // the last one read ahead would be needed last
   }
   if (unused != nullptr) forget(*unused);
   return unused;
@@ -210,7 +210,7 @@ void DetachedFlow::submit(Flight& flight) {
   queue_->submit({&submitted, 1});
 }
 
-// On the queue's thread.
+// Runs on the queue's thread.
 void DetachedFlow::take_sum(Transfer& transfer) const {
   const IoRequest& request = transfer.request;
   transfer.sum.reset();
@@ -222,7 +222,7 @@ void DetachedFlow::complete(Flight& flight) {
   Transfer& transfer = flight.transfer;
   if (const std::optional<Error> fault = fault_of(transfer)) {
     if (transfer.request.kind == IoKind::kRead && !transfer.is_reread) {
-      transfer.is_reread = true;  // what was only damaged on its way comes whole this time
+      transfer.is_reread = true;  // data damaged only on its way comes whole this time
       return submit(flight);
     }
     scheduler_.fail(*fault);

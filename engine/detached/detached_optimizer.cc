@@ -52,7 +52,7 @@ struct DetachedOptimizer::Parts {
                    std::uint64_t count) const;
   void add_update(const DetachedUpdate& update, const UpdateCoefficients& coefficients,
                   std::uint32_t block);
-  // As Scheduler::await(); after a failure, no work goes on over the application's memory.
+  // As Scheduler::await(); after a failure, no work on the application's memory continues.
   void await(const std::function<bool()>& ready) {
     try {
       scheduler.await(ready);

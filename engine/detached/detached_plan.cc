@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kPadElements = 256;
 constexpr std::uint64_t kRecordAlignBytes = 4096;
 constexpr std::uint64_t kBlockElements = 256 << 10;  // records of 2 or 3 MiB
-// One is read, one is updated, one is written.
+// One is read, one updated, one written.
 constexpr std::uint32_t kLanesMin = 3;
 constexpr std::uint32_t kLanesMax = 16;
 
@@ -35,7 +35,7 @@ void cut(DetachedPlan& plan, const Config& config, std::span<const DetachedTenso
   plan.first_block.push_back(static_cast<std::uint32_t>(plan.blocks.size()));
 }
 
-// Puts blocks that `wanted` names onto storage, and counts.
+// Puts the blocks that `wanted` selects onto storage, and counts them.
 template <typename Wanted>
 void place(DetachedPlan& plan, const Wanted& wanted) {
   plan.host_record_bytes = plan.storage_bytes = plan.lane_bytes = 0;

@@ -19,8 +19,8 @@ const T* array(const std::byte* record, std::uint64_t offset_bytes) {
   return reinterpret_cast<const T*>(record + offset_bytes);
 }
 
-// Where the application has changed 16-bit parameters since they were given, their values become
-// the masters. Returns how many.
+// If the application has changed 16-bit parameters since the last update, their values become the
+// masters. Returns how many.
 std::uint64_t adopt(const DetachedBlock& block, const std::uint16_t* parameter, std::byte* record) {
   const RecordFormat& format = block.format;
   auto* const given = array<std::uint16_t>(record, format.given_offset());

@@ -19,11 +19,11 @@ namespace sluice {
 namespace {
 
 constexpr std::string_view kSubject = "the durable store";
-// While another rank of the job has taken a lock, and has not yet written whose it is.
+// Tries while another rank of the job has taken a lock, and has not yet written its text.
 constexpr int kLockTries = 16;
 constexpr std::chrono::milliseconds kLockPause{50};
 
-// What a rank can go on from, as it travels.
+// The steps that a rank can continue from, in the form for the exchange.
 struct OfferWords {
   std::uint64_t has_newest = 0;
   std::uint64_t newest = 0;
@@ -63,7 +63,7 @@ DurableStore::DurableStore(const Config& config, const ModelSpec& model, const L
   }
 }
 
-// On every path, before anything else there is touched.
+// Takes the lock on every path, before anything else there is touched.
 void DurableStore::lock() {
   const std::string job =
       ranks_.share(ranks_.rank() == 0 ? sluice::text_of(random_store_id()) : "", kSubject);
@@ -168,7 +168,7 @@ void DurableStore::open(Placement& placement) {
   homes_.files = files_->shared_data();
 }
 
-// Before anything is changed.
+// Comes before any change.
 void DurableStore::check(const CommitRecord& record) const {
   std::string obstacle = identity_.obstacle(record.model_hash, record.layout_hash, record.settings);
   if (obstacle.empty() && (record.rank != ranks_.rank() || record.rank_count != ranks_.count()))
@@ -181,7 +181,7 @@ void DurableStore::check(const CommitRecord& record) const {
                             name_, sluice::text_of(id_), obstacle));
 }
 
-// Places the copies as the record has them.
+// Places the copies as in the record.
 void DurableStore::take_planes(const CommitRecord& record, Placement& placement) {
   const auto fail = [&](const std::string& why) {
     throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\": {}", name_, why));
@@ -249,7 +249,7 @@ void DurableStore::name_data() {
   ranks_.together(kSubject, [&] { files_->name_data(); });
 }
 
-// Rank 0's last.
+// Rank 0 comes last.
 void DurableStore::name_records() {
   for (const bool is_first : {false, true})
     ranks_.together(kSubject, [&] {

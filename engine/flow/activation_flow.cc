@@ -75,7 +75,7 @@ void ActivationFlow::check_next(const ActivationRef& ref, ActivationAction actio
                 fmt::format("{} {}: {}", name_of(action), describe(ref), why));
   };
   if (plan_->accesses.empty())
-    fail("the engine keeps no activations; Config::activations says who does");
+    fail("the engine keeps no activations; Config::activations says who keeps them");
   if (next_access_ == plan_->accesses.size()) fail("the step has no more activations");
   const ActivationAccess& next = access_at(next_access_);
   if (next.ref != ref || next.action != action)
@@ -97,7 +97,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
   const std::uint32_t place = access_at(access).place;
   if (action == ActivationAction::kSave) {
     wait_for_place(stream, place);
-  } else {  // behind whoever saved it, or the copy that brought it back
+  } else {  // after its save, or the copy that brought it back
     device_.wait(stream, used_events_[place].id());
     device_.wait(stream, arrived_events_[place].id());
   }
@@ -111,7 +111,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
 }
 
 void ActivationFlow::release(const LeasedActivation& lease) noexcept {
-  // One event stands for all who use the place: each waits for the one before.
+  // One event stands for all users of the place: each waits for the one before.
   const EventId used = used_events_[access_at(lease.access).place].id();
   device_.wait(lease.stream, used);
   device_.record(used, lease.stream);
@@ -136,7 +136,7 @@ void ActivationFlow::require_complete() const {
 }
 
 ActivationFlow::Report ActivationFlow::finish() {
-  // Nothing is on its way but the news that it has arrived.
+  // Only reports of arrival are still pending.
   scheduler_.await([this] { return idle(); });
   for (const Event& used : used_events_) device_.synchronize(used.id());
   return std::exchange(moved_, {});
@@ -170,7 +170,7 @@ void ActivationFlow::pump() {
   while (issue_next()) process_arrivals();
 }
 
-// Forgets what has not begun. Slots whose transfers or copies are under way free themselves.
+// Forgets pending work. Slots with transfers or copies under way free themselves.
 void ActivationFlow::drop_pending() {
   stores_.clear();
   for (const Arrival& arrival : arrivals_) {
@@ -210,7 +210,7 @@ void ActivationFlow::store_to_host(std::uint32_t access) {
   call_back(down_stream_, access, placement_.activation_homes.value_bytes(home), [] {});
 }
 
-// False while no slot is free.
+// Returns false while no slot is free.
 bool ActivationFlow::store_piece(Store& store) {
   const std::uint32_t slot = take_slot(store.access, store.next_piece);
   if (slot == kNoSlot) return false;
@@ -240,7 +240,7 @@ void ActivationFlow::copied_out(std::uint32_t slot) {
 
 // --- And back ---
 
-// Issues the next access, or one piece of it. False when something has to happen first.
+// Issues the next access, or one piece of it. Returns false if something else has to happen first.
 bool ActivationFlow::issue_next() {
   if (issued_ == plan_->accesses.size()) return false;
   const ActivationAccess& access = access_at(issued_);
@@ -253,8 +253,8 @@ bool ActivationFlow::issue_next() {
   return true;
 }
 
-// Whether what it overwrites may be overwritten once the device gets to it, and what it wants is
-// there.
+// Whether the activation that it overwrites may go once the device gets there, and the one that it
+// loads is at its home.
 bool ActivationFlow::may_start(const ActivationAccess& access) const {
   if (access.evicted) {
     const std::uint32_t source = access_at(*access.evicted).source;
@@ -293,7 +293,7 @@ bool ActivationFlow::fetch_piece() {
   return true;
 }
 
-// Queues the copies of whatever has been read at the front, in order.
+// Queues the copies of the pieces that have been read at the front, in order.
 void ActivationFlow::process_arrivals() {
   while (!arrivals_.empty()) {
     const Arrival arrival = arrivals_.front();
@@ -343,7 +343,7 @@ void ActivationFlow::drop_from_storage(std::uint64_t size_bytes) {
   on_storage_bytes_ -= size_bytes;
 }
 
-// Behind those who had the place before, and the copy that took what they left.
+// Waits for the former users of the place, and for the copy that took their data out.
 void ActivationFlow::wait_for_place(StreamId stream, std::uint32_t place) {
   device_.wait(stream, used_events_[place].id());
   device_.wait(stream, left_events_[place].id());

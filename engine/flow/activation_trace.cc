@@ -1,4 +1,4 @@
-// What the trace says of activations on their way.
+// The trace's view of activations in transit.
 #include <algorithm>
 
 #include "engine/flow/activation_flow.h"
@@ -32,7 +32,7 @@ void ActivationFlow::trace_copy(TraceRecord record) {
   trace_span(record);
 }
 
-// The one that computes the value: it crosses from that unit to the next.
+// The unit that computes the value: it crosses from that unit to the next.
 std::uint32_t ActivationFlow::unit_of(std::uint32_t access) const {
   return index_of(model_.forward_order[access_at(access).ref.boundary]);
 }

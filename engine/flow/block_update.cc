@@ -72,7 +72,7 @@ void for_each_run(const Layout& layout, const BlockPlace& block,
   auto tensor = std::ranges::find_if(tensors, [&](const TensorPlace& place) {
     return place.offset_elements + place.element_count > begin;
   });
-  // A block may begin in the padding behind the last tensor that touches it.
+  // A block may begin in the padding after the last tensor that touches it.
   std::uint32_t set =
       tensor == tensors.end() ? tensors.back().hyperparameter_set : tensor->hyperparameter_set;
   while (begin < block_end) {
@@ -98,8 +98,8 @@ void update_block(const Layout& layout, const BlockPlace& block, const BlockPlan
         NewState::kNonFinite) {
       throw_if_overflowed(layout, block, planes, step);
       throw Error(ErrorCode::kInternal,
-                  fmt::format("the update of block {} has noticed a value that is not finite, and "
-                              "none is there",
+                  fmt::format("the update of block {} has noticed a value that is not finite, but "
+                              "all values are finite",
                               index_of(block.id)));
     }
   });

@@ -132,7 +132,7 @@ void Commits::stop() {
 
 std::string Commits::way_back() const {
   if (!durable_step_) return "the store has no commit yet";
-  return fmt::format("the store stays at step {}: open it again to go on from there",
+  return fmt::format("the store stays at step {}: open it again to continue from there",
                      *durable_step_);
 }
 

@@ -84,7 +84,7 @@ void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
   worker_.post([this, unit, step] { name_overflow(unit, step); }, end);
 }
 
-// On the worker's thread. Weights and moments are as the update has left them.
+// On the worker's thread. Weights and moments are as the update left them.
 void DeviceUpdates::name_overflow(UnitId id, std::uint64_t step) const {
   for (const BlockPlace& block : layout_.blocks_of(id)) {
     AlignedBuffer parameters =

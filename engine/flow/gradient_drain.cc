@@ -53,7 +53,7 @@ void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
   waiting_.begin_step();
 }
 
-// As soon as a slot is free, so that computation finds it ready.
+// Runs as soon as a slot is free, so that computation finds it ready.
 void GradientDrain::zero(std::uint32_t slot, std::uint64_t size_bytes) {
   device_.fill_zero(tiers_.gradient_slot(slot), size_bytes, zero_stream_.id());
   device_.record(zeroed_events_[slot].id(), zero_stream_.id());
@@ -68,7 +68,7 @@ std::optional<std::uint32_t> GradientDrain::try_take_slot() {
 }
 
 void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId computed) {
-  // The copy stream meets the waits in order of release, as it meets the copies.
+  // The copy stream reaches the waits in order of release, as it does the copies.
   device_.wait(copy_stream_.id(), computed);
   Unit& unit = units_[index_of(use.unit)];
   if (unit.is_final) --final_units_;
@@ -139,7 +139,7 @@ void GradientDrain::spill_home() {
   pump();
 }
 
-// What the job brings to the set: what this rank owns once it is reduced, else all that it keeps.
+// The job's range in the set: this rank's part once it is reduced, otherwise everything it keeps.
 GradientDrain::Range GradientDrain::range_of(const Job& job) const {
   const UnitId unit = job.use.unit;
   if (job.is_reduced) return owned(unit);
@@ -155,7 +155,7 @@ std::byte* GradientDrain::in_set(const Range& range) const {
          (range.begin - layout_.set_begin(range.unit)) * layout_.format().gradient_bytes();
 }
 
-// For traces: pieces of what other ranks update are no blocks.
+// For traces: pieces of parts that other ranks update are not blocks.
 std::uint32_t GradientDrain::block_of(const Range& piece) const {
   const UnitPlace& unit = layout_.unit(piece.unit);
   if (layout_.shard().keeps_all_gradients && !reduces_each_) return kTraceNone;
@@ -163,7 +163,7 @@ std::uint32_t GradientDrain::block_of(const Range& piece) const {
          static_cast<std::uint32_t>((piece.begin - unit.shard_begin) / layout_.block_elements());
 }
 
-// What this rank updates of the unit.
+// The part of the unit that this rank updates.
 GradientDrain::Range GradientDrain::owned(UnitId id) const {
   const UnitPlace& unit = layout_.unit(id);
   return {.unit = id, .begin = unit.shard_begin, .count = unit.shard_elements};
@@ -179,12 +179,12 @@ void GradientDrain::start_copy(Job& job) {
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
-// Where each use's gradient is reduced, nothing of the other ranks' comes to the set.
+// Where each use's gradient is reduced, the other ranks' parts do not come to the set.
 void GradientDrain::add_waiting(UnitId unit) {
   waiting_.add(unit, /*keeps_others=*/!ranks_.are_several() || !reduces_each_);
 }
 
-// In the slot: what this rank owns becomes the sum over the ranks.
+// In the slot, this rank's part becomes the sum over the ranks.
 void GradientDrain::reduce(Job& job) {
   job.is_reduced = true;
   ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),
@@ -199,7 +199,7 @@ bool GradientDrain::awaits_reduction(const Job& job) const {
   return ranks_.are_several() && !reduces_each_ && job.use.final_gradient && !job.is_reduced;
 }
 
-// The sum goes up into the slot, is reduced there, and comes back.
+// The sum is copied up into the slot, reduced there, and copied back.
 void GradientDrain::start_last_reduction(Job& job) {
   device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit),
                layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
@@ -299,7 +299,7 @@ void GradientDrain::move_front() {
   if (job.copies_left != 0) return;
   if (job.has_slot && !awaits_reduction(job)) {
     free_slots_.push_back(job.slot);
-    zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it still is
+    zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it is still zero
     scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }

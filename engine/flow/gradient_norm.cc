@@ -1,5 +1,5 @@
-// The end of a gradient's way through the drain: its norm, zeros for units that had none, and where
-// it is not finite.
+// The end of a gradient's path through the drain: its norm, zeros for units without one, and the
+// place of a value that is not finite.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -94,7 +94,7 @@ void GradientDrain::take_norm(UnitId unit) {
                                        owned(unit).count, norm);
 }
 
-// From the range's start.
+// Counted from the range's start.
 std::optional<std::uint64_t> GradientDrain::first_non_finite(const Range& range) const {
   if (placement_.gradient_is_on_device(range.unit)) return first_non_finite_on_device(range);
   if (!placement_.gradient_spills(range.unit))

@@ -8,8 +8,8 @@ namespace sluice {
 
 static_assert(kDeviceLeafElements == kAlignElements, "a unit is made of whole leaves");
 
-// From the slot into the set, or onto the sum there. The update before has read that: computation
-// waited for it.
+// Copies from the slot into the set, or adds to the sum there. The update before has read that sum:
+// computation waited for it.
 void GradientDrain::start_on_device(Job& job) {
   if (job.is_first) return start_copy(job);
   const Range range = range_of(job);
@@ -21,7 +21,7 @@ void GradientDrain::start_on_device(Job& job) {
   device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
-// One at a time of a unit: the sums of its leaves have one place to arrive in.
+// One at a time per unit: the sums of its leaves have only one place to arrive in.
 void GradientDrain::take_norm_on_device(UnitId unit) {
   const StreamId stream = copy_stream_.id();
   if (!units_[index_of(unit)].has_gradient) {
@@ -49,7 +49,7 @@ void GradientDrain::add_leaves(UnitId unit) {
   for (const double leaf : leaves) norm.add(leaf);
 }
 
-// The sums tell the leaf, and the device the element. From the range's start, which is a leaf's.
+// The sums give the leaf, and the device the element, counted from the range's start (a leaf's).
 std::optional<std::uint64_t> GradientDrain::first_non_finite_on_device(const Range& range) const {
   const double* const leaves = tiers_.host_tally(range.unit).leaves;
   const std::uint64_t own_begin = owned(range.unit).begin;

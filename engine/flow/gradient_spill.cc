@@ -70,13 +70,13 @@ void GradientSpill::free(std::uint32_t slot) {
                                placement_.gradient_staging.slot_bytes);
 }
 
-// Both slots that a block needs, or none: of two blocks with one slot each, neither would move.
+// Takes both slots that a block needs, or none: two blocks with one slot each would both be stuck.
 bool GradientSpill::start_block() {
   const bool adds = !gradient_.is_first;
   if (std::ranges::count(slots_, true, &Slot::is_free) < (adds ? 2 : 1)) return false;
   const BlockId block = layout_.blocks_of(gradient_.unit)[next_block_++].id;
   const std::uint32_t slot = take_slot(block);
-  slots_[slot].pending = 1;  // held until all has been asked for
+  slots_[slot].pending = 1;  // held until everything has been requested
   if (gradient_.data != nullptr) copy_in(slot);
   if (adds) fetch_sum(slot);
   arrived(slot);
@@ -101,14 +101,14 @@ void GradientSpill::fetch_sum(std::uint32_t slot) {
   const std::uint32_t sum = take_slot(block);
   slots_[slot].partner = sum;
   slots_[sum].partner = slot;
-  if (scheduler_.failed()) return;  // storage may be what has failed
+  if (scheduler_.failed()) return;  // storage itself may have failed
   ++slots_[slot].pending;
   slots_[sum].transfer.step = gradient_.step;
   store_.fetch(slots_[sum].transfer, block, Plane::kGradient, tiers_.gradient_staging(sum),
                store_.version(block, Plane::kGradient));
 }
 
-// Once the stream has come so far.
+// Calls once the stream has reached this point.
 void GradientSpill::call_back(std::function<void()> function) {
   device_.call_host(stream_, [this, function = std::move(function)]() mutable {
     scheduler_.post(std::move(function));

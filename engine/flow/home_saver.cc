@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// Blocks on their way at once: keeps a drive supplied beside the pass, without taking it over.
+// Blocks in transit at once: keeps a drive supplied beside the pass, without taking it over.
 constexpr std::uint32_t kSaves = 4;
 constexpr Plane kPlanes[] = {Plane::kParameter, Plane::kRecord};
 

@@ -1,13 +1,13 @@
-// A lane of the optimizer pass: what brings a block into it, and home again.
+// A lane of the optimizer pass: brings a block in, and home again.
 #include <sluice/error.h>
 #include "base/trace/trace.h"
 #include "engine/flow/optimizer_pass.h"
 
 namespace sluice {
 
-// False when the block has to wait for something first.
+// Returns false when the block has to wait for something first.
 bool OptimizerPass::start(std::uint32_t index, BlockId block) {
-  // Still being written by the update before, or for its commit.
+  // The update before, or its commit, is still writing it.
   if (in_lane_[index_of(block)] || is_being_committed(block)) return false;
   Lane& lane = lanes_[index];
   std::uint32_t slot = kNone;
@@ -40,7 +40,7 @@ bool OptimizerPass::start(std::uint32_t index, BlockId block) {
   return true;
 }
 
-// Starts what brings the block's planes into the lane.
+// Starts the transfers that bring the block's planes into the lane.
 void OptimizerPass::load(std::uint32_t index) {
   Lane& lane = lanes_[index];
   lane.phase = LanePhase::kReading;
@@ -57,12 +57,12 @@ void OptimizerPass::load(std::uint32_t index) {
                  layout_.parameter_bytes(lane.block), down_stream_.id());
     slots_.set_version(lane.slot, lane.version);  // once the copy is done
     add_pending_copy(index, down_stream_.id());
-  } else if (!slots_.is_transferring(lane.slot)) {  // else the prefetcher is reading it
+  } else if (!slots_.is_transferring(lane.slot)) {  // otherwise the prefetcher is reading it
     slots_.fetch(lane.slot, lane.version);
   }
 }
 
-// Once nobody adds to them any more.
+// Runs once no more gradients are added.
 void OptimizerPass::load_gradients(std::uint32_t index) {
   Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
@@ -153,7 +153,7 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
     store_.adopt(lane.block, Plane::kParameter);
     store_.adopt(lane.block, Plane::kRecord);
   }
-  // The next forward asks for what is updated after the turn; before it, for something else first.
+  // The next forward needs a block that is updated after the turn; an early one has to wait longer.
   const bool is_early = order_.phase() == UpdateOrder::Phase::kAhead && lane.version == version();
   const bool is_wanted =
       placement_.parameter_tier[index_of(lane.block)] == Tier::kNvme && !is_early;
@@ -162,7 +162,7 @@ void OptimizerPass::finish_writing(std::uint32_t index) {
   if (commits_ != nullptr) commits_->updated(block, lane.version + 1);
 }
 
-// The update is made: in host memory for good, elsewhere on its way.
+// The update has been made: in host memory it is permanent, elsewhere it is on its way.
 void OptimizerPass::take_effect(std::uint32_t index) {
   Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
@@ -183,7 +183,7 @@ void OptimizerPass::take_effect(std::uint32_t index) {
   advance(index);
 }
 
-// Whether what goes to storage may: a commit before has its table, and a copy is free.
+// Whether the block may be written to storage: an earlier commit has its table, and a copy is free.
 bool OptimizerPass::may_write(const Lane& lane) const {
   if (commits_ == nullptr) return true;
   const std::uint32_t i = index_of(lane.block);
@@ -220,8 +220,8 @@ void OptimizerPass::write(std::uint32_t index) {
   advance(index);
 }
 
-// Behind the work on `stream`, where the parameters are at home on the device. True when the block
-// is its unit's last.
+// Counts it after the work on `stream`, if the parameters are at home on the device. Returns true
+// when the block is its unit's last.
 bool OptimizerPass::count_updated(const BlockPlace& block, StreamId stream) {
   waiting_.consumed(block.id);
   if (!order_.count_updated(block)) return false;

@@ -9,12 +9,12 @@
 namespace sluice {
 namespace {
 
-// Blocks updated in place need no buffers: so many keep the worker supplied.
+// Blocks updated in place need no buffers: this many keep the worker supplied.
 constexpr std::uint32_t kInPlaceLanes = 4;
-// One update runs, the next waits behind it: more would hold up gradients on the same worker.
+// One update runs, the next one waits for it: more would delay gradients on the same worker.
 constexpr std::uint32_t kUpdatesPostedMax = 2;
-// Small blocks go to the worker together, up to about so many elements: one at a time, threads
-// would wake each other for less than that costs.
+// Small blocks go to the worker together, up to about this many elements. One at a time, the
+// threads would spend more on waking each other than on the update.
 constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 
 }  // namespace
@@ -77,7 +77,7 @@ void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed)
   on_change_();
 }
 
-// Blocks in shadows become home, or wait to be updated again.
+// Blocks in shadows become home, or wait for another update.
 void OptimizerPass::settle_tentative(bool adopt) {
   for (const BlockPlace& block : layout_.blocks()) {
     if (!order_.is_tentative(block.id)) continue;
@@ -175,11 +175,11 @@ void OptimizerPass::pump() {
   post_updates();
 }
 
-// What is enqueued there, the device does in order: the next step may count on it.
+// The device runs enqueued updates in order, so the next step may count on them.
 void OptimizerPass::start_on_device() {
   while (const auto id = order_.next(UpdatePlace::kDevice)) {
     const BlockPlace& block = layout_.block(*id);
-    // A commit takes the block as it is, once the device says that it has not overflowed.
+    // A commit takes the block as it is, once the device reports that it has not overflowed.
     if (commits_ != nullptr && (device_updates_.is_running(block.unit) || is_being_committed(*id)))
       return;
     order_.take_next(UpdatePlace::kDevice);
@@ -243,23 +243,23 @@ void OptimizerPass::post_updates() {
   }
 }
 
-// The lane to go to the worker, or kNone.
+// The lane that goes to the worker next, or kNone.
 std::uint32_t OptimizerPass::next_to_update() const {
   std::uint32_t best = kNone;
   for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
     const Lane& lane = lanes_[i];
     if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
       continue;
-    // Where the schedule has changed, the unit may be used once more after its gradient was final.
+    // If the schedule has changed, the unit may be used again after its gradient was final.
     if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
     if (best == kNone || is_next(lane, lanes_[best])) best = i;
   }
   return best;
 }
 
-// On the worker's thread. What it throws becomes the scheduler's failure before the block is
-// written: on storage it keeps its old version. Blocks before it are updated, so policy "skip"
-// cannot hold here.
+// On the worker's thread. An exception becomes the scheduler's failure before the block is written:
+// on storage it keeps its old version. Earlier blocks have been updated, so policy "skip" cannot be
+// kept here.
 void OptimizerPass::update(std::uint32_t index) {
   Lane& lane = lanes_[index];
   const BlockPlace& block = layout_.block(lane.block);
@@ -303,7 +303,7 @@ void OptimizerPass::updated(std::uint32_t index) {
 WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
   WaitCause cause{.reason = TraceReason::kUpdateLane};
   if (block) cause = {cause.reason, index_of(layout_.block(*block).unit), index_of(*block)};
-  LanePhase last = LanePhase::kFree;  // of those looked at, the one that says most
+  LanePhase last = LanePhase::kFree;  // the least advanced phase so far
   for (const Lane& lane : lanes_) {
     if (lane.phase == LanePhase::kFree || (block && lane.block != *block)) continue;
     if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;

@@ -100,7 +100,7 @@ void ParameterSlots::fetch(std::uint32_t index, std::uint64_t version) {
   slot.version.reset();
   slot.version_being_read = version;
   slot.is_transferring = true;
-  // Computation waits for what is prefetched.
+  // Computation waits for prefetched parameters.
   slot.transfer.read_priority = slot.prefetch_users != 0 ? IoPriority::kHigh : IoPriority::kNormal;
   store_.fetch(slot.transfer, slot.block, Plane::kParameter, data(index), version);
 }

@@ -11,8 +11,8 @@ namespace {
 
 // Bounds the blocks in the pipeline that need no staging slot.
 constexpr std::size_t kPipelineItemsMax = 256;
-// Copies of so many bytes together are heard of at once: less is over sooner than a notice is
-// handled, and much more would keep its slots for too long.
+// The end of copies is reported per this many bytes: a smaller copy ends before a report is
+// handled, and a much larger one would keep its slots for too long.
 constexpr std::uint64_t kNoticeBytes = 512 << 10;
 
 }  // namespace
@@ -85,7 +85,7 @@ void Prefetcher::pump() {
   request_notice();
 }
 
-// Issues the next block, or the next use that needs none. False when something has to happen first.
+// Issues the next block, or the next use without blocks. Returns false if that has to wait.
 bool Prefetcher::issue_next() {
   blocked_ = {};
   if (next_use_ == schedule_->size() || pipeline_.size() == kPipelineItemsMax) return false;
@@ -109,7 +109,7 @@ bool Prefetcher::issue_next() {
   return true;
 }
 
-// What the unit overwrites is lost.
+// The bytes that the unit overwrites are lost.
 void Prefetcher::occupy(std::uint32_t use) {
   const std::uint64_t begin = plan_->uses[use].offset_bytes;
   const std::uint64_t end = begin + layout_.unit_parameter_bytes((*schedule_)[use].unit);
@@ -132,8 +132,8 @@ void Prefetcher::finish_issue(std::uint32_t use) {
   if ((*schedule_)[use].final_gradient) hooks_.on_final_fetch((*schedule_)[use].unit);
 }
 
-// Whether what the use overwrites is free, and, for a unit homed on the device, whether it has been
-// updated.
+// Whether the bytes that the use overwrites are free and, for a unit homed on the device, whether
+// it has been updated.
 bool Prefetcher::may_start(std::uint32_t use) {
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     if (!released_[evicted]) return blocked_by(TraceReason::kWindow, (*schedule_)[use].unit);
@@ -161,10 +161,10 @@ bool Prefetcher::issue_block(std::uint32_t use, const BlockPlace& block, bool is
   };
   if (placement_.parameter_tier[index_of(block.id)] == Tier::kNvme) {
     if (const auto bound = slots_.find(block.id)) {
-      // Without keeping, as under the serial policy, traffic is what was predicted, to the byte:
-      // the block's earlier fetch ends first.
+      // Without kept slots, as under the serial policy, traffic is as predicted, to the byte: the
+      // block's earlier fetch ends first.
       if (placement_.kept_slots == 0 && !slots_.is_in_pass(*bound)) return lacks_slot();
-      // What a cancelled update has made of the bytes is of no use: the pass lets go of them soon.
+      // A cancelled update has made these bytes useless: the pass releases them soon.
       if (!slots_.will_hold(*bound, version_of(block.id))) return lacks_slot();
       item.slot = *bound;
       slots_.join(*bound, SlotUser::kPrefetch);
@@ -192,13 +192,13 @@ WaitCause Prefetcher::waits_for() const {
           .block = block};
 }
 
-// Queues the copies of whatever has arrived at the front, in schedule order.
+// Queues the copies of blocks that have arrived at the front, in schedule order.
 void Prefetcher::process_head() {
   while (!pipeline_.empty()) {
     const Item item = pipeline_.front();
     const bool has_arrived =
         item.slot == kNoSlot || slots_.holds(item.slot, version_of(BlockId{item.block}));
-    const bool is_void = scheduler_.failed();  // its bytes may mean nothing
+    const bool is_void = scheduler_.failed();  // its bytes may be invalid
     if (!has_arrived && (!is_void || slots_.is_transferring(item.slot))) return;
     pipeline_.pop_front();
     if (is_void) {
@@ -216,8 +216,8 @@ void Prefetcher::process_head() {
   }
 }
 
-// The copies of the use's blocks have been queued: brings the other ranks' shards, if there are
-// any, on a stream of its own, so that copies for later uses go on meanwhile.
+// The copies of the use's blocks have been queued. Brings the other ranks' shards, if any, on a
+// separate stream, so that copies for later uses continue meanwhile.
 void Prefetcher::complete_unit(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   if (!ranks_.shard_parameters()) {
@@ -230,16 +230,16 @@ void Prefetcher::complete_unit(std::uint32_t use) {
                   unit.shard_begin * layout_.format().parameter_bytes());
 }
 
-// The rank's shard has been updated where it is at home. The update after that overwrites it once
-// the gradients are there that computation makes of what is gathered now.
+// The rank's shard has been updated in its home. The next update overwrites it only after the
+// gradients that computation makes from this gather.
 void Prefetcher::gather_from_home(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   std::vector<std::uint32_t> evicted_units;
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     const UnitId evicted_unit = (*schedule_)[evicted].unit;
     device_.wait(gather_stream_.id(), release_event(evicted_unit));
-    // What is copied next may take the rest of that unit's place, or the place that this one
-    // leaves, and knows of neither.
+    // The next copy may take the rest of that unit's place, or the place that this one leaves, and
+    // would otherwise wait for neither.
     device_.wait(copy_stream_.id(), release_event(evicted_unit));
     evicted_units.push_back(index_of(evicted_unit));
   }
@@ -258,7 +258,7 @@ void Prefetcher::gather_from_home(std::uint32_t use) {
   });
 }
 
-// Brings all ranks' shards of the use's unit into its place. `source` is this rank's.
+// Gathers all ranks' shards of the use's unit into its place. `source` is this rank's shard.
 void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
   const std::uint64_t payload_bytes = unit.payload_elements * layout_.format().parameter_bytes();
@@ -282,7 +282,7 @@ void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
   if (is_gated) {
     for (const std::uint32_t evicted : place.evicted_uses)
       device_.wait(copy_stream_.id(), release_event((*schedule_)[evicted].unit));
-    // Gates open in the order of the copies behind them.
+    // Gates open in the order of the copies after them.
     device_.call_host(copy_stream_.id(), [this, use = item.use] {
       scheduler_.post([this, use] {
         for (const std::uint32_t evicted : plan_->uses[use].evicted_uses)
@@ -345,7 +345,7 @@ void Prefetcher::copied() {
   hooks_.on_change();
 }
 
-// The device copies while the first copy's gate is open.
+// The device is copying while the first copy's gate is open.
 void Prefetcher::meter_copies() {
   const bool is_copying = !copies_.empty() && !copies_.front().is_gated;
   if (is_copying == is_copying_) return;

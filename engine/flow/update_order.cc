@@ -89,10 +89,10 @@ bool UpdateOrder::may_update(BlockId block) const {
   return updates_early() && gradient_final_[index_of(layout_.block(block).unit)];
 }
 
-// Early updates come in the order in which backward ends with units.
+// Early updates come in the order in which backward finishes with units.
 void UpdateOrder::append(UnitId unit) {
   if (!updates_early()) return;
-  // A gradient that would have to be read twice, should the update be made again, waits for the
+  // A gradient that would have to be read twice if the update were repeated waits for the
   // coefficients.
   if (current_.policy == OverlapPolicy::kSpeculative && placement_.gradient_leaves(unit)) return;
   for (const BlockPlace& block : layout_.blocks_of(unit)) {
@@ -102,7 +102,7 @@ void UpdateOrder::append(UnitId unit) {
   }
 }
 
-// From here on in the order in which the next forward will ask.
+// From here on, blocks come in the order in which the next forward needs them.
 void UpdateOrder::queue_rest() {
   queues_ = {};
   for (const BlockId block : forward_blocks_) {
@@ -110,7 +110,7 @@ void UpdateOrder::queue_rest() {
   }
 }
 
-// A block that is updated in place has nothing to be read ahead.
+// A block that is updated in place has nothing to read ahead.
 std::optional<BlockId> UpdateOrder::next(UpdatePlace place) const {
   const Queue& from = queue(place);
   if (phase_ == Phase::kIdle || from.next == from.blocks.size()) return std::nullopt;

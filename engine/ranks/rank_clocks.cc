@@ -23,7 +23,7 @@ ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const Exc
     least = std::max(least, static_cast<std::int64_t>(own[i].before_ns - root[i].after_ns));
     most = std::min(most, static_cast<std::int64_t>(own[i].after_ns - root[i].before_ns));
   }
-  // Clocks that run at different rates contradict themselves by a little.
+  // Clocks that run at different rates contradict each other a little.
   if (least > most) std::swap(least, most);
   const std::int64_t width = most - least;
   return {.offset_ns = least + width / 2, .error_ns = static_cast<std::uint64_t>(width + 1) / 2};

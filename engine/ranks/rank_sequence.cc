@@ -2,7 +2,7 @@
 
 namespace sluice {
 
-// Relaxed: what orders the two is the event behind the operation.
+// Relaxed: the event after the operation orders the two accesses.
 void RankSequence::begin(const CollectiveSpan& span) {
   record_ = {.begin_ns = trace_now_ns(),
              .size_bytes = span.size_bytes,

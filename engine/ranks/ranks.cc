@@ -76,7 +76,7 @@ std::vector<std::byte> Ranks::exchange(std::span<const std::byte> own, std::stri
   return all;
 }
 
-// The most is the least of the complements.
+// The largest value is the complement of the least of the complements.
 void Ranks::all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                        std::string_view subject) {
   if (!are_several()) return;
@@ -150,7 +150,7 @@ void Ranks::share_failure(const std::optional<Error>& own, std::string_view subj
   try {
     all_reduce({}, std::span(&worst, 1), subject);
   } catch (const Error&) {
-    if (!own) throw;  // else the others have heard, and some may have left by now
+    if (!own) throw;  // otherwise the others know already, and some may have left by now
   }
   if (own) throw *own;
   if (worst.most != 0)
@@ -201,8 +201,8 @@ void Ranks::reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint
   });
 }
 
-// Every rank of the group adds its part over the group, and adds that to what the other groups have
-// of it. Without sharing, the parts come together again.
+// Every rank of the group adds its part within the group, and adds that to the other groups' sums
+// of it. If gradients are not sharded, the parts are gathered again.
 void Ranks::reduce_in_group(const UnitPlace& unit, std::byte* slot, DType type, StreamId stream) {
   Collectives& group = reductions_->collectives();
   const std::uint64_t elements = unit.element_count / group_;

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Equal neighbours as one [count, tier].
+// Equal neighbors as one [count, tier].
 ordered_json runs_of(const std::vector<Tier>& tiers) {
   ordered_json runs = ordered_json::array();
   for (std::size_t i = 0; i < tiers.size();) {
@@ -112,9 +112,9 @@ std::vector<std::uint32_t> indices_of(const std::vector<UnitId>& units) {
   return indices;
 }
 
-// A trace may come from anywhere. No run comes near these limits, and what is planned from a
+// A trace may come from anywhere. No run comes near these limits, and a plan made from a
 // description within them is small.
-constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;  // of the model
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 48;  // for the model
 constexpr std::uint64_t kBlocksMax = std::uint64_t{1} << 22;
 constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 56;
 constexpr std::uint64_t kCountMax = std::uint64_t{1} << 24;
@@ -152,7 +152,7 @@ std::vector<UnitId> order_from(const nlohmann::json& document, const char* key) 
   return order;
 }
 
-// Older traces say nothing of it, and their state is taken to be one rank's.
+// Older traces lack this section; their state is taken to be that of one rank.
 Config::Sharding sharding_from(const nlohmann::json& config) {
   Config::Sharding sharding;
   if (!config.contains("sharding")) return sharding;
@@ -163,7 +163,7 @@ Config::Sharding sharding_from(const nlohmann::json& config) {
   return sharding;
 }
 
-// A model of no more elements and blocks than there can be.
+// Checks that the model has no more elements and blocks than possible.
 void require_plausible(const ModelSpec& model, std::uint64_t block_elements) {
   std::uint64_t elements = 0, blocks = 0;
   for (const UnitSpec& unit : model.units) {
@@ -208,7 +208,7 @@ std::string describe_engine(const Config& config, const ModelSpec& model, const 
                                  {"units", units_of(layout)},
                                  {"parameter_tier", runs_of(placement.parameter_tier)},
                                  {"record_tier", runs_of(placement.record_tier)}};
-  // Names of tensors are the application's: whatever bytes they have, the file is JSON.
+  // The application chooses tensor names: whatever bytes they have, the file is valid JSON.
   return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 

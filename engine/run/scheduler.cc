@@ -17,7 +17,7 @@ void Scheduler::run(const std::function<void()>& task) {
     } catch (...) {
       thrown = std::current_exception();
     }
-    return true;  // a waiter is asked until it says yes, so this runs once
+    return true;  // a waiter is checked until it says yes, so this runs once
   };
   await_settled(once);
   if (thrown != nullptr) std::rethrow_exception(thrown);
@@ -44,7 +44,7 @@ void Scheduler::settle_with(std::function<bool()> settle) {
   run([&] { settle_ = std::move(settle); });
 }
 
-// What waiters do in run() may move things too.
+// Waiters may move things in run(), too.
 void Scheduler::after_tasks() {
   (void)settle();
   do {
@@ -73,7 +73,7 @@ void Scheduler::wake_waiters() {
   if (woke) changed_.notify_all();
 }
 
-// A predicate that throws has failed; whoever sits failures out is asked again.
+// A predicate that throws has failed; a waiter that ignores failures is checked again.
 bool Scheduler::may_go_on(const Waiter& waiter) {
   try {
     return (waiter.heeds_failure && failed()) || waiter.ready();

@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Changes of cause in one step, of which more than a few for each use would be noise.
+// Changes of cause in one step; more than a few per use would be noise.
 constexpr std::size_t kSegmentsAUse = 8;
 
 enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
@@ -126,8 +126,8 @@ void StepTimeline::waits_for(std::uint32_t use, WaitCause cause) {
     cause.reason = TraceReason::kSchedule;
   const bool is_open = !segments_.empty() && segments_.back().end_ns == 0;
   if (is_open && segments_.back().use == use && segments_.back().cause == cause) return;
-  // Full: what comes goes on under the last name. Only a change of causes hundreds of times a use
-  // gets here.
+  // Full: later waits continue under the last cause. Only hundreds of changes of cause per use lead
+  // here.
   if (is_open && cause.reason != TraceReason::kNone && segments_.back().use == use &&
       segments_.size() == segments_.capacity())
     return;
@@ -145,19 +145,19 @@ std::int64_t StepTimeline::device_ns(EventId event) const {
   return device_.elapsed_ns(uses_.front().arrived.id(), event);
 }
 
-// An event comes after the call that records it, and right after it when its stream is idle, as it
-// is in a stall: so the largest distance between call and event is the closest to the truth.
+// An event comes after the call that records it, and right after it when its stream is idle, as in
+// a stall. So the largest distance between call and event is closest to the truth.
 void StepTimeline::refine_offset(std::uint64_t called_ns, const Event& event) {
   offset_ns_ = std::max(offset_ns_, static_cast<std::int64_t>(called_ns) - device_ns(event.id()));
 }
 
-// On a stream that no gradient waits for, an event may still be to come when the step is over.
+// On a stream that no gradient waits for, an event may still be pending when the step is over.
 std::uint64_t StepTimeline::time_of(EventId event, std::uint64_t now_ns) const {
   if (offset_ns_ == INT64_MIN || !device_.is_complete(event)) return now_ns;
   return std::clamp(static_cast<std::uint64_t>(offset_ns_ + device_ns(event)), cursor_ns_, now_ns);
 }
 
-// The events that have come tell the clocks' offset; then they are placed by it.
+// Completed events give the clocks' offset, which then places them.
 void StepTimeline::advance(std::uint64_t now_ns, bool all) {
   for (std::uint32_t use = next_use_; use < arrived_; ++use) {
     const Use& of = uses_[use];
@@ -212,7 +212,7 @@ bool StepTimeline::advance_once(std::uint64_t now_ns, bool all) {
   return false;
 }
 
-// False while one has not ended.
+// Returns false while one has not ended.
 bool StepTimeline::lay_pauses(std::uint64_t now_ns, bool all) {
   for (; next_pause_ < pauses_.size() && pauses_[next_pause_].use + 1 == next_use_; ++next_pause_) {
     const Pause& pause = pauses_[next_pause_];
@@ -234,7 +234,7 @@ void StepTimeline::ends(EventId last_release) {
   close_segment(now_ns);
   last_release_ = last_release;
   if (arrived_ == resumed_) return;
-  // The last acquire() has failed, and nobody came back: what it waited for is no use's.
+  // The last acquire() has failed without a retry: its waits belong to no use.
   arrived_ = resumed_;
   if (phase_ == Phase::kStalled && next_use_ == resumed_) {
     add_segments(next_use_, now_ns);
@@ -265,7 +265,7 @@ StepTimes StepTimeline::finish(std::uint64_t finish_ns, const WorkTimes& work) {
   return times_;
 }
 
-// On the drainer's thread.
+// Runs on the drainer's thread.
 void StepTimeline::poll() {
   const std::scoped_lock lock(mutex_);
   if (!is_training_) return;
@@ -274,11 +274,11 @@ void StepTimeline::poll() {
     advance(now_ns, /*all=*/false);
     announce(now_ns);
   } catch (const Error&) {
-    // The device has failed, and says so itself to whoever uses it.
+    // The device has failed, and reports that itself to its users.
   }
 }
 
-// What has begun and not ended, once.
+// Announces each span that has begun and not ended, once.
 void StepTimeline::announce(std::uint64_t now_ns) {
   TraceRecord open{.begin_ns = cursor_ns_, .step = step_, .kind = TraceKind::kWait};
   if (phase_ == Phase::kComputing) {
@@ -301,7 +301,7 @@ void StepTimeline::announce(std::uint64_t now_ns) {
     open.block = cause.block;
     open.reason = cause.reason;
   }
-  // One thing at a time: a later one has a later begin.
+  // There is one at a time: a later one has a later begin.
   if (open.begin_ns <= announced_ns_ || open.begin_ns >= now_ns) return;
   announced_ns_ = open.begin_ns;
   trace_begin(open);
@@ -317,10 +317,10 @@ void StepTimeline::add_compute(std::uint32_t use, std::uint64_t begin_ns, std::u
               .use = use,
               .kind = TraceKind::kCompute,
               .detail = static_cast<std::uint8_t>(scheduled.pass)});
-  if (steps_computed_ == 0) return;  // touches memory for the first time
+  if (steps_computed_ == 0) return;  // the first step touches memory for the first time
   Computed& unit = computed_[index_of(scheduled.unit)];
   const double seconds = static_cast<double>(end_ns - begin_ns) * 1e-9;
-  const bool is_new = use != computed_use_;  // and not what comes after a pause
+  const bool is_new = use != computed_use_;  // not the part after a pause
   computed_use_ = use;
   if (scheduled.pass == Pass::kBackward) {
     unit.backward_s += seconds;
@@ -356,8 +356,8 @@ void StepTimeline::add_wait(const WaitCause& cause, std::uint32_t use, std::uint
               .reason = cause.reason});
 }
 
-// Lays the segments of `use` that have ended over its stall, which lasts until `end_ns` or longer;
-// what none of them covers in between is the engine's own latency, unless it has changed its plan.
+// Lays the ended segments of `use` over its stall, which lasts until `end_ns` or longer. The time
+// between them is the engine's own latency, unless it has changed its plan.
 void StepTimeline::add_segments(std::uint32_t use, std::uint64_t end_ns) {
   WaitCause between;
   if (use == changed_use_ && use != kTraceNone) between.reason = TraceReason::kSchedule;

@@ -1,4 +1,4 @@
-// The step loop's part in the commits of a durable store.
+// The part of the step loop that deals with the commits of a durable store.
 #include <array>
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ void StepLoop::end_for_commit(const FinishOptions& finish) {
   });
 }
 
-// Of all steps that are over; where ranks wait for each other's.
+// Waits for the commits of all steps that are over, where ranks wait for each other's.
 void StepLoop::await_commits() {
   if (!commits_ || !ranks_.are_several()) return;
   failure_.await([this] {
@@ -46,7 +46,7 @@ void StepLoop::await_commits() {
   });
 }
 
-// Requires: this rank's are durable.
+// Requires: this rank's commits are durable.
 void StepLoop::count_commits_for_all() {
   if (ranks_.are_several()) {
     std::uint64_t own = 0;

@@ -24,7 +24,7 @@ void StepCourse::begin_inference() {
 void StepCourse::end(bool is_example) {
   plan_ = nullptr;
   if (changes_ == 0 || !is_example) return;
-  // A copy: the prefetcher looks at the plan until the next step begins.
+  // A copy, because the prefetcher uses the plan until the next step begins.
   if (is_inference_) {
     plans_.expect_inference(changed_plan_.schedule);
   } else {

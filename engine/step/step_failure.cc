@@ -43,7 +43,7 @@ std::optional<std::string> StepFailure::unheard(bool has_copies) {
   return std::nullopt;
 }
 
-// After a failure that struck in mid-update, later calls say so.
+// After a failure in the middle of an update, later calls report that.
 void StepFailure::give_up() {
   if (poison_) return;
   bool is_partial = false;

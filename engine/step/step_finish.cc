@@ -1,4 +1,4 @@
-// The end of a step: the last gradients, what all ranks agree on, and the update.
+// The end of a step: the last gradients, the agreement of all ranks, and the update.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -15,9 +15,9 @@
 namespace sluice {
 namespace {
 
-// What every rank has to say at the end of a step, beside the norm of what it owns: the least and
-// the most of each travel with the norm's words, and all have to be equal. A value of which the
-// least decides, such as the last step that every rank has on storage, is one more of them.
+// A rank's values at the end of a step, beside the norm of its part. The least and the most of each
+// travel with the norm's words, and all have to be equal. A value whose least decides, such as the
+// last step that every rank has on storage, is one more of them.
 struct StepVote {
   std::uint64_t learning_rate = 0;     // its bits
   std::uint64_t gradient_divisor = 0;  // likewise
@@ -46,7 +46,7 @@ std::uint64_t hash_of(std::span<const double> values) {
   return hash;
 }
 
-// All ranks have seen that one differs, and say which.
+// All ranks have seen that one differs; this says which.
 [[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
   const std::vector<std::byte> all =
       ranks.exchange(std::as_bytes(std::span(&own, 1)), "the options of the step");
@@ -77,7 +77,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (!course_.is_over()) end_schedule();
   timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
   failure_.await([this] { return is_over(); });
-  // What came after the last gradient, nobody has waited for yet.
+  // Nothing has waited for the work after the last gradient yet.
   std::uint32_t rest = course_.next();
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
@@ -85,7 +85,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (ranks_.are_several())
     scheduler_.run(
         [this] { timeline_.waits_for(kTraceNone, {.reason = TraceReason::kCollective}); });
-  await_commits();  // of the steps before: the vote tells that this rank has them
+  await_commits();  // of the steps before: the vote tells others that this rank has them
   const NormAccumulator norm = agree();
   scheduler_.run([this] { timeline_.ready(); });
   StepReport report;
@@ -129,8 +129,8 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   return report;
 }
 
-// The options of the step are what `finish` says from here on. Returns whether they are still those
-// that the update was announced with, by which blocks may have been updated.
+// From here on, `finish` gives the options of the step. Returns whether they are still the
+// announced ones, with which blocks may have been updated.
 bool StepLoop::take(const FinishOptions& finish) {
   StepOptions options = options_;
   if (finish.learning_rate) options.learning_rate = *finish.learning_rate;
@@ -164,7 +164,7 @@ void StepLoop::describe_changes(StepReport& report) const {
         step_, units, layout_.units().size()));
 }
 
-// The norm over all ranks. What follows from it, they decide alike.
+// The norm over all ranks. All ranks derive the same decisions from it.
 NormAccumulator StepLoop::agree() {
   if (!ranks_.are_several()) return drain_.norm();
   const StepVote own{.learning_rate = std::bit_cast<std::uint64_t>(options_.learning_rate),
@@ -185,8 +185,8 @@ NormAccumulator StepLoop::agree() {
   return NormAccumulator::of_words(words);
 }
 
-// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss: how
-// many times the gradient that is wanted.
+// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss.
+// Returns how many times the wanted gradient that is.
 double StepLoop::gradient_count() const {
   return options_.gradient_divisor.value_or(options_.micro_batches) * ranks_.count() *
          scaler_.scale();
@@ -198,7 +198,7 @@ StepCoefficients StepLoop::coefficients(double clip_factor) const {
                               scale);
 }
 
-// The norm is known: lets the update run, or what is left of it.
+// The norm is known: runs the update, or the rest of it.
 void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport& report) {
   report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
@@ -211,7 +211,7 @@ void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport&
   if (policy_ == OverlapPolicy::kSerial) drain();
 }
 
-// Nothing has been updated, but under the eager policy.
+// Nothing has been updated, except under the eager policy.
 void StepLoop::fail_non_finite() {
   bool is_partial = false;
   scheduler_.run([&] { is_partial = pass_.is_partial(); });

@@ -56,9 +56,9 @@ StepLoop::~StepLoop() {
   scheduler_.settle_with({});
 }
 
-// Lets every flow move on whose turn it is. A change that they make on the way makes them look
-// again. One look for all that a batch of tasks has brought: with many small blocks, most of the
-// scheduler's time would be spent looking.
+// Lets every flow advance that can. A change on the way makes them all check again. One check
+// serves a whole batch of tasks: with many small blocks, the scheduler would otherwise spend most
+// of its time checking.
 bool StepLoop::pump() {
   if (!has_changed_) return false;
   while (std::exchange(has_changed_, false)) {
@@ -159,7 +159,7 @@ void StepLoop::throw_if_active() const {
                 "a step or an inference is still active; finish or destroy it first");
 }
 
-// Along the course.
+// Begins the course.
 void StepLoop::begin() {
   leases_held_ = 0;
   uses_.assign(course_.schedule().size(), {});
@@ -194,8 +194,8 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      model_.concurrent_leases));
 }
 
-// How far a rank has fetched ahead when computation leaves the schedule depends on its timing; of
-// several ranks, each would issue other gathers.
+// How far a rank has fetched ahead when computation leaves the schedule depends on its timing, so
+// several ranks would issue different gathers.
 void StepLoop::require_fixed_schedule() const {
   if (!ranks_.are_several()) return;
   throw Error(ErrorCode::kUnsupported,
@@ -204,8 +204,8 @@ void StepLoop::require_fixed_schedule() const {
                           course_.describe(course_.next())));
 }
 
-// Computation leaves the schedule. What has been fetched ahead stays where it may still be of use,
-// and the rest of the step is planned anew around it.
+// Computation leaves the schedule. Units fetched ahead stay where they may still be used, and the
+// rest of the step is planned anew around them.
 void StepLoop::change_schedule(UnitId unit, Pass pass) {
   require_fixed_schedule();
   bool is_closed = false;
@@ -233,7 +233,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
   }
 }
 
-// What the schedule still expects will not come.
+// The uses that the schedule still expects will not come.
 void StepLoop::end_schedule() {
   require_fixed_schedule();
   scheduler_.run([this] { prefetcher_.stop(); });
@@ -295,7 +295,7 @@ bool StepLoop::is_ready(std::uint32_t use) {
     if (!has_gradient || uses_[use].gradient_slot) {
       cause = {};
     } else if (drain_.waits_for().reason == TraceReason::kCollective) {
-      cause = drain_.waits_for();  // it holds the slot
+      cause = drain_.waits_for();  // the collective holds the slot
     }
   } else {
     cause = prefetcher_.waits_for();
@@ -308,9 +308,9 @@ bool StepLoop::is_ready(std::uint32_t use) {
   return prefetcher_.is_ready(use) && (!has_gradient || uses_[use].gradient_slot);
 }
 
-// Likewise: whether every gradient of the step is final, and its update may be applied.
+// On the scheduler's thread: whether every gradient is final, and the update may be applied.
 bool StepLoop::is_over() {
-  if (pass_.is_begun()) drain_.close();  // the update before has ended, which reads the set
+  if (pass_.is_begun()) drain_.close();  // the update before, which reads the set, has ended
   scheduler_.pools().enter(StepPhase::kOptimizer);
   const bool is_drained = drain_.is_complete() && drain_.idle();
   timeline_.waits_for(kTraceNone, !is_drained         ? drain_.waits_for()
@@ -321,7 +321,7 @@ bool StepLoop::is_over() {
 
 void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
-  // A unit has one event: behind this use, and behind those before it, on whatever stream they are.
+  // A unit has one event: after this use, and after those before it, on any stream.
   const EventId released = prefetcher_.release_event(lease.unit);
   device_.wait(state.stream, released);
   device_.record(released, state.stream);
@@ -352,7 +352,7 @@ void StepLoop::settle() noexcept {
   scheduler_.await_settled([this] { return is_idle(); });
 }
 
-// The window's bytes may be overwritten next: nothing may compute on them any more.
+// The window's bytes may be overwritten next, so no computation may use them any more.
 void StepLoop::await_computation(std::uint32_t first_use) noexcept {
   for (std::uint32_t use = first_use; use < course_.next(); ++use) {
     try {

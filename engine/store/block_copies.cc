@@ -1,5 +1,5 @@
-// The part of a block store that a durable store's commits need: where stores go, and what a
-// commit's table says.
+// The part of a block store that only a durable store's commits need: where stores go, and the
+// content of a commit's table.
 #include <algorithm>
 
 #include <sluice/error.h>

@@ -28,8 +28,8 @@ std::uint8_t trace_detail_of(Plane plane) {
 
 }  // namespace
 
-// A transfer that the application's thread waits for. On the heap: where the drive never answers,
-// the waiter leaves, and the completion, should it ever come, frees it.
+// A transfer that the application's thread waits for. On the heap: if the drive never answers, the
+// waiter leaves, and the completion, should it ever come, frees it.
 struct BlockStore::Blocking {
   Transfer transfer;
   std::mutex mutex;
@@ -58,7 +58,7 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
                         fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
                                     "check the drive (smartctl, dmesg); {}",
                                     watch_.timeout_s(), list)));
-                    scheduler_.post([] {});  // waiters look again, also where an earlier failure
+                    scheduler_.post([] {});  // waiters check again, even if an earlier failure
                                              // was latched
                   }}) {}
 
@@ -129,7 +129,7 @@ void BlockStore::submit(Transfer& transfer) {
   queue_.submit({&request, 1});
 }
 
-// On the thread that completes the transfer: that one has the time while the kernel moves other
+// Runs on the thread that completes the transfer: it has the time while the kernel moves other
 // requests, and the bytes still belong to the transfer.
 void BlockStore::take_sum(Transfer& transfer) const {
   const IoRequest& request = transfer.request;
@@ -183,7 +183,7 @@ TraceRecord BlockStore::record_of(const Transfer& transfer) const {
       .detail = trace_detail_of(transfer.plane)};
 }
 
-// What the queue counts: transfers that moved their bytes.
+// Traces what the queue counts: transfers that moved their bytes.
 void BlockStore::trace(Transfer& transfer) const {
   end_trace_range(transfer.range);
   const IoRequest& request = transfer.request;
@@ -199,7 +199,7 @@ void BlockStore::accept_write(const Transfer& transfer) {
   integrity_.stored(sum_index(transfer), transfer.version, transfer.sum);
 }
 
-// What is wrong with a transfer that has ended, if anything is.
+// Returns the fault of a transfer that has ended, if there is one.
 std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
   if (request.error != 0) {
@@ -215,7 +215,7 @@ std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
   return describe_damage(transfer, *damage);
 }
 
-// Whether to read once more. What was only damaged on its way here comes whole the second time.
+// Returns whether to read again. Data damaged only on its way comes whole the second time.
 bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
   const IoRequest& request = transfer.request;
   if (request.kind != IoKind::kRead || transfer.is_reread) return false;
@@ -223,7 +223,7 @@ bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
     return false;
   transfer.is_reread = true;
   if (notes_.size() < kNotesMax)
-    notes_.push_back(fmt::format("storage: a block is read again, since {}", fault.what()));
+    notes_.push_back(fmt::format("storage: a block is read again, because {}", fault.what()));
   return true;
 }
 
@@ -239,7 +239,7 @@ void BlockStore::adopt(BlockId block, Plane plane) {
                "a shadow becomes home when nothing is in flight");
   make_home(plane_index(block, plane), home.shadow);
   ++home.version;
-  drop_shadow(block, plane);  // the copy that was home
+  drop_shadow(block, plane);  // the former home
 }
 
 void BlockStore::drop_shadow(BlockId block, Plane plane) {
@@ -288,7 +288,7 @@ void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte
   make_home(plane_index(block, plane), transfer.copy);
 }
 
-// Submits and waits, but not for ever.
+// Submits and waits, but not forever.
 void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
   blocking->is_done = false;
   blocking->transfer.request.context = blocking.get();
@@ -358,7 +358,7 @@ std::string BlockStore::describe(const Transfer& transfer) const {
 Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage) const {
   std::string what;
   switch (damage.kind) {
-    case DamageKind::kFlipped: what = "damaged: its bytes are nobody's (flipped bits)"; break;
+    case DamageKind::kFlipped: what = "damaged: its bytes are no block's (flipped bits)"; break;
     case DamageKind::kNeverWritten: what = "stale: it reads as zeros (a lost write)"; break;
     case DamageKind::kStale:
       what = fmt::format("stale: its bytes are those of update {} (a lost write)", damage.version);

@@ -26,13 +26,13 @@ void check_slot(const FoundCommits& found, std::uint32_t slot) {
     throw Error(
         ErrorCode::kDamaged,
         fmt::format("{} is damaged ({}), and so is its twin in {} ({}): what the store holds "
-                    "cannot be known; go on from a checkpoint",
+                    "cannot be known; continue from a checkpoint",
                     place_of(found, slot, 0), first.problem, found.names[1], second.problem));
   if (first.state == CommitState::kWhole && second.state == CommitState::kWhole &&
       first.record.generation == second.record.generation && first.checksum != second.checksum)
     throw Error(ErrorCode::kDamaged,
-                fmt::format("{} and its twin in {} are both of generation {} and differ; go on "
-                            "from a checkpoint",
+                fmt::format("{} and its twin in {} are both of generation {} and differ; "
+                            "continue from a checkpoint",
                             place_of(found, slot, 0), found.names[1], first.record.generation));
 }
 
@@ -88,7 +88,7 @@ CommitChoice choose_commit(const FoundCommits& found) {
   }
   if (commits[0] && commits[1] && *commits[0] == *commits[1])
     throw Error(ErrorCode::kDamaged,
-                fmt::format("both commit records in {} are of generation {}; go on from a "
+                fmt::format("both commit records in {} are of generation {}; continue from a "
                             "checkpoint",
                             found.names[0], *commits[0]));
   if (commits[0] || commits[1]) choice.newest = commits[1] > commits[0] ? 1 : 0;

@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// Where completions are brought to the thread that waits for them.
+// Brings completions to the thread that waits for them.
 class Mailbox {
  public:
   void post(std::function<void()> message) {
@@ -40,7 +40,7 @@ class Mailbox {
   std::deque<std::function<void()>> messages_;  // guarded by mutex_
 };
 
-// A slot that cannot be read is as one that is damaged: its twin may be whole.
+// A slot that cannot be read counts as damaged: its twin may be whole.
 CommitReading reading_of(const IoRequest& request) {
   if (request.error == 0) return decode_commit({request.data, request.length_bytes});
   return {.state = CommitState::kDamaged,

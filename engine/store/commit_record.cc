@@ -55,8 +55,8 @@ std::string mismatch(const char* field, std::uint64_t expected, std::uint64_t fo
   return fmt::format("its {} is {:#x} where {:#x} is expected", field, found, expected);
 }
 
-// What is wrong with the header of a record whose checksum fits: no writer of this version has made
-// it so.
+// Returns the defect in the header of a record whose checksum fits: no writer of this version makes
+// such a header.
 std::optional<std::string> problem_of(const CommitHeader& header) {
   const std::uint64_t length =
       length_of(header.plane_count, header.settings_bytes, header.application_bytes);
@@ -70,7 +70,7 @@ std::optional<std::string> problem_of(const CommitHeader& header) {
   return std::nullopt;
 }
 
-// Likewise, with the record.
+// The same for the record.
 std::optional<std::string> problem_of(const CommitRecord& record) {
   if (record.kind != CommitKind::kState && record.kind != CommitKind::kVoid)
     return fmt::format("its kind is {}", static_cast<std::uint32_t>(record.kind));
@@ -126,7 +126,7 @@ CommitRecord record_of(const CommitHeader& header, std::span<const std::byte> re
   return record;
 }
 
-// Fields in reserve are zero.
+// Checks that reserved fields are zero.
 bool is_encoding_of(const CommitRecord& record, std::span<const std::byte> bytes) {
   std::vector<std::byte> again(page_bytes_for(bytes.size()));
   encode_commit(record, again);

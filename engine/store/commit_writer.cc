@@ -57,7 +57,7 @@ const StoreFile& CommitWriter::file_of(const CommitAction& action) const {
 void CommitWriter::begin_stage() {
   const CommitStage& stage = sequence_[stage_];
   pending_ = stage.size();
-  // A submitted request may end, and the stage after this one begin, before this function goes on.
+  // A submitted request may end, and the next stage begin, before this function continues.
   std::vector<IoRequest*> requests;
   for (std::size_t i = 0; i < stage.size(); ++i) {
     Action& action = *actions_.at(i);
@@ -109,7 +109,7 @@ void CommitWriter::action_ended(Action& action) {
   if (!failure_ && ++stage_ < sequence_.size()) return begin_stage();
   sequence_.clear();
   const auto ended = std::exchange(ended_, {});
-  ended(std::exchange(failure_, std::nullopt));  // may begin the next
+  ended(std::exchange(failure_, std::nullopt));  // may begin the next commit
 }
 
 std::string CommitWriter::describe(const CommitAction& action) const {

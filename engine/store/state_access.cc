@@ -48,7 +48,7 @@ const BlockView& StateAccess::load(const BlockPlace& block) {
 
 void StateAccess::store(const BlockView& view) {
   const std::uint32_t i = index_of(view.block);
-  const bool is_durable = store_.copies() != nullptr;  // then storage has all of it
+  const bool is_durable = store_.copies() != nullptr;  // storage then has all of it
   if (placement_.parameter_tier[i] == Tier::kNvme || is_durable)
     store_.write_now(view.block, Plane::kParameter, view.parameters);
   if (placement_.record_tier[i] == Tier::kNvme || (is_durable && !layout_.is_frozen(view.block)))
@@ -107,8 +107,8 @@ void StateAccess::lend_homes() {
   });
 }
 
-// A unit's home on the device is whole, whatever part of it this rank owns, where the ranks bring
-// the rest together there.
+// A unit's home on the device is whole, whichever part of it this rank owns, if the ranks bring the
+// rest together there.
 void StateAccess::count_homes(const BlockPlace& block) {
   const auto pool_of = [](Tier tier, MemoryPool device, MemoryPool host, MemoryPool nvme) {
     return tier == Tier::kDevice ? device : tier == Tier::kHost ? host : nvme;
@@ -146,11 +146,11 @@ void StateAccess::check_read(TensorId id, StateKind kind, std::uint64_t first_el
   const UnitPlace& unit = layout_.unit(tensor.unit);
   if (unit.is_frozen && (kind == StateKind::kExpAvg || kind == StateKind::kExpAvgSq))
     fail(
-        fmt::format("\"{}\" has no {}, since its unit \"{}\" is frozen; it has parameters and "
+        fmt::format("\"{}\" has no {}, because its unit \"{}\" is frozen; it has parameters and "
                     "masters",
                     tensor.name, name_of(kind), unit.name));
   if (size_bytes % element_bytes(kind) != 0)
-    fail(fmt::format("{} B are no whole number of elements: the {} of \"{}\" takes {} B each",
+    fail(fmt::format("{} B are not a whole number of elements: the {} of \"{}\" takes {} B each",
                      size_bytes, name_of(kind), tensor.name, element_bytes(kind)));
   const std::uint64_t count = size_bytes / element_bytes(kind);
   if (first_element > tensor.element_count || count > tensor.element_count - first_element)

@@ -39,7 +39,8 @@ std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const Tra
     return queue;
   } catch (const Error& error) {
     if (storage.backend == IoBackend::kUring || error.code() != ErrorCode::kUnsupported) throw;
-    explanation = fmt::format("storage: by threads instead of io_uring, since {}", error.what());
+    explanation =
+        fmt::format("storage: uses threads instead of io_uring, because {}", error.what());
     return open_drives(make_thread_queue, storage, pool);
   }
 }

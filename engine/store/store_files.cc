@@ -49,8 +49,8 @@ void sync_folder(const std::string& directory) {
 [[noreturn]] void throw_incomplete(const std::string& name, const StoreId& id,
                                    const StorePath& path, const char* what) {
   throw Error(ErrorCode::kInput,
-              fmt::format("store \"{}\" ({}) is there, but {} {}; mount what is missing, correct "
-                          "storage.paths, or give it up with `sluice state remove`",
+              fmt::format("store \"{}\" ({}) exists, but {} {}; mount the missing path, correct "
+                          "storage.paths, or remove the store with `sluice state remove`",
                           name, text_of(id), path.directory, what));
 }
 
@@ -78,7 +78,7 @@ StoreFinding find_store(const std::string& name, std::span<const StorePath> path
   bool has_files = false;
   const auto meet = [&](const StoreId& met, const StorePath& path) {
     if (!id) id = met;
-    if (*id != met) throw_incomplete(name, *id, path, "has another one of that name");
+    if (*id != met) throw_incomplete(name, *id, path, "has another store of that name");
   };
   for (const StorePath& path : paths) {
     if (path.mark && path.mark->stage != StoreStage::kNone) meet(path.mark->id, path);
@@ -86,7 +86,7 @@ StoreFinding find_store(const std::string& name, std::span<const StorePath> path
     for (const StorePath::File& file : path.files) meet(file.id, path);
     has_files |= !path.files.empty();
   }
-  // Data files come after every path's mark: without any, nothing has been made.
+  // Data files come after every path's mark: without any, there is no store.
   if (!id || (!is_made && !has_files)) return {};
   const auto is_creating = [](const StorePath& path) {
     return path.mark && path.mark->stage == StoreStage::kCreating;

@@ -25,8 +25,8 @@ namespace {
 constexpr std::size_t kTextBytes = 512;  // a sector: written whole
 constexpr const char* kTitle = "sluice store 1";
 
-// Descriptors that a forked child closes. A child that lived on would hold the lock for a parent
-// that is gone.
+// Descriptors that a forked child closes. Otherwise a child that lives on would hold the lock for a
+// parent that has ended.
 constexpr std::size_t kLocksMax = 256;
 std::array<std::atomic<int>, kLocksMax> held;  // descriptor + 1; 0: free
 
@@ -149,7 +149,7 @@ StoreLock::StoreLock(const std::string& directory, const std::string& name, cons
   }
   try {
     mark_ = read_text(descriptor_.get(), path_).mark;
-    write_text();  // who has it
+    write_text();  // names the holder
   } catch (...) {
     forget(descriptor_.get());
     throw;
@@ -174,7 +174,7 @@ void StoreLock::write_text() {
                   kStages[static_cast<std::size_t>(mark_.stage)], text_of(mark_.id),
                   host_name().substr(0, 200), ::getpid(), time_text(), job_.substr(0, 64));
   text.resize(kTextBytes, '\n');
-  errno = ENOSPC;  // what a short write means
+  errno = ENOSPC;  // the meaning of a short write
   if (::pwrite(descriptor_.get(), text.data(), text.size(), 0) !=
           static_cast<ssize_t>(text.size()) ||
       ::fdatasync(descriptor_.get()) != 0)

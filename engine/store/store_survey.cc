@@ -65,7 +65,7 @@ std::vector<std::string> store_names(std::span<const std::string> directories) {
       try {
         if (read_store_mark(directory, name)) names.insert(name);
       } catch (const Error&) {
-        // Somebody else's file.
+        // The file belongs to something else.
       }
     }
     if (error)
@@ -147,7 +147,7 @@ std::uint64_t remove_store(const StoreSurvey& store) {
     locks.emplace_back(directory, store.name, "");
     paths.push_back(look_at_path(directory, store.name));
   }
-  // From here on an opening that is cut short finds an unfinished store.
+  // From here on, if the removal is interrupted, an opening finds an unfinished store.
   for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kCreating, .id = store.id});
   remove_store_files(paths, store.id);
   for (StoreLock& lock : locks) lock.set_mark({.stage = StoreStage::kNone, .id = store.id});

@@ -42,7 +42,7 @@ Tiers::Tiers(const Layout& layout, const Placement& placement, const Config::Sto
       parameter_extents_(storage_copies() * layout.blocks().size()),
       record_extents_(storage_copies() * layout.blocks().size()),
       gradient_extents_(placement.nvme_gradient_bytes == 0 ? 0 : layout.blocks().size()) {
-  create_files(storage);  // first: too little space is found before memory is touched
+  create_files(storage);  // first: a lack of space is found before memory is touched
   device_memory_ = DeviceBuffer(device, placement.device_slab_bytes(), "parameters and gradients");
   host_memory_ = AlignedBuffer(placement.host_bytes(), "the engine's host pools");
   device.register_host_memory(host_memory_.span());
@@ -83,7 +83,7 @@ void Tiers::cut_device_memory() {
                "the pools must add up to the slab");
 }
 
-// The gradients that wait in `tier`, from `next` on.
+// Places the gradients that wait in `tier`, from `next` on.
 void Tiers::place_gradients(Tier tier, std::byte* next) {
   for (const UnitPlace& unit : layout_.units()) {
     if (placement_.gradient_tier[index_of(unit.id)] != tier) continue;
@@ -146,7 +146,7 @@ void Tiers::create_scratch(const Config::Storage& storage) {
   }
 }
 
-// As the store has them.
+// Takes the places from the store.
 void Tiers::place_copies() {
   for (std::size_t plane = 0; plane < durable_planes_.size(); ++plane) {
     const CommitPlane& from = durable_planes_[plane];
@@ -159,7 +159,7 @@ void Tiers::place_copies() {
   }
 }
 
-// A block's parameters, record and gradients lie side by side on one drive.
+// A block's parameters, record and gradients are next to each other on one drive.
 void Tiers::place_blocks(std::span<const double> weights, std::vector<std::uint64_t>& file_bytes) {
   const Striping striping = plan_striping(layout_, placement_, weights);
   for (const BlockPlace& block : layout_.blocks()) {

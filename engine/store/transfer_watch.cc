@@ -54,7 +54,7 @@ void TransferWatch::run() {
   while (!stop_wanted_.wait_for(lock, period, [this] { return is_stopping_; })) {
     if (!look()) continue;
     const std::string transfers = list();
-    is_stuck_.store(true, std::memory_order_release);  // whoever sees it need not wait any more
+    is_stuck_.store(true, std::memory_order_release);  // a waiter that sees it need not wait
     lock.unlock();
     hooks_.on_stuck(transfers);
     return;

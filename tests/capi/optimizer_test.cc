@@ -124,7 +124,7 @@ TEST_F(CApiOptimizer, RefusesBadInput) {
   };
   sluice_update made = update(1);
   made.gradient_type = 9;
-  refused(sluice_optimizer_begin(optimizer_, &made, 1), "type 9 is no sluice_type");
+  refused(sluice_optimizer_begin(optimizer_, &made, 1), "type 9 is not a sluice_type");
   made = update(1);
   made.tensor = 3;
   refused(sluice_optimizer_begin(optimizer_, &made, 1), "tensor 3 does not exist");

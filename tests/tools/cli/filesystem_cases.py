@@ -134,14 +134,14 @@ class Restricted(StorageCase):
         if is_root():
             os.unlink(self.path("run.json"))  # root's
         printed = self.run_on("storage", prefix=("prlimit", "--memlock=65536", *prefix)).stdout
-        if "by threads instead of io_uring" not in printed:
+        if "uses threads instead of io_uring" not in printed:
             self.assertRegex(printed, r"(?m)^storage: buffers are pinned anew .*ulimit -l")
 
     def test_without_io_uring(self):
         for refusal in (errno.EPERM, errno.ENOSYS):
             with self.subTest(errno.errorcode[refusal]):
                 printed = self.run_on("storage", preexec_fn=lambda e=refusal: refuse_io_uring(e)).stdout
-                self.assertRegex(printed, r"(?m)^storage: by threads instead of io_uring, since .*"
+                self.assertRegex(printed, r"(?m)^storage: uses threads instead of io_uring, because .*"
                                  + re.escape(os.strerror(refusal)))
         message = self.fail_train(5, {**ON_NVME, "storage.backend": "uring"},
                                   preexec_fn=lambda: refuse_io_uring(errno.EPERM))
