@@ -204,7 +204,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& path
   json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!document.is_object())
     throw Error(ErrorCode::kDamaged,
-                fmt::format("\"{}\" is not a JSON object in its {} bytes: it is truncated, damaged, "
+                fmt::format("\"{}\" is not a JSON object in its {} bytes: it is cut short, damaged "
                             "or not a manifest",
                             path, text.size()));
   const Reader top(path, "", document);

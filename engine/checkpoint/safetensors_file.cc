@@ -88,7 +88,7 @@ void SafetensorsFile::add_entry(const std::string& name, const HeaderTensor& ten
   const auto& [dtype, shape, begin, end] = tensor;
   const std::uint64_t data_bytes = file_bytes_ - data_begin;
   if (begin > end || end > data_bytes)
-    fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut short or damaged",
+    fail(fmt::format("tensor \"{}\" lies at [{}, {}) of {} data bytes; the file is cut or damaged",
                      name, begin, end, data_bytes));
   // Divides instead of multiplying, because a damaged shape may have any product. Tensors of other
   // types are checked where they are used.
