@@ -189,7 +189,7 @@ sluice_status sluice_end_inference(sluice_engine* engine);
 
 // Blocks until `unit` can be used. `pass` is a sluice_pass: in a step SLUICE_FORWARD or
 // SLUICE_BACKWARD, in an inference SLUICE_INFERENCE. Before use i of a step, the lease of use i -
-// concurrent_leases must have been released.
+// concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
 // From then on, the lease's memory belongs to the engine again.
