@@ -78,6 +78,8 @@ TEST_F(FakeCgroup, Version2QuotaAndMemory) {
   write("sys/user/job/cpu.max", "50000 100000");
   write("sys/user/job/memory.max", "4194304");
   EXPECT_EQ(read().granted_cores, 1u);  // half a core is one thread
+  write("sys/user/job/cpu.max", "199000 100000");
+  EXPECT_EQ(read().granted_cores, 1u);  // and so are nearly two
   EXPECT_EQ(read().memory_bytes, 4194304u);
 }
 
@@ -87,6 +89,8 @@ TEST_F(FakeCgroup, LimitOfAnAncestorBinds) {
   write("sys/user/memory.max", "2097152");
   write("sys/memory.max", "max");
   EXPECT_EQ(read().memory_bytes, 2097152u);
+  write("sys/user/job/memory.max", "1048576");
+  EXPECT_EQ(read().memory_bytes, 1048576u);  // and the group's own, where that is less
 }
 
 TEST_F(FakeCgroup, MaxAndLargeQuotasLimitNothing) {

@@ -65,7 +65,7 @@ class IoBench {
   IoBench& operator=(const IoBench&) = delete;
 
   // Goes once over the case's files.
-  // Fails with: kIo, kDamaged (a page that is not what was written).
+  // Fails with: kIo, kDamaged (a page that does not begin with the stamp that was written).
   IoMeasurement measure(const IoCase& io_case);
 
   std::string_view queue_name() const { return queue_->name(); }

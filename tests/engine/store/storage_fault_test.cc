@@ -3,14 +3,19 @@
 // silently wrong.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/trace/trace.h"
+#include "io/transfer_progress.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
@@ -141,6 +146,65 @@ TEST_F(StorageFault, AReadThatFailsOnceIsReadAgainAndReported) {
   }
   EXPECT_GE(healed, 6u);
   EXPECT_GE(notes, 3u);
+}
+
+// Refuses one read, and remembers when.
+class RefusesOneRead final : public IoQueue {
+ public:
+  RefusesOneRead(std::unique_ptr<IoQueue> inner, int passed)
+      : inner_(std::move(inner)), left_(passed) {}
+
+  void submit(std::span<IoRequest* const> requests) override {
+    for (IoRequest* const request : requests) {
+      if (request->kind != IoKind::kRead || left_-- != 0) {
+        inner_->submit({&request, 1});
+        continue;
+      }
+      begin_transfer(*request);
+      note_start(*request, steady_now_ns());
+      request->error = EIO;
+      request->moved_ns = refused_ns_ = steady_now_ns();
+      request->on_complete(*request);
+    }
+  }
+  void wait_idle() override { inner_->wait_idle(); }
+  IoCounters counters() const override { return inner_->counters(); }
+  std::string_view name() const override { return inner_->name(); }
+  std::uint64_t refused_ns() const { return refused_ns_; }
+
+ private:
+  std::unique_ptr<IoQueue> inner_;
+  int left_;
+  std::atomic<std::uint64_t> refused_ns_{0};
+};
+
+// In the trace, a read that was repeated begins when it was first asked for, and its time at the
+// drive is that of the attempt which brought the bytes.
+TEST_F(StorageFault, ARereadHasTheTimesOfItsOwnAttempt) {
+  config_.storage.backend = IoBackend::kSync;
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  RefusesOneRead* queue = nullptr;
+  trace_enable(1 << 14);
+  {
+    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
+      auto wrapped = std::make_unique<RefusesOneRead>(std::move(inner), 20);
+      queue = wrapped.get();
+      return wrapped;
+    });
+    EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, kToy), expected_));
+    ASSERT_NE(queue->refused_ns(), 0u);
+    // Of the reads under way at that time, the repeated one has reached the drive behind it.
+    std::uint64_t repeated = 0;
+    for (const TraceRecord& record : trace_take()) {
+      if (record.kind != TraceKind::kRead || record.begin_ns > queue->refused_ns() ||
+          record.end_ns < queue->refused_ns())
+        continue;
+      EXPECT_GE(record.moved_ns, record.started_ns);
+      repeated += record.started_ns >= queue->refused_ns() ? 1 : 0;
+    }
+    EXPECT_EQ(repeated, 1u);
+  }
+  trace_enable(0);
 }
 
 class DriveLie : public StorageFault, public testing::WithParamInterface<Fault> {};

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/support/expect_error.h"
 #include "tests/tools/trace/trace_builder.h"
 #include "tools/trace/trace_diff.h"
 #include "tools/trace/trace_html.h"
@@ -180,6 +181,19 @@ TEST(Diff, TellsARegressionFromChance) {
   EXPECT_FALSE(diff_of(TraceAnalysis(slower), TraceAnalysis(before)).is_regression(0));
   EXPECT_FALSE(diff_of(TraceAnalysis(before), TraceAnalysis(noisy)).is_regression(5));
   EXPECT_FALSE(diff_of(TraceAnalysis(before), TraceAnalysis(one)).is_regression(5));
+}
+
+TEST(Diff, ATraceWithoutAStepThatEndedIsRefused) {
+  const TraceFile whole = steps_of({10, 11});
+  TraceFile none = trace_of({span(TraceKind::kCompute, 0, 1'000'000, 0)});
+  none.path = "none.trace";
+  for (const bool is_first : {true, false}) {
+    const std::string message = expect_error(ErrorCode::kInput, [&] {
+      (void)(is_first ? diff_of(TraceAnalysis(none), TraceAnalysis(whole))
+                      : diff_of(TraceAnalysis(whole), TraceAnalysis(none)));
+    });
+    EXPECT_NE(message.find("\"none.trace\""), std::string::npos) << message;
+  }
 }
 
 }  // namespace
