@@ -204,7 +204,7 @@ TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   });
 }
 
-// The call returns while its stream is held; what is enqueued behind it waits for it.
+// The call returns while its stream is held; work enqueued after it waits for it.
 TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

@@ -14,8 +14,8 @@
 
 namespace sluice::test {
 
-// While it lives, each task of the engine's threads (scheduler, worker) waits up to `us_max` first,
-// mostly not at all. One at a time.
+// As long as it lives, each task of the engine's threads (scheduler, worker) first waits up to
+// `us_max`, mostly not at all. One at a time.
 class TaskDelays {
  public:
   TaskDelays(std::uint64_t seed, std::uint32_t us_max);

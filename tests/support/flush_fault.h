@@ -1,5 +1,5 @@
-// An IoQueue that wraps a real one: of the flushes behind the first `passed` ones, the next fails
-// with `error`, or, where that is 0, is not answered until the queue is waited for.
+// An IoQueue that wraps a real one. The first `passed` flushes pass. The next one fails with
+// `error`, or, where that is 0, is not answered until the queue is waited for.
 //
 // Thread rule: as IoQueue.
 #pragma once

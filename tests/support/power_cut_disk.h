@@ -1,5 +1,5 @@
-// A drive of files in memory, as an IoQueue, whose power can be cut: what has not been flushed is
-// kept, dropped or torn then, sector by sector, in any combination, by seed. Reads see what has
+// A drive of files in memory, as an IoQueue, whose power can be cut. Data that has not been flushed
+// is then kept, dropped or torn, sector by sector, in any combination, by seed. Reads see what has
 // been written, as they do through a drive's cache.
 //
 // Requests wait for run_one(), which completes one of them drawn by seed; or, for code that waits
@@ -49,7 +49,7 @@ class PowerCutDisk final : public IoQueue {
 
   // The power fails: what waits never happened, or did in part, and is forgotten.
   void cut();
-  // The process ends: what has been written stays, what waits may have come through.
+  // The process ends: written data stays, waiting writes may have come through.
   void kill();
 
  private:

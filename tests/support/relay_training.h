@@ -1,5 +1,5 @@
-// A training job whose only purpose is its boundary activations: each use reads what it is handed
-// and compares every byte with what ought to be there, and hands on bytes that depend on step,
+// A training job whose only purpose is its boundary activations: each use reads the bytes that it
+// gets, compares every one with the expected value, and hands on bytes that depend on step,
 // boundary, micro-batch and kind. So a stale, misplaced, torn or early activation is seen by the
 // use that gets it. Its gradients are zeros, so parameters decay, and each use compares them too.
 // As many leases as the model says are held at once. Thread rule: one thread at a time.

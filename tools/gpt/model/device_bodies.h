@@ -13,7 +13,7 @@
 
 namespace sluice::gpt {
 
-// One row a team.
+// Each team computes one row.
 template <class T>
 struct EmbeddingForwardBody {
   EmbeddingArguments a;
@@ -27,7 +27,7 @@ struct EmbeddingForwardBody {
   }
 };
 
-// One token of the vocabulary a team.
+// Each team computes one token of the vocabulary.
 template <class T, class G>
 struct TokenGradientBody {
   EmbeddingBackwardArguments a;
@@ -45,7 +45,7 @@ struct TokenGradientBody {
   }
 };
 
-// One position of the context a team.
+// Each team computes one position of the context.
 template <class T, class G>
 struct PositionGradientBody {
   EmbeddingBackwardArguments a;
@@ -197,7 +197,7 @@ struct GeluBackwardBody {
   }
 };
 
-// One query row of one head a team: index = head * sequence + row.
+// Each team computes one query row of one head: index = head * sequence + row.
 template <class T>
 struct SoftmaxForwardBody {
   SoftmaxArguments a;
@@ -260,7 +260,8 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // The others apart from the target: p - 1 of a nearly certain target without cancellation.
+    // Sums the others apart from the target, so p - 1 of a nearly certain target has no
+    // cancellation.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       others += j == target ? 0.0f : expf(load(logits[j]) - most);

@@ -62,7 +62,7 @@ class Checkpointing {
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
   // The text that the store's commit of the state after so many steps keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
-  // Where resume() has found the state, or looked for it.
+  // The place where resume() has found the state, or looked for it.
   std::string origin() const;
   // So many steps are done. Saves when it is time; a failed save is printed, and tried again later.
   void step_ended(Engine& engine, std::uint64_t steps);

@@ -43,7 +43,8 @@ class RankWorld {
   }
   std::uint32_t count() const { return are_several() ? launch_->rank_count : 1; }
 
-  // share_host_among() those of the host, and how many ranks "node" is.
+  // Applies share_host_among() to the ranks of the host, and finds the number of ranks that "node"
+  // means.
   // Fails with: kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;

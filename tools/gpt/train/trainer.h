@@ -48,7 +48,7 @@ class Trainer final : public Training {
 
   ParameterList parameters_of(const Lease& lease) const;
   GradientList gradients_of(const Lease& lease) const;
-  // Which of the micro-batches that are under way at once.
+  // The number of a micro-batch among those that are under way at once.
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
