@@ -17,7 +17,7 @@
 namespace sluice {
 namespace {
 
-// As an engine that gets the masters rounds them.
+// Rounds as an engine does that gets the masters.
 void round_to(DType type, std::span<const float> masters, std::span<std::byte> target) {
   if (type == DType::kFp32) {
     std::memcpy(target.data(), masters.data(), target.size());

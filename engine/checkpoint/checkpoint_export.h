@@ -1,4 +1,4 @@
-// Writes what a source has as a portable checkpoint, without an engine.
+// Writes the state of a source as a portable checkpoint, without an engine.
 //
 // Thread rule: one thread.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// Of `config`, precision, optimizer and block size count. `application`: what each rank had to say.
-// `root`: as Engine::save(). Fails with: likewise, and what the source fails with.
+// Uses precision, optimizer and block size of `config`. `application`: each rank's text. `root`: as
+// in Engine::save(). Fails with: the same, and the source's own errors.
 SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& model, const Config& config,
                                   const std::string& root, const SaveOptions& options,
                                   const std::vector<std::string>& application);

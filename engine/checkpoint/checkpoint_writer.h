@@ -26,7 +26,7 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // As StateAccess::read(). Fails with: whatever keeps it from it.
+  // As StateAccess::read(). Fails with: its own errors.
   using ReadState = std::function<void(TensorId tensor, StateKind kind, std::uint64_t first_element,
                                        std::span<std::byte> target)>;
 
@@ -34,7 +34,7 @@ class CheckpointWriter {
   CheckpointWriter(const Layout& layout, const StateDescription& description, ReadState state,
                    Ranks& ranks);
 
-  // `application`: what ranks had to say that are not there; takes the place of the options'.
+  // `application`: the texts of ranks that are not running; they replace the options' text.
   // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks, each with its own message or
   // that of another rank's failure; the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const StatePosition& position,

@@ -39,7 +39,7 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
     if (found->second->is_frozen != tensor.is_frozen && !converts)
       refuse(fmt::format("model.{}.frozen", tensor.name),
              found->second->is_frozen ? "true" : "false", tensor.is_frozen ? "true" : "false",
-             "--convert begins with moments of zero where a tensor was frozen");
+             "--convert starts with zero moments where a tensor was frozen");
     by_name.erase(found);
   }
   if (!by_name.empty())

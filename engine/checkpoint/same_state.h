@@ -1,4 +1,4 @@
-// Whether a state that lies somewhere is one of what an engine keeps. Pure.
+// Whether a saved state is one that an engine can continue with. Pure.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace sluice {
 
-// `where` the state lies stands in messages.
+// `where` names the state's place in messages.
 // Fails with: kInput where model, precision, optimizer or frozen units differ, naming the field,
-// what is there, what the config asks for, and what to do.
+// the found value, the value that the config asks for, and the remedy.
 void require_same_state(const StateDescription& own, const StateDescription& wanted,
                         CheckpointPrecision precision, const std::string& where);
 

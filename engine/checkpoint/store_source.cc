@@ -103,7 +103,7 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
   buffer_ = AlignedBuffer(record_offset_ + record_bytes, "a block of the store");
 }
 
-// The record's planes, of which those without bytes are left out, by block.
+// Adds the record's planes by block, without those that have no bytes.
 void StoreSource::add_part(std::uint32_t rank, StoreFiles files, const CommitRecord& record) {
   Layout layout(run_.model, state_format(run_.config), run_.config.storage.block_elements, {},
                 shard_of(run_.config.sharding, rank, run_.ranks));
@@ -145,7 +145,7 @@ void StoreSource::read_plane_of(std::size_t part, std::uint32_t plane, std::byte
   const std::string damage =
       read_plane(*queue_, parts_[part].files, place, {target, place.length_bytes});
   if (!damage.empty())
-    throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\" is damaged: {}; go on from a "
+    throw Error(ErrorCode::kDamaged, fmt::format("the store \"{}\" is damaged: {}; continue from a "
                                                  "checkpoint",
                                                  options_.name, damage));
 }

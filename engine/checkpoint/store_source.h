@@ -1,9 +1,9 @@
-// A durable store as a source: all ranks' files, read in place, so that a state can go on at
+// A durable store as a source: all ranks' files, read in place, so that a state can continue at
 // another number of ranks, stage or block size, or become a portable checkpoint. Needs the files of
-// all ranks on this host's paths, and keeps other jobs from the store while it lives.
+// all ranks on this host's paths, and keeps other jobs out of the store while it lives.
 //
 // Thread rule: one thread at a time.
-// Invariant: nothing but the lock files' text is written.
+// Invariant: only the lock files' text is written.
 #pragma once
 
 #include <cstddef>
@@ -36,13 +36,13 @@ class StoreSource final : public StateSource {
 
   const DescribedRun& run() const { return run_; }
   const StateDescription& description() const { return description_; }
-  // What each rank's application had to say.
+  // Each rank's application text.
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
-  // Fails with: kInput where it is of another model, precision or optimizer.
+  // Fails with: kInput where its model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of bytes that are not those that were written; kIo.
+  // Fails with: kDamaged naming file and range of the bytes that differ from those written; kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
 
@@ -51,7 +51,7 @@ class StoreSource final : public StateSource {
   struct Part {
     Layout layout;
     StoreFiles files;
-    std::vector<CommitPlane> planes;  // two for each block; those of no bytes are empty
+    std::vector<CommitPlane> planes;  // two per block; those without bytes are empty
   };
 
   void open_parts(const std::vector<std::uint32_t>& ranks);
@@ -68,12 +68,12 @@ class StoreSource final : public StateSource {
   StateDescription description_;
   std::vector<std::string> application_;
   StatePosition position_;
-  std::vector<Part> parts_;  // of the ranks that have all of it between them
+  std::vector<Part> parts_;  // the ranks that have all of it between them
   std::unique_ptr<IoQueue> queue_;
   AlignedBuffer buffer_;  // a block's planes
   std::uint64_t record_offset_ = 0;
 
-  std::pair<std::size_t, BlockView> loaded_;  // by part; what the buffer holds
+  std::pair<std::size_t, BlockView> loaded_;  // by part; the buffer's content
   bool is_loaded_ = false;
 };
 

@@ -23,7 +23,7 @@
 namespace sluice {
 namespace {
 
-// All of it on storage: where the homes are is the business of the runs that come.
+// All of it on storage: later runs decide where the homes are.
 Placement placement_on_storage(const Layout& layout, std::uint32_t copies) {
   Placement placement;
   placement.gradient_tier.assign(layout.units().size(), Tier::kHost);
@@ -135,7 +135,7 @@ class RankFiles {
   CommitRecord record_;
 };
 
-// The paths' locks, with nothing of that name behind them.
+// Takes the paths' locks; no store of that name may exist.
 std::vector<StoreLock> locks_of_free_name(const Config::Storage& storage) {
   const std::string& name = storage.state.name;
   std::vector<StoreLock> locks;

@@ -2,8 +2,8 @@
 // the same files and the same first commit as engines of these ranks would make.
 //
 // Thread rule: one thread.
-// Invariant: until all of it is durable the store does not exist: what a kill leaves is removed by
-// whoever makes or opens one of that name next.
+// Invariant: until all of it is durable the store does not exist: the next opening or making of a
+// store of that name removes the remains of a kill.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct NewStore {
   std::uint64_t size_bytes = 0;  // of all its files
 };
 
-// The store that `config` names, on its paths, of `ranks` ranks. `application`: what the first
-// ranks had to say; those beyond get the first one's.
-// Fails with: kInput where there is one of that name already, or the source is of another state;
-// kConfig, kNoSpace, kIo, and what the source fails with. Nothing but lock files is left behind.
+// Makes the store that `config` names, on its paths, for `ranks` ranks. `application`: the first
+// ranks' texts; further ranks get the first one's.
+// Fails with: kInput where there is one of that name already, or the source's state does not fit;
+// kConfig, kNoSpace, kIo, and the source's own errors. Only lock files are left behind.
 NewStore make_store(const Config& config, const ModelSpec& model, std::uint32_t ranks,
                     StateSource& source, std::span<const std::string> application);
 

@@ -13,9 +13,9 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kFillElements = 64 << 10;  // a source is asked for at most so many at once
+constexpr std::uint64_t kFillElements = 64 << 10;  // the most that a source is asked for at once
 
-// Elements [first, first + count) of the tensor, as far as the optimizer keeps moments of it.
+// Elements [first, first + count) of the tensor, for the moments that the optimizer keeps.
 void set_moments(const Layout& layout, const BlockView& view, const TensorPlace& tensor,
                  std::uint64_t first, std::uint64_t count, StateSource& source) {
   if (layout.is_frozen(view.block)) return;
@@ -31,7 +31,7 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
   if (format.keeps_exp_avg_sq) set(StateKind::kExpAvgSq, format.exp_avg_sq_begin_bytes());
 }
 
-// A value that is not finite would be found one step later, and blamed on the learning rate.
+// A value that is not finite would be noticed a step later, and blamed on the learning rate.
 void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t first_element,
                   std::span<const float> values) {
   const MasterLayout masters = layout.format().master;
@@ -39,8 +39,8 @@ void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t
     if (is_finite_master(masters, values[i])) continue;
     throw Error(ErrorCode::kNonFinite,
                 fmt::format("initialize: the value given for \"{}\" (unit \"{}\") at element {} is "
-                            "{}, which {} cannot hold as a finite number; look at where the "
-                            "values come from",
+                            "{}, which {} cannot hold as a finite number; check the source of the "
+                            "values",
                             tensor.name, layout.unit(tensor.unit).name, first_element + i,
                             values[i], name_of(layout.format().parameter)));
   }
@@ -70,7 +70,7 @@ void set_masters(const Layout& layout, const BlockView& view, std::uint64_t firs
   for (std::size_t i = 0; i < values.size(); ++i) halves[i] = fp16_from_float(values[i]);
 }
 
-// The compute parameters of a frozen block, which are all that it has of a master.
+// The compute parameters of a frozen block, which serve as its only master.
 void read_as_masters(const Layout& layout, const BlockView& view, std::uint64_t begin,
                      std::span<std::byte> target) {
   const auto* halves = reinterpret_cast<const std::uint16_t*>(view.parameters) + begin;
@@ -112,7 +112,7 @@ void read_values(const Layout& layout, const BlockView& view, StateKind kind, st
   const std::uint64_t block_count = layout.block(view.block).element_count;
   const StateFormat& format = layout.format();
   const bool has_record = !layout.is_frozen(view.block);
-  // A moment that is not kept reads as zeros.
+  // A moment that is not kept reads as zero.
   const auto read_moment = [&](bool is_kept, std::uint64_t begin_bytes) {
     if (is_kept && has_record) {
       const std::byte* moment = view.record + begin_bytes * block_count + begin * sizeof(float);

@@ -1,4 +1,4 @@
-// The values of one block's state in its planes: what the bytes of parameters and record mean.
+// The values of one block's state, from and to the bytes of its parameters and record.
 //
 // Thread rule: pure functions; `source` says its own.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// A block's planes in host memory, whoever owns that.
+// A block's planes in host memory; another object owns that memory.
 struct BlockView {
   BlockId block{};
   std::byte* parameters = nullptr;
@@ -21,14 +21,14 @@ struct BlockView {
 };
 
 // Sets the state of every tensor that reaches into the block.
-// Requires: the planes are zero; what lies between tensors stays so.
+// Requires: the planes are zero; the padding between tensors stays zero.
 // Fails with: kNonFinite naming tensor and element of a value that is not finite in the parameters'
-// type; what the source fails with.
+// type; the source's own errors.
 void set_values(const Layout& layout, const BlockView& view, StateSource& source);
 
-// Copies elements [begin, ...) of the block to `target`: parameters in their type, all else as
-// fp32. A moment that is not kept reads as zeros.
-// Requires: the range is inside of the block.
+// Copies elements [begin, ...) of the block to `target`: parameters in their type, everything else
+// as fp32. A moment that is not kept reads as zero.
+// Requires: the range is inside the block.
 void read_values(const Layout& layout, const BlockView& view, StateKind kind, std::uint64_t begin,
                  std::span<std::byte> target);
 

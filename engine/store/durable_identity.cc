@@ -47,7 +47,7 @@ json section(const json& settings, const char* key) {
 }
 
 constexpr const char* kUnits = "units";
-// Every commit writes them anew, twice.
+// Every commit writes them again, twice.
 constexpr std::size_t kUnitsBytesMax = std::size_t{512} << 10;
 
 // [[unit, is frozen, [[tensor, shape], ...]], ...]
@@ -62,7 +62,7 @@ std::string text_of_units(const ModelSpec& model) {
   return text.size() <= kUnitsBytesMax ? text : std::string();
 }
 
-// Reads what settings say, and says what is wrong.
+// Reads the settings, and names their defects.
 class SettingsReader {
  public:
   SettingsReader(const std::string& settings, const std::string& store)
@@ -97,7 +97,7 @@ class SettingsReader {
     if (!document_.contains(kUnits))
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("the store \"{}\" does not say which tensors it has: its model has "
-                              "more than {} KiB of names, or an older version made it; go on with "
+                              "more than {} KiB of names, or an older version made it; continue "
                               "the run and save a checkpoint there (Engine::save, --checkpoint)",
                               store_, kUnitsBytesMax >> 10));
     ModelSpec model;

@@ -49,14 +49,14 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The run that a record's settings tell of, as far as it says where every element is: of `config`,
-// precision, the optimizer's numbers, the block size and the sharding.
+// The run that a record's settings describe, as far as they say where every element is: of the
+// config, precision, the optimizer's numbers, the block size and the sharding.
 struct DescribedRun {
   ModelSpec model;
   Config config;
   std::uint32_t ranks = 1;
 };
-// `store` stands in messages.
+// `store` is for messages.
 // Fails with: kDamaged naming a field that is missing or makes no sense; kUnsupported where the
 // record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);

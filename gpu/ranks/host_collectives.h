@@ -31,7 +31,7 @@ struct HostCollectivesOptions {
   double timeout_s = 120;
   SumFunction sum = nullptr;  // cpu_optim/rank_sum.h has them; required
   // Called about four times a second while an operation waits for other processes, with their ranks
-  // and the operation: lets a user who wants to stop do so before the timeout. On any thread.
+  // and the operation. Lets a program end early that was told to end. Runs on any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
   // For tests. It must be the same on every rank.
   RankPath path = RankPath::kBest;
