@@ -73,7 +73,7 @@ test_torch() {
   local environment=$PWD/build/torch status=0
   tools/torch_environment.py "$environment" || status=$?
   if [[ $status == 77 ]]; then
-    say "SKIPPED: the tests of python/, for torch cannot be had here"
+    say "SKIPPED: the tests of python/, since torch cannot be had here"
     return
   fi
   [[ $status == 0 ]] || return "$status"

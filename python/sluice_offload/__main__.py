@@ -27,8 +27,8 @@ def _library() -> str:
 def _storage() -> str:
     from .storage import best_way
     return {"swap": "parameters move by swapping pointers (\"swap\")",
-            "poke": "parameters move by writing pointers (\"poke\"), for this torch has no _swap_data_ptr_",
-            "copy": "parameters move by copies (\"copy\"), for this torch allows nothing faster"}[best_way()]
+            "poke": "parameters move by writing pointers (\"poke\"), since this torch has no _swap_data_ptr_",
+            "copy": "parameters move by copies (\"copy\"), since this torch allows nothing faster"}[best_way()]
 
 
 def _memory() -> str:

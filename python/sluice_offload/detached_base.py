@@ -77,8 +77,8 @@ class DetachedOptimizer(torch.optim.Optimizer):
         optimizer = settings.setdefault("optimizer", {})
         others = sorted(key for key in optimizer if key != "type")
         if others or optimizer.get("type", self._type) != self._type:
-            raise ArgumentError(f"the config's optimizer has {optimizer}, but of {type(self).__name__} the hyperparameters are "
-                                "arguments, as of torch's; leave them out of the config")
+            raise ArgumentError(f"the config's optimizer has {optimizer}, but the hyperparameters of {type(self).__name__} are "
+                                "arguments, as in torch; leave them out of the config")
         optimizer["type"] = self._type
         if overlapped:  # torch computes on the others meanwhile
             settings.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))

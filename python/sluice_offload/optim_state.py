@@ -84,7 +84,7 @@ class States(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key not in self:
-            raise ArgumentError("this tensor is no parameter of the optimizer")
+            raise ArgumentError("this tensor is not a parameter of the optimizer")
         if value is not self[key]:
             self[key].load(value)
 

@@ -84,7 +84,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group, fixed in zip(self.param_groups, self._fixed):
             if self._others(group) != fixed:
-                raise ArgumentError(f"a param_group says {self._others(group)}, but of a group only lr can change; the "
+                raise ArgumentError(f"a param_group says {self._others(group)}, but only the lr of a group can change; the "
                                     "config's optimizer.groups fixes the rest")
         assert self._walk is not None
         if self._is_durable:
@@ -112,7 +112,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         the text that the program needs to go on, such as a position in its data; offload(restore=...) gives it back.
         Between steps."""
         if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError("save() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, which "
+            raise ArgumentError("save() in the middle of a step: call it after optimizer.step(), or zero_grad() first, which "
                                 "abandons the step")
         return self._engine.save(root, keep, self._text(application))
 
@@ -124,7 +124,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def commit(self) -> None:
         """Commits the last step to the durable store, due or not; close() does that, too. Between steps."""
         if self._walk is not None and self._walk.active is not None:
-            raise ArgumentError("commit() in the middle of a step: call it behind optimizer.step(), or zero_grad() first, "
+            raise ArgumentError("commit() in the middle of a step: call it after optimizer.step(), or zero_grad() first, "
                                 "which abandons the step")
         self._engine.commit_now()
 

@@ -117,7 +117,7 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
                     self._places[name] = (mapped, 8 + length + begin, 8 + length + end, _SAFETENSORS[entry["dtype"]],
                                           entry["shape"])
         except (KeyError, ValueError, struct.error) as error:
-            raise ArgumentError(f"{os.fspath(path)} is no safetensors file of floating-point tensors: {error!r}") from error
+            raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of floating-point tensors: {error!r}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         mapped, begin, end, dtype, shape = self._places[name]
