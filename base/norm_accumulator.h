@@ -26,7 +26,7 @@ class NormAccumulator {
   // Adds all that `other` holds.
   void merge(const NormAccumulator& other);
 
-  // Adding the words() of at most 2^32 accumulators gives the words of all that they hold.
+  // Adding up the words() of at most 2^32 accumulators gives the words of all of them merged.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

@@ -52,7 +52,7 @@ class UringRing {
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 
-  // The owner calls it at its end.
+  // The owner calls this before it ends.
   void release_files();
 
   const std::string& note() const { return note_; }

@@ -198,7 +198,7 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
   sync_folder(root_);
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
-    if (name.step > step) continue;  // a later state, which this removal must not lose
+    if (name.step > step) continue;  // a state beyond this step: kept
     const bool is_replaced = name.step == step;
     if (is_replaced || (keep != 0 && ++kept > keep)) remove_checkpoint(root_, name);
   }

@@ -55,7 +55,7 @@ struct DetachedPlan {
 };
 
 // A tensor up to this many elements stays in host memory under any placement, if memory.host has
-// room: a transfer of so few elements costs more than their bytes do.
+// room: transfers of so few elements cost more than they save.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
 // `host_budget_bytes` is used if the config names none.

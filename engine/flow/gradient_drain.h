@@ -79,7 +79,7 @@ class GradientDrain {
   // Whether every unit's final gradient is in the set and in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
-  // The cause for which is_complete() or a gradient slot waits.
+  // Why is_complete() is still false, or no gradient slot is free.
   WaitCause waits_for() const;
   // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;

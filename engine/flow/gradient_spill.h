@@ -24,7 +24,7 @@ namespace sluice {
 class GradientSpill {
  public:
   // All must outlive it. `on_left` runs when the gradient has left its slot; `on_home` runs later,
-  // when it is in the place where it waits and in the norm.
+  // when it has been stored where it waits and counted in the norm.
   struct Callbacks {
     std::function<void()> on_left;
     std::function<void()> on_home;

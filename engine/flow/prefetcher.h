@@ -67,8 +67,8 @@ class Prefetcher {
   // Whether no read, copy, gather from a home or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
 
-  // The cause for which the next use that is not ready waits. kUpdate: an update; the pass knows
-  // more about it.
+  // Why the next use is not ready yet. kUpdate: it waits for an update; the pass knows more about
+  // that.
   WaitCause waits_for() const;
 
   // Recorded after a unit's last copy; never, and so complete, for a unit homed on the device.

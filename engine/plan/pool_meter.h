@@ -1,9 +1,9 @@
 // How much of each tier's pools is in use, and the most of it in each phase of a step. Buffers
 // count from when they are lent until they come back; homes of state from when they have been
 // filled; gradients while they wait for their update; on storage also shadows until they are
-// adopted or dropped, and activations until their last read. Pools with a fixed owner that does not
-// report its use count all the time: the activation window, homes of activations in host memory,
-// and tallies.
+// adopted or dropped, and activations until their last read. Three kinds count all the time,
+// because their owners do not report their use: the activation window, homes of activations in host
+// memory, and tallies.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: no pool has more in use than its size.

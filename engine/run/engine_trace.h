@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The section "engine", on one of `ranks` ranks. `model` is validated(); `layout` and `placement`
+// The section "engine" of a run on `ranks` ranks. `model` is validated(); `layout` and `placement`
 // are those of `config`.
 std::string describe_engine(const Config& config, const ModelSpec& model, const Layout& layout,
                             const Placement& placement, std::uint32_t ranks);

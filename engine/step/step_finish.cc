@@ -130,7 +130,7 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
 }
 
 // From here on, `finish` gives the options of the step. Returns whether they are still the
-// announced ones, with which blocks may have been updated.
+// announced ones, which updates of blocks may have used.
 bool StepLoop::take(const FinishOptions& finish) {
   StepOptions options = options_;
   if (finish.learning_rate) options.learning_rate = *finish.learning_rate;

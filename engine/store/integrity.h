@@ -41,7 +41,7 @@ class Integrity {
   // each version a different eighth of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Notes the bytes written as `version`. Without a checksum: wants() said no.
+  // Notes the bytes written as `version`. No checksum: wants() returned false.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
   struct Stored {

@@ -164,7 +164,7 @@ class Inference {
 
   // As Step::acquire(), with Pass::kInference.
   Lease acquire(UnitId unit, const Stream& stream);
-  // As those of Step.
+  // As in Step.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 

@@ -84,7 +84,7 @@ class Device {
   // for it. Functions of different streams may run one after another, so none may wait for another.
   // Those of one stream run in the order of the calls, even after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
-  // later copies, fills and computation are skipped, and those already enqueued may be. Events
+  // later copies, fills and computation are skipped; those already enqueued may be, too. Events
   // still complete and host functions still run, because completions are reported through them and
   // no waiter may be left hanging. Before using results of earlier work, call synchronize(), which
   // rethrows the failure.
