@@ -15,11 +15,18 @@ import tempfile
 LINE_CHARACTERS_MAX = 100
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+DOCUMENT_CHARACTERS_MAX = 120
 
 LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "capi", "tools", "tests"}
 HOUSE = "docs/architecture.md"
 VENDOR_HEADER = re.compile(
     r"^(liburing|xxhash|xxh_x86dispatch|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
+# Sentences that a reader reads twice: a relative clause before its subject. Questions may open so.
+OPENER = re.compile(r"(?:^|(?<=[.:!?] )|(?<=[.:!?]\*\* )|(?<=\| ))(?:What|Whose|Who|Of)\s.*?(?:[.?!](?=\s|$)|$)")
+# Code is "it" or "nothing"; "12 bytes per parameter", not "a parameter".
+ODD_WORDS = re.compile(
+    r"\b(?:for ever|lest|overflown|none the less|nobody|somebody|anybody|everybody|whoever|all else|held against|turn about)\b"
+    r"|\b(?:bytes|bits|ns|us|ms|[KMG]iB|state|nats|one) an? (?:parameter|element|unit|block|token|record|row)\b", re.IGNORECASE)
 FORBIDDEN_WORD = re.compile(r"\b(TODO|FIXME|XXX)\b")
 TEXT_SUFFIXES = {".h", ".cc", ".cu", ".inc", ".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json", ".supp", ".yml"}
 CPP_SUFFIXES = {".h", ".cc", ".cu"}
@@ -299,6 +306,89 @@ def check_words(tree):
                 tree.report("word", path, number, f"{match[0]}: finish it, or describe the limit in plain words")
 
 
+def comment_lines(path, text):
+    """(line number, column, text) of every comment, and of every line of a docstring."""
+    suffix = pathlib.PurePosixPath(path).suffix
+    if suffix in CPP_SUFFIXES or path.startswith("configs/"):
+        pattern = r'"(?:\\.|[^"\\\n])*"|(?P<sign>//+) ?(?P<comment>[^\n]*)'
+    elif suffix == ".py":
+        pattern = r'^[ \t]*r?"""(?P<docstring>.*?)"""|(?:^|(?<=\s))(?P<sign>#+) (?P<comment>[^\n]*)'
+    elif suffix in (".sh", ".cmake") or path.endswith("CMakeLists.txt"):
+        pattern = r"(?:^|(?<=\s))(?P<sign>#+) (?P<comment>[^\n]*)"
+    else:
+        return
+    for match in re.finditer(pattern, text, re.DOTALL | re.MULTILINE):
+        groups = match.groupdict()
+        first = text.count("\n", 0, match.start()) + 1
+        if groups.get("docstring") is not None:
+            yield from ((first + i, -1, line.strip()) for i, line in enumerate(groups["docstring"].split("\n")))
+        elif groups["sign"]:
+            begin = match.start("sign")
+            yield first, begin - (text.rfind("\n", 0, begin) + 1), groups["comment"].strip()
+
+
+def document_lines(text):
+    """(line number, column, text) of the lines of a document that are neither code nor headings, without the marks of lists."""
+    is_code = was_blank = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith("#") and not (line.startswith("    ") and was_blank):
+            bullet = re.match(r"\s*(?:[-*+]|\d+\.)\s+", line)
+            yield number, number if bullet or line.startswith("|") else 0, line[bullet.end():] if bullet else line.strip()
+        was_blank = not line.strip() or (was_blank and line.startswith("    "))
+
+
+def paragraphs(lines):
+    """[(line number, text), ...] of each paragraph: lines that follow each other in one column."""
+    paragraph, place = [], None
+    for number, column, text in lines:
+        follows = place and number == place[0] + 1 and (column == place[1] or column == 0)
+        if not (follows and text) and paragraph:
+            yield paragraph
+            paragraph = []
+        if text:
+            paragraph.append((number, text))
+        place = (number, column) if column else (number, place[1] if follows else 0)
+    if paragraph:
+        yield paragraph
+
+
+def check_english(tree):
+    """Sentences and words that are read twice, in comments and documents; the width of documents."""
+    for path, text in tree.texts.items():
+        if path == "tests/tidy_test.py":
+            continue
+        is_document = path.endswith(".md")
+        for paragraph in paragraphs(document_lines(text) if is_document else comment_lines(path, text)):
+            # Quotations and code stand for themselves.
+            whole = re.sub(r"`[^`]*`|\"[^\"]*\"", lambda match: "x" * len(match[0]), " ".join(line for _, line in paragraph))
+
+            def line_at(offset):
+                for number, line in paragraph:
+                    offset -= len(line) + 1
+                    if offset < 0:
+                        return number
+                return number
+
+            for match in OPENER.finditer(whole):
+                if not match[0].endswith("?"):
+                    tree.report("opener", path, line_at(match.start()), f'begin with the subject, not with "{match[0][:40]}"')
+            for match in ODD_WORDS.finditer(whole):
+                tree.report("odd-words", path, line_at(match.start()), f'"{match[0]}" reads oddly; use plain words')
+        for number, line in document_width(text) if is_document else ():
+            tree.report("document-width", path, number, f"{line} characters; {DOCUMENT_CHARACTERS_MAX} are allowed")
+
+
+def document_width(text):
+    """(line number, length) of lines that are too long, without tables and code."""
+    is_code = False
+    for number, line in enumerate(text.split("\n"), 1):
+        is_code ^= line.lstrip().startswith("```")
+        if len(line) > DOCUMENT_CHARACTERS_MAX and not is_code and not line.startswith(("|", "    ")):
+            yield number, len(line)
+
+
 def check_readme(tree):
     """The lines of code that README.md shows are lines of the example that a test compiles and runs."""
     text = tree.texts.get("README.md", "")
@@ -311,7 +401,7 @@ def check_readme(tree):
 
 
 CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references, check_one_place,
-          check_configs, check_words, check_readme]
+          check_configs, check_words, check_english, check_readme]
 
 
 def violations_of(root):
@@ -345,6 +435,10 @@ CLEAN_TREE = {
     "configs/sluice.schema.json": '{"properties": {"run": {"properties": {"steps": {}}}}}',
     "configs/x.json": '// A comment.\n{"run": {"steps": 1}}\n',
     HOUSE: CLEAN_HOUSE,
+    # Questions, headings, quotations and code may open so; tables and code may be wide.
+    "docs/english.md": "# What is new\n\nWhat now? Say `What else`.\n\n    What a sample prints for ever\n\n| "
+                       + "x" * DOCUMENT_CHARACTERS_MAX + " |\n\n```\n" + "x" * (DOCUMENT_CHARACTERS_MAX + 1) + "\n```\n",
+    "tools/words.py": '"""Words of a script.\n\nIt says "Of course".\n"""\n\nprint("Who goes there.")  # What if? Nothing.\n',
 }
 # (rule, path that is reported, files that are added to or replaced in the clean tree)
 PLANTED = [
@@ -383,6 +477,18 @@ PLANTED = [
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": '}),
     ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n// TODO: later\n'}),
+    ("opener", "base/error.h", {"base/error.h": "// What a caller sees.\n#pragma once\n"}),
+    ("opener", "base/error.h", {"base/error.h": HEADER + "// A thing. Of\n// several, the first.\n"}),
+    ("opener", "base/error.h", {"base/error.h": HEADER + "int x;  // Whose it is\n"}),
+    ("opener", "tools/words.py", {"tools/words.py": '"""Words.\n\nWho waits\nruns it. Why?\n"""\n'}),
+    ("opener", "tools/words.py", {"tools/words.py": "x = 1  # Of the last run.\n"}),
+    ("opener", "docs/english.md", {"docs/english.md": "| key | Of the step. |\n"}),
+    ("opener", "docs/english.md", {"docs/english.md": "- What is left stays.\n"}),
+    ("opener", "docs/english.md", {"docs/english.md": "**It is so.** Of that, half.\n"}),
+    ("odd-words", "base/error.h", {"base/error.h": HEADER + "// It waits for\n// ever.\n"}),
+    ("odd-words", "docs/english.md", {"docs/english.md": "Nobody waits.\n"}),
+    ("odd-words", "docs/english.md", {"docs/english.md": "It takes 12 bytes a parameter.\n"}),
+    ("document-width", "docs/english.md", {"docs/english.md": "x" * (DOCUMENT_CHARACTERS_MAX + 1) + "\n"}),
     ("readme-sample", "README.md", {"examples/sine/main.cc": "int main() { }\n"}),
     ("readme-sample", "README.md", {"README.md": "# Sluice\n"}),
 ]

@@ -77,7 +77,7 @@ std::string CheckpointWriter::begin(const CheckpointPlan& plan, std::optional<Ne
   return ranks_.share(folder, kSubject);
 }
 
-// Block by block, so that each is fetched once. Of the ranks with the same data, the first writes.
+// Block by block, so that each is fetched once. The first of the ranks with the same data writes.
 std::vector<CheckpointWriter::Written> CheckpointWriter::write_own(const CheckpointPlan& plan,
                                                                    const std::string& folder) {
   std::vector<Written> written;

@@ -6,7 +6,8 @@
 // the trace of a killed run shows what its last step did.
 //
 // Thread rule: waits_for() and ready() on the scheduler's thread, while the application's thread
-// waits for them; all else on the application's thread. The trace's drainer polls in between.
+// waits for them; everything else on the application's thread. The trace's drainer polls in
+// between.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
 

@@ -55,7 +55,7 @@ class StoreLock {
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
 // The holder of the path's lock, in words, as far as this host can tell; empty: there is none.
-// Takes no lock, so it is in nobody's way.
+// Takes no lock, so it is in no one's way.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

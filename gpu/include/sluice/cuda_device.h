@@ -28,7 +28,7 @@ struct CudaMemorySource {
 struct CudaDeviceOptions {
   int ordinal = 0;
   // The limit for allocate() in all; 0 = the free memory, less a reserve for libraries and
-  // kernels. capacity_bytes() then looks again, so planners ask it when all else has been
+  // kernels. capacity_bytes() then looks again, so planners ask it when everything else has been
   // allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc

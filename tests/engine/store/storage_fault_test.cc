@@ -193,7 +193,7 @@ TEST_F(StorageFault, ARereadHasTheTimesOfItsOwnAttempt) {
     });
     EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, kToy), expected_));
     ASSERT_NE(queue->refused_ns(), 0u);
-    // Of the reads under way at that time, the repeated one has reached the drive behind it.
+    // Among the reads under way at that time, the repeated one has reached the drive after it.
     std::uint64_t repeated = 0;
     for (const TraceRecord& record : trace_take()) {
       if (record.kind != TraceKind::kRead || record.begin_ns > queue->refused_ns() ||
