@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 
 #include <fmt/format.h>
@@ -21,42 +22,43 @@ bool is_static_scale(double scale) {
   return scale == 0 || (scale >= kStaticScaleMin && scale <= kStaticScaleMax);
 }
 
+// The value of an enumeration by its name in the schema, which has refused all other names.
+template <class Value>
+Value named(const std::string& name, std::initializer_list<Value> values) {
+  for (const Value value : values) {
+    if (name == name_of(value)) return value;
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("the schema allows \"{}\", the engine does not", name));
+}
+
 DType dtype_from(const std::string& name) {
-  if (name == "bf16") return DType::kBf16;
-  return name == "fp16" ? DType::kFp16 : DType::kFp32;
+  return named(name, {DType::kBf16, DType::kFp16, DType::kFp32});
 }
 
 TierChoice tier_from(const std::string& name) {
-  if (name == "device") return TierChoice::kDevice;
-  if (name == "host") return TierChoice::kHost;
-  return name == "nvme" ? TierChoice::kNvme : TierChoice::kAuto;
+  using enum TierChoice;
+  return named(name, {kAuto, kDevice, kHost, kNvme});
 }
 
 IoBackend backend_from(const std::string& name) {
-  if (name == "uring") return IoBackend::kUring;
-  if (name == "threads") return IoBackend::kThreads;
-  return name == "sync" ? IoBackend::kSync : IoBackend::kAuto;
+  using enum IoBackend;
+  return named(name, {kAuto, kUring, kThreads, kSync});
 }
 
 ActivationHome activations_from(const std::string& name) {
-  for (const ActivationHome home :
-       {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}) {
-    if (name == name_of(home)) return home;
-  }
-  return ActivationHome::kKeep;
+  using enum ActivationHome;
+  return named(name, {kKeep, kRecompute, kHost, kNvme});
 }
 
 OptimizerKind optimizer_from(const std::string& name) {
-  for (const OptimizerKind kind :
-       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
-    if (name == name_of(kind)) return kind;
-  }
-  return OptimizerKind::kAdamW;
+  using enum OptimizerKind;
+  return named(name, {kAdamW, kAdam, kLion, kAdagrad, kSgd});
 }
 
-Verify verify_from(const std::string& name) {
-  if (name == "sample") return Verify::kSample;
-  return name == "off" ? Verify::kOff : Verify::kFull;
+OverlapPolicy overlap_from(const std::string& name) {
+  using enum OverlapPolicy;
+  return named(name, {kAuto, kEager, kDeferred, kSpeculative, kSerial});
 }
 
 // The name becomes part of file names.
@@ -95,7 +97,8 @@ Config::Storage storage_config(const ConfigDocument& document) {
                               *storage.block_elements));
   storage.backend = backend_from(document.string("storage.backend"));
   storage.queue_depth = static_cast<std::uint32_t>(document.integer("storage.queue_depth"));
-  storage.verify = verify_from(document.string("storage.verify"));
+  storage.verify =
+      named(document.string("storage.verify"), {Verify::kFull, Verify::kSample, Verify::kOff});
   storage.timeout_s = document.number("storage.timeout");
   storage.state.name = document.string("storage.state.name");
   if (!is_store_name(storage.state.name))
@@ -104,14 +107,6 @@ Config::Storage storage_config(const ConfigDocument& document) {
   storage.state.commit_every =
       static_cast<std::uint32_t>(document.integer("storage.state.commit_every"));
   return storage;
-}
-
-OverlapPolicy overlap_from(const std::string& name) {
-  for (const OverlapPolicy policy : {OverlapPolicy::kEager, OverlapPolicy::kDeferred,
-                                     OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
-    if (name == name_of(policy)) return policy;
-  }
-  return OverlapPolicy::kAuto;
 }
 
 std::vector<Config::Optimizer::Group> groups_from(const ConfigDocument& document) {
@@ -159,6 +154,43 @@ void validate_storage(const Config::Storage& storage) {
 }
 
 }  // namespace
+
+std::string_view name_of(TierChoice tier) {
+  switch (tier) {
+    case TierChoice::kAuto: return "auto";
+    case TierChoice::kDevice: return "device";
+    case TierChoice::kHost: return "host";
+    case TierChoice::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(IoBackend backend) {
+  switch (backend) {
+    case IoBackend::kAuto: return "auto";
+    case IoBackend::kUring: return "uring";
+    case IoBackend::kThreads: return "threads";
+    case IoBackend::kSync: return "sync";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Verify verify) {
+  switch (verify) {
+    case Verify::kFull: return "full";
+    case Verify::kSample: return "sample";
+    case Verify::kOff: return "off";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(NonFinitePolicy policy) {
+  return policy == NonFinitePolicy::kSkip ? "skip" : "stop";
+}
+
+std::string_view name_of(RankReduction reduction) {
+  return reduction == RankReduction::kNccl ? "nccl" : "exact";
+}
 
 std::string_view name_of(OverlapPolicy policy) {
   switch (policy) {
@@ -213,9 +245,8 @@ Config engine_config(const ConfigDocument& document) {
   config.optimizer.groups = groups_from(document);
   config.optimizer.clip_norm = document.number("optimizer.clip_norm");
   config.optimizer.clip_epsilon = document.number("optimizer.clip_epsilon");
-  config.optimizer.non_finite = document.string("optimizer.non_finite") == "skip"
-                                    ? NonFinitePolicy::kSkip
-                                    : NonFinitePolicy::kStop;
+  config.optimizer.non_finite = named(document.string("optimizer.non_finite"),
+                                      {NonFinitePolicy::kStop, NonFinitePolicy::kSkip});
   config.optimizer.overlap = overlap_from(document.string("optimizer.overlap"));
   if (const auto lanes = document.find_integer("optimizer.lanes"))
     config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
@@ -233,9 +264,8 @@ Config engine_config(const ConfigDocument& document) {
     config.sharding.group_ranks = static_cast<std::uint32_t>(document.integer("sharding.group"));
   config.sharding.keep_gathered_bytes =
       document.size_bytes("sharding.keep_gathered").value_or(config.sharding.keep_gathered_bytes);
-  config.sharding.reduction = document.string("sharding.reduction") == "nccl"
-                                  ? RankReduction::kNccl
-                                  : RankReduction::kExact;
+  config.sharding.reduction =
+      named(document.string("sharding.reduction"), {RankReduction::kExact, RankReduction::kNccl});
   config.sharding.timeout_s = document.number("sharding.timeout");
   config.threads = static_cast<unsigned>(document.find_integer("run.threads").value_or(0));
   return config;

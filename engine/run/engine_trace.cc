@@ -7,6 +7,7 @@
 
 #include <sluice/error.h>
 #include "base/topology.h"
+#include "engine/config/config_text.h"
 
 namespace sluice {
 namespace {
@@ -40,39 +41,6 @@ ordered_json units_of(const Layout& layout) {
                      {"tensors", tensors}});
   }
   return units;
-}
-
-ordered_json config_json(const Config& config, const Placement& placement, std::uint32_t ranks) {
-  return {{"parameters", static_cast<int>(config.precision.parameters)},
-          {"gradients", static_cast<int>(config.precision.gradients)},
-          {"optimizer", static_cast<int>(config.optimizer.kind)},
-          {"clip_norm", config.optimizer.clip_norm},
-          {"non_finite_stops", config.optimizer.non_finite == NonFinitePolicy::kStop},
-          {"overlap", name_of(config.optimizer.overlap)},
-          {"lanes", placement.lanes.count},
-          {"device_bytes", placement.device_budget_bytes},
-          {"host_bytes", placement.host_budget_bytes},
-          {"parameter_placement", static_cast<int>(config.placement.parameters)},
-          {"optimizer_placement", static_cast<int>(config.placement.optimizer)},
-          {"gradient_placement", static_cast<int>(config.placement.gradients)},
-          {"fills_device", placement.fills_device},
-          {"ranks", ranks},
-          {"sharding",
-           {{"stage", config.sharding.stage},
-            {"group", config.sharding.group_ranks},
-            {"keep_gathered_bytes", config.sharding.keep_gathered_bytes}}},
-          {"durable_state", config.storage.state.name},
-          {"commit_every", config.storage.state.commit_every},
-          {"paths", config.storage.paths},
-          {"queue_depth", config.storage.queue_depth},
-          {"verify", config.storage.verify == Verify::kFull     ? "full"
-                     : config.storage.verify == Verify::kSample ? "sample"
-                                                                : "off"},
-          {"threads", config.threads},
-          {"activations",
-           {{"home", static_cast<int>(config.activations.home)},
-            {"micro_batches", config.activations.micro_batches},
-            {"order", static_cast<int>(config.activations.order)}}}};
 }
 
 ordered_json shard_json(const Shard& shard) {
@@ -119,6 +87,14 @@ constexpr std::uint64_t kBlocksMax = std::uint64_t{1} << 22;
 constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 56;
 constexpr std::uint64_t kCountMax = std::uint64_t{1} << 24;
 
+// With the budgets and lanes that the plan has come to.
+ordered_json config_json(Config config, const Placement& placement) {
+  config.memory = {.device_bytes = std::min(placement.device_budget_bytes, kBytesMax),
+                   .host_bytes = std::min(placement.host_budget_bytes, kBytesMax)};
+  if (placement.lanes.count != 0) config.optimizer.lanes = placement.lanes.count;
+  return ordered_json::parse(config_text(config));
+}
+
 [[noreturn]] void fail_damaged(const std::string& why) {
   throw Error(ErrorCode::kInput, "the trace's description of the engine is damaged: " + why);
 }
@@ -138,29 +114,12 @@ std::uint64_t bytes_in(const nlohmann::json& from, const char* key) {
   return number(from.at(key), key, kBytesMax);
 }
 
-// An enumeration by its number; `last` is the largest.
-template <class Enum>
-Enum choice_in(const nlohmann::json& from, const char* key, Enum last) {
-  return static_cast<Enum>(number(from.at(key), key, static_cast<std::uint64_t>(last)));
-}
-
 std::vector<UnitId> order_from(const nlohmann::json& document, const char* key) {
   std::vector<UnitId> order;
   for (const nlohmann::json& index : document.at(key))
     order.push_back(UnitId{static_cast<std::uint32_t>(number(index, key, kCountMax))});
   if (order.empty()) fail_damaged(fmt::format("{} is empty", key));
   return order;
-}
-
-// Older traces lack this section; their state is taken to be that of one rank.
-Config::Sharding sharding_from(const nlohmann::json& config) {
-  Config::Sharding sharding;
-  if (!config.contains("sharding")) return sharding;
-  const nlohmann::json& from = config.at("sharding");
-  sharding.stage = count_in(from, "stage");
-  sharding.group_ranks = count_in(from, "group");
-  sharding.keep_gathered_bytes = bytes_in(from, "keep_gathered_bytes");
-  return sharding;
 }
 
 // Checks that the model has no more elements and blocks than possible.
@@ -198,7 +157,11 @@ std::string describe_engine(const Config& config, const ModelSpec& model, const 
                                  {"parameters", layout.parameter_count()},
                                  {"state_bytes", layout.state_bytes()},
                                  {"block_elements", layout.block_elements()},
-                                 {"config", config_json(config, placement, ranks)},
+                                 {"config", config_json(config, placement)},
+                                 {"ranks", ranks},
+                                 {"device_is_host", !placement.fills_device},
+                                 {"micro_batches", config.activations.micro_batches},
+                                 {"order", name_of(config.activations.order)},
                                  {"memory", memory_json(placement)},
                                  {"forward_order", indices_of(model.forward_order)},
                                  {"backward_order", indices_of(model.backward_order)},
@@ -225,46 +188,30 @@ std::string describe_counters(const IoCounters& counters) {
 
 Config config_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
-    const nlohmann::json& from = document.at("config");
     Config config;
-    config.precision = {.parameters = choice_in(from, "parameters", DType::kFp16),
-                        .gradients = choice_in(from, "gradients", DType::kFp16)};
-    config.optimizer.kind = choice_in(from, "optimizer", OptimizerKind::kSgd);
-    config.optimizer.clip_norm = from.at("clip_norm").get<double>();
-    config.optimizer.non_finite =
-        from.at("non_finite_stops").get<bool>() ? NonFinitePolicy::kStop : NonFinitePolicy::kSkip;
-    for (const OverlapPolicy policy :
-         {OverlapPolicy::kAuto, OverlapPolicy::kEager, OverlapPolicy::kDeferred,
-          OverlapPolicy::kSpeculative, OverlapPolicy::kSerial}) {
-      if (from.at("overlap") == name_of(policy)) config.optimizer.overlap = policy;
+    try {
+      config = engine_config(ConfigDocument(document.at("config").dump(), "config"));
+    } catch (const Error& error) {
+      fail_damaged(error.what());
     }
-    if (const std::uint32_t lanes = count_in(from, "lanes")) config.optimizer.lanes = lanes;
-    config.memory = {.device_bytes = bytes_in(from, "device_bytes"),
-                     .host_bytes = bytes_in(from, "host_bytes")};
-    config.placement = {.parameters = choice_in(from, "parameter_placement", TierChoice::kNvme),
-                        .optimizer = choice_in(from, "optimizer_placement", TierChoice::kNvme),
-                        .gradients = choice_in(from, "gradient_placement", TierChoice::kNvme)};
-    config.storage.paths = from.at("paths").get<std::vector<std::string>>();
+    for (const auto& budget_bytes : {config.memory.device_bytes, config.memory.host_bytes}) {
+      if (!budget_bytes || *budget_bytes > kBytesMax)
+        fail_damaged("a memory budget of its config is none that a run has");
+    }
     config.storage.block_elements = std::max(
         kAlignElements, number(document.at("block_elements"), "block_elements", kElementsMax));
-    config.sharding = sharding_from(from);
-    config.storage.state = {.name = from.value("durable_state", ""),
-                            .commit_every = from.value("commit_every", 1u)};
-    config.threads = count_in(from, "threads");
-    const nlohmann::json& activations = from.at("activations");
-    config.activations = {.home = choice_in(activations, "home", ActivationHome::kNvme),
-                          .micro_batches = count_in(activations, "micro_batches"),
-                          .order = choice_in(activations, "order", MicroBatchOrder::kVertical)};
+    config.activations.micro_batches = count_in(document, "micro_batches");
+    if (document.at("order") == name_of(MicroBatchOrder::kVertical))
+      config.activations.order = MicroBatchOrder::kVertical;
     return config;
   });
 }
 
 RunMachine machine_of_trace(const std::string& engine_section) {
   return read_section(engine_section, [](const nlohmann::json& document) {
-    const nlohmann::json& config = document.at("config");
-    const std::uint32_t ranks = config.contains("ranks") ? count_in(config, "ranks") : 1;
+    const std::uint32_t ranks = count_in(document, "ranks");
     if (ranks == 0) fail_damaged("ranks is 0");
-    return RunMachine{.ranks = ranks, .device_is_host = !config.value("fills_device", false)};
+    return RunMachine{.ranks = ranks, .device_is_host = document.at("device_is_host").get<bool>()};
   });
 }
 

@@ -1,32 +1,48 @@
 #include "engine/run/run_description.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "engine/config/config_text.h"
 
 namespace sluice {
+namespace {
+
+// The keys in which ranks may differ: their hosts do, and none of these changes a bit or the order
+// of collectives. A key that is not listed has to be the same on all.
+constexpr const char* kOfEachRank[] = {"/memory",
+                                       "/placement",
+                                       "/run",
+                                       "/optimizer/lanes",
+                                       "/optimizer/overlap",
+                                       "/storage/paths",
+                                       "/storage/weights",
+                                       "/storage/calibration",
+                                       "/storage/backend",
+                                       "/storage/queue_depth",
+                                       "/storage/verify",
+                                       "/storage/timeout",
+                                       "/storage/block_elements",
+                                       "/activations",
+                                       "/sharding/timeout"};
+
+std::string shared_settings(const Config& config) {
+  nlohmann::ordered_json settings = nlohmann::ordered_json::parse(config_text(config));
+  for (const char* const key : kOfEachRank) {
+    const nlohmann::ordered_json::json_pointer place(key);
+    if (settings.contains(place)) settings[place.parent_pointer()].erase(place.back());
+  }
+  return settings.dump();
+}
+
+}  // namespace
 
 std::string describe_run(const Config& config, const ModelSpec& model, const Layout& layout,
-                       const Placement& placement, std::uint64_t device_bytes,
-                       std::uint64_t scheduled_step) {
-  std::string text = fmt::format("stage {}, group {}, device {}, window {}, leases {}, step {}\n",
-                                 config.sharding.stage, config.sharding.group_ranks,
-                                 device_bytes, placement.window_bytes,
-                                 model.concurrent_leases, scheduled_step);
-  text += fmt::format("{} {} {} {} {} {} {} {} {} {} {}\n", name_of(config.precision.parameters),
-                      name_of(config.precision.gradients), name_of(config.optimizer.kind),
-                      config.optimizer.adam.beta1, config.optimizer.adam.beta2,
-                      config.optimizer.adam.epsilon, config.optimizer.adam.weight_decay,
-                      config.optimizer.momentum, config.optimizer.clip_norm,
-                      config.optimizer.clip_epsilon,
-                      static_cast<int>(config.optimizer.non_finite));
-  const LossScaleOptions& scale = config.precision.loss_scale;
-  text +=
-      fmt::format("scale {} {} {} {} {} {}\n", scale.static_scale, scale.initial_scale_power,
-                  scale.window, scale.hysteresis, scale.consecutive_hysteresis, scale.minimum);
-  if (const Config::Storage::State& state = config.storage.state; !state.name.empty())
-    text += fmt::format("store {}, commit every {}\n", state.name, state.commit_every);
-  for (const Config::Optimizer::Group& group : config.optimizer.groups)
-    text += fmt::format("{} {} {}\n", fmt::join(group.tensors, " "), group.learning_rate_factor,
-                        group.weight_decay.value_or(-1));
+                         const Placement& placement, std::uint64_t device_bytes,
+                         std::uint64_t scheduled_step) {
+  std::string text = fmt::format("device {}, window {}, leases {}, step {}\n{}\n", device_bytes,
+                                 placement.window_bytes, model.concurrent_leases, scheduled_step,
+                                 shared_settings(config));
   for (const UnitSpec& unit : model.units) {
     text += fmt::format("unit {}\n", unit.name);
     for (const TensorSpec& tensor : unit.tensors)

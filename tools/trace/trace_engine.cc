@@ -78,10 +78,10 @@ TracedEngine engine_of(const TraceFile& trace) {
     engine.parameters = document.at("parameters");
     engine.state_bytes = document.at("state_bytes");
     const json& config = document.at("config");
-    engine.lanes = config.at("lanes");
-    engine.threads = config.at("threads");
-    engine.verify = config.at("verify");
-    engine.policy = config.at("overlap");
+    engine.lanes = config.at("optimizer").value("lanes", 0u);
+    engine.threads = config.at("run").at("threads");
+    engine.verify = config.at("storage").at("verify");
+    engine.policy = config.at("optimizer").at("overlap");
     read_units(document, engine);
     read_memory(document.at("memory"), engine);
     engine.is_known = true;

@@ -17,8 +17,10 @@ namespace sluice {
 
 // The tier where a state lives; with kAuto the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
+std::string_view name_of(TierChoice tier);
 
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
+std::string_view name_of(IoBackend backend);
 
 // The blocks that carry a checksum, which every read of them is compared with.
 enum class Verify : std::uint8_t {
@@ -26,8 +28,10 @@ enum class Verify : std::uint8_t {
   kSample,  // one in eight; after every update other blocks
   kOff,
 };
+std::string_view name_of(Verify verify);
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
+std::string_view name_of(NonFinitePolicy policy);
 
 // When blocks are updated (docs/design/updates.md). The choice changes no bit of the
 // result.
@@ -79,6 +83,7 @@ struct LossScaleOptions {
 // The order in which gradients are added over the ranks. kExact: rank order, the same bits
 // everywhere. kNccl, on GPUs: the order that NCCL chooses by length and topology.
 enum class RankReduction : std::uint8_t { kExact, kNccl };
+std::string_view name_of(RankReduction reduction);
 
 struct Config {
   struct Precision {

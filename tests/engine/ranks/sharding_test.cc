@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include <sluice/units.h>
@@ -261,7 +262,8 @@ TEST(ShardingTrace, WaitsForALateRankAreCalledSo) {
   }
 }
 
-TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
+// What each of three ranks is refused with, the last of which has a config of its own.
+std::vector<std::string> refusals_of(const std::function<void(Config&)>& change) {
   LocalWorld world(3, {.timeout_s = 20, .sum = sum_in_order});
   std::vector<std::string> failures(3);
   std::vector<std::thread> threads;
@@ -271,7 +273,7 @@ TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
       Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
-      if (rank == 2) config.optimizer.adam.beta2 = 0.99;
+      if (rank == 2) change(config);
       try {
         const Engine engine(config, toy_model(), *device, {}, collectives.get());
       } catch (const Error& error) {
@@ -281,10 +283,35 @@ TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& failure : failures)
-    EXPECT_NE(failure.find("the description of the run differs between rank 0 and rank 2"),
-              std::string::npos)
-        << failure;
+  return failures;
+}
+
+TEST(ShardingFailure, RanksThatTrainDifferentThingsSayWhichAndWhat) {
+  const std::function<void(Config&)> changes[] = {
+      [](Config& config) { config.optimizer.adam.beta2 = 0.99; },
+      [](Config& config) { config.optimizer.non_finite = NonFinitePolicy::kSkip; },
+      [](Config& config) { config.precision.loss_scale.window = 7; },
+      [](Config& config) { config.sharding.reduction = RankReduction::kNccl; },
+      [](Config& config) { config.optimizer.groups = {{.tensors = {"*"}}}; }};
+  for (const auto& change : changes) {
+    for (const std::string& failure : refusals_of(change))
+      EXPECT_NE(failure.find("the description of the run differs between rank 0 and rank 2"),
+                std::string::npos)
+          << &change - changes << ": " << failure;
+  }
+}
+
+TEST(ShardingFailure, RanksMayDifferInWhatTheirHostsHave) {
+  const std::vector<std::string> none(3);
+  EXPECT_EQ(refusals_of([](Config& config) {
+              config.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kHost};
+              config.optimizer.overlap = OverlapPolicy::kSerial;
+              config.optimizer.lanes = 1;
+              config.storage.verify = Verify::kOff;
+              config.storage.queue_depth = 2;
+              config.threads = 1;
+            }),
+            none);
 }
 
 TEST(ShardingFailure, ARankThatNeverComesIsNamedByTheConstructor) {

@@ -119,13 +119,15 @@ TEST_F(WhatIfTest, RefusesImplausibleDescriptions) {
   refuse("/concurrent_leases", kHuge);
   refuse("/forward_order", nlohmann::json::array());
   refuse("/forward_order/0", -1);
-  refuse("/config/parameters", 3);
-  refuse("/config/optimizer", 5);
-  refuse("/config/parameter_placement", 4);
-  refuse("/config/lanes", kHuge);
-  refuse("/config/host_bytes", kHuge);
-  refuse("/config/activations/home", 4);
-  refuse("/config/activations/micro_batches", kHuge);
+  refuse("/config/precision/parameters", "fp7");
+  refuse("/config/optimizer/type", 5);
+  refuse("/config/placement/parameters", "tape");
+  refuse("/config/optimizer/lanes", kHuge);
+  refuse("/config/memory/host", "1000000TiB");
+  refuse("/config/memory/device", "auto");
+  refuse("/config/activations", 4);
+  refuse("/micro_batches", kHuge);
+  refuse("/ranks", 0);
 }
 
 }  // namespace
