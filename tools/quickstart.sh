@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a trained model: installs missing Debian packages, builds the sluice command, trains a small
-# byte-level GPT on the King James Bible with its parameters and optimizer state on NVMe, plots the loss and lets the model
-# write. Takes a few minutes on two cores. May be run again; everything it writes is in build/quickstart and data.
-# Exits with 0 only if the model beats a bigram model on text it was not trained on.
+# byte-level GPT on the King James Bible with its parameters and optimizer state on NVMe, compares a hundred steps with the same
+# steps in memory, plots the loss and lets the model write. Takes a few minutes on two cores. May be run again; everything that
+# it writes is in build/quickstart and data.
+# Exits with 0 only if state on the drive gives the bits of state in memory, and the model beats a bigram model on text it was
+# not trained on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,12 +18,27 @@ fail() {
   exit 1
 }
 
-# number_of KEY: the value of a top-level number in the run's JSON file.
-number_of() {
+# value_of FILE KEY: a top-level number or text of a run's JSON file.
+value_of() {
   local value
-  value=$(sed -n "s/^  \"$1\": \([-+.e0-9]*\),\{0,1\}$/\1/p" "$run/loss.json")
-  [[ -n $value ]] || fail "$run/loss.json has no number \"$1\""
+  value=$(sed -n "s/^  \"$2\": \"\{0,1\}\([-+.0-9a-z]*\)\"\{0,1\},\{0,1\}$/\1/p" "$1")
+  [[ -n $value ]] || fail "$1 has no value \"$2\""
   echo "$value"
+}
+
+# median_time FILE: of the steps in a CSV file, in seconds.
+median_time() { awk -F, 'NR > 1 {print $4}' "$1" | sort -g | awk '{t[NR] = $1} END {printf "%.3f", t[int((NR + 1) / 2)]}'; }
+
+# mib BYTES
+mib() { awk -v bytes="$1" 'BEGIN {printf "%.0f MiB", bytes / 1048576}'; }
+
+# A terminal shows one line that is overwritten. A log gets every fiftieth step.
+train() {
+  if [[ -t 1 ]]; then
+    "$build/tools/sluice" train "$@"
+  else
+    "$build/tools/sluice" train "$@" | awk '$1 != "step" || $2 % 50 == 0 {print; fflush()}'
+  fi
 }
 
 gpu_is_visible() { [[ -e /dev/nvidia0 ]] || nvidia-smi --list-gpus >/dev/null 2>&1; }
@@ -38,15 +55,16 @@ write_text() {
 }
 
 build_command() {
-  local cuda=OFF
+  local cuda=OFF quiet=()
   if gpu_is_visible; then cuda=AUTO; fi
+  [[ -t 1 ]] || quiet=(-- --quiet)
   mkdir -p "$build"
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_TESTS=OFF -DSLUICE_CUDA="$cuda" \
-    -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_PRECOMPILED=ON -DSLUICE_TESTS=OFF -DSLUICE_C=OFF \
+    -DSLUICE_CUDA="$cuda" -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
     cat "$build/configure.log" >&2
     fail "CMake failed; its messages are above"
   }
-  cmake --build "$build" --parallel
+  NINJA_STATUS='[%f of %t files] ' cmake --build "$build" --parallel --target sluice "${quiet[@]}"
 }
 
 plot() {
@@ -56,7 +74,7 @@ set output "$run/loss.png"
 set datafile separator ","
 set title "Sluice: byte-level GPT, parameters and optimizer state on NVMe"
 set xlabel "step"
-set ylabel "loss (nats a byte)"
+set ylabel "loss (nats per byte)"
 set grid
 set yrange [0:*]
 plot "$run/loss.csv" using "step":"loss" with lines linecolor "#4477aa" title "training loss", \
@@ -65,17 +83,30 @@ plot "$run/loss.csv" using "step":"loss" with lines linecolor "#4477aa" title "t
 END
 }
 
+say "1 of 4: packages"
 tools/install_packages.sh run
-say "building the sluice command"
+
+say "2 of 4: building the sluice command, $(nproc) files at a time"
 build_command
 write_text
-
-say "training (configs/quickstart.json)"
 mkdir -p "$run"
-"$build/tools/sluice" train configs/quickstart.json --data "$text" --json "$run/loss.json" --csv "$run/loss.csv" \
-  --save "$run/model.safetensors"
-validation=$(number_of validation_loss)
-bigram=$(number_of bigram_cross_entropy)
+
+say "3 of 4: training with the whole state on the drive (configs/quickstart.json)"
+train configs/quickstart.json --data "$text" --json "$run/loss.json" --csv "$run/loss.csv" --save "$run/model.safetensors"
+
+say "4 of 4: a hundred steps of the same training, from the drive and in memory (configs/in_memory.json)"
+for where in quickstart in_memory; do
+  "$build/tools/sluice" train "configs/$where.json" --data "$text" --steps 100 --json "$run/$where.json" \
+    --csv "$run/$where.csv" --quiet
+done
+
+validation=$(value_of "$run/loss.json" validation_loss)
+bigram=$(value_of "$run/loss.json" bigram_cross_entropy)
+on_drive_hash=$(value_of "$run/quickstart.json" state_sha256)
+in_memory_hash=$(value_of "$run/in_memory.json" state_sha256)
+pools=$(($(value_of "$run/loss.json" device_pool_bytes) + $(value_of "$run/loss.json" host_pool_bytes)))
+activations=$(value_of "$run/loss.json" activation_bytes)
+peak=$(value_of "$run/loss.json" peak_rss_bytes)
 plot
 
 say "a sample of the model's own writing"
@@ -83,10 +114,19 @@ say "a sample of the model's own writing"
   --temperature 0.7 --seed 1 | tee "$run/sample.txt"
 
 say "done"
-printf 'validation loss   %.4f nats a byte\n' "$validation"
-printf 'bigram model      %.4f nats a byte\n' "$bigram"
-printf 'loss curve        %s, %s\n' "$PWD/$run/loss.csv" "$PWD/$run/loss.png"
-printf 'model             %s\n' "$PWD/$run/model.safetensors"
-printf 'sample            %s\n' "$PWD/$run/sample.txt"
+cat <<END
+exact    SHA-256 of the state after 100 steps: ${on_drive_hash:0:24}... from the drive,
+                                              ${in_memory_hash:0:24}... in memory
+time     a step took $(median_time "$run/quickstart.csv") s from the drive and $(median_time "$run/in_memory.csv") s in memory (medians)
+memory   $(mib "$peak") at most. Sluice's buffers took $(mib "$pools"), for a state of $(mib "$(value_of "$run/loss.json" state_bytes)");
+         the model's activations took up to $(mib "$activations"), the program and its libraries the rest
+quality  $(printf '%.2f' "$validation") nats per byte on text that the model has not seen; a bigram model has $(printf '%.2f' "$bigram")
+
+files    $PWD/$run: loss.png, loss.csv, model.safetensors, sample.txt
+next     train on a text of your own, and see what a larger model would need:
+           $build/tools/sluice train configs/quickstart.json --data my.txt --save model.safetensors
+           $build/tools/sluice plan --parameters 7B --layers 32
+END
+[[ $on_drive_hash == "$in_memory_hash" ]] || fail "the two runs ended with different states: please report this"
 awk -v a="$validation" -v b="$bigram" 'BEGIN {exit !(a < b)}' ||
   fail "the model did not beat the bigram model on the validation text"

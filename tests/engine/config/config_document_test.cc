@@ -102,7 +102,7 @@ TEST(ConfigDocument, MistakesInParameterGroupsHaveTheirPlace) {
       complaint("{\"optimizer\": {\"groups\": [{\"weight_decay\": -1, \"tensors\": [\"a\"]}]}}"),
       "run.json:1:28: \"optimizer.groups.0.weight_decay\" is -1, but must be at least 0");
   EXPECT_EQ(complaint("{\"optimizer\": {\"groups\": [{\"weight_decay\": 1}]}}"),
-            "run.json:1:16: group 0 lacks \"tensors\", the list of names that it is for");
+            "run.json:1:16: group 0 lacks \"tensors\", the list of its names");
 }
 
 TEST(ConfigDocument, UnknownKeyNamesPlaceAndNearest) {
