@@ -1,5 +1,5 @@
-// An engine's config as the text of a config file, for whoever writes a config down: trace files,
-// and ranks that compare theirs. Pure; any thread.
+// The config of an engine as the text of a config file: trace files keep it, and ranks compare
+// theirs. Pure; any thread.
 #pragma once
 
 #include <string>

@@ -262,7 +262,7 @@ TEST(ShardingTrace, WaitsForALateRankAreCalledSo) {
   }
 }
 
-// What each of three ranks is refused with, the last of which has a config of its own.
+// Three ranks start, the last with a config of its own. Returns the refusal of each.
 std::vector<std::string> refusals_of(const std::function<void(Config&)>& change) {
   LocalWorld world(3, {.timeout_s = 20, .sum = sum_in_order});
   std::vector<std::string> failures(3);
