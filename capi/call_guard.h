@@ -48,7 +48,7 @@ sluice_status guarded(const Call& call) noexcept {
   } catch (const std::exception& error) {
     return set_error(SLUICE_INTERNAL, error.what());
   } catch (...) {
-    return set_error(SLUICE_INTERNAL, "something was thrown that is no exception");
+    return set_error(SLUICE_INTERNAL, "something other than an exception was thrown");
   }
 }
 
@@ -59,8 +59,8 @@ template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())
     return set_error(SLUICE_FORKED,
-                     "this engine belongs to the process that forked this one; make an engine of "
-                     "its own, or use it in the parent alone");
+                     "this engine belongs to the process that forked this one; make a new "
+                     "engine here, or use this one only in the parent");
   return guarded([&] {
     require(handle, name, "the engine");
     if (handle->is_in_a_call.exchange(true))

@@ -117,7 +117,7 @@ UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType p
                                 const UpdateBuffers& buffers) {
   if (parameter != parameter_of(layout))
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("optimizer: {} parameters do not go with this master layout, whose "
+                fmt::format("optimizer: {} parameters do not fit this master layout, whose "
                             "parameters are {}",
                             name_of(parameter), name_of(parameter_of(layout))));
   const auto floats = [&](const char* name, std::span<float> values, bool is_wanted) {

@@ -202,7 +202,7 @@ UnitId Engine::unit(std::string_view name) const {
   if (found == units.end())
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("unit: the model has {} units, none of them \"{}\"", units.size(), name));
+        fmt::format("unit: the model has {} units, but none is \"{}\"", units.size(), name));
   return UnitId{static_cast<std::uint32_t>(found - units.begin())};
 }
 
@@ -212,7 +212,7 @@ TensorId Engine::tensor(std::string_view name) const {
   if (found == tensors.end())
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("tensor: the model has {} tensors, none of them \"{}\"", tensors.size(), name));
+        fmt::format("tensor: the model has {} tensors, but none is \"{}\"", tensors.size(), name));
   return found->id;
 }
 

@@ -67,7 +67,7 @@ UniqueFd open_and_unlink(const std::string& directory) {
   if (!descriptor && errno == ENOENT)  // the directory exists: it has been opened
     throw Error(
         ErrorCode::kInput,
-        fmt::format("scratch directory \"{}\" is on a file system that takes no files; name "
+        fmt::format("scratch directory \"{}\" is on a file system that accepts no files; name "
                     "one on ext4, XFS or Btrfs in storage.paths",
                     directory));
   if (!descriptor) throw_unusable(directory, errno);
@@ -92,7 +92,7 @@ UniqueFd open_unnamed(const std::string& directory, int flags) {
   if (is_unknown)
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("\"{}\" is on a file system without unnamed files (O_TMPFILE), which a "
-                            "durable store begins as; name a path on ext4, XFS or Btrfs",
+                            "durable store needs; name a path on ext4, XFS or Btrfs",
                             directory));
   throw_unusable(directory, errno);
 }

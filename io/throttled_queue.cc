@@ -236,8 +236,8 @@ void DeadlineQueue::deliver(Job& job, std::unique_lock<std::mutex>& lock) {
 void check_rate(std::uint64_t rate, const char* direction) {
   if (rate == 0 || rate >= kRateMin) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a throttled queue that {} {} bytes a second; give it 0 (no limit) or at "
-                          "least {}",
+              fmt::format("a throttled queue that {} {} bytes per second; give it 0 (no limit) or "
+                          "at least {}",
                           direction, rate, kRateMin));
 }
 

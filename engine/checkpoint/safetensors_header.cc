@@ -40,7 +40,7 @@ class HeaderReader : public json::json_sax_t {
   }
 
   bool start_object(std::size_t) override {
-    if (depth_ == 2) malformed("an object where the format has none");
+    if (depth_ == 2) malformed("an object where the format allows none");
     ++depth_;
     has_dtype_ = has_shape_ = has_offsets_ = false;
     return true;
@@ -54,7 +54,7 @@ class HeaderReader : public json::json_sax_t {
 
   bool start_array(std::size_t) override {
     if (depth_ == 0) fail("its header is not a JSON object");
-    if (depth_ != 2 || is_metadata_ || numbers_) malformed("a list where the format has none");
+    if (depth_ != 2 || is_metadata_ || numbers_) malformed("a list where the format allows none");
     numbers_.emplace();
     return true;
   }
@@ -64,7 +64,7 @@ class HeaderReader : public json::json_sax_t {
       tensor.shape = std::move(*numbers_);
       has_shape_ = true;
     } else if (field_ == "data_offsets") {
-      if (numbers_->size() != 2) malformed("there are no two data_offsets");
+      if (numbers_->size() != 2) malformed("data_offsets does not have two entries");
       tensor.begin_bytes = numbers_->front();
       tensor.end_bytes = numbers_->back();
       has_offsets_ = true;
@@ -74,14 +74,14 @@ class HeaderReader : public json::json_sax_t {
   }
 
   bool number_unsigned(json::number_unsigned_t value) override {
-    if (!numbers_) malformed("a number where the format has none");
+    if (!numbers_) malformed("a number where the format allows none");
     if (numbers_->size() == kExtentsMax) malformed("its list of numbers is too long");
     numbers_->push_back(value);
     return true;
   }
   bool string(std::string& value) override {
     if (depth_ == 0) fail("its header is not a JSON object");
-    if (depth_ != 2 || numbers_) malformed("a text where the format has none");
+    if (depth_ != 2 || numbers_) malformed("a text where the format allows none");
     if (is_metadata_) {
       header_.metadata[field_] = value;
     } else if (field_ == "dtype") {
@@ -105,7 +105,7 @@ class HeaderReader : public json::json_sax_t {
  private:
   bool misplaced(std::string_view what) const {
     if (depth_ == 0) fail("its header is not a JSON object");
-    malformed(fmt::format("{} where the format has none", what));
+    malformed(fmt::format("{} where the format allows none", what));
   }
   [[noreturn]] void malformed(std::string_view why) const {
     fail(fmt::format("the header entry \"{}\" is malformed: {}", name_, why));

@@ -91,7 +91,7 @@ class DocumentBuilder : public json::json_sax_t {
     key_ = name;
     const std::string full = path(name);
     const auto end =
-        static_cast<std::size_t>(*reached_ - text_.data());  // after the closing quote
+        static_cast<std::size_t>(*reached_ - text_.data());  // after the closing quote of the key
     const std::size_t begin = text_.rfind('"', end - 2);
     if (!places_.emplace(full, begin).second)
       throw Error(ErrorCode::kConfig, fmt::format("{}: key \"{}\" is given twice",

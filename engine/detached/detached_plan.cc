@@ -101,7 +101,7 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
   const TierChoice tier = config.placement.optimizer;
   if (tier == TierChoice::kDevice)
     throw Error(ErrorCode::kConfig,
-                "placement.optimizer is \"device\", where this optimizer keeps nothing; give "
+                "placement.optimizer is \"device\", but this optimizer keeps nothing there; give "
                 "\"host\", \"nvme\" or \"auto\"");
   const std::uint64_t budget = config.memory.host_bytes.value_or(host_budget_bytes);
   DetachedPlan plan;

@@ -232,8 +232,8 @@ std::uint64_t DurableStore::agree_on_step(const CommitOffer& own) {
   for (std::uint32_t rank = 0; rank < ranks_.count(); ++rank)
     steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, text_of(offers[rank]));
   throw Error(ErrorCode::kDamaged,
-              fmt::format("the ranks of the store \"{}\" have no step in common ({}); go on from a "
-                          "checkpoint",
+              fmt::format("the ranks of the store \"{}\" have no step in common ({}); continue "
+                          "from a checkpoint",
                           name_, steps));
 }
 

@@ -49,7 +49,7 @@ bool HomeSaver::comes_from_device(BlockId block) const {
 }
 
 void HomeSaver::add(BlockId block) {
-  SLUICE_CHECK(is_at_home(block) && !is_saving(block), "a block is saved once a commit");
+  SLUICE_CHECK(is_at_home(block) && !is_saving(block), "a block is saved once per commit");
   is_saving_[index_of(block)] = true;
   queue_.push_back(block);
   hooks_.on_change();

@@ -158,7 +158,7 @@ class Planner {
     const bool may_add = places_max_ == 0 || places_.size() < places_max_;
     if (may_add && (!best || wanted(*best) != kNever || is_late(*best)))
       return static_cast<std::uint32_t>(places_.size());
-    SLUICE_CHECK(best.has_value(), "as many places as accesses are held");
+    SLUICE_CHECK(best.has_value(), "there are as many places as held accesses");
     return *best;
   }
 

@@ -65,7 +65,7 @@ std::vector<Pool> Placement::pools() const {
       {Tier::kNvme, "shadow copies", shadow_bytes,
        "the same again, for updates before the norm is known"},
       {Tier::kNvme, "copies for commits", durable_bytes,
-       fmt::format("{} of each block in all: what a commit names is not overwritten",
+       fmt::format("{} of each block in all: a copy that a commit names is not overwritten",
                    durable_copies)},
   };
 }

@@ -13,12 +13,12 @@ namespace sluice {
 
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count) {
   if (count == 1) return 1;
-  SLUICE_CHECK(!sharding.group_is_node, "whoever knows the hosts has set group_ranks");
+  SLUICE_CHECK(!sharding.group_is_node, "group_ranks is set before this");
   const std::uint32_t group = sharding.group_ranks == 0 ? count : sharding.group_ranks;
   if (count % group != 0)
     throw Error(ErrorCode::kConfig,
                 fmt::format("sharding.group is {}, but {} ranks are not a multiple of that; choose "
-                            "a divisor, or start other ranks",
+                            "a divisor, or another number of ranks",
                             group, count));
   return group;
 }

@@ -11,8 +11,8 @@ void StepLoop::check_application(const char* call,
                                  const std::optional<std::string>& application) const {
   if (!application || application->size() <= kApplicationBytesMax) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the application's part of the commit has {} B; at most {} B fit, so "
-                          "keep what is larger in a file and say where it is",
+              fmt::format("{}: the application's text has {} B, but a commit has room for {} B; "
+                          "keep larger data in a file, and its path here",
                           call, application->size(), kApplicationBytesMax));
 }
 

@@ -144,8 +144,8 @@ bool StepLoop::take(const FinishOptions& finish) {
                                 options_.gradient_divisor.value_or(options_.micro_batches);
   if (!is_announced && policy_ == OverlapPolicy::kEager)
     throw Error(ErrorCode::kInvalidArgument,
-                "finish: learning rate or divisor are not those of begin_step(), with which "
-                "optimizer.overlap \"eager\" has updated blocks by now; give them to begin_step(), "
+                "finish: learning rate or divisor differ from those of begin_step(), with which "
+                "optimizer.overlap \"eager\" has already updated blocks; give them to begin_step() "
                 "or set optimizer.overlap to \"deferred\"");
   options_ = std::move(options);
   return is_announced;

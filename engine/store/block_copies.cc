@@ -18,7 +18,7 @@ std::optional<PlaneCopies> BlockStore::copies_of(const Tiers& tiers) {
 
 void BlockStore::save(Transfer& transfer, BlockId block, Plane plane, std::byte* source) {
   Entry& home = entry(block, plane);
-  SLUICE_CHECK(copies_.has_value() && !home.storing, "a plane in memory is saved once a commit");
+  SLUICE_CHECK(copies_.has_value() && !home.storing, "a plane in memory is saved once per commit");
   home.storing = true;
   transfer.version = home.version;
   transfer.target = StoreTarget::kHome;

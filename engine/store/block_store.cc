@@ -78,7 +78,7 @@ void BlockStore::store(Transfer& transfer, BlockId block, Plane plane, std::byte
   Entry& home = entry(block, plane);
   SLUICE_CHECK(!home.storing && home.version + 1 == version &&
                    (target == StoreTarget::kShadow || home.fetches == 0),
-               "a store must bring the next version of a block that nobody reads");
+               "a store brings the next version of a block that is not being read");
   home.storing = true;
   if (target == StoreTarget::kShadow && !std::exchange(home.has_shadow, true))
     scheduler_.pools().lend(MemoryPool::kShadows, stored_bytes(block, plane));

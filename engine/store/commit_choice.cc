@@ -25,8 +25,8 @@ void check_slot(const FoundCommits& found, std::uint32_t slot) {
   if (first.state == CommitState::kDamaged && second.state == CommitState::kDamaged)
     throw Error(
         ErrorCode::kDamaged,
-        fmt::format("{} is damaged ({}), and so is its twin in {} ({}): what the store holds "
-                    "cannot be known; continue from a checkpoint",
+        fmt::format("{} is damaged ({}), and so is its twin in {} ({}): the content of "
+                    "the store is unknown; continue from a checkpoint",
                     place_of(found, slot, 0), first.problem, found.names[1], second.problem));
   if (first.state == CommitState::kWhole && second.state == CommitState::kWhole &&
       first.record.generation == second.record.generation && first.checksum != second.checksum)

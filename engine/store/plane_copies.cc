@@ -46,7 +46,7 @@ void PlaneCopies::end_commit() {
 
 void PlaneCopies::restore(std::uint32_t plane, std::uint8_t copy) {
   Plane& of = planes_[plane];
-  SLUICE_CHECK(copy < of.count, "the record names a copy that there is");
+  SLUICE_CHECK(copy < of.count, "the record names an existing copy");
   of = {.count = of.count, .home = copy, .counts = copy};
 }
 

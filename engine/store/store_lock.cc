@@ -163,7 +163,7 @@ StoreLock::~StoreLock() {
 }
 
 void StoreLock::set_mark(const StoreMark& mark) {
-  SLUICE_CHECK(is_own(), "who has the lock sets its mark");
+  SLUICE_CHECK(is_own(), "only the holder of a lock sets its mark");
   mark_ = mark;
   write_text();
 }

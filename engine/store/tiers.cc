@@ -16,7 +16,7 @@ constexpr std::uint64_t kPoolAlignBytes = 4096;
 }  // namespace
 
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes) {
-  AlignedBuffer target(size_bytes, "what an error is about");
+  AlignedBuffer target(size_bytes, "the text of an error");
   device.register_host_memory(target.span());
   const Stream stream(device, "read back");
   device.copy(target.data(), source, size_bytes, stream.id());

@@ -29,7 +29,7 @@ void MemoryLedger::add(const std::byte* memory, std::uint64_t size_bytes,
                        std::string_view purpose) {
   SLUICE_CHECK(size_bytes <= capacity_bytes_ - taken_bytes_, "check_fits() comes before add()");
   const bool is_new = entries_.try_emplace(memory, Entry{size_bytes, std::string(purpose)}).second;
-  SLUICE_CHECK(is_new, "the memory is already in the books");
+  SLUICE_CHECK(is_new, "the memory is already in the ledger");
   taken_bytes_ += size_bytes;
 }
 

@@ -109,7 +109,7 @@ class LocalWorld::Meetings {
                           [&] { return count == group.size() || failure_.has_value(); });
     if (count == group.size() && !failure_) return;
     if (!came) {
-      fail(lock, fmt::format("rank {} has not come to {} within {} s; it may be stopped; if it is "
+      fail(lock, fmt::format("rank {} has not reached {} within {} s; it may be stopped; if it is "
                              "only late, raise sharding.timeout",
                              group[missing()], describe(part), options_.timeout_s));
     }

@@ -104,7 +104,7 @@ struct Config {
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
     std::optional<std::uint32_t>
-        lanes;  // blocks in the pass at once; empty = the planner's choice
+        lanes;  // blocks in the pass at once; empty = the planner chooses by itself
 
     // Tensors with their own hyperparameters; a tensor belongs to the first group that names it.
     struct Group {
@@ -143,7 +143,7 @@ struct Config {
     std::vector<double> weights;  // the paths' shares of the bytes; empty = equal, or
     std::string calibration;      // by this file of `sluice bench io`
     std::optional<std::uint64_t>
-        block_elements;  // a multiple of 4096; empty = by the model's size
+        block_elements;  // a multiple of 4096; empty = chosen by the model's size
     IoBackend backend = IoBackend::kAuto;
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;

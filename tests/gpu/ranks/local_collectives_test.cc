@@ -60,7 +60,7 @@ TEST(LocalCollectivesFailure, RankThatDoesNotComeIsNamedOnEveryOther) {
     ranks.on_failure([&](const Error&) { ++heard; });
     ranks.barrier("h.3", stream.id());
     const std::string failure = failure_of(device, stream);
-    named += failure.starts_with("rank 1 has not come to barrier of \"h.3\" within 0.3 s") ? 1 : 0;
+    named += failure.starts_with("rank 1 has not reached barrier of \"h.3\" within 0.3 s") ? 1 : 0;
   });
   EXPECT_EQ(named, 2);
   EXPECT_EQ(heard, 2);

@@ -65,7 +65,7 @@ class Messages(CliCase):
     def test_storage_where_no_files_can_be(self):
         message = self.fail_train(2, {**ON_NVME, "storage.paths": ["/proc"]})
         self.assertNotIn("does not exist", message)
-        self.assertIn('"/proc" is on a file system that takes no files', message)
+        self.assertIn('"/proc" is on a file system that accepts no files', message)
 
     def test_a_text_that_cannot_be_read_is_read_again_once(self):
         if shutil.which("strace") is None or SANITIZE:
