@@ -71,12 +71,8 @@ class Engine:
         self._lib = lib.library()
         self._handle = C.c_void_p()
         self._pid = os.getpid()
-        # The arrays that the structures point to have to live as long as the call.
-        keep: "list[Any]" = []
-        forward = [unit.index for site in units.sites for unit in site.units]
-        model = lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
-                          len(forward), len(forward))
-        self._lib.engine_create(json.dumps(config).encode(), C.byref(model), C.byref(self._handle))
+        self._config, self._units = json.dumps(config).encode(), units
+        self._create()
         atexit.register(_close_at_exit, weakref.ref(self))
         self.dtype = _TYPES[config["precision"]["parameters"]]
         self.gradient_dtype = _TYPES[config["precision"]["gradients"]]
@@ -91,6 +87,15 @@ class Engine:
                 self._lib.tensor_describe(self._handle, member.tensor, C.byref(place))
                 member.offset = place.offset_elements
         self.log_notes()
+
+    def _create(self) -> None:
+        units = self._units
+        # The arrays that the structures point to have to live as long as the call.
+        keep: "list[Any]" = []
+        forward = [unit.index for site in units.sites for unit in site.units]
+        model = lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
+                          len(forward), len(forward))
+        self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED
@@ -167,6 +172,21 @@ class Engine:
         self._lib.restore(self._handle, os.fsencode(folder))
         return self._application_text()
 
+    def replace_state(self, folder: "str | os.PathLike[str]") -> str:
+        """Takes all of the state from a checkpoint, instead of the one that there is, and returns the text that came with
+        it. Units have other addresses from then on."""
+        if not os.path.isfile(os.path.join(folder, "sluice_state.json")):
+            raise ArgumentError(f"{os.fspath(folder)} is no checkpoint, for it has no sluice_state.json; the state is as before")
+        self.drain()
+        self.destroy()
+        self._create()
+        try:
+            return self.restore(folder)
+        except Exception:
+            self.destroy()
+            logger.error("the state from before is gone with the checkpoint that could not be read: %s", os.fspath(folder))
+            raise
+
     def _application_text(self) -> str:
         text = C.c_char_p()
         self._lib.application_text(self._handle, C.byref(text))
@@ -186,6 +206,11 @@ class Engine:
         self._lib.finish_step(self._handle, C.byref(options), C.byref(report))
         self.log_notes()
         return report
+
+    def loss_scale(self) -> float:
+        scale = C.c_double()
+        self._lib.loss_scale(self._handle, C.byref(scale))
+        return scale.value
 
     def abandon_step(self) -> None:
         self._lib.abandon_step(self._handle)

@@ -102,6 +102,7 @@ _ARGUMENTS = {
     "begin_step": [_ENGINE, C.POINTER(StepOptions)],
     "finish_step": [_ENGINE, C.POINTER(FinishOptions), C.POINTER(StepReport)],
     "abandon_step": [_ENGINE],
+    "loss_scale": [_ENGINE, C.POINTER(C.c_double)],
     "begin_inference": [_ENGINE],
     "end_inference": [_ENGINE],
     "acquire": [_ENGINE, C.c_uint32, C.c_int32, C.POINTER(Lease)],
@@ -128,6 +129,9 @@ _ARGUMENTS = {
     "optimizer_write": [_ENGINE, C.c_uint32, C.c_int32, C.c_uint64, C.c_uint64, C.c_void_p],
     "optimizer_describe": [_ENGINE, C.POINTER(OptimizerReport)],
     "optimizer_note": [_ENGINE, C.POINTER(C.c_char_p)],
+    "is_deepspeed": [C.c_char_p, C.POINTER(C.c_int)],
+    "import_deepspeed": [C.c_char_p, C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
+    "learning_rates": [C.c_char_p, C.c_uint64, C.c_uint64, C.POINTER(C.c_double)],
 }
 
 

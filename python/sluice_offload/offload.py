@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from . import guards
+from .described import take_over
 from .engine import Config, Engine, complete_config, read_config
 from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
+from .processes import refuse_ranks
 from .state import Gatherer, hook_state_dict
 from .storage import CopyStorage, UnitStorage, storage_factory
 from .units import Member, Units, find_units
@@ -35,7 +37,8 @@ class _Offloaded:
 def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
             units: "Sequence[type | str] | None" = None, lr: Optional[float] = None,
             values: "Values | None" = None, storage: Optional[str] = None,
-            restore: "str | os.PathLike[str] | None" = None, resume: bool = False) -> OffloadOptimizer:
+            restore: "str | os.PathLike[str] | None" = None, resume: bool = False,
+            optimizer: Optional[torch.optim.Optimizer] = None) -> OffloadOptimizer:
     """Trains `model` with its parameters, masters and moments where `config` says: device memory, host memory or NVMe.
 
     config: a dictionary or a JSON file, as docs/configuration.md has it. Missing keys are taken from the model:
@@ -50,6 +53,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     resume: goes on from the last commit of the durable store that the config names (`storage.state.name`), or begins anew
         where there is none: parameters, masters, moments, step and learning rates are the commit's, and
         `optimizer.resumed_step` is its step.
+    optimizer: a new torch.optim.AdamW, Adam, Adagrad or SGD over the model's parameters, whose hyperparameters, groups and
+        learning rates are taken instead of the config's. Use what this function returns; a scheduler of the given one goes
+        on with `scheduler.optimizer = ` the returned one.
     storage: "swap", "poke" or "copy"; by default the best that this torch has (storage.py).
 
     From here on the parameters are the engine's. Read them by `state_dict()` or inside of `gathered(model)`.
@@ -61,10 +67,16 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if restore is not None and resume:
         raise ArgumentError("offload(): restore and resume exclude each other; a checkpoint is restored, a durable store is "
                             "resumed")
+    refuse_ranks()
+    if optimizer is not None and lr is not None:
+        raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     if hasattr(model, "_sluice"):
         raise ArgumentError(f"this {type(model).__name__} is offloaded already")
     found = find_units(model, units)
-    settings = complete_config(read_config(config), found)
+    settings = read_config(config)
+    if optimizer is not None:
+        take_over(settings, optimizer, model)
+    settings = complete_config(settings, found)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
     engine = Engine(settings, found)
@@ -79,21 +91,23 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         else:
             engine.initialize(_values_of(values), found)
         storages = _storages(found, engine, storage)
-        optimizer = OffloadOptimizer(found, engine, settings, lr)
+        made = OffloadOptimizer(found, engine, settings, lr)
+        for group, given in zip(made.param_groups, [] if optimizer is None else optimizer.param_groups):
+            group.update({key: given[key] for key in ("lr", "initial_lr") if key in given})
         if text is not None:
-            optimizer.take_over(text)
-        optimizer.resumed_step = step
+            made.take_over(text)
+        made.resumed_step = step
     except BaseException:
         engine.destroy()
         raise
     _adopt(found, engine, storages)
-    walk = Walk(model, found, engine, storages, optimizer.rates)
-    optimizer.bind(walk)
+    walk = Walk(model, found, engine, storages, made.rates)
+    made.bind(walk)
     hook_state_dict(found, engine)
-    guards.own(model.parameters(), optimizer)
+    guards.own(model.parameters(), made)
     guards.guard_model(model, engine.dtype)
     object.__setattr__(model, "_sluice", _Offloaded(engine, Gatherer(found, engine, storages), walk))
-    return optimizer
+    return made
 
 
 def gathered(model: nn.Module, what: "nn.Module | Iterable[torch.Tensor] | None" = None) -> "ContextManager[None]":

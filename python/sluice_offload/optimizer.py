@@ -36,16 +36,19 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self.application = ""
         self.resumed_step: Optional[int] = None  # of the durable store's commit, if training went on from one
         self._is_durable = bool(config.get("storage", {}).get("state", {}).get("name", ""))
+        self.scales_loss = config["precision"].get("loss_scale", {}).get("static", 1) != 1
         self.clip_norm = float(config["optimizer"].get("clip_norm", 1.0))
         patterns = config["optimizer"].get("groups", [])
+        factors = [group.get("learning_rate_factor", 1.0) for group in [{}, *patterns]]
         groups: "list[dict[str, Any]]" = [
-            {"params": [], "lr": lr * group.get("learning_rate_factor", 1.0)} for group in [{}, *patterns]]
+            {"params": [], "lr": lr * factor} for factor in factors]
         for unit in units.units:
             for member in unit.members:
                 if not unit.is_frozen:
                     groups[_group_of(member, patterns)]["params"].append(member.parameter)
         # torch refuses a first group without parameters; otherwise engine and torch count alike.
         self._has_rest = bool(groups[0]["params"])
+        self.factors = factors if self._has_rest else factors[1:]  # of the config's learning rate, by group
         super().__init__(groups if self._has_rest else groups[1:], {"lr": lr})
         self._fixed = [self._others(group) for group in self.param_groups]
 
@@ -66,6 +69,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """The norm of the last step, before clipping; 0 before the first."""
         return 0.0 if self.report is None else float(self.report.gradient_norm)
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor for the loss before its backward(), where the config has a precision.loss_scale; otherwise 1. It belongs
+        to the step: read it after the forward."""
+        if not self.scales_loss:
+            return 1.0
+        if self._walk is None or self._walk.active is None:
+            raise ArgumentError("loss_scale belongs to the step that a forward begins; read it behind the forward")
+        return self._engine.loss_scale()
+
     def answer_clipping(self, max_norm: float) -> torch.Tensor:
         """Answers clip_grad_norm_ for these parameters: there is nothing to do, since the engine has clipped to the
         same bound."""
@@ -79,6 +92,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""
         loss = None
+        self._opt_called = True  # what torch's schedulers ask for
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -157,11 +171,28 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def __reduce__(self) -> Any:
         raise NOT_COPIED
 
+    def load_checkpoint(self, folder: "str | os.PathLike[str]") -> None:
+        """Takes all of the state, learning rates included, from a checkpoint that save() has written, instead of what there
+        is. `application` is its text then. Between steps."""
+        if self._walk is not None and self._walk.active is not None:
+            raise ArgumentError("load_checkpoint() in the middle of a step: call it behind optimizer.step(), or zero_grad() "
+                                "first, which abandons the step")
+        if self._is_durable:
+            raise ArgumentError("a durable store goes on from its own last commit, by resume=True; it cannot take a checkpoint")
+        text = self._engine.replace_state(folder)
+        self.report = None
+        self.take_over(text)
+
     def close(self) -> None:
         """Brings every update home and gives the engine's memory back. The model cannot be used any more."""
         if self._walk is not None:
             self._walk.abandon()
         self._engine.close()
+
+
+# torch's schedulers patch step() to learn that it was called, and warn of an optimizer that they have not patched, such as one
+# that takes the place of theirs.
+OffloadOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
 def _group_of(member: Member, patterns: "list[dict[str, Any]]") -> int:

@@ -28,14 +28,6 @@ struct ConfigSource {
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 
-// "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none refused".
-std::string summary_of(const ImportReport& report, const std::string& name);
-
-// The whole report, a line for each key.
-std::string describe(const ImportReport& report, const std::string& name);
-// The same as JSON, with the config.
-std::string report_json(const ImportedConfig& imported, const std::string& name);
-
 // The name of an argument in messages: base64 is too long for one.
 std::string name_of_source(const std::string& argument);
 

@@ -61,6 +61,16 @@ bool is_deepspeed_file(std::string_view text);
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
+// All that is refused, in one message.
+std::string refusals(const ImportReport& report, const std::string& name);
+// "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none refused".
+std::string summary_of(const ImportReport& report, const std::string& name);
+
+// The whole report, a line for each key.
+std::string describe(const ImportReport& report, const std::string& name);
+// The same as JSON, with the config.
+std::string report_json(const ImportedConfig& imported, const std::string& name);
+
 // The text of a config file, or the text that `argument` itself is in base64, as DeepSpeed takes
 // it.
 // Fails with: kInput when it is neither.

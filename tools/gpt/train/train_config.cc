@@ -24,35 +24,6 @@ std::optional<MicroBatchOrder> order_from(const std::string& name) {
   return name == "vertical" ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
 }
 
-ScheduleShape shape_from(const std::string& name) {
-  if (name == "constant") return ScheduleShape::kConstant;
-  if (name == "linear") return ScheduleShape::kLinear;
-  if (name == "one_cycle") return ScheduleShape::kOneCycle;
-  return name == "range_test" ? ScheduleShape::kRangeTest : ScheduleShape::kCosine;
-}
-
-ScheduleOptions schedule_from(const ConfigDocument& document) {
-  ScheduleOptions schedule;
-  schedule.shape = shape_from(document.string("optimizer.schedule"));
-  schedule.count = document.string("optimizer.schedule_count") == "deepspeed"
-                       ? ScheduleCount::kDeepspeed
-                       : ScheduleCount::kSluice;
-  schedule.warmup =
-      document.string("optimizer.warmup") == "log" ? WarmupShape::kLog : WarmupShape::kLinear;
-  schedule.warmup_start = document.number("optimizer.warmup_start");
-  schedule.steps = document.find_integer("optimizer.schedule_steps");
-  schedule.one_cycle = {.first_steps = document.integer("optimizer.one_cycle.first_steps"),
-                        .second_steps = document.find_integer("optimizer.one_cycle.second_steps"),
-                        .first_stairs = document.integer("optimizer.one_cycle.first_stairs"),
-                        .second_stairs = document.find_integer("optimizer.one_cycle.second_stairs"),
-                        .decay_steps = document.integer("optimizer.one_cycle.decay_steps"),
-                        .decay_rate = document.number("optimizer.one_cycle.decay_rate")};
-  schedule.range_test = {.step_size = document.integer("optimizer.range_test.step_size"),
-                         .step_rate = document.number("optimizer.range_test.step_rate"),
-                         .is_staircase = document.boolean("optimizer.range_test.staircase")};
-  return schedule;
-}
-
 void check_order(const ConfigDocument& document, const TrainConfig& config) {
   if (config.order == MicroBatchOrder::kVertical && config.micro_batches > 1 &&
       config.engine.activations.home == ActivationHome::kKeep)
@@ -82,11 +53,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.sequences = integer32("batch.sequences");
   config.micro_batches = integer32("batch.micro_batches");
   config.order = order_from(document.string("batch.order"));
-  config.learning_rate = document.number("optimizer.learning_rate");
-  config.minimum_learning_rate = document.number("optimizer.minimum_learning_rate");
-  config.warmup_steps = document.integer("optimizer.warmup_steps");
-  config.schedule = schedule_from(document);
-  config.steps = document.integer("run.steps");
+  static_cast<LearningRateOptions&>(config) = learning_rate_options(document);
   config.seed = document.integer("run.seed");
   config.trace_file = document.string("trace.file");
   config.trace_nvtx = document.boolean("trace.nvtx");
@@ -98,14 +65,6 @@ TrainConfig train_config(const ConfigDocument& document) {
         "model.heads",
         fmt::format("\"model.heads\" is {}, which does not divide \"model.embedding\" = {}",
                     config.model.heads, config.model.embedding));
-  const ScheduleShape shape = config.schedule.shape;
-  const bool has_minimum = shape != ScheduleShape::kConstant && shape != ScheduleShape::kRangeTest;
-  if (has_minimum && config.minimum_learning_rate > config.learning_rate)
-    document.fail(
-        "optimizer.minimum_learning_rate",
-        fmt::format(
-            "\"optimizer.minimum_learning_rate\" is {}, more than \"optimizer.learning_rate\" = {}",
-            config.minimum_learning_rate, config.learning_rate));
   check_order(document, config);
   config.engine.activations.micro_batches = config.micro_batches;
   config.engine.activations.order = config.order.value_or(MicroBatchOrder::kHorizontal);

@@ -8,9 +8,9 @@
 
 #include <sluice/config.h>
 #include <sluice/model_spec.h>
+#include "engine/config/learning_rate.h"
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/gpt/model/matmul_choice.h"
-#include "tools/gpt/train/learning_rate.h"
 
 namespace sluice {
 
@@ -19,7 +19,7 @@ enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16 };
 
-struct TrainConfig {
+struct TrainConfig : LearningRateOptions {
   Config engine;
   gpt::GptConfig model;
   std::string data_file;
@@ -29,11 +29,6 @@ struct TrainConfig {
   std::uint32_t micro_batches = 1;
   // Nothing = auto, which resolve_order() replaces (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
-  double learning_rate = 1e-3;
-  double minimum_learning_rate = 1e-4;
-  std::uint64_t warmup_steps = 20;
-  ScheduleOptions schedule;
-  std::uint64_t steps = 100;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host
   std::uint64_t seed = 1;

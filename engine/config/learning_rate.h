@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include <sluice/config_document.h>
+
 namespace sluice {
 
 enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle, kRangeTest };
@@ -46,13 +48,23 @@ struct ScheduleOptions {
   } range_test;
 };
 
+// The options from which the learning rates of a run follow.
+struct LearningRateOptions {
+  double learning_rate = 1e-3;
+  double minimum_learning_rate = 1e-4;
+  std::uint64_t warmup_steps = 20;
+  ScheduleOptions schedule;
+  std::uint64_t steps = 100;  // of the run
+};
+
+// Fails with: kConfig, with the place in the file, for a minimum above the learning rate.
+LearningRateOptions learning_rate_options(const ConfigDocument& document);
+
 // All of it in a line, for what compares two runs.
 std::string describe(const ScheduleOptions& schedule);
 
-struct TrainConfig;
-
 // The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. One
 // cycle and range test: Smith 2018, as DeepSpeed defines them.
-double learning_rate_at(const TrainConfig& config, std::uint64_t step);
+double learning_rate_at(const LearningRateOptions& options, std::uint64_t step);
 
 }  // namespace sluice

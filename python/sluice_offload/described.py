@@ -1,0 +1,81 @@
+"""A torch optimizer as a description: its class, hyperparameters and groups, for an engine that does its work."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import ArgumentError
+
+_TYPES = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.Adagrad: "adagrad", torch.optim.SGD: "sgd"}
+# The engine has none of these.
+_OFF = ("amsgrad", "maximize", "differentiable", "nesterov", "dampening", "lr_decay", "initial_accumulator_value")
+# The keys of the config that a description fills in.
+KEYS = ("type", "beta1", "beta2", "epsilon", "momentum", "weight_decay", "groups", "learning_rate")
+
+
+def describe(optimizer: torch.optim.Optimizer, model: nn.Module) -> "dict[str, Any]":
+    """The config's `optimizer` section that does what `optimizer`, made over `model`'s parameters and not used yet, would.
+    Its groups become `groups`, in their order."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in _TYPES:
+        raise ArgumentError(f"optimizer={name}: Sluice does the work of torch.optim's AdamW, Adam, Adagrad and SGD; for "
+                            "Lion, write optimizer.type in the config")
+    if optimizer.state:
+        raise ArgumentError(f"this {name} has made steps already, and its moments would be lost; give a new one")
+    _check(optimizer, name)
+    first = optimizer.param_groups[0]
+    kind = "adamw" if first.get("decoupled_weight_decay") else _TYPES[type(optimizer)]
+    section: "dict[str, Any]" = {"type": kind, "groups": _groups(optimizer, model, name)}
+    if "betas" in first:
+        section["beta1"], section["beta2"] = (float(beta) for beta in first["betas"])
+    if "eps" in first:
+        section["epsilon"] = float(first["eps"])
+    if "momentum" in first:
+        section["momentum"] = float(first["momentum"])
+    return section
+
+
+def _check(optimizer: torch.optim.Optimizer, name: str) -> None:
+    first = optimizer.param_groups[0]
+    for i, group in enumerate(optimizer.param_groups):
+        for key in _OFF:
+            if group.get(key):
+                raise ArgumentError(f"{name}: {key}={group[key]} of group {i} has no counterpart in Sluice; leave it out")
+        for key in ("betas", "eps", "momentum", "decoupled_weight_decay"):
+            if group.get(key) != first.get(key):
+                raise ArgumentError(f"{name}: {key} is {group[key]} in group {i}, but {first[key]} in group 0; groups may "
+                                    "differ in lr and weight_decay alone")
+
+
+def _groups(optimizer: torch.optim.Optimizer, model: nn.Module, name: str) -> "list[dict[str, Any]]":
+    names = {id(parameter): full for full, parameter in model.named_parameters()}
+    missing = {full: None for full, parameter in model.named_parameters() if parameter.requires_grad}
+    groups = []
+    for i, group in enumerate(optimizer.param_groups):
+        found = []
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ArgumentError(f"{name}: a parameter of group {i}, of shape {tuple(parameter.shape)}, is none of the "
+                                    "model's")
+            if parameter.requires_grad:
+                found.append(names[id(parameter)])
+                missing.pop(names[id(parameter)], None)
+        if not found:
+            raise ArgumentError(f"{name}: group {i} has no parameter that requires a gradient; leave it out")
+        groups.append({"tensors": found, "weight_decay": float(group.get("weight_decay", 0))})
+    if missing:
+        raise ArgumentError(f"{name} has no group for {', '.join(list(missing)[:3])}{' and others' if len(missing) > 3 else ''}"
+                            f" ({len(missing)} of the model's parameters that require a gradient); add them, or call "
+                            "requires_grad_(False) on what shall stay as it is")
+    return groups
+
+
+def take_over(settings: "dict[str, Any]", optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Writes the description into a config that says nothing of an optimizer itself."""
+    section = settings.setdefault("optimizer", {})
+    both = [key for key in KEYS if key in section]
+    if both:
+        raise ArgumentError(f"the config says optimizer.{both[0]}, and a {type(optimizer).__name__} is given, too; leave one "
+                            "of them out")
+    section.update(describe(optimizer, model))

@@ -1,0 +1,66 @@
+"""The learning rates that a config asks for (`optimizer.schedule`), as a scheduler. The C++ library computes them."""
+
+import ctypes as C
+import json
+from typing import Any, Optional
+
+from . import library as lib
+from .errors import ArgumentError
+from .optimizer import OffloadOptimizer
+
+_KEYS = ("schedule", "warmup_steps", "schedule_steps", "warmup", "warmup_start", "one_cycle", "range_test",
+         "minimum_learning_rate", "schedule_count")
+_AT_A_TIME = 256
+
+
+class ConfigSchedule:
+    """Has the face of torch's schedulers. `step()` belongs behind each `optimizer.step()`."""
+
+    def __init__(self, optimizer: OffloadOptimizer, config: "dict[str, Any]") -> None:
+        self.optimizer = optimizer
+        self._config = json.dumps(config).encode()
+        self._rates: "list[float]" = []
+        self._first = 0
+        self.last_epoch = 0  # updates that there have been; torch's name
+        self._set()
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update, counted from 0, before the factors of groups."""
+        if not self._first <= update < self._first + len(self._rates):
+            rates = (C.c_double * _AT_A_TIME)()
+            lib.library().learning_rates(self._config, update, _AT_A_TIME, rates)
+            self._rates, self._first = list(rates), update
+        return self._rates[update - self._first]
+
+    def _set(self) -> None:
+        for group, factor in zip(self.optimizer.param_groups, self.optimizer.factors):
+            group["lr"] = self.rate(self.last_epoch) * factor
+
+    def step(self, epoch: Optional[int] = None) -> None:
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self._set()
+
+    def get_last_lr(self) -> "list[float]":
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    get_lr = get_last_lr
+
+    def state_dict(self) -> "dict[str, Any]":
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: "dict[str, Any]") -> None:
+        self.step(int(state_dict["last_epoch"]))
+
+
+def names_schedule(config: "dict[str, Any]", is_deepspeed: bool) -> bool:
+    """Whether the config has a schedule. The importer writes a constant one where DeepSpeed's file has none."""
+    section = config.get("optimizer", {})
+    if not any(key in section for key in _KEYS):
+        return False
+    shape = section.get("schedule", "cosine")
+    if is_deepspeed and shape == "constant" and not section.get("warmup_steps"):
+        return False
+    if shape in ("cosine", "linear") and "schedule_steps" not in section and "steps" not in config.get("run", {}):
+        raise ArgumentError(f"optimizer.schedule is \"{shape}\" (the default is \"cosine\"), which ends at some update; write "
+                            "optimizer.schedule_steps, or \"constant\"")
+    return True

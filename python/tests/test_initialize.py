@@ -1,0 +1,341 @@
+"""DeepSpeed's face: initialize() with DeepSpeed's and Sluice's configs, against torch in memory."""
+
+import copy
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+import sluice_offload as sluice
+from conftest import Block, Tiny, adamw, batch, tiny, worst
+
+RATE, WARMUP = 1e-3, 4
+
+
+@pytest.fixture
+def deepspeed(tmp_path):
+    """As programs with transformers have it, state on NVMe."""
+    return {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+            "gradient_clipping": 1.0, "steps_per_print": 10, "wall_clock_breakdown": False,
+            "optimizer": {"type": "AdamW", "params": {"lr": RATE, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": RATE, "warmup_num_steps": WARMUP}},
+            "zero_optimization": {"stage": 3, "overlap_comm": True,
+                                  "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)},
+                                  "offload_param": {"device": "nvme", "nvme_path": str(tmp_path)}}}
+
+
+def deepspeeds_rate(update):
+    """DeepSpeed's WarmupLR at `update`, counted from 0: its engine moves the scheduler behind each update."""
+    behind = max(0, update - 1)
+    return RATE * math.log(behind + 1) / math.log(WARMUP) if behind < WARMUP else RATE
+
+
+def deepspeeds_training(model, steps, first=0):
+    """Trains as DeepSpeed defines it: the mean over micro-batches, every tensor decayed, clipping by norm + 1e-6."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    losses, norms = [], []
+    for step in range(first, first + steps):
+        for micro in range(2):
+            loss = model(*batch(2 * step + micro)) / 2
+            loss.backward()
+            losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.param_groups[0]["lr"] = deepspeeds_rate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms
+
+
+def run(engine, steps, first=0):
+    losses, norms = [], []
+    for step in range(first, first + steps):
+        for micro in range(2):
+            loss = engine(*batch(2 * step + micro))
+            losses.append(engine.backward(loss).item())
+            assert engine.is_gradient_accumulation_boundary() == (micro == 1)
+            engine.step()
+            assert engine.was_step_applied() == (micro == 1)
+        norms.append(engine.get_global_grad_norm())
+    return losses, norms
+
+
+@pytest.mark.parametrize("form", ["dictionary", "file"])
+def test_deepspeeds_loop_with_its_config(deepspeed, tmp_path, form):
+    config = deepspeed
+    if form == "file":
+        config = tmp_path / "ds_config.json"
+        config.write_text("// as DeepSpeed allows it\n" + json.dumps(deepspeed), encoding="utf-8")
+    reference = tiny()
+    model = copy.deepcopy(reference)
+    losses, norms = deepspeeds_training(reference, 8)
+    engine, optimizer, loader, scheduler = sluice.initialize(model=model, model_parameters=model.parameters(), config=config,
+                                                             units=[Block])
+    assert loader is None and engine.optimizer is optimizer and engine.module is model
+    assert engine.get_global_grad_norm() is None
+    actual = run(engine, 8)
+    assert worst(actual[0], losses) <= 2e-6
+    assert worst(actual[1], norms) <= 2e-6
+    assert scheduler.get_last_lr() == pytest.approx([deepspeeds_rate(8)], rel=1e-12) == engine.get_lr()
+    assert (engine.global_steps, engine.micro_steps, engine.global_samples, engine.skipped_steps) == (8, 16, 64, 0)
+    assert (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()) == (8, 4, 2)
+    assert (engine.zero_optimization_stage(), engine.gradient_clipping(), engine.bfloat16_enabled()) == (3, 1.0, False)
+    read, written = optimizer._engine.predicted_traffic()
+    assert optimizer.report.nvme_write_bytes > 0 and read > 0 and written > 0
+    engine.eval()
+    with torch.no_grad():
+        assert worst([engine(*batch(99)).item()], [reference(*batch(99)).item()]) <= 2e-6
+    engine.destroy()
+
+
+def test_checkpoints_go_on_with_the_same_bits(deepspeed, tmp_path):
+    def make(seed):
+        return sluice.initialize(model=tiny(seed), config=deepspeed, units=[Block])[0]
+    engine = make(0)
+    assert engine.load_checkpoint(tmp_path / "nothing") == (None, None)
+    run(engine, 3)
+    assert engine.save_checkpoint(tmp_path / "run", client_state={"epoch": 2, "generator": torch.arange(3)})
+    assert (tmp_path / "run" / "latest").read_text() == "global_step3"
+    expected = run(engine, 3, first=3)
+    with pytest.raises(sluice.ArgumentError, match="no sluice_state.json; the state is as before"):
+        engine.load_checkpoint(tmp_path / "run", tag="other")
+    # Into the same engine, whose state is another by now, and into a new one with other values.
+    for resumed in (engine, make(5)):
+        path, client = resumed.load_checkpoint(tmp_path / "run")
+        assert path == str(tmp_path / "run" / "global_step3")
+        assert client["epoch"] == 2 and torch.equal(client["generator"], torch.arange(3))
+        assert (resumed.global_steps, resumed.micro_steps) == (3, 6)
+        assert resumed.get_lr() == pytest.approx([deepspeeds_rate(3)], rel=1e-12)
+        assert run(resumed, 3, first=3) == expected
+        resumed.destroy()
+
+
+def test_client_states_that_cannot_come_back(deepspeed, tmp_path):
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    with pytest.raises(sluice.ArgumentError, match="client_state"):
+        engine.save_checkpoint(tmp_path / "run", client_state={"model": Tiny()})
+    assert not (tmp_path / "run").exists()
+    engine(*batch(0)).backward()
+    with pytest.raises(sluice.ArgumentError, match="middle of a step"):
+        engine.save_checkpoint(tmp_path / "run")
+    with pytest.raises(sluice.ArgumentError, match="middle of a step"):
+        engine.load_checkpoint(tmp_path, tag="run")
+    engine.destroy()
+
+
+def test_durable_stores_go_on_with_counts_and_schedule(config, tmp_path):
+    config["storage"]["state"] = {"name": "run"}
+    config["batch"] = {"sequences": 4, "micro_batches": 2}
+    config["optimizer"] |= {"schedule": "linear", "schedule_steps": 10, "warmup_steps": 3, "minimum_learning_rate": 1e-4}
+
+    def make(seed):
+        return sluice.initialize(model=tiny(seed), config=config, units=[Block], resume=True)[0]
+    engine = make(0)
+    run(engine, 3)
+    engine.destroy()
+    again = make(1)
+    assert (again.global_steps, again.micro_steps, again.optimizer.resumed_step) == (3, 6, 3)
+    actual = run(again, 2, first=3)
+    rates = again.get_lr()
+    again.destroy()
+    config["storage"]["state"] = {"name": "whole"}
+    whole = make(0)
+    assert run(whole, 5)[0][-4:] == actual[0]
+    assert whole.get_lr() == rates
+    whole.destroy()
+
+
+@pytest.mark.filterwarnings("default")
+def test_torchs_optimizers_and_schedulers(config):
+    """An optimizer that the program makes says type, hyperparameters and groups; its scheduler goes on."""
+    for key in ("learning_rate", "weight_decay", "beta2"):
+        config["optimizer"].pop(key)
+    reference = tiny()
+    model = copy.deepcopy(reference)
+
+    def optimizer_of(net):
+        norms = [p for name, p in net.named_parameters() if "norm" in name]
+        other = [p for name, p in net.named_parameters() if "norm" not in name]
+        return torch.optim.AdamW([{"params": other, "weight_decay": 0.2}, {"params": norms, "lr": 3e-3, "weight_decay": 0.0}],
+                                 lr=1e-3, betas=(0.8, 0.99), eps=1e-6)
+    theirs, given = optimizer_of(reference), optimizer_of(model)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7) for optimizer in (theirs, given)]
+    engine, optimizer, _, scheduler = sluice.initialize(model=model, optimizer=given, lr_scheduler=schedulers[1],
+                                                        config=config, units=[Block])
+    assert scheduler is schedulers[1] and [group["lr"] for group in optimizer.param_groups] == [1e-3, 3e-3]
+    warnings.simplefilter("error")  # torch warns where a scheduler moves before its optimizer
+    for step in range(5):
+        losses = [net(*batch(step)) for net in (reference, engine)]
+        assert worst([losses[1].item()], [losses[0].item()]) <= 2e-6
+        losses[0].backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        theirs.step()
+        theirs.zero_grad()
+        schedulers[0].step()
+        engine.backward(losses[1])
+        engine.step()
+    assert engine.get_lr() == pytest.approx([group["lr"] for group in theirs.param_groups], rel=1e-12)
+    engine.destroy()
+    # A function that makes the scheduler, and one that makes the optimizer.
+    config["optimizer"] = {}
+    engine = sluice.initialize(model=tiny(), config=config, units=[Block],
+                               optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+                               lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5))[0]
+    engine.backward(engine(*batch(0)))
+    engine.step()
+    assert engine.get_lr() == [0.25]
+    engine.destroy()
+
+
+def test_param_groups_for_the_configs_optimizer(deepspeed):
+    deepspeed.pop("scheduler")
+    model = tiny()
+    groups = [{"params": [model.embedding.weight], "lr": 1e-4},
+              {"params": [p for name, p in model.named_parameters() if name != "embedding.weight"], "weight_decay": 0.0}]
+    engine, optimizer, _, scheduler = sluice.initialize(model=model, config=deepspeed, model_parameters=groups, units=[Block])
+    assert scheduler is None and engine.get_lr() == pytest.approx([1e-4, RATE])
+    assert [group["weight_decay"] for group in engine.config["optimizer"]["groups"]] == [0.1, 0.0]
+    engine.destroy()
+    with pytest.raises(sluice.ArgumentError, match="no group for blocks"):
+        sluice.initialize(model=model, config=deepspeed, model_parameters=[model.embedding.weight, model.positions], units=[Block])
+
+
+class Scaled(torch.nn.Module):
+    """With a buffer that computation meets."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.5] * 32))
+        self.register_buffer("count", torch.tensor(3))
+        self.tiny = Tiny()
+
+    def forward(self, tokens, labels):
+        x = self.tiny.embedding(tokens) * self.scale * self.count
+        return torch.nn.functional.cross_entropy(self.tiny.head(self.tiny.blocks[0](x)).flatten(0, 1), labels.flatten())
+
+
+def test_buffers_have_the_parameters_type(deepspeed):
+    """As DeepSpeed has them."""
+    deepspeed["bf16"] = {"enabled": True}
+    engine = sluice.initialize(model=Scaled(), config=deepspeed, units=[Block])[0]
+    assert engine.module.scale.dtype == torch.bfloat16 and engine.module.count.dtype == torch.int64
+    assert engine.backward(engine(*batch(0))).dtype == torch.bfloat16
+    engine.destroy()
+
+
+def test_loaders_of_data(deepspeed):
+    data = [tuple(part[0] for part in batch(i, rows=1)) for i in range(8)]
+    engine, _, loader, _ = sluice.initialize(model=tiny(), config=deepspeed, training_data=data, units=[Block])
+    assert loader is engine.training_dataloader and [len(tokens) for tokens, _ in loader] == [4, 4]
+    engine.destroy()
+
+
+def test_fp16_scales_the_loss(deepspeed):
+    deepspeed["fp16"] = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 2, "hysteresis": 1}
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    assert engine.fp16_enabled() and next(engine.parameters()).dtype == torch.float16
+    losses, norms = run(engine, 3)
+    assert engine.cur_scale == 2048  # doubled behind two steps
+    bf16 = copy.deepcopy(deepspeed) | {"fp16": {"enabled": False}, "bf16": {"enabled": True}}
+    other = sluice.initialize(model=tiny(), config=bf16, units=[Block])[0]
+    expected = run(other, 3)
+    assert worst(losses, expected[0]) <= 2e-2 and worst(norms, expected[1]) <= 5e-2
+    before = (engine.global_steps, engine.get_lr())
+    engine.backward(engine(*batch(0)) * float("inf"))
+    engine.step()
+    engine.backward(engine(*batch(0)))
+    engine.step()
+    assert engine.skipped_steps == 1 and not engine.was_step_applied()
+    assert (engine.global_steps - 1, engine.get_lr()) == before  # the scheduler stands still
+    engine.destroy()
+    other.destroy()
+
+
+def test_boundaries_of_the_programs_own(deepspeed):
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    engine.set_gradient_accumulation_boundary(False)
+    for _ in range(3):
+        engine.backward(engine(*batch(0)))
+        engine.step()
+    assert engine.global_steps == 0
+    engine.set_gradient_accumulation_boundary(True)
+    engine.step()
+    assert engine.global_steps == 1 and engine.get_global_grad_norm() > 0
+    with pytest.raises(sluice.ArgumentError, match="without a backward"):
+        engine.step()
+    engine.destroy()
+
+
+def test_what_is_refused(deepspeed, config, monkeypatch):
+    def refused(error, words, model=None, **arguments):
+        fresh = model or tiny()
+        with pytest.raises(error, match=words):
+            sluice.initialize(model=fresh, units=[Block], **arguments)
+        assert torch.isfinite(fresh(*batch(0)))
+    refused(sluice.ArgumentError, "config= is missing")
+    refused(sluice.ConfigError, "optimizer.type.*Lamb", config=deepspeed | {"optimizer": {"type": "Lamb", "params": {}}})
+    refused(sluice.ConfigError, "zero_optimisation", config=deepspeed | {"zero_optimisation": {}})
+    automatic = deepspeed | {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}
+    refused(sluice.ConfigError, r'train_micro_batch_size_per_gpu(?s:.*)auto=\{"batch": 4\}', config=automatic)
+    engine = sluice.initialize(model=tiny(), config=automatic, auto={"batch": 3}, units=[Block])[0]
+    assert engine.train_batch_size() == 6
+    engine.destroy()
+    refused(sluice.ArgumentError, "\"btch\" is none of", config=automatic, auto={"btch": 3})
+    refused(sluice.ArgumentError, "no DeepSpeed config", config=config, auto={"batch": 3})
+    model = tiny()
+    given = torch.optim.AdamW(model.parameters())
+    refused(sluice.ArgumentError, "the config has a schedule", model=model, config=deepspeed, optimizer=given)
+    deepspeed.pop("scheduler")
+    refused(sluice.ArgumentError, "optimizer.type, and a AdamW is given", model=model, config=deepspeed, optimizer=given)
+    refused(sluice.ArgumentError, "which ends at some update", config=config | {"optimizer": {"schedule": "cosine"}})
+    refused(sluice.ArgumentError, "mpu", config=config, mpu=object())
+    deepspeed.pop("optimizer")
+    refused(sluice.ArgumentError, "AdamW does the work|RMSprop", model=model, config=deepspeed,
+            optimizer=torch.optim.RMSprop(model.parameters()))
+    refused(sluice.ArgumentError, "amsgrad", model=model, config=deepspeed,
+            optimizer=torch.optim.AdamW(model.parameters(), amsgrad=True))
+    refused(sluice.ArgumentError, "no group for positions and others|no group for", model=model, config=deepspeed,
+            optimizer=torch.optim.AdamW([model.embedding.weight]))
+    refused(sluice.ArgumentError, "none of the model's", model=model, config=deepspeed,
+            optimizer=torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))]))
+    halves = [list(model.parameters())[:2], list(model.parameters())[2:]]
+    refused(sluice.ArgumentError, "betas is .* in group 1", model=model, config=deepspeed,
+            optimizer=torch.optim.AdamW([{"params": halves[0]}, {"params": halves[1], "betas": (0.5, 0.5)}]))
+    model(*batch(0)).backward()
+    given.step()
+    refused(sluice.ArgumentError, "made steps already", model=model, config=deepspeed, optimizer=given)
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.setenv(name, "2")
+        refused(sluice.ArgumentError, f"2 processes .{name}.*DistributedDataParallel", config=deepspeed)
+        with pytest.raises(sluice.ArgumentError, match=name):
+            sluice.offload(tiny(), config, units=[Block])
+        monkeypatch.delenv(name)
+
+
+def test_adamw_is_what_a_config_without_optimizer_means(deepspeed, caplog):
+    deepspeed.pop("optimizer")
+    deepspeed.pop("scheduler")
+    engine = sluice.initialize(model=tiny(), config=deepspeed, units=[Block])[0]
+    assert "the file has no optimizer" in caplog.text
+    assert engine.get_lr() == [1e-3]
+    engine.destroy()
+
+
+def test_plain_configs_and_adamw_agree(config):
+    """Sluice's own config through the same face."""
+    reference = tiny()
+    engine = sluice.initialize(model=copy.deepcopy(reference), config=config, units=[Block])[0]
+    optimizer = adamw(reference, config)
+    for step in range(3):
+        losses = [net(*batch(step)) for net in (reference, engine)]
+        assert worst([losses[1].item()], [losses[0].item()]) <= 2e-6
+        losses[0].backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.backward(losses[1])
+        engine.step()
+    with pytest.raises(sluice.ArgumentError, match="how large a micro-batch is"):
+        engine.train_batch_size()
+    engine.destroy()

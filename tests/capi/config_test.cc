@@ -1,0 +1,72 @@
+// DeepSpeed's configs and the schedule of learning rates behind the C interface.
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "tests/capi/capi_support.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr const char* kDeepspeed = R"({
+  // as DeepSpeed allows it
+  "train_micro_batch_size_per_gpu": "auto",
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.001, "warmup_num_steps": 4}}
+})";
+
+TEST(CApiConfig, KnowsWhoseConfigItIs) {
+  int answer = 7;
+  EXPECT_EQ(sluice_is_deepspeed(kDeepspeed, &answer), SLUICE_OK);
+  EXPECT_EQ(answer, 1);
+  EXPECT_EQ(sluice_is_deepspeed(R"({"placement": {"optimizer": "nvme"}})", &answer), SLUICE_OK);
+  EXPECT_EQ(answer, 0);
+  EXPECT_EQ(sluice_is_deepspeed(nullptr, &answer), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_is_deepspeed(kDeepspeed, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST(CApiConfig, ImportsDeepspeedsWithWhatAutoStandsFor) {
+  const char* report = nullptr;
+  ASSERT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", R"({"batch": 3})", &report), SLUICE_OK)
+      << sluice_last_error();
+  const std::string text = report;
+  EXPECT_NE(text.find("\"sequences\": 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("\"schedule_count\": \"deepspeed\""), std::string::npos) << text;
+  EXPECT_NE(text.find("\"new_key\": \"optimizer.learning_rate\""), std::string::npos) << text;
+}
+
+TEST(CApiConfig, RefusesWithAllReasons) {
+  const char* report = "";
+  EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", nullptr, &report), SLUICE_CONFIG);
+  EXPECT_EQ(report, nullptr);
+  const std::string message = sluice_last_error();
+  EXPECT_NE(message.find("ds.json:3"), std::string::npos) << message;
+  EXPECT_NE(message.find("--batch"), std::string::npos) << message;
+  for (const char* values :
+       {"[", "3", R"({"batch": "many"})", R"({"bach": 3})", R"({"betas": [0.9]})"})
+    EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", values, &report),
+              SLUICE_INVALID_ARGUMENT)
+        << values;
+  EXPECT_EQ(sluice_import_deepspeed("{", "ds.json", nullptr, &report), SLUICE_CONFIG);
+  EXPECT_EQ(sluice_import_deepspeed(kDeepspeed, nullptr, nullptr, &report),
+            SLUICE_INVALID_ARGUMENT);
+}
+
+TEST(CApiConfig, SaysTheRatesOfASchedule) {
+  const char* config = R"({"optimizer": {"learning_rate": 0.1, "warmup_steps": 2,
+      "schedule": "linear", "schedule_steps": 7, "minimum_learning_rate": 0.02}})";
+  std::array<double, 6> rates{};
+  ASSERT_EQ(sluice_learning_rates(config, 1, rates.size(), rates.data()), SLUICE_OK)
+      << sluice_last_error();
+  // The second step of the warm-up, then a line of four steps from update 2 to update 6.
+  const std::array<double, 6> expected = {0.1, 0.1, 0.08, 0.06, 0.04, 0.02};
+  for (std::size_t i = 0; i < rates.size(); ++i) EXPECT_NEAR(rates[i], expected[i], 1e-15) << i;
+  EXPECT_EQ(sluice_learning_rates(config, 0, 1, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_learning_rates(config, 0, 0, nullptr), SLUICE_OK);
+  const char* bad = R"({"optimizer": {"learning_rate": 0.1, "minimum_learning_rate": 0.2}})";
+  EXPECT_EQ(sluice_learning_rates(bad, 0, 1, rates.data()), SLUICE_CONFIG);
+  EXPECT_NE(std::string(sluice_last_error()).find("minimum_learning_rate"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice::test
