@@ -1,5 +1,6 @@
 #include <sluice/units.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -17,8 +18,12 @@ struct SizeUnit {
   std::uint64_t bytes;
 };
 
-constexpr std::array<SizeUnit, 10> kSizeUnits{{{"", 1},
+constexpr std::array<SizeUnit, 14> kSizeUnits{{{"", 1},
                                                {"B", 1},
+                                               {"K", std::uint64_t{1} << 10},
+                                               {"M", std::uint64_t{1} << 20},
+                                               {"G", std::uint64_t{1} << 30},
+                                               {"T", std::uint64_t{1} << 40},
                                                {"KiB", std::uint64_t{1} << 10},
                                                {"MiB", std::uint64_t{1} << 20},
                                                {"GiB", std::uint64_t{1} << 30},
@@ -35,6 +40,11 @@ constexpr std::size_t kFractionDigitsMax = 20;
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
+}
+
+bool is_same_word(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::ranges::equal(a, b, {}, lower, lower);
 }
 
 // Removes the digits at the front of `text` and returns them.
@@ -81,7 +91,7 @@ std::uint64_t parse_size(std::string_view text) {
   }
   while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
   for (const SizeUnit& unit : kSizeUnits) {
-    if (unit.name != rest) continue;
+    if (!is_same_word(unit.name, rest)) continue;
     Uint128 whole = 0;
     for (const char digit : whole_digits) {
       whole = whole * 10 + static_cast<unsigned>(digit - '0');

@@ -14,12 +14,13 @@
 #include <CLI/CLI.hpp>
 
 #include <sluice/error.h>
-#include <sluice/version.h>
 #include "gpu/cuda/cuda_environment.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
+#include "tools/cli/usage.h"
 #include "tools/commands/bench_options.h"
 #include "tools/commands/config_options.h"
 #include "tools/commands/doctor_command.h"
@@ -28,6 +29,7 @@
 #include "tools/commands/state_command.h"
 #include "tools/commands/trace_options.h"
 #include "tools/commands/train_command.h"
+#include "tools/commands/version_command.h"
 
 namespace {
 
@@ -134,7 +136,6 @@ void add_plan(CLI::App& app, sluice::PlanOptions& options) {
   plan->add_flag("--stages", options.stages, "Also print what each ZeRO stage leaves on one rank");
   plan->add_option("--parameters", options.parameters,
                    "Plan for a model of so many parameters (such as 8B), not the config's")
-      ->transform(sluice::count_suffix())
       ->check(sluice::between(1, 1e15));
   sluice::add_plan_model(plan, options);
   plan->add_option("--layers", options.layers, "Units of that model, all alike")
@@ -178,8 +179,25 @@ void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
       ->capture_default_str();
 }
 
+struct GeneralOptions {
+  bool version = false;  // --version
+  bool as_json = false;
+  const CLI::App* help = nullptr;  // takes the words behind it
+};
+
+void add_general(CLI::App& app, GeneralOptions& options) {
+  CLI::Option* version = app.add_flag("--version", options.version, "Print the version");
+  const char* const json = "As JSON, with commit, compiler, CUDA, MPI and SIMD";
+  app.add_flag("--json", options.as_json, json)->needs(version);
+  app.add_subcommand("version", "What this program is and was built with")
+      ->add_flag("--json", options.as_json, json);
+  options.help = app.add_subcommand("help", "The help of a command, such as: sluice help bench io")
+                     ->prefix_command();
+}
+
 // Runs the subcommand that was parsed.
 struct Commands {
+  GeneralOptions general;
   sluice::TrainOptions train;
   sluice::GenerateOptions generate;
   sluice::DoctorOptions doctor;
@@ -190,6 +208,16 @@ struct Commands {
   sluice::StateOptions state;
 
   int run(const CLI::App& app) const {
+    if (general.version && !general.as_json) {
+      sluice::say("{}\n", sluice::version_line());
+      return sluice::kExitOk;
+    }
+    if (general.version || app.got_subcommand("version"))
+      return sluice::run_version(general.as_json);
+    if (app.got_subcommand("help")) {
+      sluice::say_text(sluice::help_text(app, general.help->remaining()));
+      return sluice::kExitOk;
+    }
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) return bench.run(app.get_subcommand("bench"));
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
@@ -200,6 +228,23 @@ struct Commands {
     return sluice::run_generate(generate);
   }
 };
+
+void add_commands(CLI::App& app, Commands& commands) {
+  add_train(app, commands.train);
+  add_generate(app, commands.generate);
+  add_plan(app, commands.plan);
+  sluice::add_bench(app, commands.bench);
+  sluice::add_trace(app, commands.trace);
+  sluice::add_config(app, commands.config);
+  sluice::add_state(app, commands.state);
+  add_doctor(app, commands.doctor.paths);
+  add_general(app, commands.general);
+}
+
+// The first word of every message about a failure.
+std::string error_mark() {
+  return sluice::coloured(STDERR_FILENO, sluice::Colour::kBad, "sluice:");
+}
 
 // The exit code after `code`. By then a line on standard error has reported lost output; a pipe
 // whose reader has seen enough is not a failure.
@@ -232,45 +277,41 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Sluice trains models whose training state fits neither the GPU nor the host's memory.",
       "sluice");
-  app.set_version_flag("--version", "sluice " + std::string(sluice::kVersion));
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // `help` takes the names of others
   Commands commands;
-  add_train(app, commands.train);
-  add_generate(app, commands.generate);
-  add_plan(app, commands.plan);
-  sluice::add_bench(app, commands.bench);
-  sluice::add_trace(app, commands.trace);
-  sluice::add_config(app, commands.config);
-  sluice::add_state(app, commands.state);
-  add_doctor(app, commands.doctor.paths);
+  add_commands(app, commands);
   sluice::check_numbers(app);
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty() && !commands.general.version)
+      throw CLI::RequiredError::Subcommand(1);
   } catch (const CLI::ParseError& error) {
-    if (const std::string text = sluice::unknown_command(app); !text.empty()) {
-      sluice::warn("sluice: {}\n", text);
-      return sluice::kExitUsage;
+    if (error.get_exit_code() == 0) {
+      (void)app.exit(error);  // help that was asked for
+      return finished(sluice::kExitOk);
     }
-    return app.exit(error) == 0 ? finished(sluice::kExitOk) : sluice::kExitUsage;
+    sluice::warn("{} {}", error_mark(), sluice::usage_mistake(app, error));
+    return sluice::kExitUsage;
   }
   commands.train.checkpoints.command =
       sluice::command_that_goes_on({argv, static_cast<std::size_t>(argc)});
   try {
     return finished(commands.run(app));
   } catch (const sluice::Error& error) {
-    sluice::warn("sluice: {}\n", error.what());
+    sluice::warn("{} {}\n", error_mark(), error.what());
     const int code = sluice::exit_code_of(error.code());
     if (code == sluice::kExitResource) leave(code);
     return code;
   } catch (const std::filesystem::filesystem_error& error) {
-    sluice::warn("sluice: cannot reach \"{}\": {}; check the modes of the folders above it\n",
-                 error.path1().string(), error.code().message());
+    sluice::warn("{} cannot reach \"{}\": {}; check the modes of the folders above it\n",
+                 error_mark(), error.path1().string(), error.code().message());
     return sluice::kExitUsage;
   } catch (const std::bad_alloc&) {
-    sluice::warn("sluice: the machine's memory is used up; train a smaller model or batch\n");
+    sluice::warn("{} the machine's memory is used up; train a smaller model or batch\n",
+                 error_mark());
     leave(sluice::kExitResource);
   } catch (const std::exception& error) {
-    sluice::warn("sluice: internal error: {}\n", error.what());
+    sluice::warn("{} internal error: {}\n", error_mark(), error.what());
     leave(sluice::kExitInternal);
   }
 }

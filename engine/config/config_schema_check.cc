@@ -1,13 +1,13 @@
 #include "engine/config/config_schema_check.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/edit_distance.h"
 
 namespace sluice {
 namespace {
@@ -105,21 +105,6 @@ void collect_keys(const json& schema, const std::string& parent, std::vector<std
 }
 
 }  // namespace
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
 
 const json& config_schema() {
   static const json schema = json::parse(kConfigSchemaText);

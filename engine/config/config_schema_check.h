@@ -31,9 +31,6 @@ using SchemaComplaint = std::function<void(const std::string& key, const std::st
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
-// Levenshtein's edit distance, for hints.
-std::size_t edit_distance(std::string_view a, std::string_view b);
-
 // Returns "; did you mean "optimizer"?" with the known key nearest to `unknown` under `schema` of
 // the section `parent`; with one from anywhere in the schema if that section has nothing near.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);

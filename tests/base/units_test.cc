@@ -30,6 +30,13 @@ TEST(ParseSize, ReadsEveryUnit) {
                                     {"2TB", 2000000000000},
                                     {"0.5KiB", 512},
                                     {"0.0009765625KiB", 1},
+                                    {"24G", 25769803776},
+                                    {"1.5k", 1536},
+                                    {"10m", 10485760},
+                                    {"2T", 2199023255552},
+                                    {"1kb", 1000},
+                                    {"1Kib", 1024},
+                                    {"3 gb", 3000000000},
                                     {"007", 7}}) {
     EXPECT_EQ(parse_size(text), bytes) << text;
   }
@@ -71,9 +78,9 @@ TEST(ParseSize, RefusesWhatIsNoSize) {
                                   {"9999999999999999999999999999999999999999999999", "beyond"},
                                   {"8388609TiB", "beyond"},
                                   {"8388608.5TiB", "beyond"},
-                                  {"1kb", "unit \"kb\" is unknown"},
-                                  {"1Kib", "unit"},
-                                  {"1M", "unit"},
+                                  {"1kbit", "unit \"kbit\" is unknown"},
+                                  {"1Ki", "unit"},
+                                  {"1G/s", "unit"},
                                   {"1e3", "unit"},
                                   {"0x10", "unit"},
                                   {"1,5GiB", "unit"},

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -30,18 +29,51 @@ std::optional<Number> number_in(const std::string& text) {
 std::string check_whole(std::string& text) {
   const bool is_octal = text.size() > 1 && text.front() == '0';
   if (!is_octal && number_in<std::uint64_t>(text)) return {};
-  return fmt::format("\"{}\" is not a whole number in decimal digits, from 0 to {}", text,
-                     UINT64_MAX);
+  return fmt::format(
+      "\"{}\" is not a whole number in decimal digits (such as 64, 10K or 8B), from 0 "
+      "to {}",
+      text, UINT64_MAX);
 }
 
 std::string check_finite(std::string& text) {
   const std::optional<double> value = number_in<double>(text);
   if (value && std::isfinite(*value)) return {};
-  return fmt::format("\"{}\" is not a finite number, such as 0.5 or 70e9", text);
+  return fmt::format("\"{}\" is not a finite number, such as 0.5, 70e9 or 70B", text);
+}
+
+bool are_digits(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// "1.5M" becomes "1500000": in digits, since 0.067 * 1e9 in double is no whole number. Anything
+// else stays, for the checks behind to refuse.
+std::string expand_suffix(std::string& text) {
+  constexpr std::string_view kSuffixes = "KMBGTkmbgt";
+  constexpr std::array<std::size_t, 5> kZeros{3, 6, 9, 9, 12};
+  const std::size_t place = text.empty() ? std::string::npos : kSuffixes.find(text.back());
+  if (place == std::string::npos) return {};
+  std::string whole = text.substr(0, text.size() - 1);
+  const std::size_t point = std::min(whole.find('.'), whole.size());
+  std::string fraction = whole.substr(std::min(point + 1, whole.size()));
+  whole.resize(point);
+  if (whole.empty() || !are_digits(whole) || !are_digits(fraction)) return {};
+  const std::size_t zeros = kZeros[place % kZeros.size()];
+  if (fraction.size() > zeros) return {};
+  fraction.append(zeros - fraction.size(), '0');
+  whole += fraction;
+  const std::size_t first = whole.find_first_not_of('0');
+  text = first == std::string::npos ? "0" : whole.substr(first);
+  return {};
 }
 
 bool has_type(const CLI::Option& option, const std::string& type) {
   return option.get_type_name().rfind(type, 0) == 0;
+}
+
+// A transform goes before all that is there, such as a range, so the last one added comes first.
+void add_first(CLI::Option& option, std::string (*check)(std::string&)) {
+  option.transform(CLI::Validator(check, ""));
+  option.transform(CLI::Validator(expand_suffix, ""));
 }
 
 }  // namespace
@@ -67,18 +99,6 @@ CLI::Validator is_size() {
   return {check, ""};
 }
 
-CLI::Validator count_suffix() {
-  const auto change = [](std::string& text) -> std::string {
-    constexpr std::string_view kSuffixes = "KMBT";
-    constexpr std::array kExponents{"e3", "e6", "e9", "e12"};
-    const std::size_t place = text.empty() ? std::string::npos : kSuffixes.find(text.back());
-    const bool is_plain = text.find_first_of("eE") == std::string::npos;
-    if (place != std::string::npos && is_plain) text.replace(text.size() - 1, 1, kExponents[place]);
-    return {};
-  };
-  return {change, ""};
-}
-
 CLI::Validator rate_suffix() {
   const auto change = [](std::string& text) -> std::string {
     if (text.ends_with("/s")) text.resize(text.size() - 2);
@@ -89,32 +109,12 @@ CLI::Validator rate_suffix() {
   return {change, ""};
 }
 
-CLI::Validator memory_suffix() {
-  const auto change = [](std::string& text) -> std::string {
-    if (!text.empty() && std::string_view("KMGT").find(text.back()) != std::string_view::npos)
-      text += "iB";
-    return {};
-  };
-  return {change, ""};
-}
-
 void check_numbers(CLI::App& app) {
   for (CLI::Option* const option : app.get_options()) {
-    if (has_type(*option, "UINT")) option->check(CLI::Validator(check_whole, ""));
-    if (has_type(*option, "FLOAT")) option->check(CLI::Validator(check_finite, ""));
+    if (has_type(*option, "UINT")) add_first(*option, check_whole);
+    if (has_type(*option, "FLOAT")) add_first(*option, check_finite);
   }
   for (CLI::App* const command : app.get_subcommands({})) check_numbers(*command);
-}
-
-std::string unknown_command(const CLI::App& app) {
-  const CLI::App* parent = &app;  // the command before the one that is not known
-  while (!parent->get_subcommands().empty()) parent = parent->get_subcommands().front();
-  const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
-  std::vector<std::string> names;
-  for (const CLI::App* const command : parent->get_subcommands({}))
-    names.push_back(command->get_name());
-  if (names.empty() || rest.empty() || rest.front().rfind('-', 0) == 0) return {};
-  return fmt::format("unknown command \"{}\"; there are {}", rest.front(), fmt::join(names, ", "));
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include <sluice/error.h>
+#include "tools/cli/terminal.h"
 
 namespace sluice {
 namespace {
@@ -35,6 +36,11 @@ void say_text(std::string_view text) noexcept {
   if (failure.load() != 0) return;
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) note_failure(errno);
+}
+
+void say_fitted(std::string_view text) {
+  if (!is_terminal(STDOUT_FILENO)) return say_text(text);
+  say_text(fitted(text, terminal_columns(STDOUT_FILENO)));
 }
 
 void warn_text(std::string_view text) noexcept {

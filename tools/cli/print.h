@@ -1,6 +1,7 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). Nothing here throws, so
 // that a full disk behind a log never ends a run. Text that cannot be printed is lost; for standard
-// output, a line on standard error says so once.
+// output, a line on standard error says so once. On a terminal, `say` breaks lines that are too
+// long for it; `say_text` prints its text unchanged, such as JSON.
 //
 // Thread rule: any thread.
 #pragma once
@@ -17,11 +18,13 @@ void keep_standard_descriptors() noexcept;
 
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
+// As say_text, in lines that fit the terminal, if there is one.
+void say_fitted(std::string_view text);
 
 template <class... Arguments>
 void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) noexcept {
   try {
-    say_text(fmt::format(format, std::forward<Arguments>(arguments)...));
+    say_fitted(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
     // Memory is used up: the text is lost, and the run goes on.
   }

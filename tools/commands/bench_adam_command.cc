@@ -15,6 +15,7 @@
 #include "tools/cli/interrupt.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 
 namespace sluice {
 namespace {
@@ -77,10 +78,11 @@ void write_json(OutputFile& output, const BenchAdamOptions& options,
 }
 
 void print_row(const BenchResult& r) {
-  say("{:<11}{:>7}{:>10.2f}{:>9.1f}{:>8.1f}{:>8.1f}  [{:.1f}, {:.1f}]{:>9.1f}{:>8.1f}\n",
-      r.state.name, r.threads, r.parameters_per_s.median * 1e-9, r.update_gb_per_s.median,
-      r.limit_gb_per_s.median, r.percent_of_limit.median, r.percent_of_limit.low,
-      r.percent_of_limit.high, r.memcpy_gb_per_s.median, r.triad_gb_per_s.median);
+  say("{:<11}{:>7}{:>9.2f}{:>7.1f}{:>7.1f}{:>8.1f}  {:<14}{:>8.1f}{:>7.1f}\n", r.state.name,
+      r.threads, r.parameters_per_s.median * 1e-9, r.update_gb_per_s.median,
+      r.limit_gb_per_s.median, r.percent_of_limit.median,
+      fmt::format("[{:.1f}, {:.1f}]", r.percent_of_limit.low, r.percent_of_limit.high),
+      r.memcpy_gb_per_s.median, r.triad_gb_per_s.median);
   flush_said();
 }
 
@@ -95,11 +97,11 @@ int run_bench_adam(const BenchAdamOptions& options) {
   defer_interrupts(
       "sluice: ending after this row; a second signal ends at once, without its figures\n");
   const std::string_view instruction_set = simd_target_name();
-  const bool is_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
+  const bool shows_rounds = !options.quiet && is_terminal(STDERR_FILENO);
   if (!options.quiet) {
     say("AdamW on {}, {} cores granted, {}; {} parameters, {} rounds\n", topology().processor,
         topology().granted_cores, instruction_set, options.parameters, options.rounds);
-    say("{:<11}{:>7}{:>10}{:>9}{:>8}{:>8}  {:<12}{:>9}{:>8}\n", "state", "threads", "Gparam/s",
+    say("{:<11}{:>7}{:>9}{:>7}{:>7}{:>8}  {:<14}{:>8}{:>7}\n", "state", "threads", "Gparam/s",
         "GB/s", "limit", "% of it", "[quartiles]", "memcpy", "triad");
   }
   std::vector<BenchResult> results;
@@ -108,7 +110,7 @@ int run_bench_adam(const BenchAdamOptions& options) {
     for (const unsigned threads : counts) {
       if (interrupted()) break;
       const auto progress = [&](unsigned round) {
-        if (!is_terminal) return;
+        if (!shows_rounds) return;
         warn("\r\x1b[K{}, {} threads, round {} of {}", state.name, threads, round + 1,
              options.rounds);
       };
@@ -118,7 +120,7 @@ int run_bench_adam(const BenchAdamOptions& options) {
                                     .threads = threads,
                                     .rounds = options.rounds},
                                    progress));
-      if (is_terminal) warn("\r\x1b[K");
+      if (shows_rounds) warn("\r\x1b[K");
       if (!options.quiet) print_row(results.back());
     }
   }

@@ -15,8 +15,10 @@
 #include "engine/store/storage_queue.h"
 #include "tools/bench/io_bench.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 
 namespace sluice {
 namespace {
@@ -158,9 +160,7 @@ void write_calibration(OutputFile& output, const BenchIoOptions& options,
   write_whole(output, calibration.dump(2) + "\n");
 }
 
-}  // namespace
-
-int run_bench_io(const BenchIoOptions& options) {
+int bench_io(const BenchIoOptions& options) {
   std::vector<Series> all = planned(options);
   if (options.rounds < 1 || options.rounds > 1000)
     refuse(fmt::format("--rounds {} is not in 1..1000", options.rounds));
@@ -186,6 +186,8 @@ int run_bench_io(const BenchIoOptions& options) {
   storage.backend = backend_from(options.backend);
   storage.queue_depth = bench_options.depth_max;
   std::string note;
+  std::optional<Progress> progress(std::in_place,
+                                   fmt::format("writing {} to each path once", options.size));
   IoBench bench(bench_options, [&](std::span<std::byte> memory, std::span<const int> files) {
     return open_io_queue(storage, {.memory = memory, .files = files}, note);
   });
@@ -195,12 +197,16 @@ int run_bench_io(const BenchIoOptions& options) {
   // Round by round over all cases: the rate of a shared drive drifts.
   for (std::uint32_t round = 0; round < options.rounds; ++round) {
     for (Series& series : all) {
+      progress->set(fmt::format("round {} of {}: {} with requests of {}, {} in flight", round + 1,
+                                options.rounds, name_of(series.io_case.pattern),
+                                format_bytes(series.io_case.request_bytes), series.io_case.depth));
       const IoMeasurement measured = bench.measure(series.io_case);
       const auto bytes = static_cast<double>(measured.bytes);
       series.rates.push_back(bytes / measured.seconds);
       series.cpu_s_per_gib.push_back(measured.cpu_seconds / (bytes / static_cast<double>(1_GiB)));
     }
   }
+  progress.reset();
   say("pattern   request  depth     GB/s  [min, max]    CPU s/GiB\n");
   for (const Series& series : all) {
     print_series(series, options.paths.size() == 1 ? ""
@@ -211,6 +217,13 @@ int run_bench_io(const BenchIoOptions& options) {
     say("reading and writing at once takes {:.2f} of the sum of both\n", *factor);
   if (json.is_wanted()) write_calibration(json, options, all, bench);
   return kExitOk;
+}
+
+}  // namespace
+
+int run_bench_io(const BenchIoOptions& options) {
+  return with_words({{"storage.paths", "--path"}, {"storage.backend", "--backend"}},
+                    [&] { return bench_io(options); });
 }
 
 }  // namespace sluice

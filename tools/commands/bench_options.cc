@@ -103,6 +103,7 @@ void add_bench_step(CLI::App& bench, BenchStepOptions& options) {
       ->capture_default_str();
   step->add_option("--path", options.path, "Folder on a drive")->capture_default_str();
   step->add_option("--rate", options.rate, "Rate that the drive is throttled to, per second")
+      ->transform(rate_suffix())
       ->check(is_size())
       ->type_name("SIZE")
       ->capture_default_str();

@@ -11,8 +11,10 @@
 #include "tools/bench/step_regimes.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
+#include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/trace/trace_session.h"
 
 namespace sluice {
@@ -57,30 +59,40 @@ double median_written(const PolicyResult& policy) {
       .median;
 }
 
+void print_traffic(const BenchStepOptions& options, const RegimeResult& regime) {
+  say("{:<12}{:>8}  {:<9}{:>11}{:>9}{:>10}\n", "policy", "read B", "(ideal)", "written B",
+      "stall s", "Gparam/s");
+  for (const PolicyResult& policy : regime.policies) {
+    if (policy.steps.empty()) continue;
+    const Summary stall = policy.over(
+        [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
+    const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
+    say("{:<12}{:>8.2f}  {:<9}{:>11.2f}{:>9.3f}{:>10.2f}\n", name_of(policy.policy),
+        bytes_a_parameter(options, median_read(policy)),
+        fmt::format("({:.2f})", bytes_a_parameter(options, ideal_read)),
+        bytes_a_parameter(options, median_written(policy)), stall.median,
+        summary_of(policy.adam).median * 1e-9);
+  }
+}
+
 void print(const BenchStepOptions& options, const RegimeResult& regime) {
   say("\n{}: computation {:.3f} s, T_min {:.3f} s ({})\n", regime.name, compute_s(regime.rates),
       regime.least.step_s, name_of(regime.least.scarcest()));
-  say("{:<12}{:>8}  {:<16}{:>8}{:>8}{:>8}{:>8}{:>10}{:>16}{:>11}{:>9}{:>7}\n", "policy", "step s",
-      "[min, max]", "T_bound", "% of it", "% T_min", "plan s", "x serial", "read B (ideal)",
-      "written B", "stall s", "Adam");
+  say("{:<12}{:>8}  {:<16}{:>9}{:>8}{:>8}{:>8}{:>9}\n", "policy", "step s", "[min, max]", "T_bound",
+      "% of it", "% T_min", "plan s", "x serial");
   for (const PolicyResult& policy : regime.policies) {
     if (policy.steps.empty()) {
       say("{:<12}  not measured (interrupted)\n", name_of(policy.policy));
       continue;
     }
     const Summary step = policy.step_s();
-    const Summary stall = policy.over(
-        [](const MeasuredStep& s) { return static_cast<double>(s.report.stall_ns) * 1e-9; });
-    const double ideal_read = static_cast<double>(policy.bound.traffic.nvme_read_bytes);
-    say("{:<12}{:>8.3f}  {:<16}{:>8.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>10.2f}", name_of(policy.policy),
+    const double times_serial = speedup(regime, policy);
+    say("{:<12}{:>8.3f}  {:<16}{:>9.3f}{:>8.1f}{:>8.1f}{:>8.3f}{:>9}\n", name_of(policy.policy),
         step.median, fmt::format("[{:.3f}, {:.3f}]", step.low, step.high), policy.bound.step_s,
         100 * policy.bound.step_s / step.median, 100 * regime.least.step_s / step.median,
-        policy.predicted.step_s, speedup(regime, policy));
-    say("{:>8.2f} ({:>5.2f}){:>11.2f}{:>9.3f}{:>7.2f}\n",
-        bytes_a_parameter(options, median_read(policy)), bytes_a_parameter(options, ideal_read),
-        bytes_a_parameter(options, median_written(policy)), stall.median,
-        summary_of(policy.adam).median * 1e-9);
+        policy.predicted.step_s, times_serial == 0 ? "-" : fmt::format("{:.2f}", times_serial));
   }
+  print_traffic(options, regime);
   say("beside it: drive without throttle {:.2f} GB/s [{:.2f}, {:.2f}], Adam {:.2f} Gparam/s "
       "[{:.2f}, {:.2f}]; states {}\n",
       regime.bare.median * 1e-9, regime.bare.low * 1e-9, regime.bare.high * 1e-9,
@@ -154,9 +166,7 @@ void check(const BenchStepOptions& options) {
     refuse(fmt::format("--rate {} is below 1MB a second", options.rate));
 }
 
-}  // namespace
-
-int run_bench_step(const BenchStepOptions& options) {
+int bench_step(const BenchStepOptions& options) {
   check(options);
   OutputFiles outputs;
   OutputFile& json = outputs.add("--json", options.json_file);
@@ -184,7 +194,10 @@ int run_bench_step(const BenchStepOptions& options) {
                                          .flush_s = options.flush_ms * 1e-3};
   for (const std::string& regime : options.regimes.empty() ? step_regimes() : options.regimes) {
     if (interrupted()) break;
-    results.push_back(measure_regime(regime_options, regime));
+    {
+      const Progress progress(regime + ": all policies take turns");
+      results.push_back(measure_regime(regime_options, regime));
+    }
     print(options, results.back());
   }
   const TraceEnd end = trace.finish();
@@ -192,6 +205,13 @@ int run_bench_step(const BenchStepOptions& options) {
   if (json.is_wanted()) write_json(json, options, results);
   if (end.failure) throw Error(*end.failure);
   return interrupted() ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace
+
+int run_bench_step(const BenchStepOptions& options) {
+  return with_words({{"storage.paths", "--path"}, {"optimizer.lanes", "--lanes"}},
+                    [&] { return bench_step(options); });
 }
 
 }  // namespace sluice

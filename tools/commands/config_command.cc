@@ -110,7 +110,7 @@ int run_config_show(const ConfigShowOptions& options) {
       say("{:<44} {:<16} {}\n", key, value == "null" ? "chosen by Sluice" : value, origin);
     }
   }
-  if (options.as_json) say("{}\n", all.dump(2));
+  if (options.as_json) say_text(all.dump(2) + "\n");
   return kExitOk;
 }
 

@@ -71,7 +71,6 @@ void add_plan_model(CLI::App* plan, PlanOptions& options) {
       ->type_name("NAME");
   plan->add_option("--host-memory", options.host_memory,
                    "Host memory in place of memory.host, such as 64G")
-      ->transform(memory_suffix())
       ->check(is_size())
       ->type_name("SIZE");
 }

@@ -22,7 +22,9 @@
 #include "io/direct_file.h"
 #include "io/io_queue.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/option_words.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 
 namespace sluice {
 namespace {
@@ -86,7 +88,8 @@ std::string file_system_name(long magic) {
 Finding look_at_path(const std::string& path) {
   Finding finding{.subject = "storage " + path, .text = "", .remedy = ""};
   try {
-    const DirectFile file = DirectFile::create_scratch(path, 1_MiB);
+    const DirectFile file = with_words({{"storage.paths", "--path"}},
+                                       [&] { return DirectFile::create_scratch(path, 1_MiB); });
     struct statvfs space {};
     struct statfs system {};
     ::statvfs(path.c_str(), &space);
@@ -216,8 +219,10 @@ std::vector<Finding> examine(const DoctorOptions& options) {
 int run_doctor(const DoctorOptions& options) {
   bool has_failed = false;
   for (const Finding& finding : examine(options)) {
-    constexpr std::array kNames{"ok", "warn", "FAIL"};
-    say("{:4}  {}: {}\n", kNames[static_cast<std::size_t>(finding.health)], finding.subject,
+    constexpr std::array kNames{"ok  ", "warn", "FAIL"};
+    constexpr std::array kColours{Colour::kGood, Colour::kWarning, Colour::kBad};
+    const auto health = static_cast<std::size_t>(finding.health);
+    say("{}  {}: {}\n", coloured(STDOUT_FILENO, kColours[health], kNames[health]), finding.subject,
         finding.text);
     if (!finding.remedy.empty()) say("      -> {}\n", finding.remedy);
     has_failed |= finding.health == Health::kFail;

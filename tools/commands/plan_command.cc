@@ -1,5 +1,7 @@
 #include "tools/commands/plan_command.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -14,6 +16,7 @@
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 #include "tools/commands/plan_model.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -129,8 +132,8 @@ Subject subject_of(const PlanOptions& options) {
 
 // The first line: the verdict, which the rest explains.
 std::string verdict(const PlannedPlacement& own) {
-  if (!own.obstacle.empty()) return fmt::format("does not fit: {}\n", in_short(own.obstacle));
-  return fmt::format("fits: {:.3g} s a step, bound by {}\n", own.step.step_s,
+  if (!own.obstacle.empty()) return fmt::format("does not fit: {}", in_short(own.obstacle));
+  return fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
                      name_of(own.step.scarcest()));
 }
 
@@ -317,6 +320,11 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
   write_whole(output, root.dump(2) + "\n");
 }
 
+std::string planned_stages(const PlanRequest& request) {
+  const Progress progress("planning every ZeRO stage");
+  return stage_table(request);
+}
+
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
@@ -329,15 +337,19 @@ int run_plan(const PlanOptions& options) {
   outputs.add_input("--adam", options.rates.adam_file);
   OutputFile& json = outputs.add("--json", options.json_file);
   outputs.check();
+  std::optional<Progress> progress(std::in_place, "planning every place for the state");
   const std::vector<PlannedPlacement> all = plan_alternatives(subject.request);
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
   std::optional<double> free_tokens;
   if (fits) {
+    progress->set("looking for the computation that hides all else");
     if (const auto factor = compute_factor_that_hides(subject.request, own))
       free_tokens = *factor * subject.tokens;
   }
-  say("{}{}", verdict(own), subject.description);
+  progress.reset();
+  say("{}\n{}", coloured(STDOUT_FILENO, fits ? Colour::kGood : Colour::kBad, verdict(own)),
+      subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
   for (const std::string& source : subject.rates.sources) say("  {}\n", source);
@@ -360,7 +372,7 @@ int run_plan(const PlanOptions& options) {
                : std::nullopt)
     say("{} written last for {:.3g} steps, {:.3g} days of this\n", options.bytes_written_rating,
         *steps, *steps * own.step.step_s / kSecondsADay);
-  if (options.stages) say("{}", stage_table(subject.request));
+  if (options.stages) say("{}", planned_stages(subject.request));
   if (options.ranks > 1) say("collectives take no time in this plan\n");
   if (json.is_wanted()) write_json(json, options, subject, all, free_tokens);
   return fits ? kExitOk : kExitResource;

@@ -16,9 +16,12 @@
 #include "base/trace/trace_ranges.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupt.h"
+#include "tools/cli/option_words.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
 #include "tools/cli/temporary_file.h"
+#include "tools/cli/terminal.h"
+#include "tools/commands/train_outputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/kernel_agreement.h"
@@ -54,46 +57,6 @@ TrainConfig read_config(const TrainOptions& options, std::string& introduction) 
   if (!options.trace_file.empty()) config.trace_file = options.trace_file;
   return config;
 }
-
-// Each rank has a trace of its own.
-std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
-  if (config.trace_file.empty() || rank == 0) return config.trace_file;
-  return fmt::format("{}.rank{}", config.trace_file, rank);
-}
-
-// The run's outputs, and the files it must not touch. Rank 0 writes for all, except the traces.
-struct TrainOutputs {
-  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks)
-      : save(add("--save", options.save_file, ranks)),
-        json(add("--json", options.json_file, ranks)),
-        csv(add("--csv", options.csv_file, ranks)),
-        json_lines(add("--json-lines", options.json_lines_file, ranks)),
-        trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)) {
-    files.add_input("the config", options.config_file);
-    files.add_input("the text", config.data_file);
-    files.add_input("--init", options.init_file, "--save");  // training goes on
-    files.add_input("storage.calibration", config.engine.storage.calibration);
-    for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
-      if (rank != ranks.rank())
-        files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
-    }
-    files.check();
-  }
-
-  OutputFiles files;
-  OutputFile& save;
-  OutputFile& json;
-  OutputFile& csv;
-  OutputFile& json_lines;
-  OutputFile& trace;
-
- private:
-  OutputFile& add(const char* option, const std::string& path, const RankWorld& ranks) {
-    if (ranks.rank() == 0) return files.add(option, path);
-    files.reserve(option, path);
-    return files.add(option, "");
-  }
-};
 
 std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
                                               const TrainConfig& config) {
@@ -184,7 +147,9 @@ class TrainRun {
   // The state of the store or of the newest checkpoint, or a fresh one.
   void resume() {
     checkpoints_.set_products(describe(device_.matrix_kernels()));
+    std::optional<Progress> progress(std::in_place, "setting the state", is_quiet_);
     const auto resumed = checkpoints_.resume(engine_, initial_values());
+    progress.reset();
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
     const bool outlives = checkpoints_.is_on() || checkpoints_.has_store();
     if (!outlives || engine_.rank() != 0) return;
@@ -274,10 +239,14 @@ class TrainRun {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
       const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
+      const Progress progress(fmt::format("evaluating on {} batches", batches.size()), is_quiet_);
       record_.validation_loss = trainer_->evaluate(batches);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
-    record_.state_sha256 = state_sha256(engine_);
+    {
+      const Progress progress("hashing the state", is_quiet_);
+      record_.state_sha256 = state_sha256(engine_);
+    }
     record_.ranks = memory_of_ranks(engine_, record_.buffers);
     record_.matrix_work = trainer_->matrix_work();
     write_outputs(failures);
@@ -378,9 +347,7 @@ int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks)
   return train_here(options, config, ranks, memory);
 }
 
-}  // namespace
-
-int run_train(const TrainOptions& options) {
+int train_as_told(const TrainOptions& options) {
   catch_interrupts();
   std::string introduction;
   TrainConfig config = read_config(options, introduction);
@@ -395,6 +362,18 @@ int run_train(const TrainOptions& options) {
   } catch (const std::exception& failure) {
     ranks.give_up(failure);
   }
+}
+
+}  // namespace
+
+int run_train(const TrainOptions& options) {
+  return with_words({{"--set run.steps=", "--steps ", options.steps.has_value()},
+                     {"--set run.seed=", "--seed ", options.seed.has_value()},
+                     {"run.steps", "--steps", options.steps.has_value()},
+                     {"run.seed", "--seed", options.seed.has_value()},
+                     {"data.file", "--data", !options.data_file.empty()},
+                     {"trace.file", "--trace", !options.trace_file.empty()}},
+                    [&] { return train_as_told(options); });
 }
 
 }  // namespace sluice

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
-#include "engine/config/config_schema_check.h"
+#include "base/edit_distance.h"
 
 namespace sluice {
 

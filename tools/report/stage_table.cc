@@ -1,6 +1,7 @@
 #include "tools/report/stage_table.h"
 
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -52,26 +53,29 @@ Config::Placement homes_of_stage(const PlanRequest& request, std::string& left_t
   return choices;
 }
 
-std::string phase_rows(std::uint32_t stage, const StageMemory& memory, bool has_activations) {
-  if (!memory.obstacle.empty()) return fmt::format("{:<7}{}\n", stage, in_short(memory.obstacle));
-  std::string rows;
-  for (std::size_t phase = 0; phase < kStepPhases; ++phase) {
-    const PoolMarks& marks = memory.most_in_use[phase];
-    rows += fmt::format("{:<7}{:<10}", phase == 0 ? std::to_string(stage) : "",
-                        name_of(static_cast<StepPhase>(phase)));
-    for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
-      if (static_cast<MemoryKind>(kind) == MemoryKind::kActivations && !has_activations) continue;
-      rows += fmt::format("{:>11}", format_bytes(marks.kind_bytes[kind]));
+// One row for each stage and phase, in columns of `names`; `bytes_of` gives their numbers. Lines of
+// at most 80 characters.
+template <class BytesOf>
+std::string phase_table(const std::array<StageMemory, 4>& stages,
+                        std::span<const char* const> names, const BytesOf& bytes_of) {
+  std::string table = fmt::format("\n{:<6}{:<10}", "stage", "phase");
+  for (const char* name : names) table += fmt::format("{:>9}", name);
+  table += '\n';
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    if (!stages[stage].obstacle.empty()) {
+      table += fmt::format("{:<6}{}\n", stage, in_short(stages[stage].obstacle));
+      continue;
     }
-    rows += " |";
-    for (const std::uint64_t bytes : marks.tier_bytes)
-      rows += fmt::format("{:>11}", format_bytes(bytes));
-    rows += '\n';
+    for (std::size_t phase = 0; phase < kStepPhases; ++phase) {
+      table += fmt::format("{:<6}{:<10}", phase == 0 ? std::to_string(stage) : "",
+                           name_of(static_cast<StepPhase>(phase)));
+      const auto& bytes = bytes_of(stages[stage].most_in_use[phase]);
+      for (std::size_t i = 0; i < names.size(); ++i)
+        table += fmt::format("{:>9}", format_bytes(bytes[i]));
+      table += '\n';
+    }
   }
-  if (!memory.left_to_auto.empty())
-    rows += fmt::format("{:<7}stage {} does not have the config's home of {}: planned as auto\n",
-                        "", stage, memory.left_to_auto);
-  return rows;
+  return table;
 }
 
 }  // namespace
@@ -118,14 +122,20 @@ std::string stage_table(const PlanRequest& request) {
                          format_bytes(memory.parameter_bytes + memory.window_bytes +
                                       memory.gradient_bytes + memory.optimizer_bytes));
   }
+  table += "\nand has in use at most, with the config's homes, by kind and by tier:\n";
   const bool has_activations = request.config.activations.home != ActivationHome::kKeep;
-  table += fmt::format(
-      "\nand has in use at most, with the config's homes, by kind and by tier:\n"
-      "{:<7}{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{} |{:>11}{:>11}{:>11}\n",
-      "stage", "phase", "parameters", "window", "gradients", "slots", "optimizer", "buffers",
-      has_activations ? fmt::format("{:>11}", "activat.") : "", "device", "host", "nvme");
-  for (stage = 0; stage < stages.size(); ++stage)
-    table += phase_rows(stage, stages[stage], has_activations);
+  constexpr std::array kKinds{"params", "window",  "grads",   "slots",
+                              "optim.", "buffers", "activat."};
+  static_assert(kKinds.size() == kMemoryKinds);
+  const std::span kinds(kKinds.data(), kKinds.size() - (has_activations ? 0 : 1));
+  table += phase_table(stages, kinds, [](const PoolMarks& marks) { return marks.kind_bytes; });
+  constexpr std::array kTierNames{"device", "host", "nvme"};
+  table += phase_table(stages, kTierNames, [](const PoolMarks& marks) { return marks.tier_bytes; });
+  for (stage = 0; stage < stages.size(); ++stage) {
+    if (!stages[stage].left_to_auto.empty())
+      table += fmt::format("stage {} does not have the config's home of {}: planned as auto\n",
+                           stage, stages[stage].left_to_auto);
+  }
   return table;
 }
 

@@ -36,8 +36,8 @@ constexpr bool is_aligned(std::uint64_t value, std::uint64_t alignment) {
 // For people: "9.5 MiB", "512 B", with about three significant digits.
 std::string format_bytes(std::uint64_t bytes);
 
-// Parses "4096", "64KiB", "10 MiB", "1.5GiB", "2TB". K, M, G and T followed by B are decimal units,
-// followed by iB binary ones; a number without a unit is in bytes.
+// Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T are binary
+// by themselves and with iB, and decimal with B; a number without a unit is in bytes.
 // Fails with: kConfig when the text is not a size, is negative, is not a whole number of bytes, or
 // is beyond 2^63.
 std::uint64_t parse_size(std::string_view text);

@@ -5,12 +5,16 @@ Environment: SLUICE_BINARY, SLUICE_SOURCE (the repository), SLUICE_SANITIZE, SLU
 """
 
 import copy
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
+import termios
 import unittest
 
 BINARY = os.environ.get("SLUICE_BINARY", "sluice")
@@ -112,6 +116,26 @@ class CliCase(unittest.TestCase):
         self.assertIn(done.returncode, expect if isinstance(expect, tuple) else (expect,),
                       f"{arguments}\n{done.stdout}\n{done.stderr}")
         return done
+
+    def on_terminal(self, columns, *arguments, expect=0, **environment):
+        """The text that a terminal of that width shows of a command."""
+        main, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = subprocess.Popen(self.command(*arguments), cwd=self.folder, stdout=terminal, stderr=terminal,
+                                   env={**self.environment(), "TERM": "xterm", **environment})
+        os.close(terminal)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(main, 4096)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not piece:
+                break
+            seen += piece
+        os.close(main)
+        self.assertEqual(process.wait(RUN_TIMEOUT_S), expect, seen)
+        return seen.decode()
 
     def train(self, values=None, *arguments, base=None):
         """Trains with the small config and `values`, returns what --json wrote."""

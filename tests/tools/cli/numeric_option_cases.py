@@ -58,15 +58,28 @@ class NumericOptions(CliCase):
                         self.assertLess(len(done.stderr), 500)
         self.assertGreaterEqual(rows, 25)
 
-    def test_an_unknown_command_is_named(self):
-        for words, place in ((("trian", "config.json"), "train, generate"), (("help",), "train, generate"), (("bench", "oi"), "gpu, io, adam, step"),
-                             (("trace", "sumary", "x"), "summary, html")):
-            done = self.run_sluice(*words, expect=2)
-            unknown = words[1] if words[0] in ("bench", "trace") else words[0]
-            self.assertIn(f'unknown command "{unknown}"; there are ', done.stderr)
-            self.assertIn(place, done.stderr)
-        self.assertNotIn("unknown command", self.run_sluice("train", expect=2).stderr)
-        self.assertNotIn("unknown command", self.run_sluice(expect=2).stderr)
+    def test_numbers_as_people_write_them(self):
+        def plan(*arguments):
+            self.run_sluice("plan", "--layers", 2, "--json", "plan.json", *arguments, expect=(0, 5))
+            return self.read_json("plan.json")
+        for written, plain in ((("--parameters", "1.5M"), ("--parameters", "1500000")), (("--parameters", "2m"), ("--parameters", "2000000")),
+                               (("--parameters", "1M", "--tokens", "8K"), ("--parameters", "1000000", "--tokens", "8000")),
+                               (("--parameters", "1M", "--flops", "165.2T"), ("--parameters", "1000000", "--flops", "165200000000000")),
+                               (("--parameters", "1M", "--adam-rate", "2G"), ("--parameters", "1000000", "--adam-rate", "2B")),
+                               (("--parameters", "1M", "--read-rate", "7000MB/s"), ("--parameters", "1000000", "--read-rate", "7GB")),
+                               (("--parameters", "1M", "--host-memory", "24m"), ("--parameters", "1000000", "--host-memory", "24MiB")),
+                               (("--parameters", "1M", "--set", "memory.host=1G"), ("--parameters", "1000000", "--set", "memory.host=1GiB"))):
+            with self.subTest(written):
+                self.assertEqual(plan(*written), plan(*plain))
+        self.assertNotEqual(plan("--parameters", "1M"), plan("--parameters", "1K"))
+        for arguments, words in ((("bench", "adam", "--parameters", "1.5"), '"1.5" is not a whole number'),
+                                 (("bench", "adam", "--parameters", "1.2345K"), '"1.2345K" is not a whole number'),
+                                 (("bench", "adam", "--rounds", "KK"), '"KK" is not a whole number'),
+                                 (("bench", "adam", "--rounds", "M"), '"M" is not a whole number'),
+                                 (("plan", "--parameters", "8Q"), '"8Q" is not a finite number'),
+                                 (("bench", "io", "--path", "storage", "--size", "1G/s"), '"1G/s" is not a size')):
+            with self.subTest(arguments):
+                self.assertIn(words, self.run_sluice(*arguments, expect=2).stderr)
 
     def test_the_messages_name_ranges_that_fit_on_a_line(self):
         done = self.run_sluice("generate", "--model", "gone", "--prompt", "x", "--temperature", "-1", expect=2)

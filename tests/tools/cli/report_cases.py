@@ -2,15 +2,10 @@
 seed, and nothing else, decides the result."""
 
 import csv
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
-import termios
 
-from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+from cli_support import ON_NVME, CliCase
 
 KEYS = {
     "parameters": int, "state_bytes": int, "seed": int, "steps": list,
@@ -124,31 +119,10 @@ class Report(CliCase):
                      "activations", run["state_sha256"], f"{run['validation_loss']:.4f}"):
             self.assertIn(text, done.stdout)
 
-    def on_terminal(self, columns):
-        """The text that a terminal of that width shows."""
-        main, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = subprocess.Popen(self.command("train", self.write_config(), "--steps", "5"),
-                                   cwd=self.folder, env=self.environment(), stdout=terminal,
-                                   stderr=terminal)
-        os.close(terminal)
-        seen = b""
-        while True:
-            try:
-                piece = os.read(main, 4096)
-            except OSError:  # EIO: the other side is closed
-                break
-            if not piece:
-                break
-            seen += piece
-        os.close(main)
-        self.assertEqual(process.wait(RUN_TIMEOUT_S), 0, seen)
-        return seen.decode()
-
     def test_a_bar_on_a_terminal(self):
         for columns in (200, 80, 40):
             with self.subTest(columns=columns):
-                seen = self.on_terminal(columns)
+                seen = self.on_terminal(columns, "train", self.write_config(), "--steps", "5")
                 bars = re.findall(r"\r(\[[#.]{24}\][^\r\x1b]*)\x1b\[K", seen)
                 self.assertEqual([re.search(r"\] (\d)/5", bar).group(1) for bar in bars],
                                  ["1", "2", "3", "4", "5"])

@@ -1,6 +1,5 @@
 #include "tools/gpt/train/train_report.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,12 +11,12 @@
 #include <sluice/units.h>
 #include "io/direct_file.h"
 #include "tools/cli/print.h"
+#include "tools/cli/terminal.h"
 
 namespace sluice {
 namespace {
 
 constexpr int kBarWidth = 24;
-constexpr std::size_t kTerminalColumns = 80;  // where the terminal does not tell
 
 // null when the limits are not known.
 nlohmann::ordered_json percent_of(const RunRecord& run, StepCost StepLimits::*limit,
@@ -51,12 +50,6 @@ nlohmann::ordered_json share_of(std::uint64_t work, const RunRecord& run) {
   const std::uint64_t all = run.matrix_work.openblas + run.matrix_work.onednn;
   if (all == 0) return nullptr;
   return 100 * static_cast<double>(work) / static_cast<double>(all);
-}
-
-std::size_t terminal_columns() {
-  winsize size{};
-  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
-  return known ? size.ws_col : kTerminalColumns;
 }
 
 }  // namespace
@@ -151,7 +144,7 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
 }
 
 ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
-    : steps_(steps), quiet_(quiet), is_terminal_(::isatty(STDOUT_FILENO) == 1) {}
+    : steps_(steps), quiet_(quiet), is_terminal_(is_terminal(STDOUT_FILENO)) {}
 
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
@@ -178,8 +171,8 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
       static_cast<double>(record.tokens) / record.time_s, record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
   // A line that wraps could not be replaced by the next one. The important part stands first.
-  line.resize(std::min(line.size(), terminal_columns() - 1));
-  say("\r{}\x1b[K", line);
+  line.resize(std::min(line.size(), terminal_columns(STDOUT_FILENO) - 1));
+  say_text(fmt::format("\r{}\x1b[K", line));
   flush_said();
   bar_is_open_ = true;
 }

@@ -1,0 +1,53 @@
+// Output for terminals: their width, colours where they are wanted, lines that fit, and the
+// progress of long work. Files and pipes get none of it: their lines stay as long as they are.
+//
+// Thread rule: functions from any thread; a Progress has one thread that uses it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace sluice {
+
+bool is_terminal(int descriptor);
+// The width of the terminal behind `descriptor`; 80 where it does not tell.
+std::size_t terminal_columns(int descriptor);
+
+enum class Colour { kGood, kWarning, kBad };
+// `text` in colour, where `descriptor` is a terminal, NO_COLOR is not set (https://no-color.org)
+// and TERM is not "dumb".
+std::string coloured(int descriptor, Colour colour, std::string_view text);
+
+// `text` with each line that is longer than `columns` broken between words. The rest stands
+// under the line's last column, which begins after two spaces, so that tables stay tables.
+std::string fitted(std::string_view text, std::size_t columns);
+
+// Says on standard error what takes so long and since when, from the second second on; where that
+// is no terminal, nothing. Goes with the object.
+class Progress {
+ public:
+  explicit Progress(std::string what, bool is_quiet = false);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Replaces the text.
+  void set(std::string what);
+
+ private:
+  void run();
+
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::string what_;        // guarded by mutex_
+  bool is_ending_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace sluice

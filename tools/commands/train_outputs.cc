@@ -1,0 +1,39 @@
+#include "tools/commands/train_outputs.h"
+
+#include <fmt/format.h>
+
+namespace sluice {
+namespace {
+
+std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
+  if (config.trace_file.empty() || rank == 0) return config.trace_file;
+  return fmt::format("{}.rank{}", config.trace_file, rank);
+}
+
+}  // namespace
+
+TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& config,
+                           const RankWorld& ranks)
+    : save(add("--save", options.save_file, ranks)),
+      json(add("--json", options.json_file, ranks)),
+      csv(add("--csv", options.csv_file, ranks)),
+      json_lines(add("--json-lines", options.json_lines_file, ranks)),
+      trace(files.add("--trace", trace_file_of(config, ranks.rank()), OutputMode::kPrivate)) {
+  files.add_input("the config", options.config_file);
+  files.add_input("the text", config.data_file);
+  files.add_input("--init", options.init_file, "--save");  // training goes on
+  files.add_input("storage.calibration", config.engine.storage.calibration);
+  for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
+    if (rank != ranks.rank())
+      files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));
+  }
+  files.check();
+}
+
+OutputFile& TrainOutputs::add(const char* option, const std::string& path, const RankWorld& ranks) {
+  if (ranks.rank() == 0) return files.add(option, path);
+  files.reserve(option, path);
+  return files.add(option, "");
+}
+
+}  // namespace sluice

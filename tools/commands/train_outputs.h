@@ -1,0 +1,32 @@
+// The files that a training run writes, and those that it must not touch. Rank 0 writes for all,
+// but for the traces: each rank has its own.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/cli/output_file.h"
+#include "tools/commands/train_command.h"
+#include "tools/gpt/train/rank_world.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+struct TrainOutputs {
+  // Compares all and checks each. Fails with: as OutputFiles::check().
+  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks);
+
+  OutputFiles files;
+  OutputFile& save;
+  OutputFile& json;
+  OutputFile& csv;
+  OutputFile& json_lines;
+  OutputFile& trace;
+
+ private:
+  OutputFile& add(const char* option, const std::string& path, const RankWorld& ranks);
+};
+
+}  // namespace sluice
