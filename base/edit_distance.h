@@ -1,4 +1,4 @@
-// How far one word is from another, for messages that guess what was meant. Pure.
+// How far one word is from another, for messages that guess the intended word. Pure.
 #pragma once
 
 #include <cstddef>

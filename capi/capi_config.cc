@@ -19,7 +19,7 @@ using namespace sluice;
 
 namespace {
 
-// Valid until the thread's next import, as the header says.
+// Valid until the thread's next import, as in the header.
 thread_local std::string imported_text;
 
 // The command's options by their names, as a JSON object: {"batch": 4, "lr": 1e-4}.

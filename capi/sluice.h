@@ -317,17 +317,17 @@ sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
 // finite: each once, null when there are no more. Valid until the next call for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
-// Whether `text` is a DeepSpeed config: its keys are DeepSpeed's and none is Sluice's alone.
+// Whether `text` is a DeepSpeed config: its keys are DeepSpeed's, and none belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
 // Turns a DeepSpeed config (docs/deepspeed.md) into one of Sluice, for one process on the host.
-// `file_name` is what messages call it. `values_json` says what "auto" stands for, by the names of
-// the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = nothing. `report` is
-// JSON as of `sluice config import --json`, with the config; valid until the thread's next import.
+// `file_name` is its name in messages. `values_json` gives the values for "auto", by the names of
+// the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = none. `report` is
+// JSON as from `sluice config import --json`, with the config; valid until the thread's next one.
 // Fails with SLUICE_CONFIG, naming all that is refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
-// The learning rates of updates [first, first + count), counted from 0, by the config's
-// optimizer.schedule.
+// The learning rates of updates [first, first + count) by the config's optimizer.schedule; updates
+// count from 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
 

@@ -60,7 +60,7 @@ double counted_by_sluice(const LearningRateOptions& options, std::uint64_t step)
     const auto reached = static_cast<double>(step + 1);
     if (schedule.warmup == WarmupShape::kLog)
       return warmed_up(options, std::log(reached + 1) / std::log(warmup + 1));
-    // Not as a share: the product comes first, as in earlier versions, for the same bits.
+    // The product comes first instead of a share, as in earlier versions, to keep the same bits.
     return schedule.warmup_start +
            (options.learning_rate - schedule.warmup_start) * reached / warmup;
   }
@@ -110,7 +110,7 @@ double one_cycle(const LearningRateOptions& options, std::uint64_t step) {
   const std::uint64_t stairs =
       is_rising ? cycle.first_stairs : cycle.second_stairs.value_or(cycle.first_stairs);
   if (stairs == 0) return between(options, position);
-  // Whole numbers, so that no rounding loses a stair.
+  // Integers, so that no rounding loses a stair.
   const std::uint64_t reached = (is_rising ? step : total - step) * stairs /
                                 (is_rising ? first : std::max<std::uint64_t>(second, 1));
   return between(options, static_cast<double>(reached) / static_cast<double>(stairs));

@@ -1,5 +1,5 @@
-// The learning rate of each update of a run: a warm-up, then what `optimizer.schedule` names. A
-// function of the step alone, so a resumed run goes on where it was.
+// The learning rate of each update of a run: a warm-up, then the schedule that `optimizer.schedule`
+// names. A function of the step alone, so a resumed run continues where it was.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,10 +16,10 @@ enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle
 
 enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
-// Which update sees which point of the warm-up and of the decay. kSluice: the first update makes
-// the first step of the warm-up, the last one of the run ends the decay. kDeepspeed: as DeepSpeed's
-// engine, which moves its scheduler after each update, so that update s sees the scheduler's step
-// s - 1 and the first two see the start.
+// The point of the warm-up and of the decay that each update sees. kSluice: the first update makes
+// the first step of the warm-up, and the last one of the run ends the decay. kDeepspeed: as in
+// DeepSpeed's engine, which moves its scheduler after each update. Update s then sees the
+// scheduler's step s - 1, and the first two updates see the start.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {
@@ -27,20 +27,20 @@ struct ScheduleOptions {
   ScheduleCount count = ScheduleCount::kSluice;
   WarmupShape warmup = WarmupShape::kLinear;
   double warmup_start = 0;  // the rate that the warm-up rises from
-  // Updates until the decay has ended; nothing = those of the run.
+  // Updates until the decay has ended; empty = those of the run.
   std::optional<std::uint64_t> steps;
 
-  // From the minimum up to the peak and down again, then a decay of the minimum.
+  // From the minimum up to the peak and down again; then a decay of the minimum.
   struct OneCycle {
     std::uint64_t first_steps = 2000;            // upwards; at least 1
-    std::optional<std::uint64_t> second_steps;   // downwards; nothing = as many
+    std::optional<std::uint64_t> second_steps;   // downwards; empty = as many
     std::uint64_t first_stairs = 0;              // levels upwards; 0 = continuous
-    std::optional<std::uint64_t> second_stairs;  // downwards; nothing = as many
-    std::uint64_t decay_steps = 0;               // behind the cycle, the minimum is divided by
-    double decay_rate = 0;                       // 1 + rate * updates / steps; either 0 = it stays
+    std::optional<std::uint64_t> second_stairs;  // downwards; empty = as many
+    std::uint64_t decay_steps = 0;               // after the cycle, the minimum is divided by
+    double decay_rate = 0;                       // 1 + rate * updates / steps; if one is 0 it stays
   } one_cycle;
 
-  // From the learning rate upwards without an end: times 1 + step_rate * updates / step_size.
+  // Upwards from the learning rate without end: times 1 + step_rate * updates / step_size.
   struct RangeTest {
     std::uint64_t step_size = 2000;  // at least 1
     double step_rate = 1;
@@ -48,7 +48,7 @@ struct ScheduleOptions {
   } range_test;
 };
 
-// The options from which the learning rates of a run follow.
+// The options that determine the learning rates of a run.
 struct LearningRateOptions {
   double learning_rate = 1e-3;
   double minimum_learning_rate = 1e-4;
@@ -60,7 +60,7 @@ struct LearningRateOptions {
 // Fails with: kConfig, with the place in the file, for a minimum above the learning rate.
 LearningRateOptions learning_rate_options(const ConfigDocument& document);
 
-// All of it in a line, for what compares two runs.
+// All options in one line, to compare two runs.
 std::string describe(const ScheduleOptions& schedule);
 
 // The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. One

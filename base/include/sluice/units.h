@@ -37,7 +37,7 @@ constexpr bool is_aligned(std::uint64_t value, std::uint64_t alignment) {
 std::string format_bytes(std::uint64_t bytes);
 
 // Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T are binary
-// by themselves and with iB, and decimal with B; a number without a unit is in bytes.
+// alone and with iB, and decimal with B; a number without a unit is in bytes.
 // Fails with: kConfig when the text is not a size, is negative, is not a whole number of bytes, or
 // is beyond 2^63.
 std::uint64_t parse_size(std::string_view text);
