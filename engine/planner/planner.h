@@ -27,8 +27,8 @@ struct PlanRequest {
 // The first line of an obstacle, for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// plan_run(); but for a plan that does not fit, or homes that several ranks cannot have, the
-// message goes to `obstacle` instead of an error.
+// plan_run(), except that a plan that does not fit, or homes that several ranks cannot have, set
+// `obstacle` to the message instead of throwing.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 

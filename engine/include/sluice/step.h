@@ -23,7 +23,7 @@ class StepLoop;
 
 // One unit, on the device until the lease ends. The end records an event after the work enqueued so
 // far on the stream that acquired it; later work must not touch the unit. If the unit's previous
-// lease was on another stream, the lease's work waits for that lease's work.
+// lease was on another stream, later work also waits for that lease's work.
 class Lease {
  public:
   Lease(Lease&& other) noexcept;
