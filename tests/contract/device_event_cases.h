@@ -71,6 +71,26 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
+// Nor does one that has completed before: the wait was called for it, and not for what comes after.
+TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
+  const Stream producer(device(), "producer");
+  const Stream consumer(device(), "consumer");
+  const Event event(device());
+  Gate before;
+  Gate second;
+  device().record(event.id(), producer.id());
+  device().synchronize(event.id());
+  before.block(device(), consumer.id());
+  device().wait(consumer.id(), event.id());
+  second.block(device(), producer.id());
+  device().record(event.id(), producer.id());
+  before.open();
+  device().synchronize(consumer.id());
+  EXPECT_FALSE(device().is_complete(event.id()));
+  second.open();
+  device().synchronize(event.id());
+}
+
 TEST_P(DeviceContract, RecordingAgainDoesNotCutAnEarlierWaitShort) {
   const Stream held(device(), "held");
   const Stream fast(device(), "fast");

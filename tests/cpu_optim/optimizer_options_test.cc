@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -110,6 +111,24 @@ TEST_F(UpdateArraysTest, WhatFitsIsUpdated) {
   const UpdateArrays arrays = make(split_buffers());
   EXPECT_EQ(update_simd(coefficients_of({.adam = {}}, 1e-2, 1, 1.0f), arrays), NewState::kFinite);
   EXPECT_LT(float_from_bf16(halves_[7]), 1.0f);
+}
+
+// Counted by hand: what is updated in place, beside it the gradient, and fp16 parameters, which are
+// written and never read.
+TEST(UpdateBytesOfAnElement, CountEachByteOnce) {
+  float moment = 0;
+  const auto bytes = [&](MasterLayout layout, DType gradient, int moments) {
+    const UpdateBytes found = bytes_per_element({.master_layout = layout,
+                                                 .gradient_dtype = gradient,
+                                                 .exp_avg = moments > 0 ? &moment : nullptr,
+                                                 .exp_avg_sq = moments > 1 ? &moment : nullptr});
+    return std::pair(found.read, found.write);
+  };
+  using Bytes = std::pair<std::uint64_t, std::uint64_t>;
+  EXPECT_EQ(bytes(MasterLayout::kFp32, DType::kFp32, 2), Bytes(4 + 8 + 4, 4 + 8));
+  EXPECT_EQ(bytes(MasterLayout::kSplitBf16, DType::kBf16, 2), Bytes(2 + 2 + 8 + 2, 2 + 2 + 8));
+  EXPECT_EQ(bytes(MasterLayout::kSplitBf16, DType::kFp32, 1), Bytes(2 + 2 + 4 + 4, 2 + 2 + 4));
+  EXPECT_EQ(bytes(MasterLayout::kFp16, DType::kFp16, 2), Bytes(4 + 8 + 2, 4 + 8 + 2));
 }
 
 TEST_F(UpdateArraysTest, LengthsThatDifferAreNamed) {

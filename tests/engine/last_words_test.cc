@@ -91,16 +91,23 @@ TEST_F(LastWords, CloseThrowsWhatTheLastUpdateFailedWith) {
   EXPECT_TRUE(said_.empty()) << said_[0];  // it has been heard
 }
 
+// Where the failure is as fast as finish(), that one throws it: then the run is repeated.
 TEST_F(LastWords, TheDestructorSaysWhatNobodyHasHeard) {
   // Parameters in memory: the first transfers after initialization are those of the update.
   config_.placement = {TierChoice::kHost, TierChoice::kNvme};
-  auto engine = trained_with_a_failing_update();
-  train(*engine);
-  engine.reset();
-  if (heard_) GTEST_SKIP() << "the failure was as fast as finish()";
-  ASSERT_EQ(said_.size(), 1u);
-  EXPECT_NE(said_[0].find("of unit \""), std::string::npos) << said_[0];
-  EXPECT_NE(said_[0].find("No such device"), std::string::npos) << said_[0];
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    heard_ = false;
+    said_.clear();
+    auto engine = trained_with_a_failing_update();
+    train(*engine);
+    engine.reset();
+    EXPECT_EQ(said_.size(), heard_ ? 0u : 1u);
+    if (heard_) continue;
+    EXPECT_NE(said_[0].find("of unit \""), std::string::npos) << said_[0];
+    EXPECT_NE(said_[0].find("No such device"), std::string::npos) << said_[0];
+    return;
+  }
+  FAIL() << "in each of 50 runs finish() has thrown it";
 }
 
 TEST_F(LastWords, AnEngineThatHasNothingToSayIsSilent) {

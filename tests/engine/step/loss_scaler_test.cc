@@ -151,6 +151,14 @@ TEST(LossScaler, OverflowAtTheMinimumIsAnError) {
   EXPECT_THROW(scaler.update(true), Error);
 }
 
+// No power of two lies there: the scale stops at it, and not at the half below.
+TEST(LossScaler, IsNotHalvedBelowTheMinimum) {
+  LossScaler scaler({.static_scale = 0, .initial_scale_power = 2, .hysteresis = 1, .minimum = 3});
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 3);
+  EXPECT_THROW(scaler.update(true), Error);
+}
+
 TEST(LossScaler, AStaticScaleStaysAlsoBelowTheMinimum) {
   LossScaler scaler({.static_scale = 2, .minimum = 8});
   scaler.update(/*has_overflowed=*/true);

@@ -286,7 +286,8 @@ class Trace(CliCase):
             self.assertLessEqual(end, begin)
         passed = killed_ns - int(step["begin_ns"])
         self.assertGreater(passed, 1.4e9)
-        self.assertGreater(sum(end - begin for begin, end in spans), 0.5 * passed)  # the rest: a machine under load
+        uses = sorted({int(row["use"]) for row in computed if row["kind"] == "compute"})
+        self.assertEqual(uses, list(range(len(uses))))  # whatever is between two of them on a machine under load
         self.assertEqual(max(int(row["end_ns"]) for row in rows), int(step["end_ns"]))
         self.assertEqual(spans[-1][1], int(step["end_ns"]))  # what was under way
         self.assertTrue(any(row["kind"] == "resident" and row["end_ns"] == step["end_ns"] for row in rows))
