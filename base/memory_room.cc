@@ -1,8 +1,11 @@
 #include "base/memory_room.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -41,6 +44,17 @@ std::optional<std::uint64_t> value_of(const std::string& path, std::string_view 
   return std::nullopt;
 }
 
+// Names the running kernel, and one control group of it. Containers see other paths to a group, but
+// the same inode.
+std::uint64_t id_of(const std::string& proc, const std::string& folder) {
+  std::ifstream file(proc + "/sys/kernel/random/boot_id");
+  std::string boot;
+  file >> boot;
+  struct stat found {};
+  if (folder.empty() || ::stat(folder.c_str(), &found) != 0) return std::hash<std::string>()(boot);
+  return std::hash<std::string>()(fmt::format("{} {}", boot, found.st_ino));
+}
+
 std::uint64_t less(std::uint64_t from, std::uint64_t what) {
   return from - std::min(from, what);
 }
@@ -59,6 +73,7 @@ MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_r
   MemoryRoom room{.size_bytes = std::numeric_limits<std::uint64_t>::max(), .bound = "nothing"};
   if (const auto free_kib = value_of(proc + "/meminfo", "MemAvailable:"))
     room = {.size_bytes = (*free_kib << 10) + own_bytes, .bound = "the machine"};
+  std::string bounding_folder;
   const GroupFiles kinds[] = {
       {"/memory.max", "/memory.current", {"inactive_file ", "active_file ", "slab_reclaimable "}},
       {"/memory.limit_in_bytes",
@@ -77,8 +92,11 @@ MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_r
       if (free_bytes >= room.size_bytes) continue;
       room = {.size_bytes = free_bytes,
               .bound = fmt::format("the cgroup's limit of {}", format_bytes(*limit_bytes))};
+      bounding_folder = folder;
     }
   }
+  room.own_bytes = std::min(own_bytes, room.size_bytes);
+  room.id = id_of(proc, bounding_folder);
   return room;
 }
 

@@ -11,7 +11,10 @@ struct MemoryRoom {
   // Includes what this process already has. Memory of other processes counts as taken; page cache
   // does not, because the kernel gives it up. Swap does not count: a step would wait for it.
   std::uint64_t size_bytes = 0;
-  std::string bound;  // the limit: "the machine", "the cgroup's limit of 200 MiB"
+  std::string bound;            // the limit: "the machine", "the cgroup's limit of 200 MiB"
+  std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
+  // Equal for processes that share this room: those of one machine, or of one control group.
+  std::uint64_t id = 0;
 };
 
 MemoryRoom memory_room();

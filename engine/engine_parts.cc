@@ -9,6 +9,7 @@
 #include "base/topology.h"
 #include "base/trace/trace_ranges.h"
 #include "engine/planner/run_plan.h"
+#include "engine/ranks/pool_check.h"
 #include "engine/ranks/rank_clocks.h"
 #include "engine/run/engine_trace.h"
 #include "engine/run/run_description.h"
@@ -40,8 +41,10 @@ std::uint64_t device_bytes_of(const Config& config, const Device& device, Ranks&
 }
 
 Placement placement_of(Config config, const ModelSpec& model, const Layout& layout,
-                       const Device& device, Ranks& ranks) {
+                       const Device& device, Ranks& ranks, std::vector<std::string>& notes) {
+  const HostMemory host = host_of(device, ranks);
   config.memory.device_bytes = device_bytes_of(config, device, ranks);
+  config.memory = with_budgets(config.memory, host);
   Placement placement = plan_run(config, model, layout,
                                  {.ranks = ranks.count(),
                                   .device_is_host = !device.has_own_memory(),
@@ -51,6 +54,7 @@ Placement placement_of(Config config, const ModelSpec& model, const Layout& layo
   ranks.reserve(config.sharding, layout);
   SLUICE_CHECK(ranks.device_bytes() == placement.rank_buffer_bytes,
                "the plan counts what ranks take");
+  notes = check_pools(config.memory.check, placement, host, device, ranks);
   return placement;
 }
 
@@ -88,7 +92,7 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
       model(validated(given_model)),
       ranks(config.sharding, collectives, device),
       layout(plan_layout(config, model, ranks.shard())),
-      placement(placement_of(config, model, layout, device, ranks)),
+      placement(placement_of(config, model, layout, device, ranks, notes)),
       durable(config.storage.state.name.empty()
                   ? std::optional<DurableStore>()
                   : std::optional<DurableStore>(std::in_place, config, model, layout, placement,

@@ -61,6 +61,11 @@ OverlapPolicy overlap_from(const std::string& name) {
   return named(name, {kAuto, kEager, kDeferred, kSpeculative, kSerial});
 }
 
+RoomCheck room_check_from(const std::string& name) {
+  if (name == "warn") return RoomCheck::kWarn;
+  return name == "off" ? RoomCheck::kOff : RoomCheck::kError;
+}
+
 // The name becomes part of file names.
 bool is_store_name(const std::string& name) {
   return name.size() <= 64 && !name.starts_with('.') &&
@@ -252,6 +257,7 @@ Config engine_config(const ConfigDocument& document) {
     config.optimizer.lanes = static_cast<std::uint32_t>(*lanes);
   config.memory.device_bytes = document.size_bytes("memory.device");
   config.memory.host_bytes = document.size_bytes("memory.host");
+  config.memory.check = room_check_from(document.string("memory.check"));
   config.placement.parameters = tier_from(document.string("placement.parameters"));
   config.placement.optimizer = tier_from(document.string("placement.optimizer"));
   config.placement.gradients = tier_from(document.string("placement.gradients"));

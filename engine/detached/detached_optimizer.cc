@@ -26,6 +26,17 @@ void check_tensors(std::span<const DetachedTensor> tensors) {
     if (tensor.name.empty()) refuse("detached optimizer: a tensor has no name");
 }
 
+// The plan under the budget that `config` names, or that is free. Fails where too little is free.
+DetachedPlan plan_here(const Config& config, std::span<const DetachedTensor> tensors,
+                       std::vector<std::string>& notes) {
+  HostMemory host = process_memory(false);
+  DetachedPlan plan = plan_detached(config, tensors, *with_budgets(config.memory, host).host_bytes);
+  host.host_pool_bytes = plan.host_bytes();
+  if (std::string note = settle_shortage(shortage_of(host), config.memory.check); !note.empty())
+    notes.push_back(std::move(note));
+  return plan;
+}
+
 }  // namespace
 
 struct DetachedOptimizer::Parts {
@@ -33,7 +44,7 @@ struct DetachedOptimizer::Parts {
         const QueueDecorator& decorate)
       : config(given),
         tensors(std::move(given_tensors)),
-        plan(plan_detached(config, tensors, default_host_bytes(topology().memory_bytes))),
+        plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
         worker(granted_threads(config.threads), scheduler),
         flow(config.storage, plan, tensors, scheduler, worker, decorate) {
@@ -67,8 +78,8 @@ struct DetachedOptimizer::Parts {
 
   const Config config;
   const std::vector<DetachedTensor> tensors;
-  const DetachedPlan plan;
   std::vector<std::string> notes;
+  const DetachedPlan plan;
 
   // Scheduler's thread only.
   std::vector<std::uint32_t> uncomputed;  // jobs of each tensor's updates

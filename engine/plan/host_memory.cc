@@ -32,22 +32,41 @@ std::string remedy(const HostMemory& memory) {
 
 }  // namespace
 
-void require_room(const HostMemory& memory) {
-  if (memory.sum_bytes() <= memory.room_bytes()) return;
+HostMemory process_memory(bool device_is_host) {
+  const MemoryRoom room = memory_room();
+  return {.device_is_host = device_is_host,
+          .beside_bytes = room.own_bytes,
+          .beside = "what this process has already",
+          .room = room};
+}
+
+std::optional<std::string> shortage_of(const HostMemory& memory) {
+  if (memory.sum_bytes() <= memory.room_bytes()) return std::nullopt;
   const std::string part =
       memory.ranks == 1 ? "" : fmt::format("for each of the {} ranks here ", memory.ranks);
   std::string message =
       fmt::format("the run needs {} of the host's memory, but {} leaves {}{}; {}:",
                   format_bytes(memory.sum_bytes()), memory.room.bound, part,
                   format_bytes(memory.room_bytes()), remedy(memory));
-  const auto add = [&](const char* name, std::uint64_t bytes, const char* reason) {
+  const auto add = [&](const char* name, std::uint64_t bytes, std::string_view reason) {
     if (bytes != 0)
       message += fmt::format("\n  {:<24} {:>10}  {}", name, format_bytes(bytes), reason);
   };
   add("device pools", memory.device_pool_bytes, "under memory.device, which is the host's here");
   add("host pools", memory.host_pool_bytes, "under memory.host");
-  add("the application", memory.beside_bytes, "its program, and the activations that it keeps");
-  throw Error(ErrorCode::kOutOfMemory, message);
+  add("the application", memory.beside_bytes, memory.beside);
+  return message;
+}
+
+void require_room(const HostMemory& memory) {
+  if (const auto shortage = shortage_of(memory)) throw Error(ErrorCode::kOutOfMemory, *shortage);
+}
+
+std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check) {
+  if (!shortage || check == RoomCheck::kOff) return {};
+  if (check == RoomCheck::kWarn) return *shortage;
+  throw Error(ErrorCode::kOutOfMemory,
+              *shortage + "\n  memory.check \"warn\" goes on without that memory");
 }
 
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes) {

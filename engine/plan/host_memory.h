@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include <sluice/config.h>
 #include "base/memory_room.h"
@@ -16,16 +19,24 @@ struct HostMemory {
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t beside_bytes = 0;  // the application's: its program, and activations if it keeps
                                    // them on the host
-  std::uint32_t ranks = 1;         // that share the host, each with as much memory
-  MemoryRoom room;                 // of all ranks, before any of them has taken its pools
+  std::string_view beside = "its program, and the activations that it keeps";
+  std::uint32_t ranks = 1;  // that share the host, each with as much memory
+  MemoryRoom room;          // of all ranks, before any of them has taken its pools
 
   std::uint64_t sum_bytes() const { return device_pool_bytes + host_pool_bytes + beside_bytes; }
   std::uint64_t room_bytes() const { return room.size_bytes / ranks; }  // of one rank
 };
 
-// Fails with: kOutOfMemory when the sum is more than the room; the message lists its parts, and
-// says what to lower.
+// The memory for the pools of this process, as of the only rank on its host.
+HostMemory process_memory(bool device_is_host);
+
+// If the sum is more than the room: a message that lists its parts, and says what to lower.
+std::optional<std::string> shortage_of(const HostMemory& memory);
+// Fails with: kOutOfMemory if there is a shortage.
 void require_room(const HostMemory& memory);
+// Does with `shortage`, if there is one, what `check` says. Returns a note for the user, or "".
+// Fails with: kOutOfMemory under kError.
+std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
 // The default budgets of a machine, or of a rank's part of one: a quarter of its memory for the
 // device, if that is the host, and half for the host.

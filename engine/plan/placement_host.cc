@@ -43,10 +43,11 @@ std::optional<PlacementShortage> PlacementPlanner::plan_host() {
 
 // Pools for the gradients' present places. After a shortage their sizes have no meaning.
 std::optional<PlacementShortage> PlacementPlanner::try_host() {
+  HomesInUse homes = homes_in_use();
   placement_.gradient_staging = {
-      .count = staging_least() == 0 ? 0
-               : spills_gradients() ? kLeavingStagingWanted
-                                    : kGradientStagingWanted,
+      .count = staging_least(homes) == 0    ? 0
+               : homes.gradients_on_storage ? kLeavingStagingWanted
+                                            : kGradientStagingWanted,
       .slot_bytes =
           align_up(largest_piece() * layout_.format().gradient_bytes(), kStorageAlignBytes)};
   const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
@@ -56,7 +57,8 @@ std::optional<PlacementShortage> PlacementPlanner::try_host() {
   const std::uint32_t lanes_least = pass_.lanes.value_or(1);
   const std::uint32_t staging_wanted =
       kStagingSlotsWanted + (pass_.overlaps ? lanes_for_bursts() : 0);
-  size_buffers(staging_wanted, lanes_wanted);
+  homes = homes_in_use();
+  size_buffers(homes, staging_wanted, lanes_wanted);
   if (placement_.host_bytes() <= placement_.host_budget_bytes) {
     take_gradients_back();
     return std::nullopt;
@@ -103,27 +105,28 @@ void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
   present = tier;
 }
 
-bool PlacementPlanner::spills_gradients() const {
-  return std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0;
-}
-
-bool PlacementPlanner::device_updates_all() const {
-  return std::ranges::all_of(layout_.units(), [&](const UnitPlace& unit) {
-    return unit.is_frozen || placement_.is_updated_on_device(unit);
-  });
-}
-
-bool PlacementPlanner::lanes_fetch_gradients() const {
-  return std::ranges::any_of(layout_.units(), [&](const UnitPlace& unit) {
-    return placement_.gradient_leaves(unit.id) && !placement_.is_updated_on_device(unit);
-  });
+PlacementPlanner::HomesInUse PlacementPlanner::homes_in_use() const {
+  const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
+    return std::ranges::find(tiers, tier) != tiers.end();
+  };
+  HomesInUse homes{.parameters_on_storage = has(placement_.parameter_tier, Tier::kNvme),
+                   .parameters_on_device = has(placement_.parameter_tier, Tier::kDevice),
+                   .records_on_storage = has(placement_.record_tier, Tier::kNvme),
+                   .records_on_device = has(placement_.record_tier, Tier::kDevice),
+                   .gradients_on_storage = has(placement_.gradient_tier, Tier::kNvme)};
+  for (const UnitPlace& unit : layout_.units()) {
+    if (placement_.is_updated_on_device(unit)) continue;
+    homes.lanes_fetch_gradients |= placement_.gradient_leaves(unit.id);
+    homes.device_updates_all &= unit.is_frozen;
+  }
+  return homes;
 }
 
 // A block's gradient, and the sum that it is added to if that comes from storage; nothing if all
 // gradients stay on the device permanently.
-std::uint32_t PlacementPlanner::staging_least() const {
-  if (choices_.gradients == TierChoice::kDevice || device_updates_all()) return 0;
-  return spills_gradients() ? 2 : 1;
+std::uint32_t PlacementPlanner::staging_least(const HomesInUse& homes) const {
+  if (choices_.gradients == TierChoice::kDevice || homes.device_updates_all) return 0;
+  return homes.gradients_on_storage ? 2 : 1;
 }
 
 // Sends all gradients to the device as far as there is room, and to storage.
@@ -155,8 +158,9 @@ void PlacementPlanner::take_gradients_back() {
 // false when the budget does not hold the least of each kind.
 bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes,
                                       std::uint32_t lanes_least) {
+  const HomesInUse homes = homes_in_use();
   while (true) {
-    size_buffers(staging, lanes);
+    size_buffers(homes, staging, lanes);
     if (placement_.host_bytes() <= placement_.host_budget_bytes) return true;
     if (staging > std::max(lanes, lanes_least)) {
       --staging;
@@ -166,7 +170,7 @@ bool PlacementPlanner::shrink_buffers(std::uint32_t staging, std::uint32_t lanes
       --staging;
     } else if (placement_.activation_staging.count > 1) {
       --placement_.activation_staging.count;
-    } else if (placement_.gradient_staging.count > staging_least()) {
+    } else if (placement_.gradient_staging.count > staging_least(homes)) {
       --placement_.gradient_staging.count;
     } else {
       return false;
@@ -225,55 +229,41 @@ std::uint32_t PlacementPlanner::lanes_for_bursts() const {
 // Buffers for the present homes: parameter slots where parameters are not in RAM, lanes where
 // records are not, gradients of lanes where gradients are not. All but one of the prefetcher's
 // slots may keep their content.
-void PlacementPlanner::size_buffers(std::uint32_t staging_slots, std::uint32_t lanes) {
-  const auto has = [](const std::vector<Tier>& tiers, Tier tier) {
-    return std::ranges::count(tiers, tier) != 0;
-  };
-  const std::uint64_t block = largest_block();
+void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t staging_slots,
+                                    std::uint32_t lanes) {
   const StateFormat& format = layout_.format();
-  const std::uint64_t parameter_slot =
-      align_up(block * format.parameter_bytes(), kStorageAlignBytes);
-  const bool reads_parameters = has(placement_.parameter_tier, Tier::kNvme);
-  const bool updates_in_slots = reads_parameters || has(placement_.parameter_tier, Tier::kDevice);
-  if (!reads_parameters) staging_slots = 0;
+  const auto slot = [&](std::uint64_t element_bytes) {
+    return align_up(largest_block_ * element_bytes, kStorageAlignBytes);
+  };
+  const std::uint64_t parameter_slot = slot(format.parameter_bytes());
+  const bool updates_in_slots = homes.parameters_on_storage || homes.parameters_on_device;
+  if (!homes.parameters_on_storage) staging_slots = 0;
   // Where the device updates everything, one lane serves access to the state outside of steps.
-  if (device_updates_all()) lanes = std::min(lanes, 1u);
+  if (homes.device_updates_all) lanes = std::min(lanes, 1u);
   placement_.parameter_slots = {.count = staging_slots + (updates_in_slots ? lanes : 0),
                                 .slot_bytes = parameter_slot};
   placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
-  const bool lanes_hold_records =
-      has(placement_.record_tier, Tier::kNvme) || has(placement_.record_tier, Tier::kDevice);
-  placement_.lanes = {
-      .count = lanes,
-      .slot_bytes =
-          lanes_hold_records ? align_up(block * format.record_bytes(), kStorageAlignBytes) : 0};
+  const bool lanes_hold_records = homes.records_on_storage || homes.records_on_device;
+  placement_.lanes = {.count = lanes,
+                      .slot_bytes = lanes_hold_records ? slot(format.record_bytes()) : 0};
   placement_.lane_gradients = {};
-  if (lanes_fetch_gradients())
-    placement_.lane_gradients = {
-        .count = lanes,
-        .slot_bytes = align_up(block * format.gradient_bytes(), kStorageAlignBytes)};
+  if (homes.lanes_fetch_gradients)
+    placement_.lane_gradients = {.count = lanes, .slot_bytes = slot(format.gradient_bytes())};
   placement_.commit_buffers = {};
-  if (pass_.is_durable &&
-      (has(placement_.parameter_tier, Tier::kDevice) || has(placement_.record_tier, Tier::kDevice)))
-    placement_.commit_buffers = {
-        .count = kCommitBuffers,
-        .slot_bytes = parameter_slot + align_up(block * format.record_bytes(), kStorageAlignBytes)};
+  if (pass_.is_durable && (homes.parameters_on_device || homes.records_on_device))
+    placement_.commit_buffers = {.count = kCommitBuffers,
+                                 .slot_bytes = parameter_slot + slot(format.record_bytes())};
 }
 
 // The bytes for the present homes with the least buffers of each kind.
 std::uint64_t PlacementPlanner::minimum_host_bytes(std::uint32_t lanes) {
-  size_buffers(1, lanes);
+  const HomesInUse homes = homes_in_use();
+  size_buffers(homes, 1, lanes);
   const auto surplus = [](const SlotPool& pool, std::uint32_t least) {
     return (pool.count - std::min(pool.count, least)) * pool.slot_bytes;
   };
-  return placement_.host_bytes() - surplus(placement_.gradient_staging, staging_least()) -
+  return placement_.host_bytes() - surplus(placement_.gradient_staging, staging_least(homes)) -
          surplus(placement_.activation_staging, 1);
-}
-
-std::uint64_t PlacementPlanner::largest_block() const {
-  std::uint64_t largest = 0;
-  for (const BlockPlace& block : layout_.blocks()) largest = std::max(largest, block.element_count);
-  return largest;
 }
 
 // The largest piece of a gradient in the set: a block, or more if the set has other ranks' parts.

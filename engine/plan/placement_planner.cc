@@ -51,6 +51,8 @@ PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
   placement_.record_tier.assign(layout.blocks().size(), Tier::kNvme);
   placement_.gradient_tier.assign(layout.units().size(), Tier::kHost);
   clear_records();
+  for (const BlockPlace& block : layout.blocks())
+    largest_block_ = std::max(largest_block_, block.element_count);
   for (const UnitPlace& unit : layout.units())
     placement_.gradient_set_bytes += gradient_bytes(unit);
   if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();

@@ -43,6 +43,18 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
+  // The homes that are in use, on which the sizes of buffers depend. Found once for each choice of
+  // homes: models have more blocks than a choice has sizes to try.
+  struct HomesInUse {
+    bool parameters_on_storage = false;
+    bool parameters_on_device = false;
+    bool records_on_storage = false;
+    bool records_on_device = false;
+    bool gradients_on_storage = false;
+    bool lanes_fetch_gradients = false;
+    bool device_updates_all = true;
+  };
+
   void plan_activation_pools();
 
   // Device.
@@ -66,18 +78,15 @@ class PlacementPlanner {
   void clear_records();
   void fill_host(bool parameters, bool records, std::uint64_t room_bytes);
   std::uint32_t lanes_for_bursts() const;
-  void size_buffers(std::uint32_t staging_slots, std::uint32_t lanes);
+  void size_buffers(const HomesInUse& homes, std::uint32_t staging_slots, std::uint32_t lanes);
   std::uint64_t minimum_host_bytes(std::uint32_t lanes);
 
   void add_nvme_bytes();
   std::uint64_t unit_slot_bytes(const UnitPlace& unit) const;
   std::uint64_t gradient_bytes(const UnitPlace& unit) const;
-  std::uint64_t largest_block() const;
   std::uint64_t largest_piece() const;
-  bool device_updates_all() const;
-  bool spills_gradients() const;
-  bool lanes_fetch_gradients() const;
-  std::uint32_t staging_least() const;
+  HomesInUse homes_in_use() const;
+  std::uint32_t staging_least(const HomesInUse& homes) const;
 
   const Layout& layout_;
   const ModelSpec& model_;
@@ -89,6 +98,7 @@ class PlacementPlanner {
   std::vector<std::uint64_t> sizes_;     // in the window, by unit; 0 once homed on the device
   Placement placement_;
   std::uint32_t activation_places_least_ = 0;
+  std::uint64_t largest_block_ = 0;  // elements
 };
 
 }  // namespace sluice

@@ -10,13 +10,15 @@
 namespace sluice {
 
 RunMachine this_machine(const Config& config) {
-  return {.device_bytes = host_device_bytes(config),
-          .host_memory_bytes = topology().memory_bytes,
+  const Config::Memory budgets = with_budgets({.device_bytes = config.memory.device_bytes},
+                                              process_memory(/*device_is_host=*/true));
+  return {.device_bytes = *budgets.device_bytes,
+          .host_memory_bytes = 2 * *budgets.host_bytes,
           .free_bytes = free_bytes};
 }
 
 std::uint64_t host_device_bytes(const Config& config) {
-  return config.memory.device_bytes.value_or(default_device_bytes(topology().memory_bytes));
+  return *with_budgets(config.memory, process_memory(/*device_is_host=*/true)).device_bytes;
 }
 
 Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine) {

@@ -37,9 +37,20 @@ double Planning::compute_s(const Rates& rates) const {
 }
 
 PlannedPlacement Planning::place(const std::string& name, const Config::Placement& choices) const {
+  return place(name, choices, request_.config);
+}
+
+PlannedPlacement Planning::place_under(OverlapPolicy policy) const {
+  Config config = request_.config;
+  config.optimizer.overlap = policy;
+  return place(std::string(name_of(policy)), config.placement, std::move(config));
+}
+
+PlannedPlacement Planning::place(const std::string& name, const Config::Placement& choices,
+                                 Config config) const {
   PlannedPlacement planned;
   planned.name = name;
-  Config config = request_.config;
+  planned.choices = choices;
   config.placement = choices;
   std::optional<RunPlan> plan =
       try_plan(config, model_, layout_, request_.machine, planned.obstacle);

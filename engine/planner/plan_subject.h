@@ -23,9 +23,14 @@ class Planning {
 
   // Without the step's cost; or with the obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
+  // The config's own choices under another policy, whose buffers differ.
+  PlannedPlacement place_under(OverlapPolicy policy) const;
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
 
  private:
+  PlannedPlacement place(const std::string& name, const Config::Placement& choices,
+                         Config config) const;
+
   const PlanRequest& request_;
   ModelSpec model_;
   Layout layout_;

@@ -81,16 +81,23 @@ std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request) {
   PlannedPlacement& own = all.front();
   for (const PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) costs.want(planned.placement, planned.policy);
-  if (own.obstacle.empty())
-    for (const OverlapPolicy policy : kPolicies) costs.want(own.placement, policy);
+  std::array<PlannedPlacement, kPolicies.size()> by_policy;
+  if (own.obstacle.empty()) {
+    for (std::size_t i = 0; i < kPolicies.size(); ++i) {
+      by_policy[i] = planning.place_under(kPolicies[i]);
+      costs.want(own.placement, kPolicies[i]);
+      if (by_policy[i].obstacle.empty()) costs.want(by_policy[i].placement, kPolicies[i]);
+    }
+  }
   costs.simulate();
   for (PlannedPlacement& planned : all)
     if (planned.obstacle.empty()) planned.step = costs.of(planned.placement, planned.policy);
   if (!own.obstacle.empty()) return all;
   std::vector<StepCost> bounds;
-  for (const OverlapPolicy policy : kPolicies) {
-    bounds.push_back(costs.of(own.placement, policy));
-    own.policies.emplace_back(policy, bounds.back());
+  for (const PlannedPlacement& planned : by_policy) {
+    if (!planned.obstacle.empty()) continue;
+    bounds.push_back(costs.of(own.placement, planned.policy));
+    own.policies.emplace_back(planned.policy, costs.of(planned.placement, planned.policy));
   }
   own.least = minimum_of(bounds);
   return all;

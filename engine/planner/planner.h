@@ -35,12 +35,14 @@ std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, co
 // One way to place the state.
 struct PlannedPlacement {
   std::string name;
+  Config::Placement choices;
   std::string obstacle;  // why it is impossible; then nothing below holds
   Placement placement;
   OverlapPolicy policy{};  // the config's policy, resolved
   StepCost step;           // under that policy
   double compute_s = 0;
   // Only for the config's own placement:
+  // The step under each policy, had the config named it: buffers depend on the policy.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;
   StepCost least;  // T_min
 };

@@ -33,11 +33,8 @@ cudaDeviceProp properties_of(int ordinal) {
 
 // The memory of a GPU that allocations may take.
 std::uint64_t available_bytes(int ordinal) {
-  const CudaCurrentDevice current(ordinal);
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return free_bytes - std::min<std::uint64_t>(free_bytes, kReserveBytes);
+  const std::uint64_t free_bytes = cuda_unused_bytes(ordinal);
+  return free_bytes - std::min(free_bytes, kReserveBytes);
 }
 
 // A stream, and its owner's means of waiting for it.
@@ -74,6 +71,9 @@ class RuntimeCudaDevice final : public CudaDevice {
   }
   void free(std::byte* memory) noexcept override;
   std::uint64_t capacity_bytes() const override;
+  std::uint64_t free_bytes() const override {
+    return std::min(capacity_bytes() - allocated_bytes(), memory_.unused_bytes());
+  }
   std::uint64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
   void register_host_memory(std::span<std::byte> memory) override { memory_.register_host(memory); }
@@ -115,7 +115,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   void run_refused(CudaStream& stream, std::uint64_t number);
 
   const int ordinal_;
-  const bool takes_all_;  // all free memory
+  const bool takes_all_;   // all free memory
   std::string name_;
   int high_priority_ = 0;  // numerically the least
   CudaMemory memory_;

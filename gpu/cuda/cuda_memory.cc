@@ -17,6 +17,14 @@ constexpr std::uint64_t kAlignBytes = 4_KiB;  // CUDA promises 256 bytes
 
 }  // namespace
 
+std::uint64_t cuda_unused_bytes(int ordinal) {
+  const CudaCurrentDevice current(ordinal);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  SLUICE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return free_bytes;
+}
+
 CudaMemory::CudaMemory(int ordinal, std::string name, std::uint64_t capacity_bytes,
                        CudaMemorySource source)
     : ordinal_(ordinal),

@@ -19,6 +19,10 @@
 
 namespace sluice {
 
+// The memory of a GPU that no process has taken.
+// Fails with: as SLUICE_CUDA.
+std::uint64_t cuda_unused_bytes(int ordinal);
+
 class CudaMemory {
  public:
   // `name`: the device's name, for messages.
@@ -35,6 +39,11 @@ class CudaMemory {
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
+  // The most that allocate() can still get where it is cudaMalloc; another source of memory only
+  // says no.
+  std::uint64_t unused_bytes() const {
+    return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
+  }
   // Whether `memory` points into an allocation.
   bool contains(const std::byte* memory) const;
 

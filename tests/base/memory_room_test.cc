@@ -41,6 +41,26 @@ TEST_F(MemoryRoomTest, IsWhatTheMachineHasFreeWithWhatTheProcessHas) {
   EXPECT_EQ(read().bound, "the machine");
 }
 
+TEST_F(MemoryRoomTest, SaysWhatTheProcessHasAndWhoSharesIt) {
+  write("proc/sys/kernel/random/boot_id", "0a");
+  EXPECT_EQ(read().own_bytes, 8_MiB);
+  const std::uint64_t machine = read().id;
+  EXPECT_EQ(read().id, machine);
+  write("proc/self/cgroup", "0::/job");
+  write("sys/job/memory.max", std::to_string(2_GiB));
+  EXPECT_EQ(read().id, machine) << "the machine still bounds it";
+  write("sys/job/memory.max", std::to_string(200_MiB));
+  const std::uint64_t group = read().id;
+  EXPECT_NE(group, machine);
+  write("proc/self/cgroup", "0::/other");
+  write("sys/other/memory.max", std::to_string(200_MiB));
+  EXPECT_NE(read().id, group);
+  EXPECT_NE(read().id, machine);
+  write("proc/sys/kernel/random/boot_id", "0b");
+  fs::remove(root_ / "proc/self/cgroup");
+  EXPECT_NE(read().id, machine) << "another host";
+}
+
 TEST_F(MemoryRoomTest, MissingFilesLimitNothing) {
   fs::remove_all(root_ / "proc");
   EXPECT_GT(read().size_bytes, 1_GiB << 20);

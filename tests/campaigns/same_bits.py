@@ -53,10 +53,12 @@ def merged(base, change):
     return made
 
 
-def hash_of(sluice, ranks, change, folder):
+def hash_of(sluice, ranks, change, folder, settings=()):
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
         json.dump(merged(BASE, change), file)
     command = [os.path.abspath(sluice), "train", "config.json", "--quiet", "--json", "run.json"]
+    for setting in settings:
+        command += ["--set", setting]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
     done = subprocess.run(command, cwd=folder, env=dict(os.environ, **RANKS_ENVIRONMENT), capture_output=True, text=True,
@@ -86,6 +88,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sluice", required=True, help="the command to be judged")
     parser.add_argument("--against", required=True, help="the command whose bits are right")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+                        help="for the judged command alone: a key that the other one does not know, such as run.matmul=openblas")
     options = parser.parse_args()
     differ = 0
     for name, ranks, change in CONFIGS:
@@ -93,7 +97,7 @@ def main():
             os.mkdir(os.path.join(folder, "storage"))
             write_text(os.path.join(folder, "text.txt"))
             old = hash_of(options.against, ranks, change, folder)
-            new = hash_of(options.sluice, ranks, change, folder)
+            new = hash_of(options.sluice, ranks, change, folder, options.settings)
         same = old == new and len(old or "") == 64
         differ += not same
         print(f"{'same' if same else 'DIFFERENT'}  {name}: {new}" + ("" if same else f" instead of {old}"), flush=True)

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tests/capi/capi_support.h"
+#include "tests/support/memory_group.h"
 
 namespace sluice::test {
 namespace {
@@ -34,6 +35,33 @@ TEST_F(CApiCall, VersionsAreThere) {
   EXPECT_NE(std::string(sluice_version()), "");
   EXPECT_EQ(std::async(std::launch::async, [] { return std::string(sluice_last_error()); }).get(),
             "");
+}
+
+// In a control group of 256 MiB.
+TEST_F(CApiCall, PoolsBeyondTheLimitOfMemoryAreRefused) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory counts as the process's";
+#endif
+  const MemoryGroup group(256 << 20);
+  if (!group.exists()) GTEST_SKIP() << "no control group with a limit can be made here";
+  const auto said = [&](std::uint64_t elements) {
+    return group.run([&] {
+      const sluice_tensor tensor{"weight", &elements, 1, 0};
+      const sluice_unit unit{"large", &tensor, 1, 0};
+      sluice_model large{};
+      large.units = &unit;
+      large.unit_count = 1;
+      large.concurrent_leases = 1;
+      const std::string text = R"({"placement": {"parameters": "host", "optimizer": "host"},
+          "memory": {"device": "300MiB", "host": "4GiB"}, "run": {"threads": 1}})";
+      const sluice_status status = sluice_engine_create(text.c_str(), &large, &engine_);
+      return std::to_string(status) + " " + sluice_last_error();
+    });
+  };
+  EXPECT_EQ(said(4 << 20), "0 ");
+  const std::string refusal = said(32 << 20);
+  EXPECT_TRUE(refusal.starts_with(std::to_string(SLUICE_OUT_OF_MEMORY) + " ")) << refusal;
+  EXPECT_NE(refusal.find("the cgroup's limit of 256 MiB leaves"), std::string::npos) << refusal;
 }
 
 TEST_F(CApiCall, NoEngine) {

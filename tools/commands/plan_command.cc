@@ -13,6 +13,7 @@
 #include <sluice/units.h>
 #include "engine/planner/compute_factor.h"
 #include "engine/planner/planner.h"
+#include "engine/planner/quicker.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
@@ -198,43 +199,12 @@ void print_alternatives(const std::vector<PlannedPlacement>& all) {
   }
 }
 
-struct Quicker {
-  std::string_view row;
-  const char* settings;
-};
-constexpr Quicker kSettings[] = {{"gpu", "placement.parameters=auto placement.optimizer=device"},
-                                 {"device", "placement.parameters=device placement.optimizer=host"},
-                                 {"host", "placement.parameters=host placement.optimizer=host"},
-                                 {"nvme", "placement.parameters=nvme placement.optimizer=nvme"},
-                                 {"mixed", "placement.parameters=auto placement.optimizer=auto"}};
-
-// Where another row, or another policy, is quicker than the config, what to set. The planner of
-// "auto" saves traffic; only here a step is simulated.
+// Where another row, or another policy, is quicker than the config, what to set.
 void print_quicker(const std::vector<PlannedPlacement>& all, const Config& config) {
-  constexpr double kNoticed = 0.995;
-  const PlannedPlacement& own = all.front();
-  double least_s = kNoticed * own.step.step_s;
-  std::string settings;
-  for (const Quicker& quicker : kSettings) {
-    for (const PlannedPlacement& planned : all) {
-      if (planned.name != quicker.row || !planned.obstacle.empty() ||
-          planned.step.step_s >= least_s)
-        continue;
-      least_s = planned.step.step_s;
-      settings = quicker.settings;
-      if (config.placement.gradients != TierChoice::kAuto) settings += " placement.gradients=auto";
-    }
-  }
-  const bool may_be_eager =
-      config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop;
-  for (const auto& [policy, cost] : own.policies) {
-    if (cost.step_s >= least_s || (policy == OverlapPolicy::kEager && !may_be_eager)) continue;
-    least_s = cost.step_s;
-    settings = fmt::format("optimizer.overlap={}", name_of(policy));
-  }
-  if (!settings.empty())
-    say("{:.4g} s, {:.1f} % less than config, with {}\n", least_s,
-        100 * (1 - least_s / own.step.step_s), settings);
+  const std::optional<Quicker> quicker = quicker_than(all, config);
+  if (!quicker) return;
+  say("{:.4g} s, {:.1f} % less than config, with {}\n", quicker->step_s,
+      100 * (1 - quicker->step_s / all.front().step.step_s), settings_of(*quicker, config));
 }
 
 // Steps that the drives' rating lasts for; nothing when nothing is written or no rating given.

@@ -20,7 +20,8 @@ struct RunMachine {
   std::uint32_t ranks = 1;     // training together
   bool device_is_host = true;  // otherwise the device has its own memory, a GPU's
   // Where the config names no budgets, memory.device is all of `device_bytes`, and memory.host is
-  // half of `host_memory_bytes`. A GPU of unknown size is taken to be large enough for any plan.
+  // half of `host_memory_bytes`, which is a rank's part where several share a host. A GPU of
+  // unknown size is taken to be large enough for any plan.
   std::uint64_t device_bytes = std::uint64_t{1} << 62;
   std::uint64_t host_memory_bytes = 0;
   // The free bytes of the file system of a path. Empty: every path has room.
@@ -49,12 +50,13 @@ struct Plan {
   Traffic traffic;
 };
 
-// The machine that this runs on, with the host as the device: the size of its memory, and its
-// drives. The device is as large as host_device_bytes(config).
+// The machine that this runs on, with the host as the device: the size of its memory, or of as much
+// as is free for the defaults to hold, and its drives. The device is as large as
+// host_device_bytes(config).
 RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h): memory.device, or a quarter of the machine's
-// memory where the config names none.
+// The memory of a host device (sluice/host_device.h): memory.device, or where the config names none
+// a quarter of the machine's memory, but at most half of what is free.
 std::uint64_t host_device_bytes(const Config& config);
 
 // The plan of the first of machine.ranks; the others differ only in rounding.

@@ -46,6 +46,8 @@ class Device {
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
+  // The bytes that allocate() can still hand out. On a GPU no more than other processes have left.
+  virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
   // Prepares host memory for asynchronous copies (CUDA: page-locks it); a copy lies within one
   // registered span. The caller keeps owning the span and unregisters the same span before freeing

@@ -44,6 +44,19 @@ TEST(HostMemoryTest, SaysWhatToLowerAndHowFar) {
   EXPECT_NE(application.find("batch.sequences"), std::string::npos) << application;
 }
 
+TEST(HostMemoryTest, AShortageIsAnErrorANoteOrNothing) {
+  const HostMemory memory = of(40_MiB, 200_MiB, 64_MiB, 200_MiB);
+  const auto shortage = shortage_of(memory);
+  ASSERT_TRUE(shortage);
+  const std::string error = expect_error(
+      ErrorCode::kOutOfMemory, [&] { (void)settle_shortage(shortage, RoomCheck::kError); });
+  EXPECT_EQ(error, *shortage + "\n  memory.check \"warn\" goes on without that memory");
+  EXPECT_EQ(settle_shortage(shortage, RoomCheck::kWarn), *shortage);
+  EXPECT_EQ(settle_shortage(shortage, RoomCheck::kOff), "");
+  for (const RoomCheck check : {RoomCheck::kError, RoomCheck::kWarn, RoomCheck::kOff})
+    EXPECT_EQ(settle_shortage(shortage_of(of(40_MiB, 96_MiB, 64_MiB, 200_MiB)), check), "");
+}
+
 TEST(HostMemoryTest, RanksShareTheHost) {
   EXPECT_NO_THROW(require_room(of(10_MiB, 20_MiB, 20_MiB, 200_MiB, 4)));
   const std::string message = expect_error(

@@ -13,6 +13,8 @@
 #include <sluice/host_device.h>
 #include <sluice/plan.h>
 #include <sluice/units.h>
+#include "base/memory_room.h"
+#include "base/topology.h"
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "io/direct_file.h"
@@ -74,7 +76,7 @@ auto made_or_refused(const Make& make, std::string& refusal) -> std::optional<de
 // Whether there is a plan.
 bool expect_the_engines_plan(const Config& config, const ModelSpec& model, RunMachine machine) {
   machine.device_bytes = kDeviceBytes;
-  machine.host_memory_bytes = this_machine(config).host_memory_bytes;
+  machine.host_memory_bytes = this_machine(config).host_memory_bytes / machine.ranks;  // on one host
   machine.free_bytes = free_bytes;
   std::string refusal, engine_refusal;
   const std::optional<Plan> planned =
@@ -127,7 +129,10 @@ TEST(RunPlan, BudgetsThatTheConfigDoesNotNameAreTheMachines) {
   EXPECT_EQ(planned.device_budget_bytes, 48_MiB);
   EXPECT_EQ(planned.host_budget_bytes, 3_GiB / 2);
   const RunMachine here = this_machine({});
-  EXPECT_EQ(here.device_bytes, here.host_memory_bytes / 4);
+  EXPECT_GT(here.device_bytes, 0u);
+  EXPECT_LE(here.device_bytes, topology().memory_bytes / 4);
+  EXPECT_LE(here.host_memory_bytes, topology().memory_bytes);
+  EXPECT_LE(here.device_bytes + here.host_memory_bytes / 2, memory_room().size_bytes + 64_MiB);
   Config config;
   config.memory.device_bytes = 5_MiB;
   EXPECT_EQ(host_device_bytes(config), 5_MiB);

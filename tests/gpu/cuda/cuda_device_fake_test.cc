@@ -151,6 +151,16 @@ TEST_F(FakeCuda, AGpuThatThereIsNotIsNotDescribed) {
   EXPECT_NE(describe_cuda_device(1).find("fake GPU"), std::string::npos);
 }
 
+TEST_F(FakeCuda, NoMoreIsFreeThanOtherProcessesHaveLeft) {
+  const auto device = make_cuda_device({.memory_bytes = test::kFakeCudaMemoryBytes});
+  const auto other = make_cuda_device({.memory_bytes = test::kFakeCudaMemoryBytes});
+  const std::uint64_t before = device->free_bytes();
+  const DeviceBuffer taken(*other, 100_MiB, "test");
+  EXPECT_LE(device->free_bytes(), before - 100_MiB);
+  EXPECT_EQ(device->capacity_bytes(), test::kFakeCudaMemoryBytes);
+  EXPECT_EQ(device->allocated_bytes(), 0u);
+}
+
 // Others may take memory, and code that is loaded does, until the engine asks.
 TEST_F(FakeCuda, CapacityOfAllThatIsFreeIsReadAgain) {
   const auto all = make_cuda_device();

@@ -5,6 +5,7 @@
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "io/direct_file.h"
+#include "tools/cli/print.h"
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/train/trainer.h"
 
@@ -53,7 +54,8 @@ HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, Ho
   host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
   host.host_pool_bytes = placement.host_bytes();
   if (host.ranks > 1) host.room = memory_room();
-  require_room(host);
+  if (const auto note = settle_shortage(shortage_of(host), engine.memory.check); !note.empty())
+    warn("sluice: {}\n", note);
   return host;
 }
 

@@ -28,7 +28,8 @@ void settle_budgets(Config::Memory& memory, const HostMemory& host);
 RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
 
 // Compares the memory that each of `ranks` will take of this host with what is free, and returns
-// it. To be called before any of them has its pools. `config` has budgets and order.
+// it; memory.check "warn" only prints a shortage. To be called before any of them has its pools.
+// `config` has budgets and order.
 // Fails with: kOutOfMemory for a budget that is too small, and when the sum is too large.
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);
 

@@ -1,0 +1,61 @@
+#include "engine/planner/quicker.h"
+
+#include <string_view>
+
+#include <fmt/ranges.h>
+
+namespace sluice {
+namespace {
+
+constexpr double kNoticed = 0.995;
+
+std::string_view name_of_choice(TierChoice choice) {
+  switch (choice) {
+    case TierChoice::kAuto: return "auto";
+    case TierChoice::kDevice: return "device";
+    case TierChoice::kHost: return "host";
+    case TierChoice::kNvme: return "nvme";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
+                                    const Config& config) {
+  const PlannedPlacement& own = all.front();
+  if (!own.obstacle.empty()) return std::nullopt;
+  double least_s = kNoticed * own.step.step_s;
+  std::optional<Quicker> found;
+  const auto look_at = [&](double step_s, const Config::Placement& placement,
+                           OverlapPolicy overlap) {
+    if (step_s >= least_s) return;
+    least_s = step_s;
+    found = Quicker{.step_s = step_s, .placement = placement, .overlap = overlap};
+  };
+  for (const PlannedPlacement& planned : all)
+    if (planned.obstacle.empty())
+      look_at(planned.step.step_s, planned.choices, config.optimizer.overlap);
+  const bool may_be_eager =
+      config.optimizer.clip_norm == 0 && config.optimizer.non_finite == NonFinitePolicy::kStop;
+  for (const auto& [policy, cost] : own.policies)
+    if (may_be_eager || policy != OverlapPolicy::kEager)
+      look_at(cost.step_s, config.placement, policy);
+  return found;
+}
+
+std::string settings_of(const Quicker& quicker, const Config& config) {
+  std::vector<std::string> settings;
+  const auto compare = [&](std::string_view key, TierChoice wanted, TierChoice given) {
+    if (wanted != given)
+      settings.push_back(fmt::format("placement.{}={}", key, name_of_choice(wanted)));
+  };
+  compare("parameters", quicker.placement.parameters, config.placement.parameters);
+  compare("optimizer", quicker.placement.optimizer, config.placement.optimizer);
+  compare("gradients", quicker.placement.gradients, config.placement.gradients);
+  if (quicker.overlap != config.optimizer.overlap)
+    settings.push_back(fmt::format("optimizer.overlap={}", name_of(quicker.overlap)));
+  return fmt::format("{}", fmt::join(settings, " "));
+}
+
+}  // namespace sluice
