@@ -62,8 +62,8 @@ OverlapPolicy overlap_from(const std::string& name) {
 }
 
 RoomCheck room_check_from(const std::string& name) {
-  if (name == "warn") return RoomCheck::kWarn;
-  return name == "off" ? RoomCheck::kOff : RoomCheck::kError;
+  using enum RoomCheck;
+  return named(name, {kError, kWarn, kOff});
 }
 
 // The name becomes part of file names.
@@ -185,6 +185,15 @@ std::string_view name_of(Verify verify) {
     case Verify::kFull: return "full";
     case Verify::kSample: return "sample";
     case Verify::kOff: return "off";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(RoomCheck check) {
+  switch (check) {
+    case RoomCheck::kError: return "error";
+    case RoomCheck::kWarn: return "warn";
+    case RoomCheck::kOff: return "off";
   }
   return "unknown";
 }

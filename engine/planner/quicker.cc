@@ -9,16 +9,6 @@ namespace {
 
 constexpr double kNoticed = 0.995;
 
-std::string_view name_of_choice(TierChoice choice) {
-  switch (choice) {
-    case TierChoice::kAuto: return "auto";
-    case TierChoice::kDevice: return "device";
-    case TierChoice::kHost: return "host";
-    case TierChoice::kNvme: return "nvme";
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
@@ -48,7 +38,7 @@ std::string settings_of(const Quicker& quicker, const Config& config) {
   std::vector<std::string> settings;
   const auto compare = [&](std::string_view key, TierChoice wanted, TierChoice given) {
     if (wanted != given)
-      settings.push_back(fmt::format("placement.{}={}", key, name_of_choice(wanted)));
+      settings.push_back(fmt::format("placement.{}={}", key, name_of(wanted)));
   };
   compare("parameters", quicker.placement.parameters, config.placement.parameters);
   compare("optimizer", quicker.placement.optimizer, config.placement.optimizer);

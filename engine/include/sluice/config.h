@@ -89,6 +89,7 @@ std::string_view name_of(RankReduction reduction);
 // error, to a note, or to nothing. Without the error, the kernel may end the process in the middle
 // of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
+std::string_view name_of(RoomCheck check);
 
 struct Config {
   struct Precision {

@@ -43,6 +43,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/optimizer/lanes", 5},
     {"/memory/device", "12345"},
     {"/memory/host", "67890"},
+    {"/memory/check", "warn"},
     {"/placement/parameters", "nvme"},
     {"/placement/optimizer", "host"},
     {"/placement/gradients", "device"},
