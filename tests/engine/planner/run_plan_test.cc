@@ -76,7 +76,7 @@ auto made_or_refused(const Make& make, std::string& refusal) -> std::optional<de
 // Whether there is a plan.
 bool expect_the_engines_plan(const Config& config, const ModelSpec& model, RunMachine machine) {
   machine.device_bytes = kDeviceBytes;
-  // Of one host, which the ranks share.
+  // The ranks share one host.
   machine.host_memory_bytes = this_machine(config).host_memory_bytes / machine.ranks;
   machine.free_bytes = free_bytes;
   std::string refusal, engine_refusal;
