@@ -56,6 +56,9 @@ void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
                  "Accept settings that differ from those of the checkpoint or store");
   train.add_flag("--accept-data", options.accepts_data,
                  "Accept a text that differs from that of the checkpoint or store");
+  train.add_flag("--accept-kernels", options.accepts_kernels,
+                 "Go on with a store whose matrix products were computed by another library, "
+                 "version or kernel family; the report names the step");
 }
 
 void add_train(CLI::App& app, sluice::TrainOptions& options) {

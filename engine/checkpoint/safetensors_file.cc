@@ -92,7 +92,7 @@ void SafetensorsFile::add_entry(const std::string& name, const HeaderTensor& ten
                      name, begin, end, data_bytes));
   // Divides instead of multiplying, because a damaged shape may have any product. Tensors of other
   // types are checked where they are used.
-  const std::uint64_t element_bytes = dtype == "F32" ? sizeof(float) : 0;
+  const std::uint64_t element_bytes = safetensors_element_bytes(dtype);
   std::uint64_t rest = element_bytes == 0 ? 1 : (end - begin) / element_bytes;
   bool fits = element_bytes == 0 || (end - begin) % element_bytes == 0;
   for (const std::uint64_t extent : shape) {

@@ -36,6 +36,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // The checksum of everything before the data.
   const Checksum128& beginning_sum() const { return beginning_sum_; }
+  const std::map<std::string, Entry>& entries() const { return entries_; }
   // Tensors of any type; null when none has that name.
   const Entry* find(const std::string& name) const;
   // Copies bytes [first_byte, ...) of a tensor.

@@ -25,6 +25,7 @@
 #include "tools/cli/option_words.h"
 #include "tools/cli/print.h"
 #include "tools/cli/terminal.h"
+#include "tools/commands/write_cache.h"
 
 namespace sluice {
 namespace {
@@ -123,6 +124,32 @@ Finding look_at_path(const std::string& path) {
   return finding;
 }
 
+// Durable stores count on flushes.
+Finding look_at_write_caches(const std::string& path, const std::string& sysfs) {
+  Finding finding{.subject = "write cache " + path, .text = "", .remedy = ""};
+  for (const DriveCache& cache : drive_caches(path, sysfs)) {
+    if (!finding.text.empty()) finding.text += "; ";
+    finding.text += cache.drive + ": ";
+    if (cache.mode == "write back") {
+      finding.text += "volatile (write back), and flushed by each commit of a durable store";
+    } else if (cache.mode == "write through") {
+      finding.health = Health::kWarn;
+      finding.text +=
+          "none that is volatile, says the kernel (write through), which so never "
+          "flushes it: a cache that is there all the same loses commits in a power cut";
+      finding.remedy = fmt::format(
+          "sure only with power-loss protection; else: echo 'write back' > "
+          "/sys/block/{}/queue/write_cache",
+          cache.drive);
+    } else {
+      finding.text += "unknown";
+    }
+  }
+  if (finding.text.empty())
+    finding.text = "unknown: no drive of this machine is behind it, as far as the kernel says";
+  return finding;
+}
+
 Finding look_at_memory() {
   const auto physical_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                               static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -208,7 +235,10 @@ Finding look_at_mpi(const std::string& library) {
 
 std::vector<Finding> examine(const DoctorOptions& options) {
   std::vector<Finding> findings{look_at_uring(), look_at_memlock()};
-  for (const std::string& path : options.paths) findings.push_back(look_at_path(path));
+  for (const std::string& path : options.paths) {
+    findings.push_back(look_at_path(path));
+    findings.push_back(look_at_write_caches(path, options.sysfs));
+  }
   for (Finding& finding :
        std::array{look_at_memory(), look_at_cores(), look_at_huge_pages(), look_at_cuda(),
                   look_at_cuda_variables(), look_at_mpi(options.mpi_library)})

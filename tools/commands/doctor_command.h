@@ -11,6 +11,7 @@ namespace sluice {
 struct DoctorOptions {
   std::vector<std::string> paths{"/var/tmp"};
   std::string mpi_library;  // empty = where MpiWorld looks for it
+  std::string sysfs = "/sys";
 };
 
 enum class Health : std::uint8_t { kOk, kWarn, kFail };

@@ -151,8 +151,8 @@ class TrainRun {
     const auto resumed = checkpoints_.resume(engine_, initial_values());
     progress.reset();
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
-    const bool outlives = checkpoints_.is_on() || checkpoints_.has_store();
-    if (!outlives || engine_.rank() != 0) return;
+    record_.kernel_changes = checkpoints_.kernel_changes();
+    if ((!checkpoints_.is_on() && !checkpoints_.has_store()) || engine_.rank() != 0) return;
     for (const std::string& note : checkpoints_.notes()) warn("sluice: {}\n", note);
     if (is_quiet_) return;
     if (resumed)

@@ -45,6 +45,30 @@ class Matmul(CliCase):
         said = self.run_sluice("train", self.write_config({"run.matmul": "onednn"}), "--steps", 1).stdout
         self.assertIn("multiply-adds: oneDNN 100.0 %, OpenBLAS 0.0 %", said)
 
+    def test_a_store_goes_on_with_the_same_kernels_or_knowingly(self):
+        store = {**ON_NVME, "storage.state.name": "run", "run.matmul": "openblas"}
+        set_environment(self, "OPENBLAS_CORETYPE", "Haswell")
+        first = self.train({**store, "run.steps": 2}, "--accept-config")["matrix_products"]
+        self.assertEqual(first["changes"], [])
+        os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
+        before = {name: os.stat(self.path("storage", name)).st_mtime_ns for name in os.listdir(self.path("storage")) if ".lock" not in name}
+        message = self.fail_train(2, {**store, "run.steps": 3}, "--resume", "--accept-config")
+        for word in ("kernels Haswell", "kernels Sandybridge", "--accept-kernels"):
+            self.assertIn(word, message)
+        self.assertEqual(before, {name: os.stat(self.path("storage", name)).st_mtime_ns for name in before})
+        changed = self.train({**store, "run.steps": 3}, "--resume", "--accept-kernels")["matrix_products"]["changes"]
+        self.assertEqual([change["step"] for change in changed], [2])
+        self.assertIn("Haswell", changed[0]["was"])
+        self.assertIn("Sandybridge", changed[0]["is"])
+        again = self.train({**store, "run.steps": 4}, "--resume", "--checkpoint", "kept")["matrix_products"]  # kept with the state
+        self.assertEqual(again["changes"], changed)
+        for name in os.listdir(self.path("storage")):
+            os.remove(self.path("storage", name))
+        os.environ["OPENBLAS_CORETYPE"] = "Haswell"
+        del store["storage.state.name"]  # a checkpoint always opens, with a line
+        self.assertEqual([change["step"] for change in self.train({**store, "run.steps": 5}, "--checkpoint", "kept", "--resume")
+                          ["matrix_products"]["changes"]], [2, 4])
+
     def test_weaker_kernels_can_be_asked_for(self):
         require_onednn(self)
         if self.train({"run.matmul": "onednn"})["matrix_products"]["kernels"] not in BF16_FAMILIES:

@@ -108,13 +108,69 @@ class SavedModel(CliCase):
                 file.write(struct.pack("<Q", len(text)) + text + data)
             self.train({**values, **FROZEN}, "--init", "theirs", "--save", "again", "--steps", 1)
             self.assertEqual(self.content("again"), self.content("own"))
-            with open(self.path("half"), "wb") as file:
-                text = text.replace(b"F32", b"F16")
+            with open(self.path("double"), "wb") as file:
+                text = text.replace(b"F32", b"F64")
                 file.write(struct.pack("<Q", len(text)) + text + data)
-            message = self.fail_train(2, values, "--init", "half")
-            self.assertIn("one of type F16, so save the model in float32", message)
+            message = self.fail_train(2, values, "--init", "double")
+            self.assertIn("is of type F64, expected F32, BF16 or F16", message)
         done = self.run_sluice("generate", "--model", "theirs", "--prompt", "in the ", "--tokens", 5)
         self.assertEqual(len(done.stdout_bytes), 13)
+
+    def write_folder(self, folder, tensors, config, dtypes=("F32",), shards=2):
+        """As Hugging Face's save_pretrained() does, written by hand."""
+        os.makedirs(self.path(folder))
+        files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+        parts, index = [({}, []) for _ in files], {}
+        for i, (name, (shape, content)) in enumerate(tensors.items()):
+            dtype = dtypes[i % len(dtypes)]
+            if dtype == "BF16":  # exact only for what bf16 holds
+                content = b"".join(content[at + 2:at + 4] for at in range(0, len(content), 4))
+            header, data = parts[i % shards]
+            begin = sum(map(len, data))
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + len(content)]}
+            data.append(content)
+            index[name] = files[i % shards]
+        for name, (header, data) in zip(files, parts):
+            text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+            with open(self.path(folder, name), "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+        for name, value in (("model.safetensors.index.json", {"metadata": {}, "weight_map": index}), ("config.json", config)):
+            with open(self.path(folder, name), "w", encoding="ascii") as file:
+                json.dump(value, file)
+
+    def test_init_reads_the_folders_of_hugging_face(self):
+        model = SMALL_CONFIG["model"]
+        config = {"model_type": "gpt2", "n_layer": model["layers"], "n_head": model["heads"], "n_embd": model["embedding"],
+                  "n_positions": model["context"], "vocab_size": 256}
+        for tied in (True, False):
+            self.train({"model.tied_head": tied}, "--save", "own")
+            _, tensors = read_safetensors(self.path("own"))
+            # bf16 holds these: the low halves are zero.
+            tensors = {name: (shape, b"".join(b"\0\0" + content[at + 2:at + 4] for at in range(0, len(content), 4)))
+                       for name, (shape, content) in tensors.items()}
+            self.write_folder(f"plain-{tied}", tensors, {**config, "tie_word_embeddings": tied}, shards=1)
+            self.train({"model.tied_head": tied, **FROZEN}, "--init", f"plain-{tied}", "--save", "expected", "--steps", 1)
+            for prefix in ("", "transformer.", "module.transformer."):
+                head = prefix.replace("transformer.", "") + "lm_head.weight"
+                theirs = {head if name == "lm_head.weight" else prefix + name: value for name, value in tensors.items()}
+                if tied:  # some have the tied head under both names
+                    theirs[head] = theirs[prefix + "wte.weight"]
+                folder = f"{tied}-{prefix}x"
+                self.write_folder(folder, theirs, {**config, "tie_word_embeddings": tied}, ("F32", "BF16"), 3)
+                self.train({"model.tied_head": tied, **FROZEN}, "--init", folder, "--save", "again", "--steps", 1)
+                self.assertEqual(self.content("again"), self.content("expected"), folder)
+        theirs = dict(tensors)  # a head of its own
+        self.write_folder("lies", theirs, {**config, "tie_word_embeddings": True})
+        self.assertIn("\"lm_head.weight\" and \"wte.weight\" differ", self.fail_train(2, None, "--init", "lies"))
+        self.write_folder("llama", theirs, {**config, "model_type": "llama"})
+        self.assertIn("field \"model_type\" is \"llama\", expected \"gpt2\"", self.fail_train(2, None, "--init", "llama"))
+        os.remove(self.path("plain-False", "model-00001-of-00001.safetensors"))
+        self.assertIn("model-00001-of-00001.safetensors", self.fail_train(2, None, "--init", "plain-False"))
+
+    def test_init_reads_the_weights_of_a_checkpoint(self):
+        self.train({"precision.parameters": "fp32"}, "--checkpoint", "kept", "--save", "own")
+        self.train({"precision.parameters": "fp32", **FROZEN}, "--init", "kept/latest", "--save", "again", "--steps", 1)
+        self.assertEqual(self.content("again"), self.content("own"))
 
     def test_failed_save_keeps_the_old_file(self):
         self.train(None, "--save", "model")

@@ -64,6 +64,21 @@ std::string value_before(const std::string& key) {
   return key == "optimizer.clip_epsilon" ? "0" : "nothing";
 }
 
+constexpr const char* kKernelChanges = "kernel_changes";
+
+std::vector<KernelChange> kernel_changes_in(const nlohmann::json& application) {
+  std::vector<KernelChange> changes;
+  const auto found = application.find(kKernelChanges);
+  if (found == application.end() || !found->is_array()) return changes;
+  for (const nlohmann::json& change : *found) {
+    if (change.is_object())
+      changes.push_back({.steps = change.value("step", std::uint64_t{0}),
+                         .before = change.value("was", ""),
+                         .after = change.value("is", "")});
+  }
+  return changes;
+}
+
 // The checksum of the checksums of its pieces, so that none of it has to be in memory.
 std::string describe_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -220,7 +235,8 @@ std::optional<std::uint64_t> Checkpointing::resume_store(Engine& engine,
   }
   is_from_store_ = true;
   const OpenedState opened = engine.open_or_create(values, {.accepts_changes = true});
-  return check_application(fmt::format("the store \"{}\"", name), opened.application);
+  return check_application(fmt::format("the store \"{}\"", name), opened.application,
+                           Kernels::kStay);
 }
 
 std::string Checkpointing::origin() const {
@@ -255,8 +271,8 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
     return std::nullopt;
   }
   const std::vector<std::string>& saved = source->manifest().application;
-  const std::uint64_t steps =
-      check_application(fmt::format("\"{}\"", source->folder()), saved.empty() ? "" : saved[0]);
+  const std::uint64_t steps = check_application(fmt::format("\"{}\"", source->folder()),
+                                                saved.empty() ? "" : saved[0], Kernels::kMayChange);
   try {
     engine.restore(*source, application(steps));
   } catch (const Error& error) {
@@ -269,7 +285,7 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
 
 // Checks that the run that goes on is the one that was saved. Returns the steps that it has made.
 std::uint64_t Checkpointing::check_application(const std::string& where,
-                                               const std::string& application) {
+                                               const std::string& application, Kernels kernels) {
   const nlohmann::json saved =
       nlohmann::json::parse(application, nullptr, /*allow_exceptions=*/false);
   const auto fail = [&](const std::string& why) {
@@ -279,10 +295,18 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
       !saved.contains("settings") || !saved["settings"].is_object() || !saved.contains("text"))
     fail("field \"application\" comes from another program, not from sluice train");
   std::vector<std::string> changes;
+  std::optional<std::string> changed_from;
   for (const auto& [key, value] : settings_) {
     if (key == kProducts && !saved["settings"].contains(key)) continue;
     const std::string before = saved["settings"].value(key, value_before(key));
     if (before == value) continue;
+    if (key == kProducts && kernels == Kernels::kStay && !options_.accepts_kernels)
+      fail(fmt::format(
+          "its matrix products were computed by {}, and are computed by {} now, which "
+          "changes the last bits; choose the same ones (run.matmul, OPENBLAS_CORETYPE), "
+          "or go on with --accept-kernels",
+          before, value));
+    if (key == kProducts) changed_from = before;
     const std::string change = fmt::format("{} was {} and is {}", key, before, value);
     // More steps, other ranks and another machine are what a run is resumed for.
     if (key == "run.steps" || key == "ranks" || key == kProducts || options_.accepts_config)
@@ -302,11 +326,20 @@ std::uint64_t Checkpointing::check_application(const std::string& where,
   if (text != text_)
     notes_.push_back(
         fmt::format("checkpoint: the text had {}, and has {} from here on", text, text_));
-  return saved["steps"].get<std::uint64_t>();
+  const auto steps = saved["steps"].get<std::uint64_t>();
+  kernel_changes_ = kernel_changes_in(saved);
+  if (changed_from)
+    kernel_changes_.push_back(
+        {.steps = steps, .before = *changed_from, .after = settings_[kProducts]});
+  return steps;
 }
 
 std::string Checkpointing::application(std::uint64_t steps) const {
-  return nlohmann::json{{"steps", steps}, {"settings", settings_}, {"text", text_}}.dump();
+  nlohmann::json document{{"steps", steps}, {"settings", settings_}, {"text", text_}};
+  for (const KernelChange& change : kernel_changes_)
+    document[kKernelChanges].push_back(
+        {{"step", change.steps}, {"was", change.before}, {"is", change.after}});
+  return document.dump();
 }
 
 void Checkpointing::save(Engine& engine, std::uint64_t steps) {

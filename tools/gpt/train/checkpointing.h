@@ -20,6 +20,13 @@
 
 namespace sluice {
 
+// The matrix products of a run that went on were computed by others than before.
+struct KernelChange {
+  std::uint64_t steps = 0;  // that the run had made
+  std::string before;
+  std::string after;
+};
+
 struct CheckpointOptions {
   std::string root;         // empty: none are made
   std::uint64_t every = 0;  // steps; 0 = only at the end
@@ -28,6 +35,7 @@ struct CheckpointOptions {
   bool converts = false;
   bool accepts_config = false;
   bool accepts_data = false;
+  bool accepts_kernels = false;
   std::string command;  // that goes on
 };
 
@@ -51,6 +59,9 @@ class Checkpointing {
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
   // Lines for the user: which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
+
+  // All changes of that kind since the run began. After resume().
+  const std::vector<KernelChange>& kernel_changes() const { return kernel_changes_; }
 
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
@@ -86,7 +97,10 @@ class Checkpointing {
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
   // `where`: the state whose `application` it is.
-  std::uint64_t check_application(const std::string& where, const std::string& application);
+  // Other kernels than before are an error for a store, and a note for a checkpoint.
+  enum class Kernels : std::uint8_t { kMayChange, kStay };
+  std::uint64_t check_application(const std::string& where, const std::string& application,
+                                  Kernels kernels);
   std::string application(std::uint64_t steps) const;
   void save(Engine& engine, std::uint64_t steps);
   void pass_over(const std::string& why);
@@ -100,6 +114,7 @@ class Checkpointing {
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;
+  std::vector<KernelChange> kernel_changes_;
   std::optional<std::uint64_t> saved_steps_;
   bool is_from_store_ = false;
   std::string saved_path_;

@@ -1,9 +1,15 @@
 #include "tools/gpt/train/model_file.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <limits>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
+#include <sluice/config_document.h>
 #include <sluice/error.h>
 #include "tools/gpt/model/gpt_model.h"
 
@@ -12,6 +18,9 @@ namespace {
 
 constexpr std::uint32_t kPublishedHeadWidth = 64;
 const std::string kHead = "lm_head.weight";  // beside the transformer, not in it
+const std::string kInner = "transformer.";
+const std::string kEmbedding = "wte.weight";
+constexpr std::uint64_t kCompareElements = 64 << 10;
 
 // The keys of section "model", in the file's metadata as "model.layers" and so on.
 std::map<std::string, std::string> metadata_of(const gpt::GptConfig& config) {
@@ -44,20 +53,37 @@ ModelFile::ModelFile(const std::string& path)
   check_tensors();
 }
 
-// Files of Hugging Face's GPT2LMHeadModel.save_pretrained() have a prefix; a published GPT-2 has
-// none.
+// The prefix of the names: nothing in a published GPT-2, "transformer." where Hugging Face's
+// GPT2LMHeadModel wrote it, "module.transformer." where that was inside of another module.
 std::string ModelFile::find_prefix() const {
-  const bool has_prefix =
-      file_.find("wte.weight") == nullptr && file_.find("transformer.wte.weight") != nullptr;
-  return has_prefix ? "transformer." : "";
+  std::vector<std::string> prefixes;
+  for (const std::string& name : file_.names()) {
+    if (name == kEmbedding || name.ends_with("." + kEmbedding))
+      prefixes.push_back(name.substr(0, name.size() - kEmbedding.size()));
+  }
+  if (prefixes.size() > 1)
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has several models, with \"{}{}\" and \"{}{}\"", file_.path(),
+                            prefixes[0], kEmbedding, prefixes[1], kEmbedding));
+  return prefixes.empty() ? "" : prefixes[0];
 }
 
 std::string ModelFile::name_in_file(const std::string& tensor) const {
-  return tensor == kHead ? tensor : prefix_ + tensor;
+  if (tensor != kHead) return prefix_ + tensor;
+  const bool is_inside = prefix_.ends_with(kInner);
+  return (is_inside ? prefix_.substr(0, prefix_.size() - kInner.size()) : prefix_) + tensor;
 }
 
 const std::vector<std::uint64_t>& ModelFile::shape(const std::string& tensor) const {
-  return file_.shape(name_in_file(tensor));
+  const std::string name = name_in_file(tensor);
+  const SafetensorsTensor* const found = file_.find(name);
+  if (found == nullptr)
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\" has no tensor \"{}\"", file_.path(), name));
+  if (found->dtype != "F32" && found->dtype != "BF16" && found->dtype != "F16")
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\": tensor \"{}\" is of type {}, expected F32, BF16 or F16",
+                            file_.path(), name, found->dtype));
+  return found->shape;
 }
 
 void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
@@ -66,9 +92,13 @@ void ModelFile::read(const std::string& tensor, std::uint64_t first_element,
 }
 
 gpt::GptConfig ModelFile::read_config() const {
-  gpt::GptConfig config =
-      file_.metadata().contains("model.layers") ? config_from_metadata() : config_from_shapes();
-  config.tied_head = file_.find(kHead) == nullptr;
+  gpt::GptConfig config;
+  const std::string folder_config = this->folder_config();
+  if (file_.metadata().contains("model.layers"))
+    config = config_from_metadata();
+  else
+    config = folder_config.empty() ? config_from_shapes() : config_from_folder(folder_config);
+  config.tied_head = is_head_tied(!folder_config.empty() && config.tied_head);
   try {
     gpt::validate(config);
   } catch (const Error& error) {
@@ -110,8 +140,67 @@ gpt::GptConfig ModelFile::config_from_shapes() const {
   config.context = static_cast<std::uint32_t>(positions[0]);
   config.heads = std::max(1u, config.embedding / kPublishedHeadWidth);
   config.layers = 0;
-  while (file_.has(name_in_file(fmt::format("h.{}.ln_1.weight", config.layers)))) ++config.layers;
+  while (file_.find(name_in_file(fmt::format("h.{}.ln_1.weight", config.layers))) != nullptr)
+    ++config.layers;
   return config;
+}
+
+// Empty: there is none.
+std::string ModelFile::folder_config() const {
+  const std::string path = file_.path() + "/config.json";
+  std::error_code error;
+  return file_.is_folder() && std::filesystem::exists(path, error) ? path : std::string();
+}
+
+// As transformers describes a GPT-2.
+gpt::GptConfig ModelFile::config_from_folder(const std::string& path) const {
+  const auto values = nlohmann::json::parse(ConfigDocument::text_of_file(path), nullptr,
+                                            /*allow_exceptions=*/false);
+  const auto fail = [&](const std::string& key, const std::string& expected) {
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\": field \"{}\" is {}, expected {}", path, key,
+                    values.is_object() && values.contains(key) ? values[key].dump() : "missing",
+                    expected));
+  };
+  if (!values.is_object() || !values.contains("model_type") || values["model_type"] != "gpt2")
+    fail("model_type", "\"gpt2\"");
+  const auto integer = [&](const char* key) {
+    const bool is_number = values.contains(key) && values[key].is_number_unsigned();
+    if (!is_number || values[key].get<std::uint64_t>() > std::numeric_limits<std::uint32_t>::max())
+      fail(key, "a whole number");
+    return values[key].get<std::uint32_t>();
+  };
+  const auto tied = values.find("tie_word_embeddings");
+  return {.layers = integer("n_layer"),
+          .heads = integer("n_head"),
+          .embedding = integer("n_embd"),
+          .context = integer("n_positions"),
+          .vocabulary = integer("vocab_size"),
+          .tied_head = tied == values.end() || *tied != false};
+}
+
+// A model whose head is tied may have it under both names.
+bool ModelFile::is_head_tied(bool says_tied) const {
+  const SafetensorsTensor* const head = file_.find(name_in_file(kHead));
+  if (head == nullptr || !says_tied) return head == nullptr;
+  if (head->shape == shape(kEmbedding)) {
+    std::vector<float> own(kCompareElements), other(kCompareElements);
+    const std::uint64_t count = head->element_count();
+    bool is_equal = true;
+    for (std::uint64_t at = 0; is_equal && at < count; at += kCompareElements) {
+      const std::uint64_t piece = std::min(kCompareElements, count - at);
+      read(kHead, at, std::span(own).first(piece));
+      read(kEmbedding, at, std::span(other).first(piece));
+      is_equal = std::memcmp(own.data(), other.data(), piece * sizeof(float)) == 0;
+    }
+    if (is_equal) return true;
+  }
+  throw Error(ErrorCode::kInput,
+              fmt::format("\"{}\": config.json ties the head to the embedding, but \"{}\" and "
+                          "\"{}\" differ; set \"tie_word_embeddings\" to false there if the head "
+                          "is one of its own",
+                          file_.path(), name_in_file(kHead), name_in_file(kEmbedding)));
 }
 
 void ModelFile::check_tensors() const {

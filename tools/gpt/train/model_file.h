@@ -1,7 +1,8 @@
 // A GPT saved as safetensors: the fp32 master weights under GPT-2's names, the model's shape in the
-// metadata. Files of published GPT-2 checkpoints, which lack that metadata, are understood by their
-// shapes (64 elements per head), and so are those that Hugging Face writes, with "transformer."
-// before each name except the head's.
+// metadata. Published GPT-2 models, which lack that metadata, are understood by their shapes (64
+// elements per head), or, in a folder, by its config.json. Such a folder may have several files
+// with an index, as Hugging Face and `sluice train --checkpoint` write them. Names may have a
+// prefix, such as "transformer.", and elements may be fp32, bf16 or fp16.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include <sluice/engine.h>
-#include "engine/checkpoint/safetensors_file.h"
+#include <sluice/safetensors.h>
 #include "tools/gpt/model/gpt_config.h"
 #include "tools/report/safetensors.h"
 
@@ -23,11 +24,12 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
 
 class ModelFile {
  public:
-  // Fails with: kInput when the file is not a GPT with every tensor of its shape.
+  // `path`: a file or a folder, as SafetensorsReader takes them.
+  // Fails with: kInput when it is not a GPT with every tensor of its shape.
   explicit ModelFile(const std::string& path);
 
   const gpt::GptConfig& config() const { return config_; }
-  // As SafetensorsFile::read(), under the names that this project gives the tensors.
+  // As SafetensorsReader::read(), under the names that this project gives the tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
   // Fails with: kInput naming the first key of section "model" in which the file differs from
@@ -42,11 +44,14 @@ class ModelFile {
   gpt::GptConfig read_config() const;
   gpt::GptConfig config_from_metadata() const;
   gpt::GptConfig config_from_shapes() const;
+  gpt::GptConfig config_from_folder(const std::string& path) const;
+  std::string folder_config() const;
+  bool is_head_tied(bool says_tied) const;
   void check_tensors() const;
   std::string name_in_file(const std::string& tensor) const;
   const std::vector<std::uint64_t>& shape(const std::string& tensor) const;
 
-  SafetensorsFile file_;
+  SafetensorsReader file_;
   std::string prefix_;
   gpt::GptConfig config_;
 };

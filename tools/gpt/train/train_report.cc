@@ -209,7 +209,11 @@ void write_json(OutputFile& output, const RunRecord& run) {
                                  {"factors", run.matrix_kernels.factors},
                                  {"onednn_percent", share_of(run.matrix_work.onednn, run)},
                                  {"openblas_percent", share_of(run.matrix_work.openblas, run)},
-                                 {"threads", run.threads}};
+                                 {"threads", run.threads},
+                                 {"changes", ordered_json::array()}};
+  for (const KernelChange& change : run.kernel_changes)
+    document["matrix_products"]["changes"].push_back(
+        {{"step", change.steps}, {"was", change.before}, {"is", change.after}});
   document["device_pool_bytes"] = run.device_pool_bytes;
   document["host_pool_bytes"] = run.host_pool_bytes;
   document["activation_bytes"] = run.activation_bytes;

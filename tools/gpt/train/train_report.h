@@ -12,6 +12,7 @@
 #include "engine/plan/host_memory.h"
 #include "tools/cli/output_file.h"
 #include "tools/gpt/model/matmul.h"
+#include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/report/rank_memory.h"
 #include "tools/report/step_limits.h"
@@ -27,8 +28,9 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
-  gpt::MatrixWork matrix_work;  // on the host, the validation's included
-  unsigned threads = 0;         // of the computation on the host, and of the optimizer
+  gpt::MatrixWork matrix_work;               // on the host, the validation's included
+  std::vector<KernelChange> kernel_changes;  // since the run began, over all resumes
+  unsigned threads = 0;                      // of the computation on the host, and of the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;

@@ -1,0 +1,72 @@
+// Reads and writes tensors by name in the safetensors format: files, and folders as Hugging Face
+// writes them, with an index of which file has which tensor. Nothing is mapped into memory, and
+// only the ranges that are asked for are read.
+//
+// Thread rule: a reader is constant after construction, and any number of threads may read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct SafetensorsTensor {
+  std::string name;
+  std::string dtype;  // as the format names it: "F32", "BF16", "F16", "I64"
+  std::vector<std::uint64_t> shape;
+
+  std::uint64_t element_count() const;
+};
+
+class SafetensorsReader {
+ public:
+  // `path` is a file; or a folder with model.safetensors.index.json and the files that this names,
+  // or with model.safetensors alone. Every header is checked against its file's length.
+  // Fails with: kInput for a file that is missing, cut or of another format, an index that names
+  // files outside of the folder, and a tensor that is not where the index says. Names the file.
+  explicit SafetensorsReader(const std::string& path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&& other) noexcept;
+  SafetensorsReader& operator=(SafetensorsReader&& other) noexcept;
+
+  const std::string& path() const;
+  bool is_folder() const;
+  // The "__metadata__" of the file; of several, of the first.
+  const std::map<std::string, std::string>& metadata() const;
+  // Sorted.
+  std::vector<std::string> names() const;
+  // Null where there is none of that name.
+  const SafetensorsTensor* find(const std::string& name) const;
+
+  // Copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives exactly.
+  // Fails with: kInput for an unknown name, another type, a range that the tensor does not have, or
+  // a file that has been cut since; kIo.
+  void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
+  // Copies bytes [first_byte, ...) as the file has them, of any type. Fails with: likewise.
+  void read_bytes(const std::string& name, std::uint64_t first_byte,
+                  std::span<std::byte> bytes) const;
+
+ private:
+  struct Content;
+  std::unique_ptr<Content> content_;
+};
+
+// Fills `bytes` with bytes [first_byte, ...) of tensor `index`: little-endian, row-major.
+using SafetensorsBytes =
+    std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
+
+// Writes a file of these tensors, in their order, in pieces. The file appears whole and durable
+// under its name or, where anything fails, what had the name stays as it was.
+// Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
+// comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.
+void write_safetensors_file(const std::string& path, std::span<const SafetensorsTensor> tensors,
+                            const std::map<std::string, std::string>& metadata,
+                            const SafetensorsBytes& bytes);
+
+}  // namespace sluice

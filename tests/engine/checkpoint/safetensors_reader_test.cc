@@ -1,0 +1,159 @@
+// Reading and writing of safetensors as applications do it, files and folders.
+#include <sluice/safetensors.h>
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <fmt/format.h>
+
+#include <sluice/dtype.h>
+#include <sluice/error.h>
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_directory.h"
+
+namespace sluice::test {
+namespace {
+
+class SafetensorsFiles : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return directory_.path() + "/" + name; }
+
+  std::string content(const std::string& name) const {
+    std::ifstream file(path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  // A file by hand: the header and the data as given.
+  void put_file(const std::string& name, const std::string& header, const std::string& data) const {
+    std::string length;
+    for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i));
+    put(name, length + header + data);
+  }
+  static std::string bytes_of(const std::vector<std::uint16_t>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * 2};
+  }
+  void refused(const std::string& name, const std::string& words) const {
+    const std::string said =
+        expect_error(ErrorCode::kInput, [&] { const SafetensorsReader reader(path(name)); });
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  }
+
+  TempDirectory directory_;
+};
+
+TEST_F(SafetensorsFiles, EveryHalfArrivesAsItsValue) {
+  std::vector<std::uint16_t> halves(1 << 16);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  const std::string shape = R"("shape":[256,256],"data_offsets":)";
+  put_file(
+      "f",
+      fmt::format(
+          R"({{"a":{{"dtype":"BF16",{0}[0,131072]}},"b":{{"dtype":"F16",{0}[131072,262144]}}}})",
+          shape),
+      bytes_of(halves) + bytes_of(halves));
+  const SafetensorsReader reader(path("f"));
+  EXPECT_EQ(reader.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(reader.find("a")->shape, (std::vector<std::uint64_t>{256, 256}));
+  EXPECT_EQ(reader.find("c"), nullptr);
+  std::vector<float> values(halves.size() - 3);
+  reader.read("a", 3, values);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(values[i]), static_cast<std::uint32_t>(i + 3) << 16);
+  reader.read("b", 3, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float expected = float_from_fp16(halves[i + 3]);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(values[i]), std::bit_cast<std::uint32_t>(expected)) << i;
+  }
+}
+
+TEST_F(SafetensorsFiles, AFolderIsReadByItsIndex) {
+  put_file("model-00001-of-00002.safetensors",
+           R"({"x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},)"
+           R"("unlisted":{"dtype":"BF16","shape":[1],"data_offsets":[4,6]}})",
+           bytes_of({0x3f80, 0x4000, 0x4040}));
+  put_file("model-00002-of-00002.safetensors",
+           R"({"y":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}})",
+           "\x07" + std::string(7, '\0'));
+  const auto index = [&](const std::string& x, const std::string& y) {
+    put("model.safetensors.index.json",
+        fmt::format(R"({{"metadata":{{"total_size":12}},"weight_map":{{"x":{},"y":{}}}}})", x, y));
+  };
+  const std::string first = R"("model-00001-of-00002.safetensors")";
+  const std::string second = R"("model-00002-of-00002.safetensors")";
+  index(first, second);
+  const SafetensorsReader reader(directory_.path());
+  EXPECT_TRUE(reader.is_folder());
+  EXPECT_EQ(reader.names(), (std::vector<std::string>{"x", "y"}));
+  std::vector<float> values(2);
+  reader.read("x", 0, values);
+  EXPECT_EQ(values, (std::vector<float>{1, 2}));
+  std::int64_t integer = 0;
+  reader.read_bytes("y", 0, std::as_writable_bytes(std::span(&integer, 1)));
+  EXPECT_EQ(integer, 7);
+  const auto fails = [&](const std::string& words, const auto& body) {
+    const std::string said = expect_error(ErrorCode::kInput, body);
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  };
+  fails("is of type I64, expected F32, BF16 or F16", [&] { reader.read("y", 0, values); });
+  fails("no tensor \"unlisted\"", [&] { reader.read("unlisted", 0, values); });
+  fails("beyond the end of tensor \"x\"", [&] { reader.read("x", 1, values); });
+  index(first, first);
+  refused("", "has \"y\" in \"model-00001-of-00002.safetensors\"");
+  index(first, R"("../model-00002-of-00002.safetensors")");
+  refused("", "\"weight_map.y\" is \"../model-00002");
+  index(first, "7");
+  refused("", "\"weight_map.y\" is 7");
+  index(first, R"("model-00003-of-00003.safetensors")");
+  refused("", "model-00003-of-00003.safetensors");
+  put("model.safetensors.index.json", "{}");
+  refused("", "no index of safetensors files");
+  std::filesystem::remove(path("model.safetensors.index.json"));
+  refused("", "has neither model.safetensors.index.json nor model.safetensors");
+  std::filesystem::rename(path("model-00001-of-00002.safetensors"), path("model.safetensors"));
+  EXPECT_NE(SafetensorsReader(directory_.path()).find("unlisted"), nullptr);
+}
+
+TEST_F(SafetensorsFiles, WhatIsWrittenReadsBackAndAFailureLeavesTheOldFile) {
+  const std::vector<SafetensorsTensor> tensors{
+      {"large", "F32", {1300, 1000}}, {"half", "F16", {3}}, {"scalar", "F32", {}}};
+  const auto byte_at = [](std::size_t index, std::uint64_t at) {
+    return static_cast<std::byte>(at * 31 + at / 4096 + index);
+  };
+  const auto fill = [&](std::size_t index, std::uint64_t first, std::span<std::byte> bytes) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = byte_at(index, first + i);
+  };
+  write_safetensors_file(path("f"), tensors, {{"format", "pt"}}, fill);
+  const SafetensorsReader reader(path("f"));
+  EXPECT_EQ(reader.metadata().at("format"), "pt");
+  for (std::size_t index = 0; index < tensors.size(); ++index) {
+    std::vector<std::byte> bytes(tensors[index].element_count() * (index == 1 ? 2 : 4));
+    reader.read_bytes(tensors[index].name, 0, bytes);
+    for (std::size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], byte_at(index, i)) << i;
+  }
+  const std::string before = content("f");
+  EXPECT_THROW(write_safetensors_file(path("f"), tensors, {},
+                                      [&](std::size_t index, std::uint64_t, std::span<std::byte>) {
+                                        if (index == 1) throw Error(ErrorCode::kIo, "no values");
+                                      }),
+               Error);
+  EXPECT_TRUE(content("f") == before);
+  const SafetensorsTensor twice[] = {{"a", "F32", {1}}, {"a", "F32", {1}}};
+  (void)expect_error(ErrorCode::kInvalidArgument,
+                     [&] { write_safetensors_file(path("f"), twice, {}, fill); });
+  const SafetensorsTensor unknown[] = {{"a", "F8", {1}}};
+  (void)expect_error(ErrorCode::kInvalidArgument,
+                     [&] { write_safetensors_file(path("f"), unknown, {}, fill); });
+  (void)expect_error(ErrorCode::kInput,
+                     [&] { write_safetensors_file(path("none/f"), tensors, {}, fill); });
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+}  // namespace
+}  // namespace sluice::test
