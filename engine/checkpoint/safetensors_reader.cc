@@ -24,7 +24,7 @@ constexpr std::uint64_t kPieceElements = 64 << 10;
   throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", path, why));
 }
 
-// Tensor -> file, as the index has it.
+// Tensor -> file, from the index.
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -60,7 +60,7 @@ class Replacement {
     const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
     const std::string folder = parent.empty() ? "." : parent.string();
     const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some network file systems refuse, and need not.
+    // Some network file systems refuse this, and do not need it.
     if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail("fsync", folder, errno);
   }
 

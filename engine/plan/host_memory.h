@@ -30,11 +30,11 @@ struct HostMemory {
 // The memory for the pools of this process, as of the only rank on its host.
 HostMemory process_memory(bool device_is_host);
 
-// If the sum is more than the room: a message that lists its parts, and says what to lower.
+// Returns a message if the sum is more than the room: it lists the parts, and says what to lower.
 std::optional<std::string> shortage_of(const HostMemory& memory);
 // Fails with: kOutOfMemory if there is a shortage.
 void require_room(const HostMemory& memory);
-// Does with `shortage`, if there is one, what `check` says. Returns a note for the user, or "".
+// Treats a shortage as `check` says. Returns a note for the user, or "".
 // Fails with: kOutOfMemory under kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 

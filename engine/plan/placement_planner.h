@@ -43,8 +43,8 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes that are in use, on which the sizes of buffers depend. Found once for each choice of
-  // homes: models have more blocks than a choice has sizes to try.
+  // The homes in use; the sizes of buffers depend on them. Found once for each choice of homes,
+  // because models have more blocks than a choice has sizes to try.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;

@@ -1,6 +1,6 @@
-// Where a plan's own step is not the quickest of what it has looked at: what to change. "auto"
-// homes save traffic, which nearly always saves time; only a plan simulates steps, so only there
-// can it be seen where they do not. Pure; any thread.
+// Says what to change if a plan's own step is not the quickest of those that it has simulated.
+// "auto" homes save traffic, which nearly always saves time. Only a plan simulates steps, so only
+// there the exceptions are seen. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ struct Quicker {
 };
 
 // The quickest of `all`, which plan_alternatives() has made for `config`, and of the policies that
-// leave its results as they are; nothing where the config comes within half a percent of it.
+// keep its results; empty if the config itself is within half a percent of it.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
 // The settings for it: "placement.parameters=auto placement.optimizer=device".

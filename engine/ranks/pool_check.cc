@@ -13,14 +13,14 @@
 namespace sluice {
 namespace {
 
-// A message, if the device has its own memory and too little of it is free.
+// Returns a message if the device has its own memory and too little of it is free.
 std::optional<std::string> device_shortage(const Placement& placement, const Device& device) {
   const std::uint64_t needed_bytes = placement.device_slab_bytes();
   const std::uint64_t free_bytes = device.free_bytes();
   if (!device.has_own_memory() || needed_bytes <= free_bytes) return std::nullopt;
   std::string message = fmt::format(
-      "the run needs {} of {}, which has {} free; lower memory.device to \"{}KiB\" or less, or end "
-      "what else uses it:",
+      "the run needs {} of {}, which has {} free; lower memory.device to \"{}KiB\" or less, or "
+      "stop other programs that use it:",
       format_bytes(needed_bytes), device.name(), format_bytes(free_bytes),
       (free_bytes + placement.rank_buffer_bytes) / 1_KiB);
   for (const Pool& pool : placement.pools())
@@ -41,7 +41,7 @@ HostMemory host_of(const Device& device, Ranks& ranks) {
   };
   const Word own{host.room.id, host.room.size_bytes - host.room.own_bytes};
   const std::vector<std::byte> all =
-      ranks.exchange(std::as_bytes(std::span(&own, 1)), "memory that is free");
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "the free memory");
   std::vector<Word> words(ranks.count());
   std::memcpy(words.data(), all.data(), all.size());
   std::uint64_t free_bytes = own.free_bytes;
@@ -60,7 +60,7 @@ std::vector<std::string> check_pools(RoomCheck check, const Placement& placement
   std::vector<std::string> notes;
   host.device_pool_bytes = host.device_is_host ? placement.device_bytes() : 0;
   host.host_pool_bytes = placement.host_bytes();
-  ranks.together("what memory has room for", [&] {
+  ranks.together("the check of the pools", [&] {
     for (const auto& shortage : {shortage_of(host), device_shortage(placement, device)})
       if (std::string note = settle_shortage(shortage, check); !note.empty())
         notes.push_back(std::move(note));

@@ -39,8 +39,8 @@ class CudaMemory {
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
-  // The most that allocate() can still get where it is cudaMalloc; another source of memory only
-  // says no.
+  // The most that allocate() can still get from cudaMalloc; another source of memory does not tell,
+  // it only refuses.
   std::uint64_t unused_bytes() const {
     return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
   }

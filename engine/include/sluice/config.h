@@ -85,9 +85,9 @@ struct LossScaleOptions {
 enum class RankReduction : std::uint8_t { kExact, kNccl };
 std::string_view name_of(RankReduction reduction);
 
-// Pools that need more memory than the host, or a GPU, has free when the engine is made lead to an
-// error, to a note, or to nothing. Without the error, the kernel may end the process in the middle
-// of a step.
+// The reaction to pools that need more memory than the host, or a GPU, has free when the engine is
+// made: an error, a note, or nothing. Without the error, the kernel may kill the process in the
+// middle of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 std::string_view name_of(RoomCheck check);
 
@@ -124,8 +124,8 @@ struct Config {
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
 
-  // Budgets for the engine's pools. Empty: of the device all that it has free; of the host half of
-  // the machine's memory, or the memory that is free beside the device if that is less.
+  // Budgets for the engine's pools. Empty: all free memory of the device; and half of the machine's
+  // memory for the host, or what is free beside the device if that is less.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};

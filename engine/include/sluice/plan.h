@@ -50,13 +50,13 @@ struct Plan {
   Traffic traffic;
 };
 
-// The machine that this runs on, with the host as the device: the size of its memory, or of as much
-// as is free for the defaults to hold, and its drives. The device is as large as
-// host_device_bytes(config).
+// The machine that this runs on, with the host as the device: its drives, and the size of its
+// memory, or less where the default budgets would not fit into the free memory. The device is as
+// large as host_device_bytes(config).
 RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h): memory.device, or where the config names none
-// a quarter of the machine's memory, but at most half of what is free.
+// The memory of a host device (sluice/host_device.h): memory.device; if the config names none, a
+// quarter of the machine's memory, but at most half of the free memory.
 std::uint64_t host_device_bytes(const Config& config);
 
 // The plan of the first of machine.ranks; the others differ only in rounding.

@@ -1,6 +1,6 @@
 // Reads and writes tensors by name in the safetensors format: files, and folders as Hugging Face
-// writes them, with an index of which file has which tensor. Nothing is mapped into memory, and
-// only the ranges that are asked for are read.
+// writes them, with an index that names each tensor's file. Nothing is mapped into memory, and only
+// the requested ranges are read.
 //
 // Thread rule: a reader is constant after construction, and any number of threads may read.
 #pragma once
@@ -26,8 +26,8 @@ struct SafetensorsTensor {
 
 class SafetensorsReader {
  public:
-  // `path` is a file; or a folder with model.safetensors.index.json and the files that this names,
-  // or with model.safetensors alone. Every header is checked against its file's length.
+  // `path` is a file; or a folder with model.safetensors.index.json and the files that it names, or
+  // with only model.safetensors. Every header is checked against its file's length.
   // Fails with: kInput for a file that is missing, cut or of another format, an index that names
   // files outside of the folder, and a tensor that is not where the index says. Names the file.
   explicit SafetensorsReader(const std::string& path);
@@ -37,11 +37,11 @@ class SafetensorsReader {
 
   const std::string& path() const;
   bool is_folder() const;
-  // The "__metadata__" of the file; of several, of the first.
+  // The "__metadata__" of the file, or of the first of several.
   const std::map<std::string, std::string>& metadata() const;
   // Sorted.
   std::vector<std::string> names() const;
-  // Null where there is none of that name.
+  // Null when no tensor has that name.
   const SafetensorsTensor* find(const std::string& name) const;
 
   // Copies elements [first_element, ...) as fp32. Each fp32, bf16 or fp16 value arrives exactly.
@@ -62,7 +62,7 @@ using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 
 // Writes a file of these tensors, in their order, in pieces. The file appears whole and durable
-// under its name or, where anything fails, what had the name stays as it was.
+// under its name; if anything fails, an older file of that name stays as it was.
 // Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
 // comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.
 void write_safetensors_file(const std::string& path, std::span<const SafetensorsTensor> tensors,
