@@ -31,12 +31,8 @@ DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& p
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
               .on_stuck =
-                  [this](const std::string& list) {
-                    scheduler_.fail(Error(
-                        ErrorCode::kTimeout,
-                        fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
-                                    "check the drive (smartctl, dmesg); {}",
-                                    watch_.timeout_s(), list)));
+                  [this](const Error& error) {
+                    scheduler_.fail(error);
                     scheduler_.post([] {});  // makes the waiters check again
                   }}) {
   for (Flight& flight : flights_) flight.flow = this;

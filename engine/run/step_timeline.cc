@@ -10,7 +10,7 @@ namespace {
 // Changes of cause in one step; more than a few per use would be noise.
 constexpr std::size_t kSegmentsAUse = 8;
 
-enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
+}  // namespace
 
 Blame blame_of(TraceReason reason) {
   switch (reason) {
@@ -34,8 +34,6 @@ Blame blame_of(TraceReason reason) {
   }
   return Blame::kOther;
 }
-
-}  // namespace
 
 std::int64_t StepTimes::hidden_ns() const {
   const std::int64_t for_ranks_ns = wait_ns[static_cast<std::size_t>(TraceReason::kCollective)];

@@ -28,6 +28,10 @@
 
 namespace sluice {
 
+// The part of a step that a wait counts for.
+enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
+Blame blame_of(TraceReason reason);
+
 // When an operation among ranks began on its stream; 0 = it has not begun. Read after an event that
 // follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;

@@ -52,12 +52,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       watch_(storage.timeout_s,
              {.describe = [this](const Transfer& transfer) { return describe(transfer); },
               .on_stuck =
-                  [this](const std::string& list) {
-                    scheduler_.fail(Error(
-                        ErrorCode::kTimeout,
-                        fmt::format("storage has not answered for {:.3g} s (storage.timeout); "
-                                    "check the drive (smartctl, dmesg); {}",
-                                    watch_.timeout_s(), list)));
+                  [this](const Error& error) {
+                    scheduler_.fail(error);
                     scheduler_.post([] {});  // waiters check again, even if an earlier failure
                                              // was latched
                   }}) {}

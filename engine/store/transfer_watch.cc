@@ -53,10 +53,13 @@ void TransferWatch::run() {
   std::unique_lock lock(mutex_);
   while (!stop_wanted_.wait_for(lock, period, [this] { return is_stopping_; })) {
     if (!look()) continue;
-    const std::string transfers = list();
+    const Error error(ErrorCode::kTimeout,
+                      fmt::format("storage has not answered for {:.3g} s (storage.timeout); check "
+                                  "the drive (smartctl, dmesg); {}",
+                                  timeout_s_, list()));
     is_stuck_.store(true, std::memory_order_release);  // a waiter that sees it need not wait
     lock.unlock();
-    hooks_.on_stuck(transfers);
+    hooks_.on_stuck(error);
     return;
   }
 }

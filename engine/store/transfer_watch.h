@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include <sluice/error.h>
 #include "engine/store/transfer_ages.h"
 
 namespace sluice {
@@ -26,8 +27,9 @@ class TransferWatch {
   struct Hooks {
     // The name of a transfer in a message. On the watch's thread, while the transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
-    // A transfer has not ended in time. On the watch's thread; `list` names all that are in flight.
-    std::function<void(const std::string& list)> on_stuck;
+    // A transfer has not ended in time. On the watch's thread; the error is kTimeout and names all
+    // that are in flight.
+    std::function<void(const Error& error)> on_stuck;
   };
 
   // `timeout_s`: 0 = no watching and no thread. A transfer is slow after a quarter of it.
@@ -41,7 +43,6 @@ class TransferWatch {
 
   // True from just before on_stuck: the transfers in flight may stay there forever.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
-  double timeout_s() const { return timeout_s_; }
 
   // One line for each transfer that was slow since the last call.
   std::vector<std::string> take_notes();

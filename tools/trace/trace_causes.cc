@@ -2,6 +2,7 @@
 // for users.
 #include <algorithm>
 
+#include "engine/run/step_timeline.h"
 #include "tools/trace/trace_analysis.h"
 
 namespace sluice {
@@ -21,23 +22,6 @@ std::uint64_t overlap_ns(std::uint64_t begin_a, std::uint64_t end_a, std::uint64
   const std::uint64_t begin = std::max(begin_a, begin_b);
   const std::uint64_t end = std::min(end_a, end_b);
   return end <= begin ? 0 : end - begin;
-}
-
-bool is_io(TraceReason reason) {
-  switch (reason) {
-    case TraceReason::kRead:
-    case TraceReason::kSlot:
-    case TraceReason::kWindow:
-    case TraceReason::kCopy:
-    case TraceReason::kGradientSlot:
-    case TraceReason::kGradientCopy:
-    case TraceReason::kGradientSpill:
-    case TraceReason::kCollective:
-    case TraceReason::kActivation:
-    case TraceReason::kCommit:
-    case TraceReason::kSchedule: return true;
-    default: return false;
-  }
 }
 
 }  // namespace
@@ -237,7 +221,8 @@ void TraceAnalysis::share_steps() {
     if (step == nullptr || stall.is_of_pass || stall.record->reason == TraceReason::kNone) continue;
     const auto duration_ns = static_cast<std::int64_t>(stall.duration_ns());
     step->by_cause[static_cast<std::size_t>(stall.cause)] += duration_ns;
-    (is_io(stall.record->reason) ? step->exposed_io_ns : step->exposed_optimizer_ns) += duration_ns;
+    (blame_of(stall.record->reason) == Blame::kIo ? step->exposed_io_ns
+                                                  : step->exposed_optimizer_ns) += duration_ns;
     if (stall.record->reason == TraceReason::kCollective) step->rank_wait_ns += duration_ns;
   }
   for (StepShare& step : steps_)

@@ -3,7 +3,6 @@ under another placement and at another number of ranks, and what cannot be used 
 
 import os
 import random
-import shlex
 import signal
 import subprocess
 import time
@@ -81,31 +80,9 @@ class Checkpoints(CliCase):
         self.assertEqual(rows, ["step", *map(str, range(1, STEPS + 1))])
 
     def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            with self.subTest(number):
-                folder = f"kept-{number}"
-                config = self.write_config({**BASE, "run.steps": 100000})
-                process = subprocess.Popen(self.command("train", config, "--checkpoint", folder, "--json", "run.json"),
-                                           cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
-                                           stderr=subprocess.PIPE)
-                self.addCleanup(process.stdout.close)
-                self.addCleanup(process.stderr.close)
-                self.addCleanup(process.kill)
-                while b"step     2/" not in process.stdout.readline():
-                    self.assertIsNone(process.poll())
-                process.send_signal(number)
-                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
-                self.assertEqual(process.returncode, 130, stderr)
-                before = self.read_json("run.json")
-                steps = len(before["steps"])
-                line = stderr.decode().splitlines()[-1]
-                self.assertIn(f"step {steps} is saved in \"{folder}/step-{steps:09}\"", line)
-                words = shlex.split(line.split("go on with: ")[1])
-                self.assertEqual(words[-1], "--resume")
-                self.run_sluice(*words[1:], "--steps", steps)
-                after = self.read_json("run.json")
-                self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
-                self.assertEqual(after["state_sha256"], before["state_sha256"])
+        config = self.write_config({**BASE, "run.steps": 100000})
+        self.expect_signals_end_resumably(lambda name: (config, "--checkpoint", name),
+                                          lambda name, steps: f"step {steps} is saved in \"{name}/step-{steps:09}\"")
 
     def test_damaged_ones_are_passed_over_by_name(self):
         expected = self.train(BASE)["state_sha256"]

@@ -10,7 +10,9 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -142,6 +144,33 @@ class CliCase(unittest.TestCase):
         self.run_sluice("train", self.write_config(values, base), "--quiet", "--json", "run.json",
                         *arguments)
         return self.read_json("run.json")
+
+    def expect_signals_end_resumably(self, arguments, saved):
+        """SIGINT, SIGTERM and SIGHUP end `sluice train *arguments(NAME)`, where NAME is another one for each signal. The last line on
+        stderr has the text saved(NAME, STEPS) and the command that goes on, and that command finds the same state."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                name = f"run-{number.value}"
+                process = subprocess.Popen(self.command("train", *arguments(name), "--json", "run.json"), cwd=self.folder,
+                                           env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                self.addCleanup(process.stdout.close)
+                self.addCleanup(process.stderr.close)
+                self.addCleanup(process.kill)
+                while b"step     2/" not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(number)
+                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
+                self.assertEqual(process.returncode, 130, stderr)
+                before = self.read_json("run.json")
+                steps = len(before["steps"])
+                line = stderr.decode().splitlines()[-1]
+                self.assertIn(saved(name, steps), line)
+                words = shlex.split(line.split("go on with: ")[1])
+                self.assertEqual(words[-1], "--resume")
+                self.run_sluice(*words[1:], "--steps", steps)
+                after = self.read_json("run.json")
+                self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
+                self.assertEqual(after["state_sha256"], before["state_sha256"])
 
     def read_json(self, name):
         with open(self.path(name), encoding="utf-8") as file:

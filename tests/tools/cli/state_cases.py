@@ -5,9 +5,7 @@ import glob
 import os
 import random
 import re
-import shlex
 import shutil
-import signal
 import subprocess
 
 from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
@@ -46,29 +44,9 @@ class DurableStores(CliCase):
         self.assertEqual(self.read_json("run.json")["state_sha256"], expected)
 
     def test_a_signal_ends_with_a_commit_and_the_command_that_goes_on(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            with self.subTest(number):
-                values = {**BASE, "run.steps": 100000, "storage.state.name": f"run-{number}", "storage.state.commit_every": 1000}
-                process = subprocess.Popen(self.command("train", self.write_config(values), "--json", "run.json"), cwd=self.folder,
-                                           env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                self.addCleanup(process.stdout.close)
-                self.addCleanup(process.stderr.close)
-                self.addCleanup(process.kill)
-                while b"step     2/" not in process.stdout.readline():
-                    self.assertIsNone(process.poll())
-                process.send_signal(number)
-                _, stderr = process.communicate(timeout=RUN_TIMEOUT_S)
-                self.assertEqual(process.returncode, 130, stderr)
-                before = self.read_json("run.json")
-                steps = len(before["steps"])
-                line = stderr.decode().splitlines()[-1]
-                self.assertIn(f"step {steps} is committed to the store \"run-{number}\"", line)
-                words = shlex.split(line.split("go on with: ")[1])
-                self.assertEqual(words[-1], "--resume")
-                self.run_sluice(*words[1:], "--steps", steps)
-                after = self.read_json("run.json")
-                self.assertEqual((after["resumed_steps"], after["steps"]), (steps, []))
-                self.assertEqual(after["state_sha256"], before["state_sha256"])
+        values = {**BASE, "run.steps": 100000, "storage.state.commit_every": 1000}
+        self.expect_signals_end_resumably(lambda name: (self.write_config({**values, "storage.state.name": name}),),
+                                          lambda name, steps: f"step {steps} is committed to the store \"{name}\"")
 
     def test_what_commits_write_and_take_is_planned(self):
         config = self.write_config({**BASE, "placement.parameters": "host", "placement.optimizer": "host"})
