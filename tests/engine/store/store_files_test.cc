@@ -146,7 +146,7 @@ TEST_F(StoreFilesOnDisk, TwoStoresOfOneNameAreAnError) {
   std::filesystem::create_directory(paths_[1]);
   StoreLock(paths_[1], "run", "").set_mark({.stage = StoreStage::kMade, .id = {1}});
   const std::string message = expect_error(ErrorCode::kInput, [&] { (void)found(); });
-  EXPECT_NE(message.find("another one"), std::string::npos) << message;
+  EXPECT_NE(message.find("another store of that name"), std::string::npos) << message;
 }
 
 TEST_F(StoreFilesOnDisk, NothingWasMadeWhereOnlyMarksWereSet) {
