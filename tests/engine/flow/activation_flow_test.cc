@@ -88,8 +88,7 @@ class Rolls {
 };
 
 TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
-  const Campaign cases = campaign(60);
-  for (std::uint64_t seed = cases.first_seed; seed < cases.first_seed + cases.cases; ++seed) {
+  for (const std::uint64_t seed : seeds_of(campaign(60))) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Rolls rolls(seed);
     const Watchdog watchdog(std::chrono::minutes(5), "seed " + std::to_string(seed) + " hangs");

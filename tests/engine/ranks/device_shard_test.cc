@@ -79,9 +79,7 @@ TEST(DeviceShard, PoliciesOrdersAndGroupsChangeNoBit) {
 // Devices that take their time: a gather waits for those who still read its place, and for the
 // update of what it gathers.
 TEST(DeviceShard, DelaysChangeNoBit) {
-  const Campaign campaign = test::campaign(12);
-  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
-       ++seed) {
+  for (const std::uint64_t seed : seeds_of(campaign(12))) {
     const TempDirectory directory;
     Config config =
         shard_config(directory.path(), seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
@@ -99,9 +97,7 @@ TEST(DeviceShard, DelaysChangeNoBit) {
 // left of the place of a unit that a gather has evicted: it waits for the lease of that unit, too.
 // In the least window units also come back so soon that a gather has to wait for the update.
 TEST(DeviceShard, CopiesWaitForWhatAGatherEvicts) {
-  const Campaign campaign = test::campaign(6);
-  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
-       ++seed) {
+  for (const std::uint64_t seed : seeds_of(campaign(6))) {
     const TempDirectory directory;
     Config config = shard_config(directory.path(), TierChoice::kHost);
     config.placement.parameters = TierChoice::kAuto;

@@ -11,6 +11,10 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "base/trace/trace_format.h"
 #include "base/trace/trace_ring.h"
@@ -285,6 +289,26 @@ TEST(TraceFile, RanksComeOntoOneClock) {
   expect_message(ErrorCode::kInput, "both of rank 0", [&] {
     (void)read_traces({paths[0], paths[0]});
   });
+}
+
+// Ranks on several hosts have told rank 0's clock apart from theirs: times go onto that of the
+// first file.
+TEST(TraceFile, ClocksThatWereComparedDecide) {
+  const TempDirectory directory;
+  std::vector<std::string> paths;
+  for (const auto& [rank, offset_ns] : {std::pair{0u, 400}, {2u, 100}}) {
+    paths.push_back(directory.path() + "/" + std::to_string(rank));
+    trace_start({.file = paths.back(), .rank = rank, .ranks = 3});
+    trace_section("clock", fmt::format(R"({{"offset_ns": {}, "error_ns": 7}})", offset_ns));
+    trace_record(numbered(rank));
+    (void)trace_stop();
+  }
+  const std::vector<TraceFile> files = read_traces(paths);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_EQ(files[0].records.at(0).begin_ns, numbered(0).begin_ns);
+  EXPECT_EQ(files[1].records.at(0).begin_ns, numbered(2).begin_ns + 300);
+  EXPECT_EQ(files[1].records.at(0).moved_ns, numbered(2).moved_ns + 300);
+  EXPECT_EQ(files[1].clock_error_ns, 7u);
 }
 
 TEST(TraceRing, DropsAndCountsWhenItIsFull) {
