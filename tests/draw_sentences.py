@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Draws sentences of header comments at random, for readers to judge.
+
+    tests/draw_sentences.py COUNT [REVISION]
+
+Prints COUNT sentences of at least six words, one per line, from the comments of all headers at REVISION (default: HEAD). The
+full hash of the revision is the seed, so the choice of sentences is not ours, and the same ones can be drawn again.
+"""
+
+import random
+import re
+import subprocess
+import sys
+
+
+def git(*arguments):
+    return subprocess.run(("git", *arguments), capture_output=True, text=True, check=True).stdout
+
+
+def paragraphs(text):
+    """The comments of a file, each as one line; an empty comment line ends a paragraph."""
+    lines = []
+    for line in [*text.splitlines(), ""]:
+        match = re.match(r"\s*//+ ?(.*)", line)
+        if match and match[1].strip():
+            lines.append(match[1].strip())
+        elif lines:
+            yield " ".join(lines)
+            lines = []
+
+
+def sentences(text):
+    for paragraph in paragraphs(text):
+        for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Z`\"(])", paragraph):
+            if len(sentence.split()) >= 6:
+                yield sentence
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    revision = git("rev-parse", sys.argv[2] if len(sys.argv) == 3 else "HEAD").strip()
+    headers = [path for path in git("ls-tree", "-r", "--name-only", revision).splitlines() if path.endswith(".h")]
+    found = sorted({sentence for path in headers for sentence in sentences(git("show", f"{revision}:{path}"))})
+    print("\n".join(random.Random(revision).sample(found, int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()
