@@ -2,11 +2,17 @@
 #include <sluice/safetensors.h>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 
+#include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -14,6 +20,7 @@
 #include <sluice/dtype.h>
 #include <sluice/error.h>
 #include "tests/support/expect_error.h"
+#include "tests/support/refused_syscall.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -153,6 +160,58 @@ TEST_F(SafetensorsFiles, WhatIsWrittenReadsBackAndAFailureLeavesTheOldFile) {
   (void)expect_error(ErrorCode::kInput,
                      [&] { write_safetensors_file(path("none/f"), tensors, {}, fill); });
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+TEST_F(SafetensorsFiles, WhatIsMissingCutOrForeignIsNamed) {
+  const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  refused("none", path("none"));
+  put("f", "no tensors in here, and no length either");
+  refused("f", path("f"));
+  put_file("f", header, "1234567");
+  refused("f", path("f"));
+  put_file("f", header, "12345678");
+  const SafetensorsReader reader(path("f"));
+  std::filesystem::resize_file(path("f"), std::filesystem::file_size(path("f")) - 1);
+  std::vector<float> values(2);
+  for (const auto& body :
+       {std::function<void()>([&] { reader.read("a", 0, values); }), std::function<void()>([&] {
+          reader.read_bytes("a", 0, std::as_writable_bytes(std::span(values)));
+        })}) {
+    const std::string said = expect_error(ErrorCode::kInput, body);
+    EXPECT_NE(said.find(path("f")), std::string::npos) << said;
+  }
+}
+
+// A full or failing drive, by its kind; the file that was there stays.
+TEST_F(SafetensorsFiles, ADriveThatIsFullOrFailsIsNamed) {
+  const SafetensorsTensor tensors[] = {{"a", "F32", {100'000}}};
+  const auto zeros = [](std::size_t, std::uint64_t, std::span<std::byte> bytes) {
+    std::ranges::fill(bytes, std::byte{0});
+  };
+  write_safetensors_file(path("f"), tensors, {}, zeros);
+  const std::string before = content("f");
+  const auto write = [&] { write_safetensors_file(path("f"), tensors, {{"new", "1"}}, zeros); };
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old_limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const rlimit limit{.rlim_cur = 65536, .rlim_max = old_limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  (void)expect_error(ErrorCode::kNoSpace, write);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  std::signal(SIGXFSZ, old_handler);
+  const SafetensorsReader reader(path("f"));
+  std::vector<float> values(100'000);
+  const bool filtered =
+      run_with_refused({.number = SYS_fsync, .error = EIO},
+                       [&] { (void)expect_error(ErrorCode::kIo, write); }) &&
+      run_with_refused({.number = SYS_pread64, .error = EIO}, [&] {
+        const std::string said = expect_error(ErrorCode::kIo, [&] { reader.read("a", 0, values); });
+        EXPECT_NE(said.find(path("f")), std::string::npos) << said;
+        expect_error(ErrorCode::kIo,
+                     [&] { reader.read_bytes("a", 0, std::as_writable_bytes(std::span(values))); });
+      });
+  EXPECT_TRUE(content("f") == before);
+  if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
 }
 
 }  // namespace
