@@ -64,4 +64,4 @@ class LossScaleCase(CliCase):
     def test_overflow_at_the_minimum_ends_the_run_with_a_remedy(self):
         values = {**MOVING, "precision.loss_scale.minimum": 2.0 ** 31, "precision.loss_scale.hysteresis": 1}
         done = self.run_sluice("train", self.write_config(values), expect=(1, 2, 3, 4, 5))
-        self.assertIn("loss scale is down at its minimum", done.stderr)
+        self.assertIn("the loss scale is at its minimum", done.stderr)

@@ -20,12 +20,13 @@ class Doctor(CliCase):
     def test_looks_at_everything_and_leaves_nothing(self):
         os.mkdir(self.path("drive"))
         found = self.findings("--path", self.path("drive"))
-        self.assertEqual(set(found), {"io_uring", "locked memory", "storage " + self.path("drive"),
-                                      "memory", "processor", "huge pages", "CUDA", "CUDA environment", "MPI"})
+        drive = self.path("drive")
+        self.assertEqual(set(found), {"io_uring", "locked memory", f"storage {drive}", f"write cache {drive}", "memory", "processor",
+                                      "huge pages", "CUDA", "CUDA environment", "MPI"})
         for health, text, remedy in found.values():
             self.assertNotEqual(text, "")
             self.assertEqual(remedy != "", health != "ok")
-        self.assertIn("free", found["storage " + self.path("drive")][1])
+        self.assertIn("free", found[f"storage {drive}"][1])
         self.assertEqual(os.listdir(self.path("drive")), [])
 
     def test_a_missing_path_fails_and_the_others_are_still_looked_at(self):
