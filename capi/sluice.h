@@ -330,6 +330,11 @@ sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
 // count from 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
+// The plan of a run on this machine, without an engine: the pools of each tier, their sums, and the
+// bytes that a step reads from storage and writes there, as JSON. Valid until the thread's next
+// plan. Fails as sluice_engine_create() does, but for files that cannot be made.
+sluice_status sluice_plan(const char* config_json, const sluice_model* model,
+                          const char** plan_json);
 
 #ifdef __cplusplus
 }

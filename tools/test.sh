@@ -81,7 +81,20 @@ test_torch() {
   rm -rf build/wheel
   SLUICE_LIBRARY=$PWD/build/release/capi/libsluice.so "${pip[@]}" wheel --no-deps --no-build-isolation -w build/wheel ./python
   "${pip[@]}" install --no-deps --force-reinstall build/wheel/*.whl
-  (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider .)
+  (cd python/tests && "$environment/bin/python" -B -m pytest -q -p no:cacheprovider --ignore frameworks .)
+}
+
+# transformers, accelerate, lightning and peft with that wheel; one that is missing is a failure.
+test_frameworks() {
+  say "testing the package for PyTorch under transformers, accelerate, lightning and peft"
+  local environment=$PWD/build/torch status=0
+  tools/torch_environment.py "$environment" --frameworks || status=$?
+  if [[ $status == 77 ]]; then
+    say "SKIPPED: the tests of python/tests/frameworks, for torch cannot be had here"
+    return
+  fi
+  [[ $status == 0 ]] || return "$status"
+  (cd python/tests && HF_HUB_OFFLINE=1 "$environment/bin/python" -B -m pytest -q -p no:cacheprovider -p no:warnings -rA frameworks)
 }
 
 tools/install_packages.sh run test
@@ -105,6 +118,7 @@ if [[ $slow == yes ]]; then
   build tsan
   run tsan --label-regex '^(cpu|io)$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
+  test_frameworks
   say "breaking one line at a time"
   tools/mutate.py --jobs "$jobs"
 fi

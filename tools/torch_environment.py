@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""usage: tools/torch_environment.py FOLDER
+"""usage: tools/torch_environment.py FOLDER [--frameworks]
 
 Makes FOLDER a virtual environment with torch and pytest for the tests of python/, unless it is that already, and checks
-that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch.
+that torch can be imported there. Exits with 77, and says why, where the package index cannot give torch. With --frameworks
+it adds transformers, accelerate, lightning and peft; a framework that is missing is then a failure.
 
 The package index has torch for x86-64 with CUDA alone, which wants 4 GB of NVIDIA's libraries. On a machine without a GPU
 nothing calls them; but the loader wants them there. So torch is installed without what it depends on, and each library that
@@ -17,7 +18,11 @@ import time
 
 PURE = ["filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "setuptools"]
 OTHERS = ["numpy"]  # torch.distributed.checkpoint packs Python objects with it
+FRAMEWORKS = ["transformers", "accelerate", "lightning", "peft", "torchmetrics"]
+FRAMEWORKS_NEED = ["huggingface-hub", "lightning-utilities", "packaging", "psutil", "pyyaml", "regex", "safetensors", "tokenizers",
+                   "tqdm", "typer"]
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
+TEXT_OF_ERROR = r"^(?!cuGet).*Get\w*(Error|Status)(String|Name)$"
 MISSING = 77
 FETCH_SECONDS_MAX = 900  # half a gigabyte; a slower network counts as none
 
@@ -45,7 +50,8 @@ def stand_in(folder):
         there |= symbols(library, "defined")
     names = sorted(name for name in wanted - there if re.match(r"_{0,2}(cu|nv|nccl|Cu|CU)[A-Za-z_]\w*$", name))
     source = folder / "stand_ins.c"
-    source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names), encoding="utf-8")
+    source.write_text("".join(f'const char* {name}(void) {{ return "no device"; }}\n' if re.search(TEXT_OF_ERROR, name) else
+                              f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names), encoding="utf-8")
     # The functions are in a library of another name: the loader refuses one of the right name without the right versions.
     functions = folder / "libstand_ins.so"
     output("cc", "-shared", "-fPIC", "-w", "-o", functions, f"-Wl,-soname,{functions.name}", source)
@@ -55,8 +61,18 @@ def stand_in(folder):
     return missing
 
 
+def add_frameworks(folder):
+    """Installs them without what they depend on where that is torch, and says their versions."""
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, "--no-deps", *FRAMEWORKS], check=True)
+    subprocess.run([*install, *FRAMEWORKS_NEED], check=True)
+    versions = output(folder / "bin" / "python", "-m", "pip", "list", "--format=freeze")
+    print("\n".join(line for line in versions.splitlines() if line.split("==")[0] in FRAMEWORKS))
+
+
 def main():
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    frameworks = sys.argv[2:] == ["--frameworks"]
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-") or (len(sys.argv) > 2 and not frameworks):
         print(__doc__)
         return 2
     folder = pathlib.Path(sys.argv[1])
@@ -64,7 +80,8 @@ def main():
     done = folder / "complete"
     begin = time.monotonic()
     wanted = ["--no-deps", "torch>=2.6", *PURE, *OTHERS]
-    if not done.exists() or done.read_text(encoding="utf-8") != " ".join(wanted):
+    mark = " ".join(wanted) + " with stand-ins 2"
+    if not done.exists() or done.read_text(encoding="utf-8") != mark:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for packages in (wanted, ["pytest"]):
@@ -77,7 +94,9 @@ def main():
         names = stand_in(folders[0])
         if names:
             print(f"stand-ins for libraries of NVIDIA that a CPU does not use: {', '.join(names)}")
-        done.write_text(" ".join(wanted), encoding="utf-8")
+        done.write_text(mark, encoding="utf-8")
+    if frameworks:
+        add_frameworks(folder)
     version = output(python, "-W", "ignore", "-c", "import torch; print(torch.__version__)").strip()
     print(f"torch {version} in {folder} after {time.monotonic() - begin:.0f} s")
     return 0

@@ -1,14 +1,21 @@
 """usage: python -m sluice_offload doctor [--path FOLDER ...]
+       python -m sluice_offload plan MODEL [--config FILE] [--set KEY=VALUE ...] [--units CLASS ...]
+       python -m sluice_offload train-demo [--path FOLDER] [--steps N]
 
-Says what this machine, torch and library can do for Sluice. With --path it also trains a few numbers through each folder, as
-storage.paths would. Ends with 1 if anything does not work, and says what to do."""
+doctor checks what this machine, torch and library can do for Sluice. With --path it also trains a few numbers through each
+folder, as storage.paths would. plan says the memory and the traffic that a model will need, from its shapes alone.
+train-demo trains a small model from storage and compares its losses with those in memory. Each ends with 1 if something does
+not work, and says what to do."""
 
 import argparse
+import json
 import os
 import platform
 import sys
 import time
 from typing import Any, Callable
+
+from .errors import ArgumentError, SluiceError
 
 GOOD, BAD = "ok", "NO"
 _ELEMENTS = 1 << 20
@@ -74,13 +81,56 @@ def doctor(paths: "list[str]") -> int:
     return 1 if failed else 0
 
 
+def _set(config: "dict[str, Any]", assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise ArgumentError(f"--set {assignment}: write KEY=VALUE, such as memory.device=2GiB")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    *sections, last = key.split(".")
+    for section in sections:
+        config = config.setdefault(section, {})
+    config[last] = value
+
+
+def plan(model: str, config: "str | None", assignments: "list[str]", units: "list[str] | None") -> int:
+    try:
+        from .engine import read_config
+        from .plans import describe, model_of
+        settings = {} if config is None else read_config(config)
+        for assignment in assignments:
+            _set(settings, assignment)
+        print("\n".join(describe(model_of(model), settings, units)))
+    except (SluiceError, OSError, ValueError) as error:
+        print(f"  {BAD}  {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: Any = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sluice_offload", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("doctor", help="what this machine, torch and library can do")
+    command = commands.add_parser("doctor", help="checks what this machine, torch and library can do")
     command.add_argument("--path", action="append", default=[], metavar="FOLDER", help="a folder for storage.paths; repeatable")
-    return doctor(parser.parse_args(arguments).path)
+    command = commands.add_parser("plan", help="says the memory and traffic that a model will need")
+    command.add_argument("model", metavar="MODEL", help="MODULE:FUNCTION that makes it, or the folder or config.json of a model "
+                         "of transformers")
+    command.add_argument("--config", metavar="FILE", help="a config file in JSON")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config; repeatable")
+    command.add_argument("--units", action="append", metavar="CLASS", help="the classes of modules that are units; repeatable")
+    command = commands.add_parser("train-demo", help="trains a small model from storage, and compares it with one in memory")
+    command.add_argument("--path", metavar="FOLDER", help="a folder on the drive; by default the one for temporary files")
+    command.add_argument("--steps", type=int, default=30, metavar="N")
+    given = parser.parse_args(arguments)
+    if given.command == "doctor":
+        return doctor(given.path)
+    if given.command == "plan":
+        return plan(given.model, given.config, given.set, given.units)
+    from .demo import train_demo
+    return train_demo(given.path, given.steps)
 
 
 if __name__ == "__main__":

@@ -89,12 +89,8 @@ class Engine:
         self.log_notes()
 
     def _create(self) -> None:
-        units = self._units
-        # The arrays that the structures point to have to live as long as the call.
         keep: "list[Any]" = []
-        forward = [unit.index for site in units.sites for unit in site.units]
-        model = lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
-                          len(forward), len(forward))
+        model = _model(self._units, keep)
         self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
 
     def __reduce__(self) -> Any:
@@ -273,6 +269,22 @@ class Engine:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.destroy()
+
+
+def plan(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
+    """The plan of a run, without an engine: pools, budgets, bytes of a step; capi/sluice.h has its names."""
+    keep: "list[Any]" = []
+    made = C.c_char_p()
+    lib.library().plan(json.dumps(config).encode(), C.byref(_model(units, keep)), C.byref(made))
+    assert made.value is not None
+    return dict(json.loads(made.value))
+
+
+def _model(units: Units, keep: "list[Any]") -> lib.Model:
+    """The structure for C; the arrays that it points to live as long as `keep`."""
+    forward = [unit.index for site in units.sites for unit in site.units]
+    return lib.Model(_units(units, keep), len(units.units), units.leases, _order(forward), _order(forward[::-1]),
+                     len(forward), len(forward))
 
 
 def _units(units: Units, keep: "list[Any]") -> Any:

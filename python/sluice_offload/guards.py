@@ -57,6 +57,18 @@ def _install() -> None:
             return original(listed, max_norm, *args, **kwargs)
         return owner.answer_clipping(float(max_norm))
 
+    original_value = module.clip_grad_value_
+
+    def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if owner_of(listed) is not None:
+            raise ArgumentError("clip_grad_value_: the gradients of these parameters are not in p.grad, and would not be clipped; "
+                                "clip by the norm instead, as optimizer.clip_norm of the config does")
+        return original_value(listed, *args, **kwargs)
+
+    clip_grad_value_.__doc__ = original_value.__doc__
+    module.clip_grad_value_ = clip_grad_value_
+    torch.nn.utils.clip_grad_value_ = clip_grad_value_
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_

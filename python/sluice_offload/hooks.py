@@ -54,6 +54,7 @@ class _Hook:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
+    @torch._disable_dynamo  # torch.compile leaves it out of its graphs: its state differs at every call
     def __call__(self, *arguments: Any) -> Any:
         return self._call(*arguments)
 
@@ -90,8 +91,8 @@ class Walk:
         for site in units.sites:
             self._watch(site)
         # After the hooks of the sites, of which the root may be one: the last to be prepended is the first to run.
-        self._handles.append(model.register_forward_pre_hook(self._root_begins, with_kwargs=True, prepend=True))
-        self._handles.append(model.register_forward_hook(self._root_ends, always_call=True))
+        self._handles.append(model.register_forward_pre_hook(_Hook(self._root_begins), with_kwargs=True, prepend=True))
+        self._handles.append(model.register_forward_hook(_Hook(self._root_ends), always_call=True))
         for unit in units.units:
             if not unit.is_frozen:
                 for member in unit.members:

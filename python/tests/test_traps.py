@@ -424,3 +424,25 @@ def test_models_that_cannot_be(config):
         sluice.offload(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).half()), config)
     with pytest.raises(sluice.ArgumentError, match='"swap"'):
         sluice.offload(tiny(), config, storage="magic")
+
+
+@pytest.mark.parametrize("what", ["units", "model"])
+def test_compiled_modules(pair, what):
+    """The hooks stay outside of a compiled unit; in a compiled model they are left out of the graphs."""
+    import torch._dynamo
+    _, model, _, ours = pair
+    torch._dynamo.reset()
+    for module in model.blocks if what == "units" else [model]:
+        module.compile(backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=False, recompile_limit=4, fail_on_recompile_limit_hit=True):
+        assert_still_right(pair)
+    assert ours.report.schedule_changes == 0
+
+
+def test_gradients_are_the_engines(pair):
+    """Hooks of the program that read p.grad find none, and may not be led to believe in an old one."""
+    _, model, _, ours = pair
+    model(*batch(0)).backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    ours.step()
+    assert ours.gradient_norm > 0

@@ -68,5 +68,27 @@ TEST(CApiConfig, SaysTheRatesOfASchedule) {
   EXPECT_NE(std::string(sluice_last_error()).find("minimum_learning_rate"), std::string::npos);
 }
 
+TEST_F(CApi, PlansWithoutAnEngine) {
+  const sluice_model described = model();
+  const char* plan = nullptr;
+  ASSERT_EQ(sluice_plan(config(R"("overlap": "serial")").c_str(), &described, &plan), SLUICE_OK)
+      << sluice_last_error();
+  const std::string text = plan;
+  make(R"("overlap": "serial")");
+  sluice_traffic traffic{};
+  ASSERT_EQ(sluice_predicted_traffic(engine_, 1, &traffic), SLUICE_OK);
+  EXPECT_GT(traffic.nvme_read_bytes, 0u);
+  for (const std::string& part :
+       {"\"nvme_read_bytes\":" + std::to_string(traffic.nvme_read_bytes),
+        "\"nvme_write_bytes\":" + std::to_string(traffic.nvme_write_bytes),
+        std::string("\"policy\":\"serial\""), std::string("\"device_budget_bytes\":1048576"),
+        std::string("\"host_budget_bytes\":4194304")})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  EXPECT_EQ(sluice_plan(R"({"memory": {"device": "4KiB"}})", &described, &plan),
+            SLUICE_OUT_OF_MEMORY);
+  EXPECT_EQ(plan, nullptr);
+  EXPECT_EQ(sluice_plan("{}", nullptr, &plan), SLUICE_INVALID_ARGUMENT);
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -1,0 +1,57 @@
+// Plans of runs behind the C interface.
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <sluice/config_document.h>
+#include <sluice/plan.h>
+
+#include "capi/call_guard.h"
+#include "capi/model.h"
+#include "capi/sluice.h"
+
+using namespace sluice;
+
+namespace {
+
+// Valid until the thread's next plan, as the header says.
+thread_local std::string planned_text;
+
+nlohmann::ordered_json json_of(const Plan& planned) {
+  nlohmann::ordered_json pools = nlohmann::ordered_json::array();
+  for (const Pool& pool : planned.pools)
+    pools.push_back({{"tier", name_of(pool.tier)},
+                     {"name", pool.name},
+                     {"size_bytes", pool.size_bytes},
+                     {"reason", pool.reason}});
+  return {{"pools", pools},
+          {"device_bytes", planned.device_bytes},
+          {"host_bytes", planned.host_bytes},
+          {"nvme_bytes", planned.nvme_bytes},
+          {"device_budget_bytes", planned.device_budget_bytes},
+          {"host_budget_bytes", planned.host_budget_bytes},
+          {"policy", name_of(planned.policy)},
+          {"nvme_read_bytes", planned.traffic.nvme_read_bytes},
+          {"nvme_write_bytes", planned.traffic.nvme_write_bytes}};
+}
+
+}  // namespace
+
+extern "C" {
+
+sluice_status sluice_plan(const char* config_json, const sluice_model* model,
+                          const char** plan_json) {
+  const char* const name = __func__;
+  return guarded([&] {
+    require(plan_json, name, "the place for the plan");
+    *plan_json = nullptr;
+    require(config_json, name, "config_json");
+    require(model, name, "the model");
+    const ModelSpec spec = model_from_c(*model);
+    const Config config = engine_config(ConfigDocument(config_json, "config"));
+    planned_text = json_of(plan(config, spec, this_machine(config))).dump();
+    *plan_json = planned_text.c_str();
+  });
+}
+
+}  // extern "C"

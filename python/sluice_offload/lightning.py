@@ -1,0 +1,99 @@
+"""Strategies for Lightning: the LightningModule's parameters and the state of its optimizer live where the config says.
+
+    import sluice_offload.lightning
+    trainer = Trainer(strategy="sluice_nvme", gradient_clip_val=1.0)
+
+"sluice" places everything as the config says, "sluice_offload" in host memory, "sluice_nvme" on NVMe.
+SluiceStrategy(config=..., units=...) names budgets and folders.
+"""
+
+import os
+import shutil
+from typing import Any, Mapping, Optional, Sequence
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+
+from .engine import Config, read_config
+from .errors import ArgumentError
+from .offload import offload
+from .optimizer import OffloadOptimizer
+
+_STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
+
+
+class SluiceStrategy(SingleDeviceStrategy):
+    """One process on the CPU. configure_optimizers returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose
+    hyperparameters, groups and schedulers are taken."""
+
+    strategy_name = "sluice"
+
+    def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
+                 units: "Sequence[type | str] | None" = None, values: Any = None, **arguments: Any) -> None:
+        super().__init__(device="cpu", **arguments)
+        self._config = read_config({} if config is None else config)
+        if placement is not None:
+            self._config["placement"] = {"parameters": placement, "optimizer": placement, **self._config.get("placement", {})}
+        self._options = {"units": units, "values": values}
+        self.offloaded: Optional[OffloadOptimizer] = None
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        for name, placement in (("sluice", None), ("sluice_offload", "host"), ("sluice_nvme", "nvme")):
+            if name not in strategy_registry:
+                strategy_registry.register(name, cls, description=f"{cls.__name__} with state on {placement or 'any tier'}",
+                                           placement=placement)
+
+    def model_to_device(self) -> None:
+        """The model is on the CPU, or on the meta device, from which offload() takes it."""
+
+    def setup_optimizers(self, trainer: "pl.Trainer") -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise ArgumentError(f"configure_optimizers returned {len(self.optimizers)} optimizers; Sluice trains with one")
+        given = self.optimizers[0]
+        if self.offloaded is None:
+            self.offloaded = given if isinstance(given, OffloadOptimizer) else self._offload(trainer, given)
+        elif given is not self.offloaded:
+            raise ArgumentError("this strategy's model is offloaded already; make a new Trainer and strategy to fit another")
+        for scheduler in self.lr_scheduler_configs:
+            scheduler.scheduler.optimizer = self.offloaded
+        self.optimizers = [self.offloaded]
+
+    def _offload(self, trainer: "pl.Trainer", given: Any) -> OffloadOptimizer:
+        section = self._config.setdefault("optimizer", {})
+        section.setdefault("clip_norm", float(trainer.gradient_clip_val or 0))
+        section.setdefault("clip_epsilon", 1e-6)  # as in torch
+        assert self.lightning_module is not None
+        return offload(self.lightning_module, self._config, optimizer=given, **self._options)
+
+    # --- Checkpoints: Lightning's file with the module's state_dict, and beside it Sluice's folder with all of the state.
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def save_checkpoint(self, checkpoint: "dict[str, Any]", filepath: Any, storage_options: Any = None) -> None:
+        if self.offloaded is not None:
+            self.offloaded.save(os.fspath(filepath) + _STATE, keep=1)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        shutil.rmtree(os.fspath(filepath) + _STATE, ignore_errors=True)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> "dict[str, Any]":
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if self.offloaded is not None:
+            self.offloaded.load_checkpoint(os.path.join(os.fspath(checkpoint_path) + _STATE, "latest"))
+        return checkpoint
+
+    def load_model_state_dict(self, checkpoint: "Mapping[str, Any]", strict: bool = True) -> None:
+        if self.offloaded is None:  # otherwise load_checkpoint() has taken everything
+            super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: "Mapping[str, Any]") -> None:
+        """load_checkpoint() has taken everything."""
+
+
+SluiceStrategy.register_strategies(StrategyRegistry)

@@ -1,0 +1,127 @@
+"""Lightning: a LightningModule as it is, with a strategy's name."""
+
+import warnings
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+import sluice_offload as sluice
+import sluice_offload.lightning
+from conftest import Block, batch, tiny, worst
+
+
+class Module(pl.LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.losses, self.validations = [], []
+
+    def training_step(self, data, index):
+        loss = self.net(*data)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, data, index):
+        self.validations.append(self.net(*data).item())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.1)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8), "interval": "step"}]
+
+
+DATA = [batch(step) for step in range(12)]
+
+
+def trainer(tmp_path, strategy, steps, **options):
+    return pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, gradient_clip_val=1.0,
+                      accumulate_grad_batches=2, default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
+                      enable_model_summary=False, **options)
+
+
+def fit(tmp_path, net, strategy, steps, ckpt_path=None, **options):
+    module = Module(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = trainer(tmp_path, strategy, steps, **options)
+        loader = torch.utils.data.DataLoader(DATA, batch_size=None)
+        made.fit(module, loader, torch.utils.data.DataLoader(DATA[:2], batch_size=None), ckpt_path=ckpt_path)
+    return module, made
+
+
+def small(tmp_path):
+    return {"memory": {"device": "400KiB", "host": "4MiB"}, "storage": {"paths": [str(tmp_path)]},
+            "optimizer": {"overlap": "serial"}}
+
+
+@pytest.mark.parametrize("name", ["sluice", "sluice_offload", "sluice_nvme"])
+def test_strategies_by_name(tmp_path, name):
+    options = {"enable_checkpointing": False}
+    reference, _ = fit(tmp_path, tiny(), "auto", 6, **options)
+    module, made = fit(tmp_path, tiny(), name, 6, **options)
+    assert worst(module.losses, reference.losses) <= 2e-6
+    assert worst(module.validations, reference.validations) <= 2e-6 and module.validations
+    optimizer = made.strategy.offloaded
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.8 ** 6)
+    assert (optimizer.report.nvme_write_bytes > 0) == (name == "sluice_nvme")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.validate(module, torch.utils.data.DataLoader(DATA[:2], batch_size=None), verbose=False)
+    assert module.validations[-2:] == pytest.approx(module.validations[-4:-2])
+    optimizer.close()
+
+
+def test_small_budgets_checkpoints_and_resuming(tmp_path):
+    """Against the same break without Sluice: Lightning's loader begins anew behind it."""
+    def run(name, first, second):
+        saved = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / name, every_n_train_steps=2, save_top_k=-1)
+        whole, made = fit(tmp_path, tiny(), first, 6, callbacks=[saved])
+        paths = sorted((tmp_path / name).glob("*.ckpt"))
+        assert len(paths) == 3
+        again, resumed = fit(tmp_path, tiny(seed=7), second, 6, ckpt_path=paths[1], enable_checkpointing=False)
+        return whole, made, again, resumed, paths
+    strategies = [sluice.lightning.SluiceStrategy(small(tmp_path), placement=placement, units=[Block])
+                  for placement in ("nvme", "host")]
+    whole, made, again, resumed, paths = run("ours", *strategies)
+    reference, _, expected, _, _ = run("torchs", "auto", "auto")
+    assert worst(whole.losses, reference.losses) <= 2e-6
+    assert worst(again.losses, expected.losses) <= 2e-6
+    assert resumed.strategy.offloaded._engine.applied_step() == 6
+    read, written = made.strategy.offloaded._engine.predicted_traffic()
+    assert made.strategy.offloaded.report.nvme_write_bytes == written > 0 and read > 0
+    saved = torch.load(paths[-1], weights_only=False)["state_dict"]
+    assert torch.equal(saved["net.head.weight"], whole.state_dict()["net.head.weight"])
+    resumed.strategy.remove_checkpoint(paths[0])
+    assert not paths[0].exists() and not (tmp_path / "ours" / (paths[0].name + ".sluice")).exists()
+    for one in (made, resumed):
+        one.strategy.offloaded.close()
+
+
+def test_modules_on_the_meta_device(tmp_path):
+    with torch.device("meta"):
+        net = tiny()
+    values = {f"net.{name}": value for name, value in tiny().state_dict().items()}
+    strategy = sluice.lightning.SluiceStrategy(small(tmp_path), placement="nvme", values=values)
+    module, made = fit(tmp_path, net, strategy, 2, enable_checkpointing=False)
+    reference, _ = fit(tmp_path, tiny(), "auto", 2, enable_checkpointing=False)
+    assert worst(module.losses, reference.losses) <= 2e-6
+    made.strategy.offloaded.close()
+
+
+class Two(Module):
+    def configure_optimizers(self):
+        halves = list(self.parameters())
+        return [torch.optim.SGD(halves[:2]), torch.optim.SGD(halves[2:])]
+
+
+def test_what_is_refused(tmp_path):
+    module = Two(tiny())
+    module.automatic_optimization = False
+    with pytest.raises(sluice.ArgumentError, match="returned 2 optimizers"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pl.Trainer(accelerator="cpu", strategy="sluice", max_steps=1, logger=False, enable_checkpointing=False,
+                   enable_progress_bar=False).fit(module, torch.utils.data.DataLoader(DATA, batch_size=None))
+    with pytest.raises(sluice.ArgumentError, match="clip_grad_value_"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, "sluice", 1, gradient_clip_algorithm="value", enable_checkpointing=False).fit(
+            Module(tiny()), torch.utils.data.DataLoader(DATA, batch_size=None))

@@ -1,0 +1,189 @@
+"""transformers: the Trainer, Accelerate and peft, with tiny random models and no downloads."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+
+import sluice_offload as sluice
+from conftest import worst
+from sluice_offload.transformers import Trainer
+
+transformers.utils.logging.set_verbosity_error()
+
+
+def gpt2(seed=0):
+    torch.manual_seed(seed)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=61, n_positions=16, n_embd=32, n_layer=3, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return {"placement": {"parameters": "nvme", "optimizer": "nvme"}, "memory": {"device": "400KiB", "host": "4MiB"},
+            "storage": {"paths": [str(tmp_path)]}, "optimizer": {"overlap": "serial"}}
+
+
+def rows(count=22):
+    generator = torch.Generator().manual_seed(5)
+    return [{"input_ids": row, "labels": row} for row in torch.randint(1, 61, (count, 12), generator=generator)]
+
+
+def arguments(tmp_path, **options):
+    made = {"output_dir": str(tmp_path / "out"), "max_steps": 6, "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 1.0,
+            "lr_scheduler_type": "linear", "warmup_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 3,
+            "save_strategy": "steps", "save_steps": 3, "report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 3,
+            "dataloader_num_workers": 1, "optim": "adamw_torch"}
+    return transformers.TrainingArguments(**(made | options))
+
+
+def logs(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def test_trainer_logs_saves_and_resumes(tmp_path, settings):
+    """Accumulation, a schedule, clipping, the norm in the logs, evaluation, saving, resuming."""
+    reference = transformers.Trainer(model=gpt2(), args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4))
+    reference.train()
+    whole = Trainer(model=gpt2(), args=arguments(tmp_path / "ours"), train_dataset=rows(), eval_dataset=rows(4), sluice=settings)
+    whole.train()
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert worst(logs(whole, key), logs(reference, key)) <= 2e-6, key
+    assert logs(whole, "learning_rate") == logs(reference, "learning_rate")
+    assert len(logs(whole, "grad_norm")) == 6 and len(logs(whole, "eval_loss")) == 2
+    optimizer = whole._sluice
+    read, written = optimizer._engine.predicted_traffic()
+    assert optimizer.report.nvme_write_bytes == written > 0 and read > 0
+    # The saved model is a model of transformers.
+    folder = tmp_path / "ours" / "out" / "checkpoint-6"
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    expected = whole.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+
+    again = Trainer(model=gpt2(seed=9), args=arguments(tmp_path / "ours"), train_dataset=rows(), eval_dataset=rows(4),
+                    sluice=settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "ours" / "out" / "checkpoint-3"))
+    assert logs(again, "loss") == logs(whole, "loss") and logs(again, "grad_norm") == logs(whole, "grad_norm")
+    assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())
+    for trainer in (whole, again):
+        trainer._sluice.close()
+
+
+def test_trainer_takes_the_best_model_back(tmp_path, settings):
+    settings["optimizer"]["overlap"] = "deferred"
+    trainer = Trainer(model=gpt2(), train_dataset=rows(), eval_dataset=rows(4), sluice=settings, args=arguments(
+        tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=True))
+    trainer.train()
+    losses = logs(trainer, "eval_loss")
+    assert losses[0] > 1.001 * losses[1]  # so the first one is what this calls the best
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[0], rel=1e-6)
+    trainer._sluice.close()
+
+
+def test_what_the_trainer_refuses(tmp_path, settings):
+    settings["optimizer"]["clip_norm"] = 0.5
+    with pytest.raises(sluice.ArgumentError, match="args.max_grad_norm is 1.0"):
+        Trainer(model=gpt2(), args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4), sluice=settings).train()
+    plain = transformers.Trainer(model=gpt2(), args=arguments(tmp_path, max_steps=3), train_dataset=rows(),
+                                 eval_dataset=rows(4))
+    plain.train()
+    settings["optimizer"].pop("clip_norm")
+    with pytest.raises(sluice.ArgumentError, match='no folder "sluice"'):
+        Trainer(model=gpt2(), args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4), sluice=settings).train(
+            resume_from_checkpoint=True)
+
+
+def test_transformers_own_trainer(tmp_path, settings):
+    """Without Sluice's class: an optimizer like any other."""
+    def made(model, optimizer):
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step)
+        return transformers.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows(), eval_dataset=rows(4),
+                                    optimizers=(optimizer, schedule))
+    model = gpt2()
+    reference = made(model, torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1))
+    reference.train()
+    model = gpt2()
+    settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    optimizer = sluice.offload(model, settings, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    ours = made(model, optimizer)
+    ours.train()
+    for key in ("loss", "learning_rate", "eval_loss"):
+        assert worst(logs(ours, key), logs(reference, key)) <= 2e-6, key
+    # The norm in these logs is the one of the step before.
+    assert worst(logs(ours, "grad_norm")[1:], logs(reference, "grad_norm")[:-1]) <= 2e-6
+    optimizer.close()
+
+
+def test_accelerate(settings):
+    """A window of accumulation that is shorter than the others, and clipping."""
+    def run(model, optimizer):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        loader = torch.utils.data.DataLoader(rows(14), batch_size=2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        losses = []
+        for _ in range(2):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    schedule.step()
+                    optimizer.zero_grad()
+                losses.append(loss.item())
+        return losses
+    model = gpt2()
+    expected = run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    model = gpt2()
+    settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    optimizer = sluice.offload(model, settings, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    assert worst(run(model, optimizer), expected) <= 2e-6
+    optimizer.close()
+
+
+def test_peft(tmp_path, settings):
+    """LoRA over a frozen base: only the adapters have state, and they are saved as peft saves them."""
+    import peft
+
+    def made():
+        torch.manual_seed(1)
+        return peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj"],
+                                                           lora_dropout=0.0, fan_in_fan_out=True))
+
+    def run(model, optimizer, clip):
+        losses = []
+        for row in rows(10):
+            loss = model(input_ids=row["input_ids"][None], labels=row["labels"][None]).loss
+            loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+    reference = made()
+    expected = run(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), True)
+    model = made()
+    base = copy.deepcopy(model.state_dict())
+    settings["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    optimizer = sluice.offload(model, settings, units=["GPT2Block"],
+                               optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
+    assert worst(run(model, optimizer, False), expected) <= 2e-6
+    trained = sum(p.numel() for p in reference.parameters() if p.requires_grad)
+    assert 0 < optimizer.report.nvme_write_bytes <= 16 * trained + (64 << 10)  # parameters, masters, moments of adapters alone
+    assert optimizer.report.schedule_changes == 0
+    for name, value in model.state_dict().items():
+        assert ("lora" in name) or torch.equal(value, base[name]), name
+    model.save_pretrained(tmp_path / "adapter")
+    back = peft.PeftModel.from_pretrained(gpt2(), tmp_path / "adapter")
+    for name, value in back.state_dict().items():
+        assert (value - reference.state_dict()[name]).abs().max() <= 1e-4, name
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    optimizer.close()

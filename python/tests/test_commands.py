@@ -1,0 +1,81 @@
+"""python -m sluice_offload plan and train-demo."""
+
+import json
+
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+from conftest import Block, tiny
+from sluice_offload.__main__ import main
+
+
+def small():
+    return tiny()
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def large():
+    """8e9 parameters."""
+    return nn.Sequential(*(Layer(4096) for _ in range(60)))
+
+
+def not_a_model():
+    return 3
+
+
+def test_plans_are_what_the_engine_takes(config, capsys, tmp_path, monkeypatch):
+    (tmp_path / "sluice.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.syspath_prepend(".")
+    assert main(["plan", "test_commands:small", "--config", str(tmp_path / "sluice.json"), "--units", "Block"]) == 0
+    said = capsys.readouterr().out
+    model = tiny()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{count:,} parameters, 0 of them frozen" in said
+    assert "of the budget of 400.0 KiB" in said and "of the budget of 4.0 MiB" in said and 'updated "serial"' in said
+    optimizer = sluice.offload(model, config, units=[Block])
+    read, written = optimizer._engine.predicted_traffic()
+    optimizer.close()
+    assert f"reads {read / 1024:.1f} KiB" in said or f"reads {read / 2**20:.1f} MiB" in said
+    assert f"writes {written / 1024:.1f} KiB" in said or f"writes {written / 2**20:.1f} MiB" in said
+
+
+def test_large_models_are_planned_from_their_shapes(capsys):
+    assert main(["plan", "test_commands:large", "--set", "placement.parameters=nvme", "--set", "placement.optimizer=nvme",
+                 "--set", "memory.device=3GiB", "--set", "memory.host=8GiB", "--set", "precision.parameters=bf16"]) == 0
+    said = capsys.readouterr().out
+    assert "8,054,292,480 parameters" in said
+    # In bf16 with exact masters and moments each parameter has 12 bytes at rest, on storage; some gradients wait there, too.
+    stored = float(said.split("nvme: ")[1].split(" GiB")[0])
+    assert 12 * 8_054_292_480 <= stored * 2**30 < 14 * 8_054_292_480
+
+
+def test_what_cannot_be_planned(capsys):
+    def refused(words, *arguments):
+        assert main(["plan", *arguments]) == 1
+        assert words in capsys.readouterr().err
+    refused("smallest that works", "test_commands:small", "--set", "memory.device=4KiB", "--set", "placement.parameters=nvme")
+    refused("returns a int", "test_commands:not_a_model")
+    refused("nowhere", "nowhere:model")
+    refused("neither a file or folder nor MODULE:FUNCTION", "model")
+    refused("write KEY=VALUE", "test_commands:small", "--set", "memory")
+    refused("memroy", "test_commands:small", "--set", "memroy.device=1GiB")
+
+
+def test_the_demo_agrees_with_memory(tmp_path, capsys, monkeypatch):
+    assert main(["train-demo", "--path", str(tmp_path), "--steps", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "step    4  loss" in said and "worst relative difference of a loss" in said
+    assert float(said.split("wrote ")[1].split()[0]) > 10
+    # It says so where they differ.
+    monkeypatch.setattr("sluice_offload.demo.LOSS_DIFFERENCE_MAX", -1.0)
+    assert main(["train-demo", "--path", str(tmp_path), "--steps", "2"]) == 1
+    assert "NO: that is more" in capsys.readouterr().out
