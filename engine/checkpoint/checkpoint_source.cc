@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -13,6 +14,7 @@
 #include <sluice/error.h>
 #include "base/optimizer_math.h"
 #include "engine/checkpoint/same_state.h"
+#include "engine/checkpoint/universal_source.h"
 
 namespace sluice {
 namespace {
@@ -217,6 +219,11 @@ void CheckpointSource::read(const TensorPlace& tensor, StateKind kind, std::uint
 }
 
 OpenCheckpoint open_checkpoint(const std::string& folder, CheckpointPrecision precision) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder + "/" + std::string(kManifestName), error)) {
+    if (const auto parameters = universal_parameters(folder))
+      return {.source = std::make_unique<UniversalSource>(*parameters), .application = {}};
+  }
   auto source = std::make_unique<CheckpointSource>(folder, precision);
   std::vector<std::string> application = source->manifest().application;
   return {.source = std::move(source), .application = std::move(application)};

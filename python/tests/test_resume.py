@@ -55,6 +55,44 @@ def test_resumes_with_the_same_bits(config, tmp_path, precision):
     resumed.close()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_universal_checkpoint_of_deepspeed_goes_on(config, tmp_path, precision):
+    """Written here as ds_to_universal writes it: fp32 masters, moments and the step of each parameter."""
+    config["precision"] = {"parameters": precision}
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    train(model, optimizer, 3)
+    for unit in optimizer._walk.units.units:
+        for member in unit.members:
+            folder = tmp_path / "step3_universal" / "zero" / ("module." + member.name)
+            folder.mkdir(parents=True)
+            for kind, name in ((1, "fp32"), (2, "exp_avg"), (3, "exp_avg_sq")):
+                torch.save({"param": optimizer._engine.read(member, kind), "cat_dim": 0}, folder / f"{name}.pt")
+            torch.save(torch.tensor(3.0), folder / "step.pt")
+    (tmp_path / "latest_universal").write_text("step3_universal")
+    before = states(optimizer)
+    expected, after = train(model, optimizer, 2, first=3)[0], states(optimizer)
+    optimizer.close()
+
+    other = tiny(seed=5)
+    resumed = sluice.offload(other, config, units=[Block], restore=tmp_path)
+    assert resumed._engine.applied_step() == 3
+    for one, two in zip(states(resumed), before, strict=True):
+        assert torch.equal(one, two)
+    assert train(other, resumed, 2, first=3)[0] == expected
+    for one, two in zip(states(resumed), after, strict=True):
+        assert torch.equal(one, two)
+    resumed.close()
+
+    class Surprise:
+        def __reduce__(self):
+            return exec, ("open('executed', 'w')",)
+    torch.save({"param": Surprise()}, folder / "fp32.pt")
+    with pytest.raises(sluice.SluiceError, match=r"fp32\.pt.*__builtin__\.exec|builtins\.exec"):
+        sluice.offload(tiny(), config, units=[Block], restore=tmp_path)
+    assert not pathlib.Path("executed").exists()
+
+
 def test_what_is_refused(config, tmp_path):
     model = tiny()
     optimizer = sluice.offload(model, config, units=[Block])

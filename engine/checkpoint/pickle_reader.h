@@ -1,0 +1,53 @@
+// Reads the pickles of torch.save(): the small set of opcodes and names that tensors in
+// dictionaries use. Nothing is executed; an opcode or a name outside of that set is an error.
+//
+// Thread rule: plain data and a pure function.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace sluice {
+
+struct PickleValue;
+using PickleObject = std::shared_ptr<PickleValue>;
+
+struct PickleNone {};
+struct PickleGlobal {
+  std::string name;  // "torch.FloatStorage"
+};
+struct PickleSequence {
+  std::vector<PickleObject> items;  // of a tuple or a list
+};
+struct PickleDictionary {
+  std::vector<std::pair<PickleObject, PickleObject>> items;
+};
+// The elements of a tensor, in an entry of the archive.
+struct PickleStorage {
+  std::string type;  // "torch.FloatStorage"
+  std::string key;
+  std::uint64_t element_count = 0;
+};
+struct PickleTensor {
+  PickleStorage storage;
+  std::uint64_t first_element = 0;
+  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> strides;
+};
+
+struct PickleValue {
+  std::variant<PickleNone, bool, std::int64_t, double, std::string, PickleGlobal, PickleSequence,
+               PickleDictionary, PickleStorage, PickleTensor>
+      value;
+};
+
+// `path` stands in messages.
+// Fails with: kInput naming opcode or name, and the byte at which it stands.
+PickleObject read_pickle(std::string_view bytes, const std::string& path);
+
+}  // namespace sluice

@@ -1,0 +1,68 @@
+// A file of torch.save() with one tensor or one number in it: a zip archive of a pickle and of raw
+// elements. Only the ranges that are asked for are read; the archive's checksum of the elements is
+// compared before the first of them.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "engine/checkpoint/pickle_reader.h"
+
+namespace sluice {
+
+class TorchFile {
+ public:
+  // `key`: where the file holds a dictionary, the entry that counts.
+  // Fails with: kInput naming the file and what it has instead.
+  TorchFile(const std::string& path, const std::string& key);
+
+  const std::string& path() const { return path_; }
+  bool has_tensor() const;
+  // The tensor's shape. Requires: has_tensor().
+  const std::vector<std::uint64_t>& shape() const;
+  std::uint64_t element_count() const;
+  // A number, or the one element of a tensor. Fails with: kInput.
+  std::uint64_t count();
+  // Copies elements [first_element, ...) as fp32.
+  // Fails with: kInput for another type or a range beyond the end; kDamaged; kIo.
+  void read(std::uint64_t first_element, std::span<float> values);
+
+ private:
+  // An entry of the archive, stored without compression.
+  struct Entry {
+    std::uint64_t header_bytes = 0;  // where its header begins
+    std::uint64_t size_bytes = 0;
+    std::uint32_t crc32 = 0;
+  };
+
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
+  void read_directory();
+  void add_entry(std::string_view header, std::string_view extra, const std::string& name);
+  std::uint64_t data_begin(const Entry& entry) const;
+  const Entry& entry_ending_with(const std::string& name) const;
+  void find_elements();
+  void check_elements();
+  void read_elements(std::uint64_t first_byte, std::span<std::byte> bytes);
+  [[noreturn]] void fail(const std::string& why) const;
+
+  std::string path_;
+  UniqueFd file_;
+  std::uint64_t file_bytes_ = 0;
+  std::map<std::string, Entry> entries_;
+  PickleObject object_;
+
+  const PickleTensor* tensor_ = nullptr;
+  Entry elements_;
+  std::uint64_t begin_bytes_ = 0;  // of the tensor's first element, in the file
+  std::uint64_t element_bytes_ = 0;
+  bool is_checked_ = false;
+};
+
+}  // namespace sluice

@@ -1,0 +1,126 @@
+#include "engine/checkpoint/universal_source.h"
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMasterFile = "/fp32.pt";
+constexpr const char* kStepFile = "/step.pt";
+constexpr const char* kTensorKey = "param";
+// Where the model was inside of another module.
+constexpr std::string_view kWrapper = "module.";
+
+const char* file_name_of(StateKind kind) {
+  if (kind == StateKind::kExpAvg) return "/exp_avg.pt";
+  return kind == StateKind::kExpAvgSq ? "/exp_avg_sq.pt" : kMasterFile;
+}
+
+std::size_t slot_of(StateKind kind) {
+  if (kind == StateKind::kExpAvg) return 1;
+  return kind == StateKind::kExpAvgSq ? 2 : 0;
+}
+
+}  // namespace
+
+std::optional<std::string> universal_parameters(const std::string& folder) {
+  std::error_code error;
+  if (fs::is_directory(folder + "/zero", error)) return folder + "/zero";
+  std::ifstream latest(folder + "/latest_universal");
+  std::string tag;
+  if (!(latest >> tag) || tag.find('/') != std::string::npos) return std::nullopt;
+  const std::string parameters = folder + "/" + tag + "/zero";
+  return fs::is_directory(parameters, error) ? std::optional(parameters) : std::nullopt;
+}
+
+UniversalSource::UniversalSource(const std::string& parameters) : parameters_(parameters) {
+  std::error_code error;
+  for (fs::directory_iterator entry(parameters, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    std::error_code ignored;
+    if (fs::exists(entry->path().string() + kMasterFile, ignored))
+      folders_[name.starts_with(kWrapper) ? name.substr(kWrapper.size()) : name] = entry->path();
+  }
+  if (error || folders_.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has no parameters of a universal checkpoint (NAME/fp32.pt)",
+                            parameters));
+  for (const auto& [tensor, folder] : folders_) add_step(tensor);
+}
+
+// All of the state is at one step; a parameter without a file of its own goes with the others.
+void UniversalSource::add_step(const std::string& tensor) {
+  const std::string path = folder_of(tensor) + kStepFile;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return;
+  const std::uint64_t step = TorchFile(path, kTensorKey).count();
+  if (first_stepped_.empty()) {
+    first_stepped_ = tensor;
+    position_.step = step;
+  }
+  if (step != position_.step)
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("\"{}\" is at step {}, but \"{}\" at step {}; Sluice keeps one step for "
+                    "all parameters",
+                    path, step, first_stepped_, position_.step));
+}
+
+const std::string& UniversalSource::folder_of(const std::string& tensor) const {
+  const auto found =
+      folders_.find(tensor.starts_with(kWrapper) ? tensor.substr(kWrapper.size()) : tensor);
+  if (found == folders_.end())
+    throw Error(ErrorCode::kInput, fmt::format("\"{}\" has no parameter \"{}\": it is a checkpoint "
+                                               "of another model",
+                                               parameters_, tensor));
+  return found->second;
+}
+
+void UniversalSource::prepare(const StateDescription& wanted) {
+  if (wanted.optimizer != OptimizerKind::kAdamW && wanted.optimizer != OptimizerKind::kAdam)
+    throw Error(ErrorCode::kInput,
+                fmt::format("\"{}\" has the moments of Adam, but the config asks for {}",
+                            parameters_, name_of(wanted.optimizer)));
+  std::set<std::string> superfluous;
+  for (const auto& [tensor, folder] : folders_) superfluous.insert(folder);
+  for (const StateDescription::Tensor& tensor : wanted.tensors) {
+    superfluous.erase(folder_of(tensor.name));
+    const TorchFile& file = file_of(tensor.name, StateKind::kMaster);
+    if (!file.has_tensor() || file.shape() != tensor.shape)
+      throw Error(ErrorCode::kInput,
+                  fmt::format("\"{}\" has the shape [{}], but the model [{}]", file.path(),
+                              file.has_tensor() ? fmt::format("{}", fmt::join(file.shape(), ", "))
+                                                : "of no tensor",
+                              fmt::join(tensor.shape, ", ")));
+  }
+  if (!superfluous.empty())
+    throw Error(ErrorCode::kInput,
+                fmt::format("the model has no tensor for \"{}\": it is a checkpoint of another "
+                            "model",
+                            *superfluous.begin()));
+}
+
+TorchFile& UniversalSource::file_of(const std::string& tensor, StateKind kind) {
+  Open& open = open_[slot_of(kind)];
+  if (open.file == nullptr || open.tensor != tensor) {
+    open.file = std::make_unique<TorchFile>(folder_of(tensor) + file_name_of(kind), kTensorKey);
+    open.tensor = tensor;
+  }
+  return *open.file;
+}
+
+void UniversalSource::read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+                           std::span<float> values) {
+  file_of(tensor.name, kind).read(first_element, values);
+}
+
+}  // namespace sluice

@@ -1,0 +1,54 @@
+// A universal checkpoint of DeepSpeed as a source: of each parameter a folder with its fp32 master,
+// its moments and its step, as ds_to_universal writes them. No pickle is executed.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sluice/state_source.h>
+#include "engine/checkpoint/torch_file.h"
+
+namespace sluice {
+
+// The folder of the parameters in `folder`: its "zero", or that of the tag that its
+// "latest_universal" names. Nothing: it is no universal checkpoint.
+std::optional<std::string> universal_parameters(const std::string& folder);
+
+class UniversalSource final : public StateSource {
+ public:
+  // `parameters`: as universal_parameters() has it.
+  // Fails with: kInput, naming the file.
+  explicit UniversalSource(const std::string& parameters);
+
+  StatePosition position() const override { return position_; }
+  // Fails with: kInput where a tensor is missing, superfluous or of another shape, where parameters
+  // have made different numbers of steps, or for an optimizer that is not Adam's.
+  void prepare(const StateDescription& wanted) override;
+  // Fails with: kInput, kDamaged, kIo.
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override;
+
+ private:
+  struct Open {
+    std::string tensor;
+    std::unique_ptr<TorchFile> file;
+  };
+
+  TorchFile& file_of(const std::string& tensor, StateKind kind);
+  void add_step(const std::string& tensor);
+  const std::string& folder_of(const std::string& tensor) const;
+
+  std::string parameters_;
+  std::map<std::string, std::string> folders_;  // by parameter
+  StatePosition position_;
+  std::string first_stepped_;  // a parameter that has a step
+  std::array<Open, 3> open_;   // by kind, the last: ranges come in order
+};
+
+}  // namespace sluice
