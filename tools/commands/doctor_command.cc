@@ -135,10 +135,11 @@ Finding look_at_write_caches(const std::string& path, const std::string& sysfs) 
     } else if (cache.mode == "write through") {
       finding.health = Health::kWarn;
       finding.text +=
-          "none that is volatile, says the kernel (write through), which so never "
-          "flushes it: a cache that is there all the same loses commits in a power cut";
+          "the kernel takes it for a drive without a volatile cache (write through) and sends it "
+          "no "
+          "flushes; if it has one, a power cut loses commits";
       finding.remedy = fmt::format(
-          "sure only with power-loss protection; else: echo 'write back' > "
+          "safe with power-loss protection; without it: echo 'write back' > "
           "/sys/block/{}/queue/write_cache",
           cache.drive);
     } else {
@@ -146,7 +147,7 @@ Finding look_at_write_caches(const std::string& path, const std::string& sysfs) 
     }
   }
   if (finding.text.empty())
-    finding.text = "unknown: no drive of this machine is behind it, as far as the kernel says";
+    finding.text = "unknown: the kernel names no drive of this machine behind it";
   return finding;
 }
 
