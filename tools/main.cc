@@ -27,6 +27,7 @@
 #include "tools/commands/generate_command.h"
 #include "tools/commands/plan_command.h"
 #include "tools/commands/state_command.h"
+#include "tools/commands/top_command.h"
 #include "tools/commands/trace_options.h"
 #include "tools/commands/train_command.h"
 #include "tools/commands/version_command.h"
@@ -198,6 +199,14 @@ void add_general(CLI::App& app, GeneralOptions& options) {
                      ->prefix_command();
 }
 
+void add_top(CLI::App& app, sluice::TopOptions& options) {
+  CLI::App* top = app.add_subcommand("top", "What running jobs are doing, every second");
+  top->add_flag("--once", options.once, "Once, and end");
+  CLI::Option* json = top->add_flag("--json", options.as_json, "Once, as JSON");
+  top->add_flag("--prometheus", options.as_prometheus, "Once, as text for Prometheus")
+      ->excludes(json);
+}
+
 // Runs the subcommand that was parsed.
 struct Commands {
   GeneralOptions general;
@@ -209,6 +218,7 @@ struct Commands {
   sluice::TraceCommands trace;
   sluice::ConfigCommands config;
   sluice::StateOptions state;
+  sluice::TopOptions top;
 
   int run(const CLI::App& app) const {
     if (general.version && !general.as_json) {
@@ -227,6 +237,7 @@ struct Commands {
     if (app.got_subcommand("config")) return config.run(app.get_subcommand("config"));
     if (app.got_subcommand("state")) return sluice::run_state(*app.get_subcommand("state"), state);
     if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
+    if (app.got_subcommand("top")) return sluice::run_top(top);
     if (app.got_subcommand("doctor")) return sluice::run_doctor(doctor);
     return sluice::run_generate(generate);
   }
@@ -240,6 +251,7 @@ void add_commands(CLI::App& app, Commands& commands) {
   sluice::add_trace(app, commands.trace);
   sluice::add_config(app, commands.config);
   sluice::add_state(app, commands.state);
+  add_top(app, commands.top);
   add_doctor(app, commands.doctor.paths);
   add_general(app, commands.general);
 }

@@ -29,6 +29,7 @@
 #include "tools/gpt/train/order_choice.h"
 #include "tools/gpt/train/rank_world.h"
 #include "tools/gpt/train/run_memory.h"
+#include "tools/gpt/train/run_publisher.h"
 #include "tools/gpt/train/train_report.h"
 #include "tools/gpt/train/training_device.h"
 #include "tools/report/state_hash.h"
@@ -84,7 +85,8 @@ class TrainRun {
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
                 config.engine.storage.calibration),
-        log_(outputs.csv, outputs.json_lines, options.log_every) {}
+        log_(outputs.csv, outputs.json_lines, options.log_every),
+        publisher_(config_, engine_) {}
 
   int run() {
     introduce();
@@ -122,6 +124,7 @@ class TrainRun {
     say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);
+    if (!publisher_.problem().empty()) say("{}\n", publisher_.problem());
     say("{}", pool_table(engine_, trainer_->activation_bytes(), memory_));
     if (config_.micro_batches > 1) {
       Config engine = config_.engine;
@@ -184,7 +187,8 @@ class TrainRun {
   }
 
   void train() {
-    ProgressDisplay progress(config_.steps, is_quiet_);
+    publisher_.enter(RunPhase::kTraining, steps_ended_);
+    ProgressDisplay progress(config_.steps, gpt::flops_per_token(config_.model), is_quiet_);
     while (steps_ended_ < config_.steps && !record_.interrupted) {
       const std::uint64_t step = steps_ended_;
       const auto begin = std::chrono::steady_clock::now();
@@ -211,6 +215,7 @@ class TrainRun {
            .times = trained.report.times,
            .policy = trained.report.policy});
       raise_marks(record_.buffers, trained.report.buffers);
+      publisher_.step_ended(record_.steps.back(), trained.report);
       limits_.note(trained.report);
       log_.add(record_.steps.back());
       if (log_.is_due(record_.steps.back()) || step + 1 == config_.steps)
@@ -233,16 +238,19 @@ class TrainRun {
         "sluice: the run is over and is being saved; a second signal ends at once, without "
         "saving\n");
     FirstFailure failures;
+    publisher_.enter(RunPhase::kSaving, steps_ended_);
     if (checkpoints_.has_store()) failures.attempt([this] { engine_.commit_now(); });
     failures.attempt([this] { checkpoints_.run_ended(engine_, steps_ended_); });
     if (!record_.interrupted) {
       const std::uint64_t batch_tokens = std::uint64_t{config_.sequences} * config_.model.context;
       const auto count = static_cast<std::uint32_t>(div_ceil(kValidationTokens, batch_tokens));
       const std::vector<TokenBatch> batches = dataset_.validation_batches(count);
+      publisher_.enter(RunPhase::kEvaluating, steps_ended_);
       const Progress progress(fmt::format("evaluating on {} batches", batches.size()), is_quiet_);
       record_.validation_loss = trainer_->evaluate(batches);
       record_.bigram_cross_entropy = dataset_.bigram_cross_entropy(batches);
     }
+    publisher_.enter(RunPhase::kSaving, steps_ended_);
     {
       const Progress progress("hashing the state", is_quiet_);
       record_.state_sha256 = state_sha256(engine_);
@@ -297,6 +305,7 @@ class TrainRun {
   std::unique_ptr<Training> trainer_;
   LimitMeter limits_;
   StepLog log_;
+  RunPublisher publisher_;
   RunRecord record_;
   std::uint64_t steps_ended_ = 0;  // also before this run
 };

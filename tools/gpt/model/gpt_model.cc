@@ -59,6 +59,13 @@ ModelSpec gpt_model_spec(const GptConfig& config) {
   return spec;
 }
 
+double flops_per_token(const GptConfig& config) {
+  const double width = config.embedding;
+  const double linear = 12 * width * width * config.layers + width * config.vocabulary;
+  const double attention = width * config.context * config.layers;
+  return 6 * (linear + attention);
+}
+
 void fill_initial_values(const GptConfig& config, std::uint64_t seed, const TensorSpec& tensor,
                          std::uint64_t begin, std::span<float> values) {
   const std::string_view name = tensor.name;

@@ -37,6 +37,11 @@ enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeigh
 // Requires: validate(config) passed.
 ModelSpec gpt_model_spec(const GptConfig& config);
 
+// Floating-point operations of training per token of a full context: two for each multiply-add of
+// the matrix products, three times (forward, and backward for inputs and weights), without what
+// recomputation repeats. Attention counts with the half of its scores that the mask leaves.
+double flops_per_token(const GptConfig& config);
+
 // Writes the initial values of elements [begin, begin + values.size()) of `tensor`: N(0, 0.02), the
 // two projections into the residual stream scaled by 1 / sqrt(2 * layers) (Radford et al. 2019),
 // biases 0, layer norms 1 and 0. Any split of a tensor into ranges gives the same values.

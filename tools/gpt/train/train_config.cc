@@ -57,6 +57,7 @@ TrainConfig train_config(const ConfigDocument& document) {
   config.seed = document.integer("run.seed");
   config.trace_file = document.string("trace.file");
   config.trace_nvtx = document.boolean("trace.nvtx");
+  config.has_status = document.string("run.status") == "auto";
   config.trace_ring_bytes = document.size_bytes("trace.ring").value_or(64_MiB);
   config.device = device_from(document.string("run.device"));
   config.matmul = gpt::matmul_wish_from(document.string("run.matmul"));

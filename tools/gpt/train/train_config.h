@@ -35,6 +35,7 @@ struct TrainConfig : LearningRateOptions {
   std::string trace_file;              // empty = none
   std::uint64_t trace_ring_bytes = 0;  // of each thread
   bool trace_nvtx = false;
+  bool has_status = true;  // a page for `sluice top` (tools/report/status_page.h)
 };
 
 // Fails with: kConfig, with the place in the file, for values that do not fit together.

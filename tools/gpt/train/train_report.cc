@@ -143,20 +143,28 @@ std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
   return table;
 }
 
-ProgressDisplay::ProgressDisplay(std::uint64_t steps, bool quiet)
-    : steps_(steps), quiet_(quiet), is_terminal_(is_terminal(STDOUT_FILENO)) {}
+ProgressDisplay::ProgressDisplay(std::uint64_t steps, double flops_per_token, bool quiet)
+    : steps_(steps),
+      flops_per_token_(flops_per_token),
+      quiet_(quiet),
+      is_terminal_(is_terminal(STDOUT_FILENO)) {}
 
 void ProgressDisplay::show(const StepRecord& record) {
   if (quiet_) return;
   if (is_terminal_) return show_bar(record);
-  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3f} s  read {:>8}  written "
+  say("step {:>5}/{}  loss {:.4f}  norm {:.3f}  {:>7.0f} tok/s  {:.3g} TFLOP/s  {:.3f} s  read "
+      "{:>8}  written "
       "{:>8}  stall {:.3f} s  hidden {:.0f} %{}\n",
       record.step, steps_, record.loss, record.gradient_norm,
-      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      static_cast<double>(record.tokens) / record.time_s, teraflops(record), record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s,
       100 * record.times.hidden_share(),
       record.skipped ? fmt::format("  skipped at loss scale {}", record.loss_scale) : "");
   flush_said();
+}
+
+double ProgressDisplay::teraflops(const StepRecord& record) const {
+  return 1e-12 * flops_per_token_ * static_cast<double>(record.tokens) / record.time_s;
 }
 
 void ProgressDisplay::show_bar(const StepRecord& record) {
@@ -164,11 +172,12 @@ void ProgressDisplay::show_bar(const StepRecord& record) {
   const auto filled = static_cast<int>(done * kBarWidth);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
   std::string line = fmt::format(
-      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {:.0f} tok/s  {:.3f} s/step  r {} w {}  stall "
+      "[{:#<{}}{:.<{}}] {}/{}  {} left  loss {:.4f}  {:.0f} tok/s  {:.3g} TFLOP/s  {:.3f} s/step  "
+      "r {} w {}  stall "
       "{:.3f} s",
       "", filled, "", kBarWidth - filled, record.step, steps_,
       duration_text(elapsed.count() * (1 / done - 1)), record.loss,
-      static_cast<double>(record.tokens) / record.time_s, record.time_s,
+      static_cast<double>(record.tokens) / record.time_s, teraflops(record), record.time_s,
       format_bytes(record.nvme_read_bytes), format_bytes(record.nvme_write_bytes), record.stall_s);
   // A line that wraps could not be replaced by the next one. The important part stands first.
   line.resize(std::min(line.size(), terminal_columns(STDOUT_FILENO) - 1));

@@ -57,15 +57,17 @@ std::string time_report(const RunRecord& run);
 // One line for `record`, or, on a terminal, a bar that replaces the one before it.
 class ProgressDisplay {
  public:
-  ProgressDisplay(std::uint64_t steps, bool quiet);
+  ProgressDisplay(std::uint64_t steps, double flops_per_token, bool quiet);
   void show(const StepRecord& record);
   // Leaves the bar's line, so that further output starts on a new one.
   void finish();
 
  private:
   void show_bar(const StepRecord& record);
+  double teraflops(const StepRecord& record) const;
 
   std::uint64_t steps_;
+  double flops_per_token_;
   bool quiet_;
   bool is_terminal_;
   bool bar_is_open_ = false;

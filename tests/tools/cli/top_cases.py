@@ -1,0 +1,202 @@
+"""sluice top: status pages of real runs, compared with their own reports and traces; processes that were killed; the
+config key that turns it off."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+from cli_support import ON_NVME, RUN_TIMEOUT_S, CliCase
+from ranks_support import RanksTest
+
+
+class StatusPages:
+    """A folder for the pages of a test's runs, and answers of `top`. To be mixed into a case."""
+
+    def setUp(self):
+        super().setUp()
+        os.mkdir(self.path("runtime"), 0o700)
+        self.runtime = {"XDG_RUNTIME_DIR": self.path("runtime")}
+
+    def environment(self):
+        return {**super().environment(), **self.runtime}
+
+    def start(self, values=None, *arguments):
+        """A run that makes very many steps."""
+        process = subprocess.Popen(self.command("train", self.write_config(values), "--steps", 1000000, *arguments), cwd=self.folder,
+                                   env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def pages(self):
+        folder = self.path("runtime", "sluice")
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+    def ask(self):
+        return json.loads(self.run_sluice("top", "--once", "--json").stdout)
+
+    def ask_behind(self, step):
+        """The first answer of a run behind that step."""
+        end = time.monotonic() + RUN_TIMEOUT_S / 4
+        while time.monotonic() < end:
+            told = self.ask()
+            if told["runs"] and told["runs"][0]["step"] > step:
+                return told
+            time.sleep(0.01)
+        self.fail("no run has come so far")
+
+    def trace_of(self, name):
+        self.run_sluice("trace", "export", name, "--json", "trace.json")
+        records, = self.read_json("trace.json")["ranks"]
+        return records
+
+    def check_trace(self, answer, records):
+        """The bytes and waits of the step in the trace, which records each of them."""
+        step, = (step for step in records["steps"] if step["step"] == answer["step"])
+        inside = [record for record in records["records"] if record["step"] == answer["step"]]
+        for link, kind in (("storage_read", "read"), ("storage_write", "write"), ("copy_to_device", "copy to device"),
+                           ("copy_from_device", "copy to host")):
+            self.assertEqual(answer["links"][link]["bytes"], sum(record["size_bytes"] for record in inside if record["kind"] == kind), link)
+        waits_s = {}
+        for stall in records["stalls"]:
+            if step["begin_ns"] <= stall["begin_ns"] < step["end_ns"] and not stall["of_pass"] and stall["reason"] != "none":
+                waits_s[stall["reason"]] = waits_s.get(stall["reason"], 0) + 1e-9 * (stall["end_ns"] - stall["begin_ns"])
+        self.assertEqual(set(answer["waits_s"]), set(waits_s))
+        for reason, wait_s in waits_s.items():
+            self.assertAlmostEqual(answer["waits_s"][reason], wait_s, places=8, msg=reason)
+        self.assertEqual(answer["waits_most_for"], max(answer["waits_s"], key=answer["waits_s"].get))
+
+class Top(StatusPages, CliCase):
+    def test_it_agrees_with_the_run_and_its_trace(self):
+        values = {**ON_NVME, "optimizer.overlap": "serial"}
+        process = self.start(values, "--json", "run.json", "--trace", "run.trace")
+        answers = [self.ask_behind(0)["runs"][0]]
+        while len(answers) < 10:
+            answers.append(self.ask_behind(answers[-1]["step"])["runs"][0])
+        self.assertEqual(self.pages(), [str(process.pid)])
+        self.assertEqual(os.stat(self.path("runtime", "sluice", str(process.pid))).st_mode & 0o777, 0o600)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(RUN_TIMEOUT_S), 130)
+        self.assertEqual(self.pages(), [], "a run that ends takes its page with it")
+        steps = {step["step"]: step for step in self.read_json("run.json")["steps"]}
+        records = self.trace_of("run.trace")
+        self.assertEqual(len({answer["step"] for answer in answers}), 10)
+        for answer in answers:
+            self.assertEqual((answer["pid"], answer["rank"], answer["ranks"], answer["phase"]), (process.pid, 0, 1, "training"))
+            step = steps[answer["step"]]
+            for key in ("loss", "gradient_norm", "time_s", "tokens", "compute_s", "exposed_io_s", "exposed_optimizer_s", "other_s",
+                        "gathered_bytes", "reduced_bytes"):
+                self.assertEqual(answer[key], step[key], key)
+            self.assertAlmostEqual(answer["tokens_per_s"], step["tokens"] / step["time_s"], places=6)
+            self.assertEqual(answer["links"]["storage_read"]["bytes"], step["nvme_read_bytes"])
+            self.assertEqual(answer["links"]["storage_write"]["bytes"], step["nvme_write_bytes"])
+            self.check_trace(answer, records)
+            # 2 layers of width 64 with a vocabulary of 256 and a context of 32: multiply-adds twice, three passes.
+            flops = 6 * (2 * 12 * 64 * 64 + 64 * 256 + 2 * 64 * 32)
+            self.assertAlmostEqual(answer["flops_per_s"] / (flops * answer["tokens_per_s"]), 1, places=9)
+
+    def test_a_killed_run_is_said_to_be_gone(self):
+        process = self.start()
+        step = self.ask_behind(2)["runs"][0]["step"]
+        process.kill()
+        process.wait(RUN_TIMEOUT_S)
+        self.assertEqual(self.pages(), [str(process.pid)])
+        told = self.run_sluice("top").stdout
+        said = re.fullmatch(rf"process {process.pid} is gone: killed or crashed behind step (\d+) of 1000000\n", told)
+        self.assertTrue(said, told)
+        self.assertGreaterEqual(int(said.group(1)), step)
+        self.assertEqual(self.pages(), [])
+        self.assertEqual(self.run_sluice("top").stdout, f"no run has a status page in {self.path('runtime', 'sluice')}\n")
+
+    def test_off_and_nowhere(self):
+        self.start({"run.status": "off"}, "--csv", "off.csv")
+        self.wait_for_rows("off.csv")
+        self.assertEqual(self.pages(), [])
+        del self.runtime["XDG_RUNTIME_DIR"]
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+        self.assertIn("XDG_RUNTIME_DIR is not set", self.run_sluice("top", expect=2).stderr)
+        self.assertEqual(len(self.train()["steps"]), 3)
+        self.runtime["XDG_RUNTIME_DIR"] = self.path("text.txt")
+        done = self.run_sluice("train", self.write_config(), "--steps", 1)
+        self.assertIn("cannot make the folder of the status page", done.stdout)
+        self.assertIn('set run.status to "off"', done.stdout)
+
+    def wait_for_rows(self, name):
+        end = time.monotonic() + RUN_TIMEOUT_S
+        while not os.path.exists(self.path(name)) or os.path.getsize(self.path(name)) < 1000:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+
+    def test_prometheus(self):
+        process = self.start(ON_NVME)
+        self.ask_behind(1)
+        text = self.run_sluice("top", "--prometheus").stdout
+        names = set()
+        for line in text.splitlines():
+            if line.startswith("#"):
+                self.assertRegex(line, r"^# (HELP sluice_[a-z_]+ .+|TYPE sluice_[a-z_]+ gauge)$")
+                continue
+            sample = re.fullmatch(r'(sluice_[a-z_]+)\{pid="(\d+)",rank="0"(,(part|link|tier)="[a-z_]+")?\} (\S+)', line)
+            self.assertTrue(sample, line)
+            self.assertEqual(int(sample.group(2)), process.pid)
+            float(sample.group(5))
+            names.add(sample.group(1))
+        self.assertEqual(names, {"sluice_" + name for name in ("step", "loss", "tokens_per_second", "flops_per_second", "step_seconds", "link_bytes",
+                                                               "memory_bytes", "age_seconds")})
+        self.assertIn("excludes", self.run_sluice("top", "--json", "--prometheus", expect=2).stderr)
+
+    def test_a_terminal_of_any_size(self):
+        process = self.start()
+        self.ask_behind(0)
+        for columns in (20, 80):
+            seen = self.watch(columns)
+            self.assertIn(f"process {process.pid}: training"[:columns], seen)
+            rows = seen.split("\x1b[H\x1b[2J")[1].split("\r\n")
+            self.assertLessEqual(max(map(len, rows)), columns)
+            self.assertLess(len(rows), 25)
+
+    def watch(self, columns):
+        """The terminal's contents when `top` has been ended by Ctrl-C after its first screen."""
+        script = f"""import os, pty, sys, fcntl, termios, struct, signal
+pid, main = pty.fork()
+if pid == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, {columns}, 0, 0))
+    os.execv(sys.argv[1], ["sluice", "top"])
+seen = b""
+while b"device" not in seen:
+    seen += os.read(main, 4096)
+os.kill(pid, signal.SIGINT)
+status = os.waitpid(pid, 0)[1]
+sys.stdout.buffer.write(seen)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+        done = subprocess.run(["python3", "-c", script, self.binary], env=self.environment(), capture_output=True, timeout=RUN_TIMEOUT_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.decode()
+
+
+class TopOfRanks(StatusPages, RanksTest):
+    def test_every_rank_has_a_page(self):
+        values = {"placement.optimizer": "nvme", "run.threads": 1, "sharding.stage": 2, "optimizer.overlap": "serial"}
+        with subprocess.Popen([*self.mpirun(2), *self.command("train", self.write_config(values), "--steps", 1000000, "--quiet", "--trace", "run.trace")],
+                              cwd=self.folder, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            answers = {}
+            while len(answers) < 10:
+                self.assertIsNone(process.poll(), "the run has ended by itself")
+                runs = self.ask()["runs"]
+                if len(runs) == 2 and runs[1]["step"] > 1:
+                    answers.update({(run["rank"], run["step"]): run for run in runs})
+            self.assertEqual({rank for rank, _ in answers}, {0, 1})
+            self.assertEqual(len({run["pid"] for run in answers.values()}), 2)
+            os.kill(answers[min(answers)]["pid"], signal.SIGINT)
+            process.wait(RUN_TIMEOUT_S)
+        self.assertEqual(self.pages(), [])
+        traces = [self.trace_of("run.trace"), self.trace_of("run.trace.rank1")]
+        for (rank, _), run in answers.items():
+            self.assertEqual(run["ranks"], 2)
+            self.assertGreater(run["reduced_bytes"], 0)
+            self.check_trace(run, traces[rank])

@@ -1,0 +1,222 @@
+// The status page: what a reader gets from a writer that lives, has gone, or was stopped in the
+// middle of it, and what it refuses.
+#include "tools/report/status_page.h"
+
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <sluice/error.h>
+#include "tests/support/temp_directory.h"
+#include "tools/report/status_text.h"
+
+namespace sluice {
+namespace {
+
+class StatusPageTest : public testing::Test {
+ protected:
+  std::string own_path() const { return folder_ + "/" + std::to_string(::getpid()); }
+
+  // The only page there is.
+  FoundPage found() const {
+    const std::vector<FoundPage> pages = read_status_pages(folder_);
+    EXPECT_EQ(pages.size(), 1u);
+    return pages.empty() ? FoundPage{} : pages.front();
+  }
+
+  // A page that a process made which has been killed since. Returns its number.
+  std::string leave_a_page(std::uint64_t step) const {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      StatusPage page(folder_);
+      RunStatus status{};
+      status.step = step;
+      page.write(status);
+      ::kill(::getpid(), SIGKILL);
+    }
+    int state = 0;
+    ::waitpid(child, &state, 0);
+    EXPECT_TRUE(WIFSIGNALED(state));
+    return std::to_string(child);
+  }
+
+  // Changes bytes of a page where it lies.
+  void change(const std::string& name, off_t at, const std::string& bytes) const {
+    const int file = ::open((folder_ + "/" + name).c_str(), O_RDWR);
+    EXPECT_EQ(::pwrite(file, bytes.data(), bytes.size(), at), static_cast<ssize_t>(bytes.size()));
+    ::close(file);
+  }
+
+  test::TempDirectory temp_;
+  const std::string folder_ = temp_.file("sluice");
+};
+
+constexpr off_t kFormatAt = 8;
+constexpr off_t kSequenceAt = 16;
+constexpr off_t kStatusAt = 32;
+
+TEST_F(StatusPageTest, IsReadWhileItsWriterLives) {
+  {
+    StatusPage page(folder_);
+    RunStatus status{};
+    status.phase = RunPhase::kTraining;
+    status.step = 7;
+    status.loss = 2.5;
+    page.write(status);
+    struct stat info {};
+    ASSERT_EQ(::stat(own_path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, 0600u);
+    const FoundPage read = found();
+    EXPECT_TRUE(read.is_alive);
+    ASSERT_TRUE(read.status) << read.problem;
+    EXPECT_EQ(read.status->pid, static_cast<std::uint32_t>(::getpid()));
+    EXPECT_EQ(read.status->step, 7u);
+    EXPECT_EQ(read.status->loss, 2.5);
+    EXPECT_LE(read.status->started_unix_ns, read.status->updated_unix_ns);
+    EXPECT_EQ(found().status->step, 7u) << "reading removes nothing";
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(StatusPageTest, OfAKilledProcessIsShownOnceAndRemoved) {
+  const std::string name = leave_a_page(3);
+  const FoundPage read = found();
+  EXPECT_EQ(read.name, name);
+  EXPECT_FALSE(read.is_alive);
+  ASSERT_TRUE(read.status) << read.problem;
+  EXPECT_EQ(read.status->step, 3u);
+  EXPECT_TRUE(read_status_pages(folder_).empty());
+}
+
+TEST_F(StatusPageTest, TornIsNamed) {
+  StatusPage page(folder_);
+  change(std::to_string(::getpid()), kSequenceAt, "\x01");
+  EXPECT_EQ(found().problem, "is torn: its writer has stopped in the middle of it");
+  EXPECT_FALSE(found().status);
+}
+
+TEST_F(StatusPageTest, DamagedIsNamed) {
+  StatusPage page(folder_);
+  change(std::to_string(::getpid()), kStatusAt + 100, "x");
+  EXPECT_EQ(found().problem, "is damaged: its checksum is wrong");
+}
+
+TEST_F(StatusPageTest, ForeignIsNamedAndLeft) {
+  const auto problem_of = [&](const std::string& name, const auto& spoil) {
+    const std::string left = name.empty() ? leave_a_page(1) : name;
+    spoil(folder_ + "/" + left);
+    const std::string problem = found().problem;
+    EXPECT_TRUE(std::filesystem::remove(folder_ + "/" + left)) << "was removed: " << problem;
+    return problem;
+  };
+  EXPECT_EQ(
+      problem_of("",
+                 [&](const std::string& path) { change(path.substr(folder_.size() + 1), 0, "X"); }),
+      "is not a status page");
+  EXPECT_EQ(problem_of("",
+                       [&](const std::string& path) {
+                         change(path.substr(folder_.size() + 1), kFormatAt, "\x09");
+                       }),
+            "is of another version of Sluice (format 9, version 100)");
+  EXPECT_EQ(problem_of("", [](const std::string& path) { ::chmod(path.c_str(), 0644); }),
+            "is open to others (mode 644)");
+  EXPECT_EQ(problem_of("", [](const std::string& path) { ::truncate(path.c_str(), 100); }),
+            "has 100 bytes instead of 4096");
+  EXPECT_EQ(problem_of("123",
+                       [](const std::string& path) {
+                         std::filesystem::create_symlink("/etc/passwd", path);
+                       }),
+            "is a symbolic link");
+  EXPECT_EQ(problem_of("124", [](const std::string& path) { ::mkfifo(path.c_str(), 0600); }),
+            "is not a regular file");
+  if (::geteuid() == 0) {
+    EXPECT_EQ(problem_of("", [](const std::string& path) { ::chown(path.c_str(), 65534, 65534); }),
+              "belongs to user 65534");
+  }
+}
+
+TEST_F(StatusPageTest, OfAnotherNumberIsNotTrusted) {
+  StatusPage page(folder_);
+  const std::string other = folder_ + "/1";
+  std::filesystem::copy_file(own_path(), other);
+  ::chmod(other.c_str(), 0600);
+  const std::vector<FoundPage> pages = read_status_pages(folder_);
+  ASSERT_EQ(pages.size(), 2u);
+  EXPECT_EQ(pages[0].problem, "says that it is of process " + std::to_string(::getpid()));
+}
+
+TEST_F(StatusPageTest, OtherFilesAreLeft) {
+  std::filesystem::create_directory(folder_);
+  std::ofstream(folder_ + "/notes") << "text";
+  std::ofstream(folder_ + "/12.new") << "text";
+  EXPECT_TRUE(read_status_pages(folder_).empty());
+  EXPECT_TRUE(read_status_pages(folder_ + "/gone").empty());
+}
+
+TEST_F(StatusPageTest, ReplacesADeadOneOfItsNumber) {
+  std::filesystem::create_directory(folder_);
+  std::ofstream(own_path()) << "left by a process of this number";
+  const StatusPage page(folder_);
+  EXPECT_TRUE(found().status);
+}
+
+TEST_F(StatusPageTest, WithoutAFolderIsNone) {
+  StatusPage page("");
+  EXPECT_FALSE(page.is_there());
+  page.write({});
+  std::ofstream(temp_.file("file")) << "text";
+  EXPECT_THROW(StatusPage(temp_.file("file")), Error);
+  EXPECT_THROW(StatusPage(temp_.file("no/such/folder")), Error);
+}
+
+// Every status that is read is one that was written: its two numbers belong together.
+TEST_F(StatusPageTest, IsNeverReadHalfWritten) {
+  StatusPage page(folder_);
+  std::atomic<bool> is_ended{false};
+  std::thread writer([&] {
+    for (std::uint64_t step = 1; !is_ended; ++step) {
+      RunStatus status{};
+      status.step = step;
+      status.tiers[kTiers - 1].in_use_bytes = step;  // at the other end
+      page.write(status);
+    }
+  });
+  // A writer that is held up gets time to begin.
+  std::uint64_t last = 0;
+  for (int i = 0; i < 300 || (last == 0 && i < 30000); ++i) {
+    const FoundPage read = found();
+    if (!read.status) continue;  // the writer was held up for long: said so, not trusted
+    EXPECT_EQ(read.status->step, read.status->tiers[kTiers - 1].in_use_bytes);
+    EXPECT_GE(read.status->step, last);
+    last = read.status->step;
+  }
+  is_ended = true;
+  writer.join();
+  EXPECT_GT(last, 0u);
+}
+
+TEST(StatusText, SaysWhatIsGoneOrWrong) {
+  FoundPage gone;
+  gone.name = "12";
+  gone.status = RunStatus{};
+  gone.status->step = 4;
+  gone.status->steps = 9;
+  FoundPage wrong;
+  wrong.name = "13";
+  wrong.problem = "is torn";
+  const std::vector<FoundPage> pages{gone, wrong};
+  EXPECT_EQ(status_view(pages, 0),
+            "process 12 is gone: killed or crashed behind step 4 of 9\npage 13: is torn\n");
+}
+
+}  // namespace
+}  // namespace sluice

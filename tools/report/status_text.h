@@ -1,0 +1,20 @@
+// Status pages (status_page.h) as `sluice top` shows them: for people, as JSON, and as text for
+// Prometheus. Pure, any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tools/report/status_page.h"
+
+namespace sluice {
+
+// `now_unix_ns`: the time that ages count to.
+std::string status_view(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
+// {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
+std::string status_json(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
+// The text format 0.0.4. Processes that are gone are left out.
+std::string status_prometheus(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
+
+}  // namespace sluice
