@@ -90,6 +90,7 @@ TEST_F(SaveFailure, ADriveThatDoesNotSync) {
       const std::string message =
           expect_error(ErrorCode::kIo, [&] { (void)engine_.save(root_, {}); });
       EXPECT_NE(message.find(root_), std::string::npos) << message;
+      EXPECT_NE(message.find(".safetensors"), std::string::npos) << message;
       EXPECT_NE(message.find("Input/output error"), std::string::npos) << message;
     });
   });

@@ -1,13 +1,18 @@
 // Computation that leaves its schedule: units left out, used again, out of order, steps that end
 // early. Each costs a wait; the bits are those of the oracle, which does the same in plain arrays.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <random>
+#include <string_view>
+#include <thread>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/plan/layout.h"
+#include "engine/run/task_thread.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/expect_error.h"
@@ -306,6 +311,33 @@ TEST_F(ScheduleChangeTest, WhatDoesNotFitBesideTheLeasesIsRefused) {
   ASSERT_NE(begin, std::string::npos) << message;
   const std::uint64_t smallest = std::stoull(message.substr(begin + 28)) << 10;
   EXPECT_TRUE(train(smallest, /*is_tight=*/true) == train(1_MiB, /*is_tight=*/false));
+}
+
+// Units that are used forward once more behind their last gradient: copies to the device and the
+// worker take so long that tentative updates find their blocks in slots that are being copied. They
+// wait.
+TEST_F(ScheduleChangeTest, AnUpdateWaitsForTheCopyOfItsSlot) {
+  config_.optimizer.overlap = OverlapPolicy::kSpeculative;
+  config_.optimizer.clip_norm = 1e9;
+  config_.memory.host_bytes = 16_MiB;
+  config_.storage.block_elements = 4096;
+  const ToyOptions options{.steps = 3, .change = [](std::uint64_t, ToyUses& uses) {
+                             for (const std::uint32_t unit : {5u, 4u, 3u, 2u, 1u, 5u, 4u})
+                               uses.push_back({UnitId{unit}, Pass::kForward, kExtra + unit});
+                           }};
+  const auto device =
+      make_host_device({.memory_bytes = 300_KiB, .copy_bytes_per_second = 4'000'000});
+  const ModelSpec model = toy_model();
+  Engine engine(config_, model, *device);
+  TaskThread::set_before_task([] {
+    char name[16] = {};
+    (void)::pthread_getname_np(::pthread_self(), name, sizeof name);
+    if (std::string_view(name) == "sluice-work")
+      std::this_thread::sleep_for(std::chrono::milliseconds(4));
+  });
+  const ToyResult result = run_toy(engine, model, *device, config_, options);
+  TaskThread::set_before_task(nullptr);
+  EXPECT_TRUE(same_training(result, toy_oracle(config_, options)));
 }
 
 // An inference may go its own way too.
