@@ -1,4 +1,4 @@
-// The frame of every call of the C interface: turns exceptions into a status and a message, and
+// The frame of every call of the C interface. Turns exceptions into a status and a message, and
 // lets only one thread at a time, of one process, use a handle.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Handle {
   bool is_mine() const { return owner == getpid(); }
 };
 
-// Sets the calling thread's message; returns `status`.
+// Sets the error message of the calling thread, and returns `status`.
 sluice_status set_error(sluice_status status, const char* message) noexcept;
 const char* last_error_text() noexcept;
 
@@ -52,9 +52,9 @@ sluice_status guarded(const Call& call) noexcept {
   }
 }
 
-// The same for the call `name` of `handle`, which no other thread may be in and no other process
-// may make. For another process's handle only the owner is checked: its threads and its pools are
-// not in this process.
+// Runs the call `name` on `handle` and turns its exception into a status. Refuses the call if
+// another thread is inside a call on `handle`, or if another process made `handle`. Then nothing
+// but the owner is checked, because the threads and pools of the handle are not in this process.
 template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())

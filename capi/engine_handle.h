@@ -1,4 +1,4 @@
-// The engine behind the C interface, with objects that C cannot own: the step and the leases.
+// The engine behind the C interface, with the objects that C cannot own: the step and the leases.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct sluice_engine : sluice::Handle {
     inference.reset();
   }
 
-  // In the form that the engine needs. `values` and `context` must outlive it.
+  // Wraps a C callback in the function that the engine needs. `values` and `context` must outlive
+  // the result.
   static sluice::InitialValues initial_values(sluice_values values, void* context) {
     return [values, context](const sluice::TensorPlace& tensor, std::uint64_t first,
                              std::span<float> target) {
@@ -40,8 +41,8 @@ struct sluice_engine : sluice::Handle {
   std::map<std::uint64_t, sluice::Lease> leases;
   std::uint64_t next_lease_id = 1;
   std::deque<std::string> notes;
-  std::string note;         // the last one returned
-  std::string application;  // of the checkpoint that was restored, or the commit that was opened
-  std::optional<std::string> next_application;  // for the commits from here on
-  std::string saved_path;                       // of the last saved checkpoint
+  std::string note;         // the last note returned
+  std::string application;  // text of the checkpoint or commit that was opened
+  std::optional<std::string> next_application;  // text for the next commits
+  std::string saved_path;                       // the last saved checkpoint
 };

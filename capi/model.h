@@ -1,4 +1,4 @@
-// Converts the C interface's description of a model to the engine's, and back. Pure.
+// Converts the C interface's description of a model to the engine's description, and back. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// Fails with: kInvalidArgument for a null pointer where values are needed, with the place. The
-// engine checks the model itself; its checks are not repeated here.
+// Fails with: kInvalidArgument for a null pointer where values are needed; the message names the
+// place. Does not repeat the engine's own checks of the model.
 ModelSpec model_from_c(const sluice_model& model);
 
 // Fails with: kInvalidArgument for a unit that does not exist.

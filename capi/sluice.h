@@ -1,22 +1,24 @@
-// Sluice's interface in C: an engine that keeps a model's parameters and optimizer state in device
-// memory, host memory and on NVMe, brings each unit to computation just before it is used, and
-// updates all of it once per step. For bindings to other languages and for programs in C. The C++
-// interface (<sluice/engine.h>) has the longer explanations, and the same order of calls:
+// Sluice's interface in C, for C programs and for bindings to other languages. The engine keeps a
+// model's parameters and optimizer state in device memory, host memory and on NVMe. The engine
+// brings each unit to the device just before computation needs the unit, and updates the whole
+// model once per step. The C++ interface (<sluice/engine.h>) has longer explanations. Both
+// interfaces have the same order of calls:
 //
 //   sluice_engine_create, sluice_initialize,
 //   per step: sluice_begin_step, sluice_acquire and sluice_release for each use of a unit,
 //             sluice_finish_step,
 //   sluice_close, sluice_engine_destroy.
 //
-// Computation runs on the calling thread, over host memory: from the return of sluice_acquire to
-// sluice_release it may read the parameters and write the gradients.
+// Computation runs on the calling thread, over host memory. Between the return of sluice_acquire
+// and the call of sluice_release, computation may read the parameters and write the gradients.
 //
-// Threads: one thread at a time per engine, not always the same one. A call during another call of
-// the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are independent.
+// Threads: only one thread at a time may call an engine, but the thread may change. A call during
+// another call of the same engine is refused with SLUICE_INVALID_ARGUMENT. Different engines are
+// independent.
 // Processes: an engine belongs to the process that made it. In a forked child every call is refused
 // with SLUICE_FORKED, and sluice_engine_destroy does nothing.
-// Errors: every call returns SLUICE_OK or a status for its failure, and sluice_last_error()
-// describes it. A wrong argument, including a null pointer, is refused and changes nothing. These
+// Errors: every call returns SLUICE_OK or the status of a failure; sluice_last_error() describes
+// the failure. A wrong argument, including a null pointer, is refused and changes nothing. These
 // checks cannot find invalid memory, such as an engine that has been destroyed.
 #pragma once
 
@@ -26,7 +28,7 @@
 extern "C" {
 #endif
 
-// Grows with every change of this file except additions at its end.
+// Increases with every change of this file, except additions at the end of the file.
 #define SLUICE_ABI_VERSION 1
 
 typedef enum sluice_status {
@@ -45,7 +47,7 @@ typedef enum sluice_status {
   SLUICE_RANKS = 12,            // another rank has failed or disagrees
   SLUICE_POISONED = 13,         // an earlier failure left the engine between two steps
   SLUICE_FORKED = 14,           // the engine belongs to another process
-  SLUICE_CALLBACK = 15          // a function of the caller's did not return 0
+  SLUICE_CALLBACK = 15          // a function of the application did not return 0
 } sluice_status;
 
 typedef struct sluice_engine sluice_engine;
@@ -71,8 +73,9 @@ typedef struct sluice_model {
   uint32_t unit_count;
   // The most units that computation holds at the same time; at least 1.
   uint32_t concurrent_leases;
-  // The order in which one micro-batch uses units. Null: 0, 1, ... forward, and the reverse of it
-  // backward. A step in another order costs waits; the next step is then expected to go like it.
+  // The order in which one micro-batch uses units. Null means 0, 1, ... in forward and the reverse
+  // order in backward. A step in another order costs waits, and the engine expects the next step to
+  // have the new order.
   const uint32_t* forward_order;
   const uint32_t* backward_order;
   uint32_t forward_count;
@@ -94,9 +97,10 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // The sum of the micro-batches' gradients is divided by it; 0 = micro_batches, the mean.
+  // Divides the sum of the micro-batches' gradients; 0 = by micro_batches, which gives the mean.
   double gradient_divisor;
-  // Learning rates of the config's optimizer.groups, in their order; null = by their factors.
+  // One learning rate for each of the config's optimizer.groups, in the order of the config; null =
+  // learning_rate times the group's factor.
   const double* group_learning_rates;
   uint32_t group_count;
   uint32_t micro_batches;  // the expected number; at least 1
@@ -104,9 +108,9 @@ typedef struct sluice_step_options {
 
 // Values that are known only after the gradients have come.
 typedef struct sluice_finish_options {
-  double learning_rate;                // negative = as in sluice_begin_step
-  double gradient_divisor;             // 0 = likewise
-  const double* group_learning_rates;  // null = likewise
+  double learning_rate;                // negative = as in sluice_begin_step()
+  double gradient_divisor;             // 0 = as in sluice_begin_step()
+  const double* group_learning_rates;  // null = as in sluice_begin_step()
   uint32_t group_count;
   uint32_t reserved;  // 0
 } sluice_finish_options;
@@ -114,25 +118,25 @@ typedef struct sluice_finish_options {
 typedef struct sluice_step_report {
   uint64_t step;              // updates that the state has seen after this step
   double gradient_norm;       // before clipping; NaN in a skipped step
-  double clip_factor;         // the gradient was multiplied by it
+  double clip_factor;         // the factor that multiplied the gradient
   double loss_scale;          // the gradients' scale
   uint64_t nvme_read_bytes;   // since the previous report
   uint64_t nvme_write_bytes;  // likewise
-  int64_t stall_ns;           // computation waited for units and gradient slots
-  int64_t optimizer_ns;       // how long the call waited from the norm on
+  int64_t stall_ns;           // the time that computation waited for units and gradient slots
+  int64_t optimizer_ns;       // the time that the call waited after the norm was known
   uint32_t schedule_changes;  // how often units were not used as expected
-  int32_t is_skipped;         // not 0: a gradient was not finite, nothing was updated
+  int32_t is_skipped;         // not 0: a gradient was not finite, so nothing was updated
 } sluice_step_report;
 
 typedef struct sluice_lease {
-  const void* parameters;  // the unit's, of sluice_unit_info.parameter_bytes
+  const void* parameters;  // of the unit: sluice_unit_info.parameter_bytes
   void* gradients;         // zero at first; null except in backward of a trained unit
   uint64_t id;             // never 0; never reused
 } sluice_lease;
 
 typedef struct sluice_unit_info {
   uint64_t parameter_bytes;  // with padding
-  uint64_t gradient_bytes;   // likewise; 0 if frozen
+  uint64_t gradient_bytes;   // with padding; 0 if the unit is frozen
   uint32_t first_tensor;
   uint32_t tensor_count;
 } sluice_unit_info;
@@ -156,91 +160,97 @@ typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, flo
 
 uint32_t sluice_abi_version(void);
 const char* sluice_version(void);
-// The message of the calling thread's last failed call; empty before. Valid until its next failed
-// call.
+// The message of the calling thread's last failed call; empty before the first failure. Valid until
+// the thread's next failed call.
 const char* sluice_last_error(void);
 
 // `config_json` is the text of a config file (docs/configuration.md); only the engine's part is
-// read. Host memory, as much as memory.device says, stands for a device's.
+// read. The device is host memory of the size that memory.device gives.
 sluice_status sluice_engine_create(const char* config_json, const sluice_model* model,
                                    sluice_engine** engine);
-// Ends work under way without an update. An engine that was not closed may not finish the update of
-// its last step; sluice_last_error() then has that update's failure. Null does nothing.
+// Ends an active step without an update. If sluice_close() was not called, the update of the last
+// step may stay unfinished; sluice_last_error() then describes the update's failure. Null does
+// nothing.
 void sluice_engine_destroy(sluice_engine* engine);
 
-// Sets the fp32 master weights, with zero moments. Once, before the first step.
+// Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step. A
+// call after a successful call is refused.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
-// Waits for every update, and reports an update's failure. The last call except destroy.
+// Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
 // Returns when every update under way has been applied and its state is at home.
 sluice_status sluice_drain(sluice_engine* engine);
 
 sluice_status sluice_begin_step(sluice_engine* engine, const sluice_step_options* options);
-// Waits for gradients and norm, and starts the update. `options` may be null. After a failure the
-// step is over; only after SLUICE_INVALID_ARGUMENT it continues.
+// Waits for the gradients and their norm, and starts the update. `options` may be null. A failure
+// ends the step, unless the status is SLUICE_INVALID_ARGUMENT.
 sluice_status sluice_finish_step(sluice_engine* engine, const sluice_finish_options* options,
                                  sluice_step_report* report);
-// Ends the step without an update, and every lease with it.
+// Ends the step without an update, and ends every lease.
 sluice_status sluice_abandon_step(sluice_engine* engine);
-// The factor for the loss in the step under way.
+// The factor by which the application multiplies the loss in the active step.
 sluice_status sluice_loss_scale(sluice_engine* engine, double* scale);
 sluice_status sluice_begin_inference(sluice_engine* engine);
 sluice_status sluice_end_inference(sluice_engine* engine);
 
-// Blocks until `unit` can be used. `pass` is a sluice_pass: in a step SLUICE_FORWARD or
-// SLUICE_BACKWARD, in an inference SLUICE_INFERENCE. Before use i of a step, the lease of use i -
+// Blocks until `unit` can be used. `pass` is a sluice_pass: SLUICE_FORWARD or SLUICE_BACKWARD in a
+// step, and SLUICE_INFERENCE in an inference. Before use i of a step, the lease of use i -
 // concurrent_leases has to have been released.
 sluice_status sluice_acquire(sluice_engine* engine, uint32_t unit, int32_t pass,
                              sluice_lease* lease);
-// From then on, the lease's memory belongs to the engine again.
+// After this call, the lease's memory belongs to the engine again.
 sluice_status sluice_release(sluice_engine* engine, uint64_t lease_id);
 
-// Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Not
-// while a step is active.
+// Copies `element_count` elements of a tensor's state to `target`; `kind` is a sluice_state. Must
+// not be called while a step is active.
 sluice_status sluice_read_state(sluice_engine* engine, uint32_t tensor, int32_t kind,
                                 uint64_t first, uint64_t element_count, void* target);
 sluice_status sluice_applied_step(sluice_engine* engine, uint64_t* step);
 sluice_status sluice_unit_describe(sluice_engine* engine, uint32_t unit, sluice_unit_info* info);
 sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
                                      sluice_tensor_info* info);
-// The bytes that one step of `micro_batches` moves to and from storage: exact under
-// optimizer.overlap "serial", otherwise a prediction.
+// The bytes that one step of `micro_batches` moves to and from storage. The result is exact under
+// optimizer.overlap "serial", and a prediction otherwise.
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
-// Lines for the user, about choices that the machine forced and about the last step: one line per
-// call, each line once, null when there are no more. Valid until the next call for the same engine.
+// Returns one line for the user, about a choice that the machine forced or about the last step.
+// Each line comes once; null when there are no more. Valid until the next call of this function for
+// the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
-// Writes all of the state as a checkpoint into a folder of its own below `root`; it appears whole
-// or not at all (docs/checkpoints.md). `keep` is how many stay there; 0 = all. `application` is a
-// text that is saved with it; null = none. Not while a step is active.
+// Writes all of the state as a checkpoint into a new folder below `root`. The folder appears whole
+// or not at all (docs/checkpoints.md). `keep` is the number of checkpoints that stay there; 0 =
+// all. `application` is a text that is saved with the checkpoint; null = none. Must not be called
+// while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
                           const char* application);
-// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(): training
-// continues with the bits that it would have had without a break.
+// Sets all of the state from the checkpoint `folder`, instead of sluice_initialize(). Training then
+// continues with the same bits as a run without a break.
 sluice_status sluice_restore(sluice_engine* engine, const char* folder);
-// With storage.state in the config (docs/durable.md), instead of sluice_initialize(): resumes from
-// the durable store's last commit (`*is_new` becomes 0), or makes the store from `values` (1).
-// `accepts_changes`: not 0 = even if numbers of the config differ from those of that commit.
+// Replaces sluice_initialize() if the config has storage.state (docs/durable.md). Resumes from the
+// durable store's last commit and sets `*is_new` to 0, or makes the store from `values` and sets
+// `*is_new` to 1. If `accepts_changes` is not 0, resumes even if numbers of the config differ from
+// the commit's numbers.
 sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values, void* context,
                                     int accepts_changes, int* is_new);
-// The text that commits keep, for the steps that finish from here on; at most 1 MiB, none at
+// Sets the text that commits keep, for steps that finish after this call. At most 1 MiB; empty at
 // first.
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
-// Commits the last step now. Not while a step is active.
+// Commits the last step now. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// The last step whose commit is durable; after sluice_engine_create(), the one that
-// sluice_open_or_create() continues from. `*has_one` is 0 where there is none, or no durable store.
+// The last step whose commit is durable. After sluice_engine_create(), this is the step from which
+// sluice_open_or_create() continues. `*has_one` is 0 if there is no such step, or no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
-// sluice_application_text(): the text saved with the checkpoint of sluice_restore() or the commit
-// of sluice_open_or_create(). sluice_saved_path(): the path of the checkpoint that sluice_save()
-// has written. Empty before. Valid until the next such call for the same engine.
+// sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
+// commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
+// that sluice_save() wrote. Both are empty before these calls, and valid until the next of these
+// calls for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
-// An optimizer for programs that keep parameters and gradients themselves: moments and exact fp32
-// masters live in host memory or on NVMe. Threads, processes and errors follow the same rules as
-// for an engine.
+// An optimizer for programs that keep parameters and gradients themselves. The optimizer keeps
+// moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
+// the same rules as for an engine.
 //
 //   sluice_optimizer_create,
 //   per step: sluice_optimizer_begin, sluice_optimizer_wait or sluice_optimizer_wait_all,
@@ -257,12 +267,12 @@ typedef struct sluice_optimizer_tensor {
 } sluice_optimizer_tensor;
 
 // One step of one tensor. Parameter and gradient are contiguous, and belong to the optimizer until
-// sluice_optimizer_wait() of the tensor has returned. An optimizer reads only its own
-// hyperparameters.
+// sluice_optimizer_wait() of the tensor has returned. An optimizer ignores the hyperparameters that
+// it does not have.
 typedef struct sluice_update {
   void* parameter;
   const void* gradient;
-  uint64_t step;  // of this tensor; steps count from 1
+  uint64_t step;  // the tensor's step; the first step is 1
   double learning_rate;
   double beta1;
   double beta2;
@@ -275,17 +285,17 @@ typedef struct sluice_update {
 } sluice_update;
 
 typedef struct sluice_optimizer_report {
-  // Since the optimizer was made.
+  // Counted since the optimizer was made.
   uint64_t nvme_read_bytes;
   uint64_t nvme_write_bytes;
   uint64_t updated_elements;
-  uint64_t adopted_elements;   // 16-bit values that the program had changed: they became masters
+  uint64_t adopted_elements;   // 16-bit values that the program changed; they became masters
   uint64_t non_finite_blocks;  // blocks with an infinity or a NaN after an update
-  // As planned.
+  // Planned sizes.
   uint64_t host_bytes;
   uint64_t nvme_bytes;
-  uint64_t pass_bytes;       // an update of every tensor reads, and writes, this much on storage
-  uint32_t pending_tensors;  // with an update under way
+  uint64_t pass_bytes;       // storage bytes read, and written, by an update of every tensor
+  uint32_t pending_tensors;  // tensors with an update under way
   uint32_t reserved;
 } sluice_optimizer_report;
 
@@ -295,39 +305,42 @@ sluice_status sluice_optimizer_create(const char* config_json,
                                       sluice_optimizer** optimizer);
 // Parameters whose update was not waited for may be partly updated. Null does nothing.
 void sluice_optimizer_destroy(sluice_optimizer* optimizer);
-// Starts updates, in this order, after those that are under way.
+// Starts `updates` in their order, after the updates that are under way.
 sluice_status sluice_optimizer_begin(sluice_optimizer* optimizer, const sluice_update* updates,
                                      uint32_t update_count);
-// Returns when the updates of `tensor` that have begun have written its parameter; with
-// SLUICE_ALL_TENSORS, those of all tensors.
+// Returns when all begun updates of `tensor` have written its parameter. With SLUICE_ALL_TENSORS,
+// waits for the updates of all tensors.
 #define SLUICE_ALL_TENSORS UINT32_MAX
 sluice_status sluice_optimizer_wait(sluice_optimizer* optimizer, uint32_t tensor);
-// Returns when all have, and their state is at home.
+// Returns when all begun updates have written their parameters, and the new state is at home.
 sluice_status sluice_optimizer_wait_all(sluice_optimizer* optimizer);
 // Copies or sets elements [first, first + element_count) of a tensor's state, as fp32; `kind` is a
-// sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and cannot be set; it
-// and SLUICE_MASTER exist only for 16-bit parameters.
+// sluice_state. SLUICE_PARAMETER is the parameter as the last update left it, and cannot be set.
+// SLUICE_PARAMETER and SLUICE_MASTER exist only for 16-bit parameters, and are otherwise refused.
 sluice_status sluice_optimizer_read(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                     uint64_t first, uint64_t element_count, float* target);
 sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tensor, int32_t kind,
                                      uint64_t first, uint64_t element_count, const float* source);
 sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
                                         sluice_optimizer_report* report);
-// A line for the user about a choice that this machine forced, or a tensor that is no longer
-// finite: each once, null when there are no more. Valid until the next call for the same optimizer.
+// Returns a line for the user about a choice that this machine forced, or about a tensor that is no
+// longer finite. Each line comes once; null when there are no more. Valid until the next call of
+// this function for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
-// Whether `text` is a DeepSpeed config: its keys are DeepSpeed's, and none belongs only to Sluice.
+// Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
+// belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
-// Turns a DeepSpeed config (docs/deepspeed.md) into one of Sluice, for one process on the host.
-// `file_name` is its name in messages. `values_json` gives the values for "auto", by the names of
-// the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = none. `report` is
-// JSON as from `sluice config import --json`, with the config; valid until the thread's next one.
-// Fails with SLUICE_CONFIG, naming all that is refused.
+// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for one process on the host.
+// Messages call the DeepSpeed config `file_name`. `values_json` gives the values for "auto", under
+// the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = none.
+// `report` is the JSON of `sluice config import --json`, with the config; valid until the thread's
+// next call of this function. Fails with SLUICE_CONFIG; the message names everything that is
+// refused.
 sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
                                       const char* values_json, const char** report);
-// The learning rates of updates [first, first + count) by the config's optimizer.schedule; updates
-// count from 0.
+// The learning rates of updates [first, first + count) under the config's optimizer.schedule. The
+// first update is update 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
 // The plan of a run on this machine, without an engine: the pools of each tier, their sums, and the
