@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// The ranks' collectives outlive the engine, so their knowledge of it has to be taken back.
+// The ranks' collectives outlive the engine, so they must drop what refers to the engine.
 struct RanksHold {
   explicit RanksHold(Ranks& held) : ranks(held) {}
   RanksHold(const RanksHold&) = delete;
@@ -31,8 +31,8 @@ struct RanksHold {
   Ranks& ranks;
 };
 
-// Built from top to bottom and destroyed from bottom to top, so that running parts still find the
-// ones that they use.
+// Built from top to bottom and destroyed from bottom to top, so that running parts can still use
+// the parts above them.
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
@@ -46,7 +46,7 @@ struct Engine::Parts {
   StateDescription description() const {
     return describe_state(model, config.precision.parameters, config.optimizer.kind);
   }
-  // Gives the state its values, and a durable store the first commit of them.
+  // Gives the state its values, and makes a durable store's first commit of these values.
   void fill(StateSource& source, const std::string& application, const char* call);
   // Continues from the last commit of a durable store.
   void open_store();

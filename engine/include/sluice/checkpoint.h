@@ -1,7 +1,7 @@
-// Checkpoints: all of a training's state in a folder of safetensors files with a manifest, to
-// continue elsewhere: with other placements and budgets, at another number of ranks, or in other
-// programs (docs/checkpoints.md). Engine::save() writes one; open_checkpoint() returns the source
-// for Engine::restore().
+// A checkpoint holds the whole state of a training in a folder of safetensors files with a
+// manifest. Training can continue from it with other placements and budgets, at another number of
+// ranks, or in another program (docs/checkpoints.md). Engine::save() writes a checkpoint, and
+// open_checkpoint() returns the source for Engine::restore().
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,17 @@
 namespace sluice {
 
 struct SaveOptions {
-  // This rank's own data to continue with, as UTF-8: its position in the data, random state.
+  // The data that this rank needs to continue, as UTF-8, such as its position in the training data.
   std::string application = {};
-  // How many checkpoints stay in the folder, including this one; 0 = all. More leave more to fall
-  // back to; fewer take less space.
+  // How many checkpoints stay in the folder, including the new one; 0 = all. Older checkpoints take
+  // space, but a run can fall back to them.
   std::uint32_t keep = 0;
-  // A file exceeds this only for a single tensor that is larger.
+  // The largest size of a file. Only a single larger tensor makes a larger file.
   std::uint64_t file_bytes_max = 5'000'000'000;
-  // Numbers for the reader, beside those of the config; nothing depends on them. Rank 0's are used.
+  // Numbers for human readers, in addition to the config's numbers; nothing depends on them. The
+  // numbers of rank 0 are used.
   std::map<std::string, double> hyperparameters = {};
-  // Further files of the folder, by name. Rank 0's are used.
+  // Further files of the folder, by name. The files of rank 0 are used.
   std::map<std::string, std::string> files = {};
 };
 
@@ -46,9 +47,9 @@ struct OpenCheckpoint {
   std::vector<std::string> application;  // from each rank that saved the checkpoint
 };
 
-// Opens a saved checkpoint. `folder` is the checkpoint's own, such as "latest" below the root of
-// all. Checks the manifest, and every file's length and header; each range is compared with its
-// checksum when it is read.
+// Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the
+// root of all checkpoints. Checks the manifest, and every file's length and header; each range is
+// compared with its checksum when it is read.
 // Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
 OpenCheckpoint open_checkpoint(const std::string& folder,
                                CheckpointPrecision precision = CheckpointPrecision::kAsSaved);

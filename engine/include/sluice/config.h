@@ -22,10 +22,10 @@ std::string_view name_of(TierChoice tier);
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
 std::string_view name_of(IoBackend backend);
 
-// The blocks that carry a checksum, which every read of them is compared with.
+// The blocks that carry a checksum. Every read of such a block is compared with its checksum.
 enum class Verify : std::uint8_t {
   kFull,
-  kSample,  // one in eight; after every update other blocks
+  kSample,  // one in eight; other blocks after every update
   kOff,
 };
 std::string_view name_of(Verify verify);
@@ -39,19 +39,19 @@ enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative
 
 std::string_view name_of(OverlapPolicy policy);
 
-// How the micro-batches of a step go through the units. Horizontal: each runs forward and backward
-// in turn, so only one batch's activations exist at a time, but parameters are fetched for every
-// one. Vertical: all of them go through a unit before the next unit, so parameters are fetched once
-// for all, but activations at the units' boundaries exist for all. Gradients are added in order of
-// use. That order, and so the bits, are the same unless backward uses a unit more than once (tied
-// weights).
+// How the micro-batches of a step go through the units. Horizontal: each micro-batch runs forward
+// and backward before the next one begins. So only one batch's activations exist at a time, but
+// parameters are fetched for every micro-batch. Vertical: all micro-batches go through a unit
+// before the next unit. So parameters are fetched once, but the activations of all micro-batches at
+// the units' boundaries exist together. Gradients are added in the order of use. Both orders give
+// the same bits, unless backward uses a unit more than once (tied weights).
 enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
 std::string_view name_of(MicroBatchOrder order);
 
-// Where the values that forward leaves for backward are kept. Under all but kKeep the engine keeps
-// what crosses from one use of a unit to the next (engine/plan/activation_plan.h), and the
-// application computes the rest again in backward.
+// Where the values that forward leaves for backward are kept. With kKeep the application keeps all
+// of them. Otherwise the engine keeps the values that pass from one use of a unit to the next
+// (engine/plan/activation_plan.h), and the application computes the rest again in backward.
 enum class ActivationHome : std::uint8_t {
   kKeep,       // by the application, all of it
   kRecompute,  // by the engine, in device memory
@@ -62,21 +62,23 @@ enum class ActivationHome : std::uint8_t {
 std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
-// gradient of it, by Step::loss_scale(); the engine divides the gradients again. With a dynamic
-// scale, a step whose gradients overflow is skipped, whatever `non_finite` says.
+// gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
+// factor. With a dynamic scale, a step whose gradients overflow is skipped, whatever `non_finite`
+// says.
 struct LossScaleOptions {
   // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
   std::uint32_t initial_scale_power = 16;  // starts at two to the power of this; 0..32
-  // Steps without overflow before the scale doubles. If small, more steps are lost by trying; if
-  // large, small gradients are lost for longer.
+  // Steps without overflow before the scale doubles. A small window loses more steps to overflows.
+  // A large window stays longer at a low scale, which loses small gradients.
   std::uint32_t window = 1000;
   // Overflows before the scale is halved, including the last one. At least 1.
   std::uint32_t hysteresis = 2;
-  // With true, the next step without an overflow forgets earlier ones; otherwise only a doubling of
-  // the scale does.
+  // With true, every step without an overflow resets the count of overflows. Otherwise only a
+  // doubling of the scale resets the count.
   bool consecutive_hysteresis = false;
-  // The scale is not halved below this; an overflow there ends the run. 0 = no bound.
+  // The scale never goes below this minimum, and an overflow at the minimum ends the run. 0 = no
+  // minimum.
   double minimum = 1;
 };
 
@@ -85,9 +87,9 @@ struct LossScaleOptions {
 enum class RankReduction : std::uint8_t { kExact, kNccl };
 std::string_view name_of(RankReduction reduction);
 
-// The reaction to pools that need more memory than the host, or a GPU, has free when the engine is
-// made: an error, a note, or nothing. Without the error, the kernel may kill the process in the
-// middle of a step.
+// The reaction when the pools need more memory than the host or a GPU has free: an error, a note,
+// or nothing. The free memory is looked up when the engine is made. Without the error, the kernel
+// may kill the process in the middle of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
 std::string_view name_of(RoomCheck check);
 
@@ -102,10 +104,11 @@ struct Config {
 
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
-    AdamOptions adam;        // for every kind: sluice/optimizer.h lists who reads what
+    AdamOptions adam;        // sluice/optimizer.h lists which kind reads which option
     double momentum = 0.9;   // for kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping
-    // Added to the norm before it is compared and divided by. PyTorch and DeepSpeed use 1e-6.
+    // Added to the norm before clipping compares the norm with clip_norm and divides by the norm.
+    // PyTorch and DeepSpeed use 1e-6.
     double clip_epsilon = 0;
     NonFinitePolicy non_finite = NonFinitePolicy::kStop;
     OverlapPolicy overlap = OverlapPolicy::kAuto;
@@ -116,7 +119,7 @@ struct Config {
     struct Group {
       std::vector<std::string> tensors;  // patterns: '*' any characters, '?' one
       double learning_rate_factor = 1;   // times the step's learning rate
-      // Empty = the optimizer's decay, or none, as the tensor says.
+      // Empty = the optimizer's decay, or no decay for a tensor with WeightDecay::kNone.
       std::optional<double> weight_decay = {};
     };
     std::vector<Group> groups;
@@ -124,8 +127,9 @@ struct Config {
     OptimizerOptions options() const { return {.kind = kind, .adam = adam, .momentum = momentum}; }
   } optimizer;
 
-  // Budgets for the engine's pools. Empty: all free memory of the device; and half of the machine's
-  // memory for the host, or what is free beside the device if that is less.
+  // Budgets for the engine's pools. An empty device_bytes stands for all free memory of the device.
+  // An empty host_bytes stands for half of the machine's memory, or for the memory that is free
+  // beside the device's if that is less.
   struct Memory {
     std::optional<std::uint64_t> device_bytes = {};
     std::optional<std::uint64_t> host_bytes = {};
@@ -140,7 +144,8 @@ struct Config {
 
   struct Activations {
     ActivationHome home = ActivationHome::kKeep;
-    // The largest step of the run; pools hold its activations.
+    // The most micro-batches in one step of the run. The pools have room for the activations of
+    // such a step.
     std::uint32_t micro_batches = 1;
     MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   } activations;
@@ -155,7 +160,8 @@ struct Config {
     std::uint32_t queue_depth = 32;
     Verify verify = Verify::kFull;
     // With a name, the state outlives the process in files of that name on every path; commits keep
-    // them consistent (docs/durable.md). Without one, it lies in scratch files that vanish.
+    // these files consistent (docs/durable.md). Without a name, the state lies in scratch files
+    // that vanish.
     struct State {
       std::string name = {};
       std::uint32_t commit_every = 1;  // updates
@@ -168,13 +174,13 @@ struct Config {
     std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
                               // parameters
     // The number of consecutive ranks that share a copy of the state; other ranks have copies of
-    // their own. 0 = all ranks. A divisor of their number.
+    // their own. 0 = all ranks. A divisor of the number of ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
-    // Stage 3: units whose parameters take at most this many bytes are kept whole on every rank's
-    // device, as at stage 2, as far as memory.device holds them beside the window. A larger value
-    // means fewer gathers, but takes device memory for each such unit. Below the default, a
-    // gather's time is latency, whatever its length. 0 = none.
+    // Stage 3: units whose parameters take at most this many bytes stay whole on every rank's
+    // device, as at stage 2, as far as memory.device has room for them beside the window. A larger
+    // value saves gathers, but takes more device memory. The time of a gather below the default
+    // size is latency and does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;

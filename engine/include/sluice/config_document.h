@@ -1,7 +1,7 @@
 // A config file as read: JSON with comments. Every key and value is checked against the schema
 // (configs/sluice.schema.json, embedded in the library), and the place of each key is kept so that
-// later errors can name file, line and column. Constant after construction apart from set();
-// callable from any thread then.
+// later errors can name file, line and column. Only set() changes an object after construction. Any
+// thread may call the other functions once no set() will follow.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class ConfigDocument {
   ConfigDocument& operator=(ConfigDocument&&) noexcept;
   ~ConfigDocument();
 
-  // Applies "a.b=VALUE" from a command line; VALUE is JSON; anything else is taken as a string.
+  // Applies "a.b=VALUE" from a command line. A VALUE that is not JSON is taken as a string.
   // Fails with: kConfig as the constructor, naming the assignment.
   void set(std::string_view assignment);
 

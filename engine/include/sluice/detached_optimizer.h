@@ -1,6 +1,6 @@
 // An optimizer for applications that keep parameters and gradients themselves, such as a program in
-// PyTorch: moments and exact fp32 masters live in host memory or on storage, and each update
-// streams them past the CPU. Only the tensors have to be declared beforehand: an update names the
+// PyTorch. Moments and exact fp32 masters live in host memory or on storage, and each update
+// streams them past the CPU. Only the tensors have to be declared beforehand. An update names the
 // tensors that have a gradient, in any order, each with its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
@@ -9,11 +9,12 @@
 //   optimizer.wait_all();      // everything has, and every moment is home
 //
 // Thread rule: one thread at a time.
-// Invariants: the place of the state, and how it is cut into blocks, changes no bit of a result. An
-// fp32 parameter is its own master. For a 16-bit parameter a master is kept, together with the 16
-// bits that were last made from it: where the application has changed a parameter since, its value
-// becomes the master.
-// Failure: a failed transfer stops the optimizer for good, and every later call throws it.
+// Invariants: neither the place of the state nor its division into blocks changes a bit of a
+// result. An fp32 parameter is its own master. For a 16-bit parameter, the optimizer keeps a master
+// and the 16 bits that were last made from the master. If the application has changed the parameter
+// since then, the new value becomes the master.
+// Failure: a failed transfer stops the optimizer for good, and every later call throws the same
+// error.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ struct DetachedTensor {
 };
 
 // One step of one tensor. Parameter and gradient are contiguous. From begin() to wait() of the
-// tensor they belong to the optimizer, which writes the parameter and reads the gradient.
+// tensor, both belong to the optimizer, which writes the parameter and reads the gradient.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
@@ -77,12 +78,12 @@ class DetachedOptimizer {
   // works), kInvalidArgument (tensors), kInput, kNoSpace, kUnsupported.
   DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
                     const QueueDecorator& decorate = {});
-  // Stops the updates under way: parameters that no wait() has covered may be partly updated.
+  // Stops the updates under way. Parameters that no wait() has covered may then be partly updated.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
   DetachedOptimizer& operator=(const DetachedOptimizer&) = delete;
 
-  // Starts the updates, in this order, after those that are under way.
+  // Starts `updates` in their order, after the updates that are already under way.
   // Fails with: kInvalidArgument naming tensor and value, before anything is changed; the first
   // failure, if there was one.
   void begin(std::span<const DetachedUpdate> updates);
@@ -92,21 +93,22 @@ class DetachedOptimizer {
   void wait(std::uint32_t tensor);
   // The same for all tensors.
   void wait_parameters();
-  // The same, and all state is at home.
+  // The same as wait_parameters(), but also waits until all state is at home.
   void wait_all();
-  // How many tensors have an update under way whose parameter is not written yet.
+  // How many tensors have an update that has not written the parameter yet.
   std::uint32_t pending_tensors();
 
-  // Copies elements [first_element, ...) of a tensor's state, as fp32. kParameter gives the 16 bits
-  // that were last made from the master; it and kMaster exist only for 16-bit parameters. Both are
-  // zero before the first update, as are moments that the optimizer does not keep. Waits for
-  // updates of the tensor that have begun.
+  // Copies elements [first_element, ...) of a tensor's state, as fp32. kParameter and kMaster exist
+  // only for 16-bit parameters, and are zero before the first update. kParameter gives the 16 bits
+  // that were last made from the master. Moments that the optimizer does not keep are zero. Waits
+  // for updates of the tensor that have begun.
   // Fails with: kInvalidArgument for a tensor, a kind or a range that does not exist; kIo and
   // others.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> target);
-  // Sets them. Setting a master also sets the parameter's 16 bits. The application's parameter has
-  // to hold these at the next update; otherwise its own value becomes the master.
+  // Sets elements of a tensor's state. Setting a master also sets the parameter's 16 bits. At the
+  // next update, the application's parameter has to hold the same 16 bits. Otherwise the value of
+  // the application's parameter becomes the master.
   // Fails with: as read(); kInvalidArgument for a moment that the optimizer does not keep, and for
   // kParameter.
   void write(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,

@@ -22,10 +22,10 @@
 //
 // Thread rule: one thread at a time. Computation runs on the device's streams.
 // Failure: an exception before any update leaves the state as it was. A failed transfer stops the
-// engine for good: every later call names the last complete step. Storage files have no name and
-// vanish with the process, unless Config::Storage::State names a durable store. After kTimeout the
-// destructor still waits for the drive, which may write to the engine's memory until it has
-// answered; a program that must not wait leaves by _exit().
+// engine for good, and every later call names the last complete step. Storage files have no name
+// and vanish with the process, unless Config::Storage::State names a durable store. After kTimeout
+// the destructor still waits for the drive, because the drive may write to the engine's memory
+// until the transfer has ended. A program that must not wait leaves by _exit().
 // Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
 // object and the numbers, and changes nothing. Examples are an id that does not exist, a range
 // beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
@@ -59,14 +59,15 @@ struct Placement;
 struct SaveOptions;
 struct SavedCheckpoint;
 
-// Wraps the queue that an engine opens: to slow it down, observe it, or make it fail in tests.
+// Wraps the queue that an engine opens, for example to slow the queue down, to observe it, or to
+// make it fail in tests.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 struct OpenOptions {
-  // Continues even if numbers of the config, such as optimizer.beta2, differ from those of the last
-  // commit. The store keeps a list of such changes.
+  // Continues even if numbers of the config, such as optimizer.beta2, differ from the numbers of
+  // the last commit. The store keeps a list of such changes.
   bool accepts_changes = false;
-  // Committed with the first commit of a new store, as FinishOptions::application is.
+  // The application's data for the first commit of a new store, as in FinishOptions::application.
   std::string application = {};
 };
 
@@ -80,57 +81,62 @@ struct OpenedState {
 
 class Engine {
  public:
-  // Plans, allocates every pool and creates the storage files. `device` must outlive the engine.
+  // Makes the plan, allocates every pool and creates the storage files. `device` must outlive the
+  // engine.
   // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
   // small; names the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
   // nothing is left behind.
-  // `ranks`: the collectives of this rank when several train together; they must outlive the
-  // engine, too. Null for one rank. Every rank then makes the same calls in the same order,
+  // `ranks`: the collectives of this rank when several ranks train together; null for one rank. The
+  // collectives must outlive the engine, too. All ranks make the same calls in the same order,
   // including read_state().
-  // Fails further with: kRanks when the ranks disagree about model or config, or one is gone.
+  // Fails further with: kRanks when the ranks disagree about model or config, or a rank is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
-  // Without close(), an update under way is not finished. A failed update that no call has thrown
-  // is passed to set_last_words().
+  // Without close(), an update under way is not finished. The failure of an update that no call has
+  // thrown is passed to the function of set_last_words().
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Sets the fp32 master weights, with zero moments. Once, before the first step.
   // Fails with: kNonFinite naming tensor and element of a value that is not finite;
-  // kInvalidArgument without a function; kIo and others. After a failure it can be called again.
+  // kInvalidArgument without a function; kIo and others. After a failure, initialize() can be
+  // called again.
   void initialize(const InitialValues& values);
 
   // Sets all of the state from `source`, instead of initialize(): masters, moments, step and loss
-  // scale. Training continues with the bits that it would have had without a break, whatever
-  // placement, number of ranks and stage the state was saved with. Each rank asks for the part that
-  // it owns.
+  // scale. Training continues with the same bits as without a break. The placement, the number of
+  // ranks and the stage of the saved state make no difference. Each rank asks for the part that it
+  // owns.
   // Fails with: the source's own errors; kNonFinite and others as initialize(); kInput for an
   // impossible loss scale; kRanks where ranks have sources at different positions. After a failure,
   // either function can be called again.
-  // `application`: committed with this state to a durable store, as FinishOptions::application is.
+  // `application`: the application's data, committed with this state to a durable store, as in
+  // FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
   // With Config::Storage::State: continues from the store's last commit that every rank has. If
   // there is no file of the store's name, makes the store with the state of step 0. The bits are
-  // those of a run without a break, under any placement, policy and budgets.
+  // the same as without a break, under any placement, policy and budgets.
   // Replaces initialize() and restore(). initialize() makes a store, too, and fails with
-  // kInvalidArgument where there is one; restore() replaces the state of an old store.
+  // kInvalidArgument where a store exists already; restore() replaces the state of an old store.
   // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
   // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
   // use, incomplete, or of another model.
   OpenedState open_or_create(const InitialValues& values, const OpenOptions& options = {});
-  // The last step whose commit is durable, here and, a step later, on every rank. After the
-  // constructor: the step that open_or_create() continues from. Empty: no store, or no commit yet.
+  // The last step whose commit is durable on this rank. One step later, the commit is durable on
+  // every rank. After the constructor, this is the step that open_or_create() continues from.
+  // Empty: no store, or no commit yet.
   std::optional<std::uint64_t> committed_step() const;
-  // Commits the last step, whether due or not. When it returns, every rank has the commit.
+  // Commits the last step, even if no commit is due. When commit_now() returns, every rank has the
+  // commit.
   // Fails with: kInvalidArgument without a store, and while a step is active; kIo and others.
   void commit_now();
 
-  // Writes all of the state as a checkpoint into a folder of its own below `root`, between two
-  // steps. The checkpoint appears whole and synced, or not at all, and older ones are removed only
-  // after that. All ranks take part, each with its own ranges, and all have to see `root`. When it
-  // returns, the checkpoint is on the drive. CheckpointSource reads it.
+  // Writes the whole state as a checkpoint into a new folder below `root`, between two steps. The
+  // checkpoint appears whole and synced, or not at all. Older checkpoints are removed only
+  // afterwards. All ranks take part, each with its own ranges, and all have to see `root`. When
+  // save() returns, the checkpoint is on the drive. CheckpointSource reads it.
   // Fails with: kInvalidArgument while a step is active; kInput, kNoSpace, kIo naming the file, on
   // all ranks. The engine can continue, and the contents of `root` are as before.
   SavedCheckpoint save(const std::string& root, const SaveOptions& options);
@@ -145,32 +151,33 @@ class Engine {
 
   // Returns when every scheduled update has been applied and its state is back at home.
   void drain();
-  // The last call: drains, commits the last step to a durable store, and throws an update's failure
-  // that no call has thrown yet; under overlap, an update may fail after the last finish(). Steps,
+  // The last call. Drains, commits the last step to a durable store, and throws an update's failure
+  // that no call has thrown yet. Under overlap, an update may fail after the last finish(). Steps,
   // inferences and read_state() are refused afterwards. A second call throws the same failure, if
   // there was one.
   // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
   // failure.
   void close();
-  // The destructor calls `last_words` on its own thread with a failure that no call has thrown. By
-  // default such a failure is not reported. An exception from `last_words` is dropped.
+  // The destructor passes a failure that no call has thrown to `last_words`, on the destructor's
+  // thread. By default such a failure is not reported. An exception from `last_words` is dropped.
   void set_last_words(std::function<void(const std::string& message)> last_words);
-  // The number of updates that every block of the state has seen. Under overlap it is one less than
-  // StepReport::step until the update has ended; drain() waits for that.
+  // The number of updates that every block of the state has seen. Under overlap, this number is one
+  // less than StepReport::step until the update has ended; drain() waits for the end.
   std::uint64_t applied_step() const;
-  // Returns the position of the training once every scheduled update is at home: drains.
+  // Drains, and returns the position of the training.
   // Fails with: kInvalidArgument while a step is active, or for a state without values.
   StatePosition position();
 
-  // Copies elements [first_element, ...) of a tensor's state to `target`: whole elements, of the
-  // compute dtype for kParameter, else fp32. A moment that the optimizer does not keep is zero.
+  // Copies elements [first_element, ...) of a tensor's state to `target`, as whole elements.
+  // Elements of kParameter have the compute dtype; all others are fp32. A moment that the optimizer
+  // does not keep is zero.
   // Fails with: kInvalidArgument while a step is active, for a tensor that does not exist, a range
   // beyond its end, and moments of a frozen unit; kIo and others.
   void read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                   std::span<std::byte> target);
 
-  // Returns every rank's `own`, by rank; a single entry without ranks. Every rank calls it in the
-  // same place, like all calls that begin, end or read.
+  // Returns every rank's `own`, by rank; a single entry without ranks. All ranks call exchange() at
+  // the same point, as they do with all calls that begin, end or read.
   std::vector<double> exchange(double own);
   std::uint32_t rank() const;
   std::uint32_t rank_count() const;
@@ -186,16 +193,16 @@ class Engine {
   // For Sluice's own tools: engine/plan/layout.h, engine/plan/placement.h.
   const Layout& layout() const;
   const Placement& placement() const;
-  // The bytes that one step with `micro_batches` moves to and from storage: exact under the serial
-  // policy, otherwise within the bounds that it gives.
+  // The bytes that one step with `micro_batches` moves to and from storage. Under the serial policy
+  // the numbers are exact; otherwise they are bounds.
   Traffic predicted_traffic(std::uint32_t micro_batches,
                             MicroBatchOrder order = MicroBatchOrder::kHorizontal);
-  // Mean time of computation for each use of each unit, measured on its stream since the second
-  // step; empty before.
+  // The mean time of computation per use of each unit, measured on the stream since the second
+  // step. Empty before the second step.
   std::vector<UnitTime> unit_times() const;
   // The scratch files, one per path of storage.paths; none where nothing is on storage.
   std::span<const DirectFile> storage_files() const;
-  // Lines for the user about choices that this machine forced, such as no io_uring.
+  // Lines for the user about choices that this machine forced, such as threads instead of io_uring.
   const std::vector<std::string>& notes() const;
 
  private:

@@ -1,4 +1,4 @@
-// The most that was in use of each tier's pools, by phase of a step. Plain data.
+// The peak use of each tier's pools, by phase of a step. Plain data.
 #pragma once
 
 #include <array>
@@ -57,12 +57,13 @@ const char* name_of(MemoryKind kind);
 Tier tier_of(MemoryPool pool);
 MemoryKind kind_of(MemoryPool pool);
 
-// The work of computation at the time. The previous step's update continues during forward.
+// The kind of work that computation does. The previous step's update continues during forward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kStepPhases = 3;
 const char* name_of(StepPhase phase);
 
-// Bytes by pool, and by all pools of a tier or a kind together, each the most at any one time.
+// The peak bytes in use of each pool, of each tier's pools together, and of each kind's pools
+// together.
 struct PoolMarks {
   std::array<std::uint64_t, kMemoryPools> pool_bytes{};
   std::array<std::uint64_t, kTiers> tier_bytes{};
@@ -77,7 +78,7 @@ struct PoolMarks {
 };
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
-// Raises each entry of `marks` to that of `others` if that is larger.
+// Raises each entry of `marks` to the entry of `others` if the latter is larger.
 void raise_marks(PoolMarks& marks, const PoolMarks& others);
 void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 

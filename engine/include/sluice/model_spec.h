@@ -26,28 +26,30 @@ struct TensorSpec {
 struct UnitSpec {
   std::string name;  // unique in the model
   std::vector<TensorSpec> tensors;
-  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire
-  // it, for the gradients of other units. Initial values are kept only as rounded to the compute
-  // dtype.
+  // A frozen unit has only parameters: no gradient, no master, no moments. Backward may acquire a
+  // frozen unit to compute the gradients of other units. Only the initial values rounded to the
+  // compute dtype are kept.
   bool is_frozen = false;
 };
 
 struct ModelSpec {
   std::vector<UnitSpec> units;
 
-  // The order in which one micro-batch acquires units. Empty means 0, 1, ... forward, and the
-  // reverse of forward_order backward. A unit may appear more than once (a tied head acquires
-  // the embedding again); its gradients add up. Steps in another order cost waits
+  // The order in which one micro-batch acquires units. An empty forward_order means 0, 1, ...; an
+  // empty backward_order means the reverse of forward_order. A unit may appear more than once (a
+  // tied head acquires the embedding again), and then its gradients are added. Steps in another
+  // order cost waits
   // (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
-  // The most leases that computation holds at the same time. The device window holds at least that
-  // many units.
+  // The most leases that computation holds at the same time. The device window has room for at
+  // least this many units.
   std::uint32_t concurrent_leases = 1;
 
-  // Bytes that forward use i of a micro-batch passes to use i + 1, and backward passes back as the
-  // gradient: one entry less than forward_order. Empty: the application keeps its activations.
+  // Entry i has the bytes that forward use i of a micro-batch passes to use i + 1. Backward passes
+  // a gradient of the same size back. There is one entry less than in forward_order. Empty: the
+  // application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;

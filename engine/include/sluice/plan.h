@@ -1,6 +1,6 @@
-// The plan of a run, as the engine itself makes it: the memory that the run takes in each tier, and
-// the bytes that a step moves. No engine, device or file is needed, so a laptop can plan for a
-// cluster.
+// The same plan of a run as the engine makes. The plan says how much memory the run takes in each
+// tier, and how many bytes a step moves. No engine, device or file is needed, so a laptop can plan
+// for a cluster.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ namespace sluice {
 struct RunMachine {
   std::uint32_t ranks = 1;     // training together
   bool device_is_host = true;  // otherwise the device has its own memory, a GPU's
-  // Where the config names no budgets, memory.device is all of `device_bytes`, and memory.host is
-  // half of `host_memory_bytes`, which is a rank's part where several share a host. A GPU of
-  // unknown size is taken to be large enough for any plan.
+  // Without budgets in the config, memory.device is all of `device_bytes`, and memory.host is half
+  // of `host_memory_bytes`. Where several ranks share a host, `host_memory_bytes` is one rank's
+  // part. The default of `device_bytes`, for a GPU of unknown size, is enough for any plan.
   std::uint64_t device_bytes = std::uint64_t{1} << 62;
   std::uint64_t host_memory_bytes = 0;
-  // The free bytes of the file system of a path. Empty: every path has room.
+  // The free bytes of the file system that holds a path. Empty: every path has enough room.
   std::function<std::uint64_t(const std::string& path)> free_bytes = {};
 };
 
@@ -38,28 +38,29 @@ struct Pool {
 
 struct Plan {
   std::vector<Pool> pools;
-  // The sums of the pools by tier; and the budgets that hold them.
+  // The sums of the pools by tier, and the budgets of device and host.
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t nvme_bytes = 0;
   std::uint64_t device_budget_bytes = 0;
   std::uint64_t host_budget_bytes = 0;
-  // When blocks are updated. For the config's "auto": while clipping is rare.
+  // The policy that says when blocks are updated. If the config says "auto": the policy while
+  // clipping is rare.
   OverlapPolicy policy{};
-  // The traffic of a step of Config::Activations::micro_batches, in their order.
+  // The traffic of a step with the micro-batches and the order of Config::Activations.
   Traffic traffic;
 };
 
-// The machine that this runs on, with the host as the device: its drives, and the size of its
-// memory, or less where the default budgets would not fit into the free memory. The device is as
+// Describes the drives and the memory of this machine, with the host as the device. The memory
+// counts as smaller where the default budgets would not fit into the free memory. The device is as
 // large as host_device_bytes(config).
 RunMachine this_machine(const Config& config);
 
-// The memory of a host device (sluice/host_device.h): memory.device; if the config names none, a
-// quarter of the machine's memory, but at most half of the free memory.
+// The memory of a host device (sluice/host_device.h), which is memory.device. If the config does
+// not set memory.device: a quarter of the machine's memory, but at most half of the free memory.
 std::uint64_t host_device_bytes(const Config& config);
 
-// The plan of the first of machine.ranks; the others differ only in rounding.
+// The plan of rank 0; the plans of other ranks differ only in rounding.
 // Fails with: kConfig and kInvalidArgument for a config or model that an engine refuses;
 // kOutOfMemory where a budget cannot hold its pools, naming the smallest that can.
 Plan plan(const Config& config, const ModelSpec& model, const RunMachine& machine);

@@ -1,6 +1,6 @@
-// Reads and writes tensors by name in the safetensors format: files, and folders as Hugging Face
-// writes them, with an index that names each tensor's file. Nothing is mapped into memory, and only
-// the requested ranges are read.
+// Reads and writes tensors by name in the safetensors format. Reads single files, and also folders
+// as Hugging Face writes them, with an index that names each tensor's file. Nothing is mapped into
+// memory, and only the requested ranges are read.
 //
 // Thread rule: a reader is constant after construction, and any number of threads may read.
 #pragma once
@@ -26,8 +26,8 @@ struct SafetensorsTensor {
 
 class SafetensorsReader {
  public:
-  // `path` is a file; or a folder with model.safetensors.index.json and the files that it names, or
-  // with only model.safetensors. Every header is checked against its file's length.
+  // `path` is a file or a folder. A folder has model.safetensors.index.json and the files named
+  // there, or only model.safetensors. Every header is checked against its file's length.
   // Fails with: kInput for a file that is missing, cut or of another format, an index that names
   // files outside of the folder, and a tensor that is not where the index says. Names the file.
   explicit SafetensorsReader(const std::string& path);
@@ -37,7 +37,7 @@ class SafetensorsReader {
 
   const std::string& path() const;
   bool is_folder() const;
-  // The "__metadata__" of the file, or of the first of several.
+  // The "__metadata__" of the file, or of the first of several files.
   const std::map<std::string, std::string>& metadata() const;
   // Sorted.
   std::vector<std::string> names() const;
@@ -48,7 +48,8 @@ class SafetensorsReader {
   // Fails with: kInput for an unknown name, another type, a range that the tensor does not have, or
   // a file that has been cut since; kIo.
   void read(const std::string& name, std::uint64_t first_element, std::span<float> values) const;
-  // Copies bytes [first_byte, ...) as the file has them, of any type. Fails with: likewise.
+  // Copies bytes [first_byte, ...) of a tensor of any type, as they are in the file. Fails with:
+  // likewise.
   void read_bytes(const std::string& name, std::uint64_t first_byte,
                   std::span<std::byte> bytes) const;
 
@@ -61,7 +62,7 @@ class SafetensorsReader {
 using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 
-// Writes a file of these tensors, in their order, in pieces. The file appears whole and durable
+// Writes `tensors` in their order to a file, piece by piece. The file appears whole and durable
 // under its name; if anything fails, an older file of that name stays as it was.
 // Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
 // comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.

@@ -1,6 +1,6 @@
-// The origin of a state: initial values, a checkpoint, another engine. A source answers "elements
-// [a, b) of a tensor's kind", and every rank asks only for the ranges that it owns. So one number
-// of ranks may write a state and another may read it.
+// The origin of a state, such as initial values, a checkpoint or another engine. A source gives
+// elements [a, b) of one kind of a tensor's state, and every rank asks only for the ranges that the
+// rank owns. So a state may be written by one number of ranks and read by another.
 //
 // Thread rule: each function says its own.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// Everything that a loss scale's next values depend on, apart from its options.
+// The variables that, with its options, determine the next values of a loss scale.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one
@@ -33,7 +33,8 @@ struct StatePosition {
   std::optional<LossScaleState> loss_scale = {};
 };
 
-// A description of the engine's state: sources that hold their own state compare it with that.
+// A description of the engine's state. A source that holds a state compares its own description
+// with this one.
 struct StateDescription {
   struct Tensor {
     std::string name;
@@ -56,13 +57,14 @@ class StateSource {
 
   // Equal on all ranks.
   virtual StatePosition position() const = 0;
-  // The engine calls it before everything else.
+  // The engine calls prepare() before it reads anything from the source.
   // Fails with: kInput where the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
-  // or kExpAvgSq. The values are exactly a state's, because compute parameters are the masters
-  // rounded to their type. Moments are asked for only where the optimizer keeps them, and never for
-  // a frozen unit, whose masters are its parameters. Called on the application's thread.
+  // or kExpAvgSq. These kinds are a complete state, because compute parameters are the masters
+  // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
+  // and never for a frozen unit, whose masters are its parameters. Called on the application's
+  // thread.
   // Fails with: the source's own errors; the engine has no state then, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;

@@ -21,9 +21,10 @@ class ActivationFlow;
 class Layout;
 class StepLoop;
 
-// One unit, on the device until the lease ends. The end records an event after the work enqueued so
-// far on the stream that acquired it; later work must not touch the unit. If the unit's previous
-// lease was on another stream, later work also waits for that lease's work.
+// Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
+// lease's stream behind all work enqueued there. Work enqueued later must not touch the unit. If
+// the unit's previous lease was on another stream, this later work also waits for the previous
+// lease's work.
 class Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -43,10 +44,10 @@ class Lease {
     require_parameter_dtype(dtype_of<T>);
     return reinterpret_cast<const T*>(parameter(tensor));
   }
-  // The same for its gradient, in the gradient dtype: zero at first; work on the lease's stream
-  // writes it.
-  // Fails with: the same, and kInvalidArgument where there is no gradient: the lease is not a
-  // backward one, or the unit is frozen.
+  // Device memory of the tensor's gradient, in the gradient dtype. The gradient is zero at first,
+  // and work on the lease's stream writes it.
+  // Fails with: the same, and kInvalidArgument where there is no gradient, because the lease is not
+  // for backward or the unit is frozen.
   std::byte* gradient(std::size_t tensor) const;
   // Fails with: the same, and kInvalidArgument when T is not the gradient dtype.
   template <class T>
@@ -76,8 +77,8 @@ class Lease {
   LeasedUse use_;
 };
 
-// One boundary activation on the device until the lease ends (Config::Activations says whether the
-// engine keeps them). It ends as a Lease does.
+// Keeps one boundary activation on the device until the lease ends. Config::Activations says
+// whether the engine keeps activations. The lease ends in the same way as a Lease.
 class ActivationLease {
  public:
   ActivationLease(ActivationLease&& other) noexcept;
@@ -102,9 +103,10 @@ class ActivationLease {
   LeasedActivation lease_;
 };
 
-// One training step: the application acquires and releases units in the order of the schedule, then
-// finish() updates the state. A unit left out, used again or out of order costs a wait; the next
-// step is then expected to go like this one. After the end every call fails with kInvalidArgument.
+// One training step. The application acquires and releases units in the order of the schedule, and
+// then finish() updates the state. If a unit is left out, used again or out of order, computation
+// has to wait. The next step is then expected to use the units in the same order as this one. After
+// the end every call fails with kInvalidArgument.
 class Step {
  public:
   Step(Step&& other) noexcept;
@@ -113,31 +115,31 @@ class Step {
   ~Step();
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
-  // transfers are on their way to the device; the stream itself waits for the rest.
+  // transfers are on their way to the device; the stream itself waits for their end.
   // Fails with: kInvalidArgument when too many leases are held, or the unit has been updated by the
   // eager policy; kOutOfMemory where the schedule has changed and the device window cannot hold the
-  // unit beside what is leased; kIo and others when a transfer has failed.
+  // unit beside the leased units; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // Where the engine keeps the activations: save() gives room for `ref`, for work enqueued on
-  // `stream` after this call to write; load() gives the saved `ref`, for such work to read. Calls
-  // follow the sequence of engine/plan/activation_plan.h, which skips no use and repeats none. Both
-  // block until the needed transfers are under way.
+  // For activations that the engine keeps. save() gives memory for activation `ref`, and work
+  // enqueued on `stream` after this call writes it. load() gives the saved activation `ref`, and
+  // such work reads it. Calls follow the sequence of engine/plan/activation_plan.h, which skips no
+  // use and repeats none. Both block until the needed transfers are under way.
   // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
   // keeps activations itself; kIo and others when a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
   ActivationLease load(const ActivationRef& ref, const Stream& stream);
 
-  // Multiply the loss by this before its gradients are computed; it is 1 unless
-  // Config::Precision::loss_scale says otherwise.
+  // The application multiplies the loss by this factor before it computes gradients. The factor is
+  // 1 unless Config::Precision::loss_scale says otherwise.
   double loss_scale() const;
   // The number of the update that this step will make; updates count from 1.
   std::uint64_t number() const;
 
   // Waits for the gradients and their norm, and lets the optimizer update every block. Under
-  // optimizer.overlap "serial" it returns when the new state is at home. Otherwise the update
-  // continues while the next step computes, and a later call reports its failure. Units without a
-  // gradient get a gradient of zeros.
+  // optimizer.overlap "serial", finish() returns when the new state is at home. Otherwise the
+  // update continues while the next step computes, and a later call reports a failure of the
+  // update. Units without a gradient get a gradient of zeros.
   // Fails with: kInvalidArgument, and the step continues, while a lease is held, before any
   // backward use, for options that begin_step() would refuse, and for changed options under the
   // eager policy; kNonFinite (the state is unchanged); kIo (the engine is poisoned).
@@ -155,7 +157,7 @@ class Step {
   const Layout* layout_ = nullptr;
 };
 
-// One forward pass without gradients. Its destructor ends it, even halfway.
+// One forward pass without gradients. The destructor ends the pass, even halfway.
 class Inference {
  public:
   Inference(Inference&& other) noexcept;

@@ -35,7 +35,7 @@ struct StepTimes {
   std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
   std::int64_t other_ns = 0;              // before the first lease; time without another cause
   std::array<std::int64_t, kTraceReasons> wait_ns{};  // by TraceReason
-  // The part of the waits in which computation waited for a unit; and of these, for updates.
+  // The part of the waits that were for a unit, and the part of these that were for an update.
   std::int64_t stall_ns = 0;
   std::int64_t stall_for_update_ns = 0;
   WorkTimes work;  // the workers' times in this step
@@ -54,29 +54,31 @@ struct UnitTime {
   double backward_s = 0;
 };
 
-// Bytes that a rank's collectives have moved for a step: every operation counts with the length of
-// the whole unit without padding. (N - 1) / N of a gather or a reduction comes in, and as much goes
-// out.
+// The bytes of a rank's collectives in one step. Every operation counts the length of the whole
+// unit without padding. In a gather or a reduction over N ranks, a rank receives (N - 1) / N of
+// this length and sends as much.
 struct RankTraffic {
   std::uint64_t gathered_bytes = 0;
   std::uint64_t reduced_bytes = 0;
-  // Hybrid: bytes of the rank's shard, in fp32 out of the group and in the gradients' type back.
-  // With G groups, (G - 1) / G of them go out, and come in.
+  // Hybrid sharding: the bytes of the rank's shard, which leave the group in fp32 and come back in
+  // the gradients' type. With G groups, a rank sends (G - 1) / G of these bytes and receives as
+  // many.
   std::uint64_t crossed_bytes = 0;
 };
 
-// The bytes that one step moves between memory and storage, and those of activations.
+// The bytes that one step moves between memory and storage, and the bytes of activations.
 struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
-  // Under overlap, reads may be as few as this: parameters still in host memory are not read again
-  // for the update, or for the next forward. Serial: the same as nvme_read_bytes.
+  // The fewest bytes that a step may read under overlap. Parameters that are still in host memory
+  // are not read again for the update or for the next forward. Under the serial policy, this is the
+  // same as nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
   // Boundary activations moved from the device to their homes and back; included above where their
   // homes are on storage.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
-  // Gradients written because they wait on storage; as many are read. Included above.
+  // Gradients written because they wait on storage; as many bytes are read. Included above.
   std::uint64_t gradient_spill_bytes = 0;
 };
 
@@ -86,47 +88,49 @@ struct StepOptions {
   // The order in which the application goes through units and micro-batches.
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   // The sum of the micro-batches' gradients is divided by this. Empty = micro_batches, which gives
-  // their mean; 1 leaves the sum, for an application that scales its losses itself.
+  // the mean. 1 keeps the sum, for an application that scales its losses itself.
   std::optional<double> gradient_divisor = {};
-  // The learning rates of Config::Optimizer::groups, in their order, instead of `learning_rate`
-  // times the group's factor. Empty = by the factors.
+  // The learning rates of Config::Optimizer::groups, in the order of the groups. Empty =
+  // `learning_rate` times each group's factor.
   std::vector<double> group_learning_rates = {};
 };
 
 // Values that an application may know only after the gradients, such as a rate that a scheduler
-// sets between backward and update. Values not given are those of begin_step().
+// sets between backward and update. Values that are not given stay as in begin_step().
 struct FinishOptions {
   std::optional<double> learning_rate = {};
   std::optional<double> gradient_divisor = {};
   std::optional<std::vector<double>> group_learning_rates = {};
-  // With a durable store: the application's own data to continue after this step, such as its
-  // position in the training data; at most 1 MiB. Empty = as last given.
+  // With a durable store: the data that the application needs to continue after this step, such as
+  // its position in the training data; at most 1 MiB. Empty = as last given.
   std::optional<std::string> application = {};
 };
 
 struct StepReport {
   double loss_scale = 1;   // the loss had been multiplied by it
   std::uint64_t step = 0;  // updates that the state has, or is about to have, after this step
-  // The norm of the divided gradient, the mean over ranks, before clipping.
+  // The norm of the gradient after the division, as the mean over ranks, before clipping.
   double gradient_norm = 0;
   double clip_factor = 1;  // the gradient was multiplied by it to respect clip_norm
   bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
-  // The policy by which blocks were updated: never kAuto, which has been resolved.
+  // The policy by which blocks were updated; never kAuto.
   OverlapPolicy policy = OverlapPolicy::kSerial;
   bool redone = false;        // speculative: the gradient was clipped, so the update was redone
   StepTimes times;            // how the step's time was spent
   std::int64_t stall_ns = 0;  // computation waited for units, gradient slots, activations
   std::int64_t stall_for_update_ns = 0;  // part of it: parameters were still being updated
-  // How often computation left the schedule; each time costs a wait for the unit now needed.
+  // How often computation left the schedule; each time, computation waited for the unit then
+  // needed.
   std::uint32_t schedule_changes = 0;
   std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: to the last write
-  // Since the previous report; under overlap this includes the update that it left running.
+  // The bytes since the previous report. Under overlap they include the update that was still
+  // running at the previous report.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   RankTraffic rank_traffic;  // likewise
   PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
-  // Likewise: boundary activations moved from the device to their homes and back; included above
-  // where their homes are on storage.
+  // Boundary activations moved since the previous report, from the device to their homes and back.
+  // They are included above where their homes are on storage.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, repeated reads
