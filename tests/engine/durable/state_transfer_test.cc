@@ -176,6 +176,32 @@ TEST_F(StateTransfer, WhatEachRankHadToSayGoesAlong) {
             (std::vector<std::string>{"first", "second", "first"}));
 }
 
+// As after a kill between the names of the data files and those of the records.
+TEST_F(StateTransfer, WhatAKilledMoveHasLeftGoes) {
+  run(1, config_of("from", 3, DType::kBf16), {.steps = 1});
+  StoreSource source("from", paths_);
+  const Config to = config_of("to", 3, DType::kBf16);
+  {
+    const StoreId id = random_store_id();
+    std::vector<StoreLock> locks;
+    for (const std::string& path : paths_) {
+      locks.emplace_back(path, "to", "");
+      locks.back().set_mark({.stage = StoreStage::kCreating, .id = id});
+    }
+    const std::uint64_t bytes[] = {4096, 4096};
+    StoreFiles files =
+        StoreFiles::create({.directories = paths_, .name = "to", .id = id}, bytes, 4096);
+    files.name_data();
+  }
+  EXPECT_EQ(survey_store("to", paths_).presence, StorePresence::kAbandoned);
+  (void)make_store(to, toy_model(), 1, source, source.application());
+  const StoreSurvey made = survey_store("to", paths_);
+  EXPECT_EQ(made.presence, StorePresence::kMade);
+  EXPECT_EQ(made.step, 1u);
+  ASSERT_EQ(made.ranks.size(), 1u);
+  EXPECT_TRUE(find_damaged_planes(made, made.ranks[0]).empty());
+}
+
 TEST_F(StateTransfer, WhatCannotMoveIsNamedAndNothingIsLeft) {
   const Config from = config_of("from", 3, DType::kBf16);
   run(2, from, {.steps = 2});
