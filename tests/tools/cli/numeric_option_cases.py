@@ -13,6 +13,7 @@ COMMANDS = {
     ("bench", "adam"): (),
     ("bench", "gpu"): (),
     ("bench", "step"): (),
+    ("state", "import"): ("config.json", "gone"),
     ("trace", "summary"): ("gone",),
     ("trace", "diff"): ("gone", "gone"),
     ("config", "import"): ("config.json",),
