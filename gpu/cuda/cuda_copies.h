@@ -1,5 +1,5 @@
-// A baseline for the device's copies: the same bytes by a plain loop of cudaMemcpyAsync, one stream
-// per direction. Thread rule: one thread at a time.
+// A baseline for the device's copies. A plain loop of cudaMemcpyAsync copies the same bytes, with
+// one stream per direction. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-// Page-locked host memory and device memory of `size_bytes` each, for one direction; null = none.
+// The host memory (page-locked) and the device memory of one direction, `size_bytes` each; null =
+// no copies.
 struct CopyEnds {
   std::byte* host = nullptr;
   std::byte* device = nullptr;

@@ -1,5 +1,5 @@
-// Errors of the CUDA runtime as sluice::Error: the failed call, its place, CUDA's name and number
-// of the error, and what to try. Pure.
+// Turns errors of the CUDA runtime into sluice::Error. The message has the failed call, its place
+// in the source, CUDA's name and number of the error, and a remedy. Pure.
 #pragma once
 
 #include <string>

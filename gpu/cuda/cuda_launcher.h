@@ -1,7 +1,7 @@
 // Runs kernel bodies (gpu/math/kernel_elements.h) on a GPU. Only for .cu files, because nvcc
-// includes the CUDA runtime's declarations. Thread rule: as Device. The device must outlive the
-// launcher. Invariants: sums of a team run in one order on every GPU: lanes of a warp by halves,
-// then warps in order. Grids stride over 64-bit indices.
+// includes the declarations of the CUDA runtime. Thread rule: as Device. The device must outlive
+// the launcher. Invariants: a team adds in the same order on every GPU. The lanes of a warp are
+// added by halves, and then the warps in order. Grids stride over 64-bit indices.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace sluice {
 inline constexpr unsigned kTeamThreads = 256;
 inline constexpr std::uint64_t kBlocksMax = 1 << 16;
 
-// The threads of one block. Its functions are for device code; elsewhere they do nothing, so that
-// bodies, which the compiler sees as host functions too, can call them.
+// The threads of one block. The functions are for device code. Elsewhere they do nothing. They
+// exist there because the compiler also compiles the bodies that call them as host functions.
 class BlockTeam {
  public:
   SLUICE_HOST_DEVICE unsigned rank() const {
@@ -47,7 +47,7 @@ class BlockTeam {
     __shared__ float of_warp[kWarps];
     for (unsigned distance = 16; distance != 0; distance /= 2)
       value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    __syncthreads();  // every thread has read of_warp in the call before
+    __syncthreads();  // every thread has read the previous call's of_warp
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     value = of_warp[0];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTeamThreads) teams_kernel(std::uint64_t count
   for (std::uint64_t i = blockIdx.x; i < count; i += gridDim.x) body(team, i);
 }
 
-// Eight threads per leaf. Every thread of a warp takes part in its shuffles.
+// Eight threads per leaf. Every thread of a warp takes part in the shuffles.
 template <class Body>
 __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t count, Body body) {
   constexpr std::uint64_t kLeaves = kTeamThreads / 8;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kTeamThreads) leaves_kernel(std::uint64_t coun
   }
 }
 
-// Launches `kernel`, one of the above with a `Body`, over zero indices.
+// Launches `kernel` over zero indices. `kernel` is one of the kernels above with a `Body`.
 template <class Body>
 void launch_nothing(const void* kernel, void* stream) {
   std::uint64_t count = 0;
@@ -95,7 +95,8 @@ void launch_nothing(const void* kernel, void* stream) {
                                static_cast<cudaStream_t>(stream)));
 }
 
-// For load_kernels(): a program that launches the kernel makes one of each when it starts.
+// Lists kernels for load_kernels(). If a program contains a launch of a kernel, the start of the
+// program lists the kernel.
 template <class Body>
 struct ListedElements {
   static void launch(void* stream) {
@@ -146,8 +147,8 @@ class CudaLauncher {
     SLUICE_CUDA(cudaGetLastError());
   }
 
-  // Enqueues body.store(i, sum) for every i in [0, count); the sum is that of body.lane(i, 0..7) in
-  // the tree ((0+4)+(2+6))+((1+5)+(3+7)).
+  // Enqueues body.store(i, sum) for every i in [0, count). `sum` adds body.lane(i, 0..7) in the
+  // tree ((0+4)+(2+6))+((1+5)+(3+7)).
   template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedLeaves<Body>::kernel;

@@ -1,9 +1,9 @@
 // The memory of a CUDA device: zero-filled allocations under a budget, and page-locked host memory.
-// Allocated and freed a few times per run, in large pieces that their owners cut up.
+// Memory is allocated and freed a few times per run, in large pieces that their owners divide.
 //
 // Thread rule: every function from any thread.
-// Invariant: the ledger knows every allocation, with as many bytes as were asked for; the GPU takes
-// up to 4 KiB more for each.
+// Invariant: the ledger has every allocation, with the requested number of bytes. The GPU takes up
+// to 4 KiB more for each allocation.
 #pragma once
 
 #include <cstddef>
@@ -33,18 +33,19 @@ class CudaMemory {
   // Requires: all memory has been freed.
   ~CudaMemory();
 
-  // As Device::allocate(), with the GPU's own report where it has less memory than the budget says.
+  // As Device::allocate(). If the GPU has less memory than the budget says, the message has the
+  // GPU's own report.
   std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose);
-  // Waits for the device's work. Returns the cudaError_t of freeing.
+  // Waits for the device's work and frees the memory. Returns the resulting cudaError_t.
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
-  // The most that allocate() can still get from cudaMalloc; another source of memory does not tell,
-  // it only refuses.
+  // The most memory that allocate() can still get from cudaMalloc. Another source of memory tells
+  // no limit, so the result is UINT64_MAX.
   std::uint64_t unused_bytes() const {
     return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
   }
-  // Whether `memory` points into an allocation.
+  // Whether `memory` points into one of the allocations.
   bool contains(const std::byte* memory) const;
 
   // As Device::register_host_memory().

@@ -1,7 +1,7 @@
-// The host functions of one CUDA stream that have not run yet, in the order in which they were
-// enqueued. The runtime calls back for each. After a failure it may refuse to, or call back late or
-// in another order; the functions still run in this order, so a reader of one knows that the
-// earlier ones have run.
+// The host functions of one CUDA stream that have not run yet, in the order of their enqueueing.
+// The runtime calls back once for each function. After a failure, the runtime may not call back, or
+// may call back late or in another order. The functions still run in the order of the queue. So
+// when a function runs, all earlier functions have run.
 //
 // Thread rule: every function from any thread.
 // Invariant: functions run one at a time.
@@ -20,14 +20,14 @@ namespace sluice {
 
 class HostCallQueue {
  public:
-  // `failure` must live until every function has run; the queue may live longer.
+  // `failure` must live until every function has run. The queue may live longer than `failure`.
   explicit HostCallQueue(FailureLatch& failure) : failure_(failure) {}
 
   // Returns the function's number: 1, 2, ...
   std::uint64_t add(std::function<void()> function);
-  // Called at the end of the work before function `number`. Runs that function, and those before it
-  // that have not run; returns when all of them have. `failure`, if any, is latched first, unless
-  // all of them have run already.
+  // Called at the end of the work before function `number`. Runs the functions up to function
+  // `number` that have not run, and returns when all of them have run. Latches `failure` first, if
+  // given and if not all of these functions have run already.
   void run_up_to(std::uint64_t number, const std::exception_ptr& failure = nullptr);
   void run_all();
 

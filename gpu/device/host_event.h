@@ -1,11 +1,12 @@
-// Events of the host device. A Ticket is one record of an event: pending when record() is called,
-// completed by the stream that reaches it. An event holds the ticket of its latest record; a wait
-// holds the ticket that was the latest when the wait was enqueued. So a new record disturbs no
-// earlier wait, and two records on two streams may complete in any order.
+// Events of the host device. A Ticket is one record of an event. The ticket is pending after
+// record(), and the stream completes the ticket when the stream reaches the record. An event holds
+// the ticket of its latest record. A wait holds the ticket that was the latest when the wait was
+// enqueued. So a new record disturbs no earlier wait, and two records on two streams may complete
+// in any order.
 //
 // Thread rule: every function from any thread.
-// Invariants: a ticket completes once; a ticket with other holders is never reused for a second
-// record; tickets outlive their event for as long as a stream holds them.
+// Invariants: a ticket completes once. A ticket is never reused for a second record while anything
+// else holds the ticket. A ticket outlives its event while a stream holds the ticket.
 #pragma once
 
 #include <condition_variable>
@@ -40,9 +41,9 @@ class Ticket {
 
 class HostEvent {
  public:
-  // Returns the ticket of a new record, pending. A stream then completes it.
+  // Returns the pending ticket of a new record. A stream completes the ticket later.
   std::shared_ptr<Ticket> begin_record();
-  // Null when never recorded.
+  // The ticket of the latest record; null if the event was never recorded.
   std::shared_ptr<Ticket> latest() const;
 
  private:

@@ -1,12 +1,12 @@
 // A stream of the host device: a worker thread that runs tasks in the order of their arrival. A
-// thread that waits for the stream runs the tasks itself if the worker has not begun them: the way
-// through a sleeping thread and back takes as long as a small collective between ranks.
+// thread that waits for the stream runs the tasks that the worker has not begun. The reason is
+// speed, because waking a sleeping thread takes as long as a small collective between ranks.
 //
 // Thread rule: every public function from any thread.
-// Invariants: tasks run one at a time, in order; a task's captures are destroyed before the next
-// one starts. After the first failure on any stream of the device, copies, fills and launched work
-// are skipped, while records, waits and host functions go on, so that every waiter wakes. The queue
-// has no limit of its own: the caller's slots bound the work in flight.
+// Invariants: tasks run one at a time, in order. A task's captures are destroyed before the next
+// task starts. After the first failure on any stream of the device, copies, fills and launched work
+// are skipped. Records, waits and host functions go on, so that every waiter wakes. The queue has
+// no limit, because the caller's slots limit the work in flight.
 #pragma once
 
 #include <atomic>
@@ -79,10 +79,10 @@ class HostStream {
   HostStream(const std::string& name, std::uint64_t copy_bytes_per_second, FailureLatch& failure);
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
-  // Runs the tasks enqueued before it, then joins.
+  // Runs the enqueued tasks, then joins the thread.
   ~HostStream();
 
-  // Returns at once; `task` runs after those enqueued before it.
+  // Returns at once. `task` runs after all tasks that were enqueued earlier.
   void enqueue(HostTask task);
   // Blocks until the tasks enqueued before the call have run.
   void await();
@@ -104,11 +104,11 @@ class HostStream {
   // Constant after construction.
   std::uint64_t copy_bytes_per_second_;
   FailureLatch& failure_;
-  std::fenv_t environment_;  // of the maker; the thread runs in it too
+  std::fenv_t environment_;  // of the thread that made the stream; the worker has the same
 
-  // For the thread that has set is_running_: the time until which the emulated bus or computation
-  // is busy. Each task moves it on by its nominal duration and not by the time slept, so that the
-  // overshoot of many short sleeps does not add up.
+  // The time until which the emulated bus or computation is busy. Used by the thread that has set
+  // is_running_. Each task adds its nominal duration, not the time slept, so that the overshoot of
+  // many short sleeps does not add up.
   std::uint64_t free_ns_ = 0;
 
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
@@ -123,7 +123,7 @@ class HostStream {
   bool is_running_ = false;  // a thread runs a task
   std::uint64_t enqueued_count_ = 0;
   std::uint64_t finished_count_ = 0;
-  std::uint64_t awaited_count_ = kNone;  // the least that a sleeping await() needs
+  std::uint64_t awaited_count_ = kNone;  // the smallest count that a sleeping await() needs
   bool stopping_ = false;
 
   std::thread thread_;  // last: starts when everything else is ready

@@ -1,6 +1,6 @@
-// The accounts of a device's memory: how much is taken, for which purpose, out of which capacity.
-// It moves no memory itself; devices ask it before they allocate, so that all of them refuse with
-// the same message. Not thread-safe: the device's own lock guards it.
+// The accounts of a device's memory: the capacity, and how much of it is taken for which purpose.
+// The ledger allocates no memory. Devices ask the ledger before they allocate, so that all devices
+// refuse with the same message. Not thread-safe; the device's lock guards the ledger.
 // Invariant: the sum of the entries never exceeds the capacity.
 #pragma once
 
@@ -18,8 +18,8 @@ class MemoryLedger {
  public:
   explicit MemoryLedger(std::uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Fails with: kOutOfMemory when `size_bytes` more do not fit; the message has the request and
-  // everything that is taken.
+  // Fails with: kOutOfMemory when `size_bytes` more bytes do not fit; the message has the request
+  // and all memory that is taken.
   void check_fits(std::uint64_t size_bytes, std::string_view purpose) const;
 
   // Returns the error of check_fits() for a device with less memory than its capacity says; `why`

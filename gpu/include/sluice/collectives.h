@@ -1,14 +1,14 @@
-// The seam between Sluice and the connection between its ranks: gathers, reductions and broadcasts
-// over device memory, asynchronous on a stream of the device. `local` joins threads of one process,
-// `mpi` joins processes on hosts, `nccl` joins GPUs; all pass one contract test.
+// The interface to the connection between Sluice's ranks. Gathers, reductions and broadcasts work
+// on device memory, asynchronously on a stream of the device. `local` joins threads of one process,
+// `mpi` joins processes on hosts, and `nccl` joins GPUs. All three pass the same contract test.
 //
-// Thread rule: one thread at a time calls an object's operations; on_failure() comes before the
-// first of them; abort() may come from any thread. The thread that owns all objects calls open().
+// Thread rule: one thread at a time calls an object's operations. on_failure() is called before the
+// first operation; abort() may be called from any thread. The thread that owns all objects calls
+// open().
 // Invariants: every rank of an object makes the same calls in the same order. Operations whose
-// order depends on timing need an object of their own (open()). Every reduction of
-// floating-point values adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all
-// implementations give the same bits. No operation waits for another rank longer than the
-// timeout.
+// order depends on timing need a separate object (open()). Every reduction of floating-point values
+// adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all implementations give the
+// same bits. No operation waits for another rank longer than the timeout.
 // Failure: the first failed operation of a rank is latched. The stream's synchronize() and
 // on_failure() report it, and every later operation of the rank, on any object, fails at once with
 // the same error.
@@ -28,10 +28,10 @@
 
 namespace sluice {
 
-// `subject` names the moved data, such as a unit, in messages; it lives until the operation has
-// ended.
+// `subject` names the moved data, such as a unit, in messages. The text must live until the
+// operation has ended.
 
-// target[r * shard_bytes ...] = the source of rank r. The source may lie at its own place in the
+// target[r * shard_bytes ...] = the source of rank r. A rank's source may be the rank's part of the
 // target.
 struct AllGather {
   std::byte* target = nullptr;  // rank_count * shard_bytes
@@ -40,8 +40,8 @@ struct AllGather {
   std::string_view subject;
 };
 
-// target[i] = the sum over the ranks of source[rank * shard_elements + i]. With equal types the
-// target may be that part of the source; otherwise one of the types is fp32.
+// target[i] = the sum over the ranks of source[rank * shard_elements + i]. If the types are equal,
+// the target may be this rank's part of the source. If the types differ, one of them is fp32.
 struct ReduceScatter {
   std::byte* target = nullptr;  // shard_elements
   DType target_type = DType::kFp32;
@@ -59,9 +59,10 @@ struct AllReduce {
   std::string_view subject;
 };
 
-// Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes its sum over
-// the ranks, modulo 2^64; each of the next `minimum_count` words becomes its minimum. A maximum is
-// the complement of the minimum of complements, so one operation tells how far values are apart.
+// Words are unsigned integers of 64 bits. Each of the first `sum_count` words becomes the word's
+// sum over the ranks, modulo 2^64. Each of the next `minimum_count` words becomes the word's
+// minimum over the ranks. A maximum is the complement of the minimum of complements. So one
+// operation can tell how far values are apart.
 struct AllReduceIntegers {
   std::byte* data = nullptr;  // 8-byte aligned
   std::uint64_t sum_count = 0;
@@ -89,8 +90,9 @@ class Collectives {
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
 
-  // Each operation is enqueued on `stream` when the call returns: it runs after the work already
-  // there, and later work waits for it. Memory may be reused after an event recorded after it.
+  // Each operation is enqueued on `stream` when the call returns. The operation runs after earlier
+  // work on `stream`, and later work waits for the operation. Memory may be reused after an event
+  // that is recorded after the operation.
   // Requires: the operations of one object are ordered among themselves, by one stream or by
   // events.
   virtual void all_gather(const AllGather& gather, StreamId stream) = 0;
@@ -98,26 +100,30 @@ class Collectives {
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
   virtual void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) = 0;
   virtual void broadcast(const Broadcast& broadcast, StreamId stream) = 0;
-  // Ends on no rank before it has begun on all ranks.
+  // The barrier ends on no rank before every rank has begun the barrier.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
-  // Opens a further sequence of operations over some of this object's ranks, in the order given;
-  // this rank is one of them. Every rank of this object calls it equally often; the ranks of one
-  // group give the same list. The new object shares failures with this one, which must outlive it.
+  // Opens a further sequence of operations over some of this object's ranks, in the given order.
+  // `ranks` includes this rank. Every rank of this object calls open() equally often, and the ranks
+  // of one group give the same list. The new object shares failures with this object. This object
+  // must outlive the new object.
   virtual std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) = 0;
 
   // Announces that operations will use this device memory again and again, so that an
-  // implementation may need fewer copies. Every rank calls it in the same place, with as many
-  // bytes. forget_memory() takes back everything announced, before the memory is freed.
+  // implementation may need fewer copies. Every rank calls use_memory() in the same place, with the
+  // same number of bytes. forget_memory() takes back all announcements, and is called before the
+  // memory is freed.
   virtual void use_memory(std::span<std::byte> /*memory*/) {}
   virtual void forget_memory() noexcept {}
 
   // Calls `handler` once, on a thread of the device, with the first failure of this rank. An empty
-  // function removes the former handler, which then neither runs nor is called any more.
+  // function removes the former handler. When on_failure() returns, the former handler is not
+  // running and is never called again.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
-  // Tells the other ranks that this one cannot go on: their operations fail at once, or their
-  // processes end. Between processes, the calling process may end here, too.
+  // Tells the other ranks that this rank cannot go on. Then the other ranks' operations fail at
+  // once, or their processes end. If the ranks are processes, the calling process may end here,
+  // too.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -1,12 +1,12 @@
-// The Device over an NVIDIA GPU: device memory, streams, events and copies of the CUDA runtime. The
-// runtime is linked statically and finds the driver at its first call, so a program that contains
-// this starts on any machine and asks why_no_cuda_device().
+// The Device over an NVIDIA GPU, with device memory, streams, events and copies of the CUDA
+// runtime. The runtime is linked statically and finds the driver at the first call. So a program
+// that contains the CUDA device starts on any machine, and can ask why_no_cuda_device().
 //
 // Thread rule: as Device.
 // Beyond the contract of Device: host functions of different streams may run one after another, so
-// none may wait for another stream's. If a host function throws, the failure reaches work enqueued
-// later, but not copies that are already in a stream. Copies between host and host run on a thread
-// of the CUDA runtime.
+// no host function may wait for a host function of another stream. If a host function throws, the
+// failure reaches work enqueued later, but not copies that are already in a stream. Copies from
+// host to host run on a thread of the CUDA runtime.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@
 
 namespace sluice {
 
-// The source of device memory instead of cudaMalloc; each function returns whether it succeeded.
+// A source of device memory that replaces cudaMalloc. Each function returns whether the call
+// succeeded.
 struct CudaMemorySource {
   std::function<bool(void** memory, std::size_t size_bytes)> allocate;
   std::function<bool(void* memory)> free;
@@ -27,9 +28,9 @@ struct CudaMemorySource {
 
 struct CudaDeviceOptions {
   int ordinal = 0;
-  // The limit for allocate() in all; 0 = the free memory, less a reserve for libraries and
-  // kernels. capacity_bytes() then looks again, so planners ask it when everything else has been
-  // allocated.
+  // The limit for the sum of all allocations; 0 = the free memory minus a reserve for libraries and
+  // kernels. With 0, capacity_bytes() asks the GPU again at each call, so planners call
+  // capacity_bytes() after everything else has been allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };

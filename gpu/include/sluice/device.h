@@ -1,13 +1,13 @@
-// The seam between Sluice and the accelerator: memory with a budget, in-order asynchronous streams,
-// events that order them, and copies. host_device implements it over host memory and worker
-// threads, so that the engine above it runs, and is tested, without a GPU; the CUDA version has the
+// The interface to the accelerator: memory with a budget, in-order asynchronous streams, events
+// that order streams, and copies. The host device implements this interface with host memory and
+// worker threads, so that the engine can run and be tested without a GPU. The CUDA version has the
 // same contract.
 //
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued; streams run concurrently unless an event orders them. Host functions
 // run on a thread of the device; they must be short and must not call the device.
-// Invariants: an event stands for its latest record at the time of the call that uses it, as in
-// CUDA: recording it again does not disturb a wait already enqueued. An event that was never
+// Invariants: a call that uses an event means the event's latest record at the time of the call, as
+// in CUDA. So a new record of the event does not disturb an earlier wait. An event that was never
 // recorded counts as complete.
 #pragma once
 
@@ -23,8 +23,8 @@ namespace sluice {
 enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
-// If two streams' kernels are ready, the stream of higher priority goes first. This is a hint: it
-// does not affect copies, nor a device that runs all its streams at once.
+// If kernels of two streams are ready, the stream of higher priority goes first. Priorities are a
+// hint. They do not affect copies, or a device that runs all streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
 class Device {
@@ -35,35 +35,36 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
-  // Whether its memory and processors are separate from the host's, so that data and computation on
-  // it cost the host nothing.
+  // Whether the device has memory and processors that are separate from the host, so that data and
+  // computation on the device cost the host nothing.
   virtual bool has_own_memory() const = 0;
 
-  // Allocates zero-filled device memory, aligned at least to 4 KiB; returns nullptr for 0 bytes,
-  // which free() accepts too. `purpose` names it in messages.
+  // Allocates zero-filled device memory, aligned at least to 4 KiB. Returns nullptr for 0 bytes;
+  // free() accepts nullptr, too. `purpose` names the memory in messages.
   // Fails with: kOutOfMemory with the request, the memory in use and the capacity.
   virtual std::byte* allocate(std::uint64_t size_bytes, std::string_view purpose) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
-  // The bytes that allocate() can still hand out. On a GPU no more than other processes have left.
+  // The bytes that allocate() can still hand out. On a GPU, at most the memory that other processes
+  // have left free.
   virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
-  // Prepares host memory for asynchronous copies (CUDA: page-locks it); a copy lies within one
-  // registered span. The caller keeps owning the span and unregisters the same span before freeing
-  // it. An empty span is ignored.
+  // Prepares host memory for asynchronous copies (CUDA page-locks the memory). A copy lies within
+  // one registered span. The caller keeps owning the span, and unregisters the same span before
+  // freeing the memory. An empty span is ignored.
   // Requires: the span begins at a page, and nothing else uses the rest of its last page.
   virtual void register_host_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_host_memory(std::span<std::byte> memory) noexcept = 0;
 
   // `name` appears in traces and thread names.
   virtual StreamId create_stream(std::string_view name, StreamPriority priority) = 0;
-  // First waits for the stream's work.
+  // Waits for the stream's work before destroying the stream.
   virtual void destroy_stream(StreamId stream) noexcept = 0;
   virtual EventId create_event() = 0;
   virtual void destroy_event(EventId event) noexcept = 0;
 
-  // Enqueues a record of `event` after the work already on `stream`.
+  // Enqueues a record of `event` after the work that is already on `stream`.
   virtual void record(EventId event, StreamId stream) = 0;
   // Work enqueued on `stream` after this call starts only after the latest record of `event` has
   // completed.
@@ -77,23 +78,24 @@ class Device {
   // Requires: both events have completed.
   virtual std::int64_t elapsed_ns(EventId begin, EventId end) const = 0;
 
-  // Either side may be host or device memory; the regions do not overlap. Asynchronous: neither may
-  // be reused before an event recorded after the copy has completed.
+  // Either side may be host or device memory; the regions do not overlap. The copy is asynchronous.
+  // The memory may be reused after the completion of an event that was recorded after the copy.
   virtual void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                     StreamId stream) = 0;
   virtual void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) = 0;
-  // Runs `function` on a thread of the device after the work already on `stream`; later work waits
-  // for it. Functions of different streams may run one after another, so none may wait for another.
-  // Those of one stream run in the order of the calls, even after a failure.
+  // Runs `function` on a thread of the device after earlier work on `stream`; later work on
+  // `stream` waits for `function`. Functions of different streams may run one after another, so no
+  // function may wait for another function. The functions of one stream run in the order of the
+  // calls, even after a failure.
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
-  // later copies, fills and computation are skipped; those already enqueued may be, too. Events
-  // still complete and host functions still run, because completions are reported through them and
-  // no waiter may be left hanging. Before using results of earlier work, call synchronize(), which
-  // rethrows the failure.
+  // later copies, fills and computation are skipped. Copies, fills and computation that were
+  // already enqueued may be skipped, too. Events still complete and host functions still run,
+  // because they report completions and no waiter may hang. Before using results of earlier work,
+  // call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 
-// Device memory with one owner. `device` must outlive it.
+// Device memory with one owner. `device` must outlive the buffer.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -119,7 +121,7 @@ class DeviceBuffer {
   std::uint64_t size_bytes_ = 0;
 };
 
-// A stream with one owner. `device` must outlive it.
+// A stream with one owner. `device` must outlive the stream.
 class Stream {
  public:
   Stream() = default;
@@ -142,7 +144,7 @@ class Stream {
   StreamId id_{};
 };
 
-// An event with one owner. `device` must outlive it.
+// An event with one owner. `device` must outlive the event.
 class Event {
  public:
   Event() = default;

@@ -1,6 +1,6 @@
-// The Device over host memory: a budget stands for the card's memory, a worker thread with a FIFO
-// for each stream, a ticket for each event. It is asynchronous like a real GPU, so that a release
-// before completion shows as a bug here too.
+// The Device over host memory. A budget stands for the GPU's memory. Each stream is a worker thread
+// with a FIFO queue, and each event is a ticket. The host device is asynchronous like a real GPU,
+// so that a release before completion shows as a bug here, too.
 // Thread rule: as Device.
 #pragma once
 
@@ -13,25 +13,24 @@
 namespace sluice {
 
 struct HostDeviceOptions {
-  std::uint64_t memory_bytes = 0;  // the limit of what allocate() hands out in all
-  // Each stream's copies are slowed to this bandwidth by sleeping; 0 = at the speed of memory. For
-  // tests and for emulating a bus. Bounds: 0, or at least 1 MB/s.
+  std::uint64_t memory_bytes = 0;  // the limit for the sum of all allocations
+  // Sleeping slows each stream's copies to this bandwidth; 0 = the speed of memory. For tests and
+  // for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The answer of Device::has_own_memory(). With true, tests see what an engine does with a
-  // GPU.
+  // The result of Device::has_own_memory(). With true, tests see what an engine does with a GPU.
   bool has_own_memory = false;
 };
 
 class HostDevice : public Device {
  public:
   // Enqueues computation on `stream`. Unlike a host function, `work` may be long and may use the
-  // device's memory freely. An exception from it is kept and rethrown by the next synchronize();
-  // later work on any stream is skipped, but its events complete.
+  // device's memory freely. An exception from `work` is kept and rethrown by the next
+  // synchronize(); later work on any stream is skipped, but events still complete.
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
-  // Emulates computation: `stream` is busy for `duration_ns` from the moment when the work could
-  // start (it is enqueued, and everything it waits for is done), and costs no CPU. Durations add up
-  // exactly, however late each sleep wakes.
+  // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment
+  // when the work could start: the work is enqueued, and nothing is left to wait for. Durations add
+  // up exactly, even if sleeps end late.
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 
