@@ -146,7 +146,6 @@ def test_durable_stores_go_on_with_counts_and_schedule(config, tmp_path):
     whole.destroy()
 
 
-@pytest.mark.filterwarnings("default")
 def test_torchs_optimizers_and_schedulers(config):
     """An optimizer that the program makes says type, hyperparameters and groups; its scheduler goes on."""
     for key in ("learning_rate", "weight_decay", "beta2"):
@@ -164,17 +163,18 @@ def test_torchs_optimizers_and_schedulers(config):
     engine, optimizer, _, scheduler = sluice.initialize(model=model, optimizer=given, lr_scheduler=schedulers[1],
                                                         config=config, units=[Block])
     assert scheduler is schedulers[1] and [group["lr"] for group in optimizer.param_groups] == [1e-3, 3e-3]
-    warnings.simplefilter("error")  # torch warns where a scheduler moves before its optimizer
-    for step in range(5):
-        losses = [net(*batch(step)) for net in (reference, engine)]
-        assert worst([losses[1].item()], [losses[0].item()]) <= 2e-6
-        losses[0].backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
-        theirs.step()
-        theirs.zero_grad()
-        schedulers[0].step()
-        engine.backward(losses[1])
-        engine.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where a scheduler moves before its optimizer
+        for step in range(5):
+            losses = [net(*batch(step)) for net in (reference, engine)]
+            assert worst([losses[1].item()], [losses[0].item()]) <= 2e-6
+            losses[0].backward()
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+            theirs.step()
+            theirs.zero_grad()
+            schedulers[0].step()
+            engine.backward(losses[1])
+            engine.step()
     assert engine.get_lr() == pytest.approx([group["lr"] for group in theirs.param_groups], rel=1e-12)
     engine.destroy()
     # A function that makes the scheduler, and one that makes the optimizer.

@@ -369,7 +369,7 @@ def test_hyperparameters_that_cannot_change(config):
     model = tiny()
     ours = sluice.offload(model, config, units=[Block])
     ours.param_groups[0]["weight_decay"] = 0.5
-    with pytest.raises(sluice.ArgumentError, match="only lr"):
+    with pytest.raises(sluice.ArgumentError, match="only the lr"):
         ours.step()
     del ours.param_groups[0]["weight_decay"]
     with pytest.raises(sluice.ArgumentError, match="cannot be added"):

@@ -34,7 +34,7 @@ DATA = [batch(step) for step in range(12)]
 
 
 def trainer(tmp_path, strategy, steps, **options):
-    return pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, gradient_clip_val=1.0,
+    return pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, gradient_clip_val=0.5,
                       accumulate_grad_batches=2, default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
                       enable_model_summary=False, **options)
 

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""usage: python/bench/cost.py [--pairs N] [--path FOLDER] [calls | step | optimizer ...]
+
+Measures, on one thread of torch, the cost of the package for PyTorch:
+
+  calls      CPU time of the calling thread for each use of a unit and for each gradient: two models of equal units with
+             few and with many parameters, offloaded and plain, in interleaved pairs. Counts; no bytes move.
+  step       the time of a whole step, offloaded to host memory and to NVMe, against torch.optim.AdamW(fused=True) in
+             memory.
+  optimizer  the time of sluice_offload.optim.AdamW's step with state in host memory and on NVMe, against
+             torch.optim.AdamW(fused=True).
+
+Each ratio is the median over N pairs (20) with its 10th and 90th percentile. The load average stands beside; figures of a
+machine that does something else are worth nothing.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+
+UNITS, WIDTH, FEW, MANY = 24, 16, 1, 17
+WARM_UP = 3
+USE_US_MAX, GRADIENT_US_MAX = 60, 8
+
+
+class Chain(nn.Module):
+    """A unit of `count` small matrices."""
+
+    def __init__(self, count, width):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(width, width) * 0.005) for _ in range(count))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = x + x @ weight
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def config(path, home, device="1GiB"):
+    return {"placement": {"parameters": home, "optimizer": "host" if home == "device" else home},
+            "memory": {"device": device, "host": "4GiB"}, "storage": {"paths": [path]}, "optimizer": {"clip_norm": 0}}
+
+
+def pass_of(model, x):
+    """Forward and backward; returns the calling thread's CPU time."""
+    begin = time.thread_time()
+    model(x).square().mean().backward()
+    return time.thread_time() - begin
+
+
+def spread(values):
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+
+
+def say(name, values, unit="", bound=None):
+    median, low, high = spread(values)
+    words = ""
+    if bound is not None:
+        words = " meets" if high <= bound else " misses" if low > bound else " does not decide"
+        words += f" the bound of {bound} {unit}"
+    print(f"{name:58s} {median:9.3f} {unit:3s} [{low:.3f}, {high:.3f}]{words}")
+
+
+def calls(path, pairs):
+    x = torch.randn(1, WIDTH)
+    extra = {}
+    for count in (FEW, MANY):
+        torch.manual_seed(0)
+        plain = nn.Sequential(*(Chain(count, WIDTH) for _ in range(UNITS)))
+        model = copy.deepcopy(plain)
+        optimizer = sluice.offload(model, config(path, "device"), units=[Chain])
+        extra[count] = []
+        for pair in range(WARM_UP + pairs):
+            ours = pass_of(model, x)
+            optimizer.step()
+            theirs = pass_of(plain, x)
+            plain.zero_grad()
+            if pair >= WARM_UP:
+                extra[count].append(1e6 * (ours - theirs))
+        uses = optimizer._walk.uses
+        optimizer.close()
+    # The identity on the model's input is missing, for it needs no gradient: one of the units' uses is a little cheaper.
+    gradient = [(many - few) / (UNITS * (MANY - FEW)) for few, many in zip(extra[FEW], extra[MANY])]
+    per_gradient = statistics.median(gradient)
+    say("CPU time of a gradient's hook", gradient, "us", GRADIENT_US_MAX)
+    say("CPU time of a unit's use", [(few - per_gradient * UNITS * FEW) / uses for few in extra[FEW]], "us", USE_US_MAX)
+
+
+def times(model, optimizer, x):
+    begin = time.monotonic()
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.monotonic() - begin
+
+
+def step(path, pairs):
+    width, x = 512, torch.randn(256, 512)
+    for home in ("host", "nvme"):
+        torch.manual_seed(0)
+        plain = nn.Sequential(*(Block(width) for _ in range(8)))
+        model = copy.deepcopy(plain)
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)
+        ours = sluice.offload(model, config(path, home, "64MiB"), units=[Block],
+                              optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4))
+        ratios = []
+        for pair in range(WARM_UP + pairs):
+            one, other = times(model, ours, x), times(plain, theirs, x)
+            if pair >= WARM_UP:
+                ratios.append(one / other)
+        ours.close()
+        say(f"step with everything in {home}, of fused AdamW's in memory", ratios, "x", 1.1)
+
+
+def optimizer(path, pairs):
+    elements, count = 1 << 20, 16
+    for dtype in (torch.float32, torch.bfloat16):
+        for home in ("host", "nvme"):
+            ratios = []
+            torch.manual_seed(0)
+            # Beside 16-bit parameters torch keeps no masters: the program of comparison updates fp32 ones and copies.
+            masters = [nn.Parameter(torch.randn(elements)) for _ in range(count)]
+            parameters = [nn.Parameter(p.detach().to(dtype)) for p in masters]
+            theirs = torch.optim.AdamW(masters, lr=1e-4, fused=True)
+            ours = sluice.optim.AdamW(parameters, lr=1e-4, config={
+                "placement": {"optimizer": home}, "memory": {"host": "1GiB"}, "storage": {"paths": [path]},
+                "run": {"threads": torch.get_num_threads()}})
+            for pair in range(WARM_UP + pairs):
+                for master, parameter in zip(masters, parameters):
+                    parameter.grad = torch.randn(elements).to(dtype)
+                    master.grad = parameter.grad.float()
+                begin = time.monotonic()
+                ours.step()
+                middle = time.monotonic()
+                theirs.step()
+                if dtype != torch.float32:
+                    for master, parameter in zip(masters, parameters):
+                        parameter.detach().clone().copy_(master)
+                end = time.monotonic()
+                if pair >= WARM_UP:
+                    ratios.append((middle - begin) / (end - middle))
+            ours.close()
+            say(f"optimizer's step, {str(dtype)[6:]}, state in {home}, of fused AdamW's", ratios, "x",
+                1.05 if home == "host" else None)
+
+
+CASES = {"calls": calls, "step": step, "optimizer": optimizer}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="calls, step, optimizer; by default all")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--path", help="a folder on the drive; by default the one for temporary files")
+    given = parser.parse_args()
+    unknown = set(given.cases) - set(CASES)
+    if unknown or given.pairs < 1:
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}" if unknown else "--pairs must be at least 1")
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}, {given.pairs} pairs")
+    with tempfile.TemporaryDirectory(dir=given.path) as path:
+        for name in given.cases or CASES:
+            CASES[name](path, given.pairs)
+    print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
