@@ -1,19 +1,19 @@
-// Blocks on storage: turns (block, plane, version) into transfers of an IoQueue and keeps the
-// version table. A block's version is the number of updates that it has seen. Every fetch names the
+// Blocks on storage. Turns (block, plane, version) into transfers of an IoQueue and keeps the table
+// of versions. A block's version is the number of updates that it has seen. Every fetch names the
 // version that it expects, so last step's weights can never pass for this step's. The bytes are
-// verified too: their checksum is taken when they are written and again whenever they are read, on
-// the queue's thread that completes the transfer. A read that fails, or brings other bytes, is
+// verified too. Their checksum is computed when they are written and again whenever they are read,
+// on the queue's thread that completes the transfer. A read that fails or brings other bytes is
 // repeated once.
 //
 // Thread rule: all functions on the scheduler's thread, except the blocking ones at the end, which
 // the application's thread calls while no step is active.
-// A durable store keeps several copies of each plane (engine/store/plane_copies.h): a store goes to
-// a copy that no commit names, and that copy becomes home when the store has ended.
+// A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
+// a copy that no commit names, and this copy becomes home when the store has ended.
 //
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
 // fetch and a store to the home never overlap. With two copies on storage, a store may go to the
-// shadow, the copy that is not home: home stays v until adopt() makes the shadow home, or another
-// store overwrites the shadow.
+// shadow, which is the copy that is not home. The home then stays at v. The shadow waits until
+// adopt() makes it home, or until another store overwrites it.
 #pragma once
 
 #include <cstdint>
@@ -36,28 +36,30 @@
 
 namespace sluice {
 
-// The two separate parts of a block: the compute parameters, and the optimizer's record. Two more
-// things are stored beside them, and each new content counts as a version: the gradients of a
-// block, and pieces of activations (numbered by Tiers), which belong to no block.
+// The two separate parts of a block: the compute parameters, and the optimizer's record. Two
+// further kinds of data are stored beside the state: the gradients of a block, and pieces of
+// activations. Tiers numbers the pieces, which belong to no block. Each new content counts as a
+// version.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
-// The target of a store. kShadow: the other one of two copies, tentatively.
+// The target of a store. kShadow is the copy that is not home, for a tentative update.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
 
 // One transfer of one block's plane. Its owner keeps it in place until `done` runs.
 struct Transfer {
-  // Set once by the owner: runs on the scheduler's thread when the transfer has ended, well or not.
-  // After a failure the scheduler has failed() and the bytes are invalid.
+  // Set once by the owner: runs on the scheduler's thread when the transfer has ended, with success
+  // or failure. After a failure, the scheduler has failed() and the bytes are invalid.
   std::function<void()> done;
-  // Set by the owner before a fetch: the order when the drive is behind. Writes come last.
+  // Set by the owner before a fetch: the priority of the read when the drive is busy. Writes come
+  // last.
   IoPriority read_priority = IoPriority::kNormal;
-  // Likewise, for activations: their unit, for the trace.
+  // Set by the owner for activations: their unit, for the trace.
   std::uint32_t activation_unit = kTraceNone;
-  // For transfers that are not state: their name in messages.
+  // The name in messages of a transfer that is not state.
   std::string subject = {};
-  // Likewise, for traces: the step, if the version does not give it.
+  // The step for traces, if the version does not say which step it is.
   std::optional<std::uint64_t> step = {};
 
   // Used by the store.
@@ -82,26 +84,26 @@ class BlockStore {
 
   // Starts reading into `target` (slot-sized, kStorageAlignBytes aligned).
   // Requires: the plane's home is storage and holds `version`. On return the read is under way;
-  // wait for transfer.done; `target` belongs to the transfer until then.
+  // wait for transfer.done. Until then `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
   // Starts writing `source` as `version`, one more than the home holds. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether a copy that no commit names is free for such a store. Always true unless durable.
+  // Whether a copy that no commit names is free for such a store. Always true for scratch state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
-  // Durable, for planes at home in memory: starts writing them for a commit. As fetch().
+  // Starts writing a plane that is at home in memory, for a commit of a durable store. As fetch().
   // Requires: may_store(); `source` holds the plane's version, and stays as it is.
   void save(Transfer& transfer, BlockId block, Plane plane, std::byte* source);
-  // The shadow, written as one version more than the home holds, becomes home.
+  // Makes the shadow home. The shadow has been written as the version after the home's.
   // Requires: no transfer of the plane is in flight.
   void adopt(BlockId block, Plane plane);
   // Discards the shadow's content, if there is any.
   void drop_shadow(BlockId block, Plane plane);
-  // A store to the plane is in flight, so it cannot be fetched.
+  // Whether a store to the plane is in flight, so that the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
-  // For planes homed in memory: an update in place has made `version`.
+  // For a plane at home in memory: an update in place has made `version`.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
@@ -110,16 +112,17 @@ class BlockStore {
 
   // Null: the state is scratch.
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
-  // The plane's version on storage; for one at home in memory, that of its last save().
+  // The plane's version on storage. For a plane at home in memory, the version of its last save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way, or of the valid one: every plane with its named copy.
+  // The table of the commit under way or, without one, of the valid commit. It lists every plane
+  // with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
-  // Sets storage to the state of a commit's table. Requires: a store of the same planes; no
+  // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
   // transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes to `version`, for the next write or for planes in
-  // memory. On the application's thread, outside of steps.
+  // Sets the version of the block's planes, for the next write or for planes in memory. On the
+  // application's thread, outside of steps.
   void begin_at(BlockId block, std::uint64_t version);
 
   // Blocking transfers of the application's thread, outside of steps.
@@ -127,8 +130,9 @@ class BlockStore {
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
 
-  // Whether a transfer has been in flight for longer than storage.timeout; the scheduler has failed
-  // with the list. The transfer may never end, so avoid waiting for it where possible.
+  // Whether a transfer has been in flight for longer than storage.timeout. The scheduler has then
+  // failed with a list of the transfers. Such a transfer may never end, so callers should wait for
+  // it only where they must.
   bool is_stuck() const { return watch_.is_stuck(); }
   // Lines for the user since the last call: slow transfers, and reads that were repeated. Requires:
   // no transfer is in flight. Any thread.
@@ -193,8 +197,7 @@ class BlockStore {
   Scheduler& scheduler_;
   const std::uint32_t first_activation_;  // in entries_
   const std::uint32_t first_gradient_;
-  // Two per block, then one per piece of activations, then one for each block's
-  // gradients.
+  // Two entries per block, then one per piece of activations, then one for each block's gradients.
   std::vector<Entry> entries_;
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // as entries_, for each copy

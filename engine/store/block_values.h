@@ -1,6 +1,6 @@
-// The values of one block's state, from and to the bytes of its parameters and record.
+// Converts the values of one block's state from and to the bytes of the block's planes.
 //
-// Thread rule: pure functions; `source` says its own.
+// Thread rule: pure functions, except for `source`, which has its own rule.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct BlockView {
   std::byte* record = nullptr;
 };
 
-// Sets the state of every tensor that reaches into the block.
+// Sets the state of every tensor that has elements in the block.
 // Requires: the planes are zero; the padding between tensors stays zero.
 // Fails with: kNonFinite naming tensor and element of a value that is not finite in the parameters'
 // type; the source's own errors.

@@ -1,10 +1,10 @@
-// Evaluates a store's record slots as they were found: the newest commit, the repairs needed, and
-// the slot of the next record. Also finds the step that several ranks can continue from.
+// Evaluates the record slots found in a store. Determines the newest commit, the repairs needed,
+// and the slot of the next record. Also finds the step that several ranks can continue from.
 //
-// A slot's twins are written one after the other, each flushed before the next, so that a power cut
-// tears at most one of them. The slot's record is the newer whole twin. If a slot was written but
-// has no whole twin, it was damaged in another way. The other slot's record is then no substitute:
-// the data that it names may have been replaced since.
+// A slot's twins are written one after the other, and each is flushed before the next. So a power
+// cut tears at most one twin. The slot's record is the newer whole twin. A slot that was written
+// but has no whole twin was damaged in another way. The other slot's record is then no substitute,
+// because the data that it names may have been replaced since.
 //
 // Thread rule: pure.
 #pragma once
@@ -34,15 +34,16 @@ struct SlotTwin {
 
 struct CommitChoice {
   std::optional<std::uint32_t> newest;  // the slot of the newest commit
-  std::optional<std::uint32_t> older;   // that of the commit before, if it still has that
+  std::optional<std::uint32_t> older;   // the slot of the commit before, if it is still there
   std::uint32_t next_slot = 0;          // for the next record
   std::uint64_t next_generation = 1;
-  // Twins that do not hold their slot's record: written again from the other twin, before the first
-  // store.
+  // Twins that do not hold their slot's record. They are written again from the other twin, before
+  // the first store.
   std::vector<SlotTwin> mends;
 };
 
-// The record that a slot holds: its newer whole twin. Requires: choose_commit() has not failed.
+// The record that a slot holds, which is its newer whole twin. Requires: choose_commit() has not
+// failed.
 const CommitReading* record_of_slot(const FoundCommits& found, std::uint32_t slot);
 
 // Fails with: kDamaged where a slot has lost both twins, or twins contradict each other;

@@ -1,10 +1,10 @@
 // The on-disk layout of a commit record (docs/storage-format.md): a header of 256 bytes, the table
-// of planes, the settings, the application's blob. A record file holds two slots of equal length,
-// for records that alternate; a second file, the twin, holds the same. Everything is little-endian
-// and without padding.
+// of planes, the settings, and the application's blob. A record file has two slots of equal length,
+// and records go to them in turn. A second file, the twin, holds the same records. Everything is
+// little-endian and without padding.
 //
 // Thread rule: pure.
-// Invariant: a record is whole if its checksum fits; magic, length and checksum keep their places
+// Invariant: a record is whole if its checksum fits. Magic, length and checksum keep their places
 // in every version. The meaning of a field never changes without a new version, and no persisted
 // value is renumbered.
 #pragma once
@@ -19,7 +19,8 @@ namespace sluice {
 
 inline constexpr std::uint64_t kCommitMagic = 0x0a31'544d'4355'4c53;  // "SLUCMT1\n"
 inline constexpr std::uint32_t kCommitVersion = 1;
-// Slots, and the data written into them, are multiples of this, because O_DIRECT needs it.
+// The lengths of slots, and of the data written into slots, are multiples of this, because O_DIRECT
+// requires it.
 inline constexpr std::uint64_t kCommitAlignBytes = 4096;
 inline constexpr std::uint32_t kCommitSlots = 2;
 inline constexpr std::uint32_t kCommitTwins = 2;
@@ -78,14 +79,14 @@ struct CommitExtent {
 };
 static_assert(sizeof(CommitExtent) == 16);
 
-// One plane of one block: the places of its copies, and the one that the record names.
+// One plane of one block, with the places of its copies and the copy that the record names.
 struct CommitPlane {
   std::uint64_t length_bytes = 0;  // of each copy
   std::uint64_t version = 0;       // updates that the named copy has seen
   std::uint64_t checksum = 0;      // XXH3 of the named copy
   std::uint32_t copy_count = 0;    // 1..kCopiesMax
   std::uint32_t named_copy = 0;
-  CommitExtent copies[kCopiesMax] = {};  // those beyond copy_count are zero
+  CommitExtent copies[kCopiesMax] = {};  // the entries from copy_count on are zero
 };
 static_assert(sizeof(CommitPlane) == 80);
 
@@ -93,7 +94,8 @@ static_assert(std::endian::native == std::endian::little);
 static_assert(std::has_unique_object_representations_v<CommitHeader> &&
               std::has_unique_object_representations_v<CommitPlane>);
 
-// The checksum of a record: its header, whose own field counts as zero, and the rest of its length.
+// The checksum over a record's header and the rest of the record. The header's checksum field
+// counts as zero.
 std::uint64_t commit_checksum(CommitHeader header, std::span<const std::byte> rest);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// Finds the commit that a store continues from, and repairs its records: a rank's commit beyond the
-// step that all ranks have is made void, and twins that a power cut or a drive has damaged are
-// written again. All of this may be interrupted anywhere and repeated.
+// Finds the commit that a store continues from, and repairs the records. If a rank has a commit of
+// a later step than all ranks have, this commit is made void. Twins that a power cut or a drive has
+// damaged are written again. The repair may be interrupted at any point and repeated.
 //
 // Thread rule: one thread, before anything else uses the files; every function waits for storage.
 #pragma once
@@ -15,29 +15,30 @@
 
 namespace sluice {
 
-// Goes through `sequence` with a record for `slot`. Durable on return. Fails with: kIo.
+// Writes a record to `slot` by following `sequence`. The record is durable on return. Fails with:
+// kIo.
 void write_commit(IoQueue& queue, const CommitFiles& files, CommitSequence sequence,
                   std::uint32_t slot, const CommitRecord& record);
 
 class CommitOpening {
  public:
-  // Reads the records and changes nothing. Both must outlive it.
+  // Reads the records and changes nothing. Both arguments must outlive the object.
   // Fails with: as choose_commit().
   CommitOpening(IoQueue& queue, const CommitFiles& files);
 
   const CommitChoice& choice() const { return choice_; }
-  // The newest commit; nullptr: there has never been one.
+  // The newest commit; nullptr if there has never been a commit.
   const CommitRecord* newest() const;
   CommitOffer offer() const;
-  // The commit of a step. Requires: offer() has it.
+  // The commit of a step. Requires: offer() has `step`.
   const CommitRecord& of_step(std::uint64_t step) const;
 
-  // Makes the newest commit void unless it is that of `step`; then the older one is. Durable on
-  // return.
+  // Makes the newest commit void unless it is the commit of `step`. Afterwards the newest commit is
+  // that of `step`. Durable on return.
   // Requires: offer() has `step`. Fails with: kIo.
   void go_back(std::uint64_t step);
-  // Writes again the twins that do not hold their slot's record. Returns a line for the user about
-  // each damaged twin. Fails with: kIo.
+  // Rewrites the twins that do not hold their slot's record. Returns a line for the user about each
+  // damaged twin. Fails with: kIo.
   std::vector<std::string> mend();
 
  private:

@@ -1,9 +1,9 @@
-// A commit record as a value, its bytes, and the defects of bytes that should be one.
+// A commit record as a value, its conversion to bytes and back, and the defects found in the bytes.
 //
 // Thread rule: pure.
-// Invariant: decode_commit() takes any bytes, and accepts only those that encode_commit() can have
-// made: the planes of a record that it calls whole lie inside their files' address range, do not
-// overlap, and name a copy that they have.
+// Invariant: decode_commit() takes any bytes, and accepts only bytes that encode_commit() can have
+// made. The planes of a whole record lie inside their files' address range, do not overlap, and
+// name a copy that they have.
 #pragma once
 
 #include <array>
@@ -47,20 +47,20 @@ struct CommitRecord {
   std::vector<std::byte> application = {};
 };
 
-// The bytes of the record, and those of the slot that it needs: whole pages.
+// The bytes of the record, and the bytes of a slot for the record, in whole pages.
 std::uint64_t commit_bytes(const CommitRecord& record);
 std::uint64_t commit_slot_bytes(std::uint64_t plane_count);
 
-// Writes the record to `target` with zeros up to a whole page, and returns the bytes of those
-// pages: write this much to the slot.
-// Requires: that much room; settings and blob within their limits; a void record has neither.
+// Writes the record to `target`, with zeros up to a whole page. Returns the number of bytes in
+// these pages, which the caller writes to the slot.
+// Requires: enough room; settings and blob within their limits; neither of them in a void record.
 std::uint64_t encode_commit(const CommitRecord& record, std::span<std::byte> target);
 
 enum class CommitState : std::uint8_t {
   kEmpty,  // never written: zeros where the header would be
   kWhole,
   kDamaged,  // torn or altered; `problem` names the field, the expected and the found value
-  kForeign,  // seems whole, but of another version of the format
+  kForeign,  // seems whole, but has another version of the format
 };
 
 struct CommitReading {

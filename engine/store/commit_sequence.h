@@ -1,11 +1,11 @@
-// The order in which a commit becomes durable, as data: stages of actions that go to storage
-// together; each stage begins when all of the one before has ended. The writer of a record follows
-// it (commit_writer.h), and tests try wrong ones.
+// The order in which a commit becomes durable, as a list of stages. The actions of a stage go to
+// storage together, and a stage begins when the stage before has ended. The writer of a record
+// follows the sequence (commit_writer.h), and tests try wrong sequences.
 //
 //   data files flushed | first twin written | flushed | second twin written | flushed
 //
-// The data comes before any record that names it. The twins come one after the other, so that a
-// power cut leaves one of them whole; if a flush fails, nothing after it is begun.
+// The data comes before any record that names the data. The twins come one after the other, so that
+// a power cut leaves one of them whole. If a flush fails, no later stage is begun.
 //
 // Thread rule: pure.
 #pragma once
@@ -27,10 +27,10 @@ using CommitSequence = std::vector<CommitStage>;
 
 // For the record of a state.
 CommitSequence commit_sequence(std::uint32_t data_file_count);
-// For a void record, and for a twin that is repaired: they name no new data. The twins' content is
-// flushed first. Otherwise a killed process may have left content there that reads see and a power
-// cut would take, and both twins would be torn. `first_twin`: one that does not hold the slot's
-// record, if there is one, so that the whole one goes last.
+// For a void record and for the repair of a twin, which name no new data. The twins' content is
+// flushed first. Without this flush, a killed process may have left content that reads see but a
+// power cut would remove, and both twins would be torn. `first_twin`: a twin that does not hold the
+// slot's record, if there is one, so that the whole twin is written last.
 CommitSequence void_sequence(std::uint32_t first_twin);
 CommitSequence mend_sequence(std::uint32_t twin);
 

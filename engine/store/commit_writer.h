@@ -1,10 +1,10 @@
-// Makes commits durable beside the queue's other work: goes through a commit's sequence
-// (commit_sequence.h), one stage after the other, driven by the queue's completions. Owns the bytes
-// of the record that it writes.
+// Makes commits durable beside the queue's other work. Goes through a commit's sequence
+// (commit_sequence.h) stage by stage, driven by the queue's completions. Owns the buffer of the
+// record that is written.
 //
-// Thread rule: one thread, the scheduler's in an engine; `post` brings completions there.
+// Thread rule: one thread, which in an engine is the scheduler's; `post` brings completions there.
 // Invariants: at most one record is being written. The first failure ends the sequence: no later
-// action is begun, and `ended` reports it once all actions under way have ended.
+// action is begun, and `ended` reports the failure once all actions under way have ended.
 #pragma once
 
 #include <cstdint>
@@ -39,26 +39,25 @@ struct CommitFiles {
 
 class CommitWriter {
  public:
-  // `queue`, `files` and `watch` must outlive the writer. `watch`, which supervises the transfers,
-  // may be null. `post` runs a function later on the writer's thread; it may be called from any
-  // thread.
+  // `queue`, `files` and `watch` must outlive the writer. `watch` supervises the transfers and may
+  // be null. Any thread may call `post`, which runs a function later on the writer's thread.
   CommitWriter(IoQueue& queue, const CommitFiles& files,
                std::function<void(std::function<void()>)> post, TransferWatch* watch = nullptr);
-  // Requires: is_idle(), or a queue that will complete nothing any more.
+  // Requires: is_idle(), or a queue that will complete no more requests.
   ~CommitWriter();
   CommitWriter(const CommitWriter&) = delete;
   CommitWriter& operator=(const CommitWriter&) = delete;
 
-  // For the next record. Requires: is_idle().
+  // The buffer for the next record. Requires: is_idle().
   std::span<std::byte> buffer() { return buffer_.span(); }
   bool is_idle() const { return sequence_.empty(); }
-  // Begins no further stage: the sequence ends, without `ended`, when the actions under way have
-  // ended.
+  // Begins no further stage. When the actions under way have ended, the sequence ends without a
+  // call of `ended`.
   void stop() { is_stopped_ = true; }
 
-  // Writes `record_bytes` of the buffer to `slot` in the course of `sequence`. On return it is
-  // under way. `ended` runs on the writer's thread: without an error, everything is durable. The
-  // buffer is then free.
+  // Starts `sequence`, in which `record_bytes` of the buffer are written to `slot`. Returns while
+  // the sequence is under way. At the end, `ended` runs on the writer's thread, and the buffer is
+  // free. If `ended` gets no error, everything is durable.
   // Requires: is_idle(); record_bytes is a multiple of kCommitAlignBytes.
   void begin(CommitSequence sequence, std::uint32_t slot, std::uint64_t record_bytes,
              std::uint64_t step, std::function<void(std::optional<Error>)> ended);

@@ -1,6 +1,6 @@
 // The description of a run in its durable store's records, and the checks before another run may
-// continue with them: model and layout have to be the same; numbers of the config may be changed
-// knowingly. And the other way round: the run that a record describes. Pure.
+// continue from the records. Model and layout have to be the same; numbers of the config may be
+// changed knowingly. Also reads a description back from a record. Pure.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ class DurableIdentity {
   std::uint64_t layout_hash() const { return layout_hash_; }
   std::uint64_t config_hash() const { return config_hash_; }
 
-  // The record's settings: JSON with everything that messages name; the units and their tensors, as
-  // far as there is room; and `changes`, an array of the changes accepted so far.
+  // The record's settings, as JSON: everything that messages name, the units and their tensors if
+  // there is room, and `changes`, an array of the changes accepted so far.
   std::string settings(const std::string& changes = "[]") const;
 
-  // If a record with these hashes and settings belongs to another model or layout, says how they
-  // differ; otherwise empty.
+  // Says how the model or layout of a record with these hashes and settings differs from this
+  // run's. Empty if they are the same.
   std::string obstacle(std::uint64_t model_hash, std::uint64_t layout_hash,
                        const std::string& settings) const;
   // Each number of the config that has changed: "optimizer.beta2 was 0.999 and is 0.95".
   std::vector<std::string> changes(const std::string& settings) const;
-  // The array `changes` of `settings`, with those of changes() added as of `step`.
+  // The array `changes` of `settings`, to which the result of changes() is added as of `step`.
   std::string accepted_changes(const std::string& settings, std::uint64_t step) const;
 
  private:
@@ -49,14 +49,14 @@ class DurableIdentity {
   std::uint64_t config_hash_ = 0;
 };
 
-// The run that a record's settings describe, as far as they say where every element is: of the
-// config, precision, the optimizer's numbers, the block size and the sharding.
+// The part of a run that a record's settings describe, which says where every element is. Its
+// config has only precision, the optimizer's numbers, the block size and the sharding.
 struct DescribedRun {
   ModelSpec model;
   Config config;
   std::uint32_t ranks = 1;
 };
-// `store` is for messages.
+// `store` is the name for messages.
 // Fails with: kDamaged naming a field that is missing or makes no sense; kUnsupported where the
 // record had no room for the units.
 DescribedRun described_run(const std::string& settings, const std::string& store);

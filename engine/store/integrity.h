@@ -1,15 +1,18 @@
-// The expected content of every block on storage: a checksum for each stored plane of each block,
-// with its version, in memory where no drive can touch it. The previous one is kept too, so that
-// damage can be named. The files hold only data: a place in this table is the block's identity.
+// The expected content of every block on storage: a checksum and a version for each stored plane.
+// They are kept in memory, where no drive can change them. The previous checksum is kept too, so
+// that messages can name the kind of damage. The files hold only data: a place in this table is the
+// block's identity.
 //
 // A read that does not match is one of these:
-//   stale        its bytes are those of the version before (or were never written): a lost write
-//   misdirected  its bytes are those of another block: a write that went to the wrong place
+//   stale        the bytes of the version before, or never written: a lost write
+//   misdirected  the bytes of another block: a write that went to the wrong place
 //   damaged      neither: flipped bits, a torn write
-// Blocks with equal bytes have equal checksums: confusing them raises no alarm and does no harm.
+// Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does
+// no harm.
 //
-// Thread rule: wants() from any thread; the rest from the block store's writer.
-// Invariant: `previous` is the checksum of the bytes that `current` replaced, if that was wanted.
+// Thread rule: wants() from any thread; everything else from the block store's thread.
+// Invariant: `previous` is the checksum of the bytes that were replaced by those of `current`, if
+// that checksum was wanted.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +40,11 @@ class Integrity {
   // `plane_count`: two for each block, numbered by the block store.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether `version` of `plane` carries a checksum: all versions, none, or one in eight, and at
-  // each version a different eighth of the planes.
+  // Whether `version` of `plane` carries a checksum. This is true for all versions, for none, or
+  // for one in eight; then each version selects a different eighth of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
-  // Notes the bytes written as `version`. No checksum: wants() returned false.
+  // Notes the checksum of the bytes written as `version`. `sum` is empty if wants() returned false.
   void stored(std::uint32_t plane, std::uint64_t version, std::optional<std::uint64_t> sum);
 
   struct Stored {
@@ -52,7 +55,7 @@ class Integrity {
     return {.version = planes_[plane].version, .sum = planes_[plane].current};
   }
 
-  // Compares the bytes read as `version`, and their checksum, with those that were stored.
+  // Compares bytes that were read, and their checksum `found`, with the table.
   // Requires: wants(plane, version), and stored() has been called for that version.
   std::optional<Damage> find_damage(std::uint32_t plane, std::span<const std::byte> data,
                                     std::uint64_t found) const;

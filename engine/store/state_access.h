@@ -1,6 +1,6 @@
-// Access to the state from outside of steps, tensor by tensor, wherever its blocks live: filling in
-// initial values, and reading for saving and hashing. Works block by block through one optimizer
-// lane, so it needs no memory of its own.
+// Access to the state between steps, tensor by tensor, wherever the blocks live. Fills in initial
+// values, and reads the state for saving and hashing. Works block by block in the memory of one
+// optimizer lane, and so needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
 #pragma once
@@ -26,13 +26,14 @@ class StateAccess {
 
   // Writes masters and moments from `source` to every block's home, at the source's step.
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
-  // parameters' type; kIo and others. It can be called again then.
+  // parameters' type; kIo and others. After a failure, restore() can be called again.
   void restore(StateSource& source);
-  // Durable: reads state at home in memory from storage, where the last commit left it.
+  // With a durable store: reads state that is at home in memory from storage, where the last commit
+  // left the state.
   // Fails with: kIo and others.
   void open();
-  // From now on the homes that restore() or open() has filled count as in use. Call it once, after
-  // all ranks have filled theirs.
+  // From now on, the homes that restore() or open() has filled count as in use. Called once, after
+  // all ranks have filled their homes.
   void lend_homes();
 
   // Fails with: kInvalidArgument for a call of read() that is not allowed, with tensor and numbers.
@@ -43,7 +44,7 @@ class StateAccess {
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
-  // The state has changed: forgets the block held in the lane.
+  // Forgets the block in the lane, because the state has changed.
   void invalidate() { loaded_.reset(); }
 
  private:

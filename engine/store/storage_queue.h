@@ -1,5 +1,6 @@
 // The queues behind the storage paths: one per path, with its own thread, so that every drive is
-// kept busy and none waits for a slower one. The config or the kernel decides which kind.
+// kept busy and no drive waits for a slower one. The config or the kernel decides which kind of
+// queue is used.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +13,17 @@
 
 namespace sluice {
 
-// The transfers to expect. Memory and files must outlive the queue.
+// The transfers that a queue has to expect. Memory and files must outlive the queue.
 struct TransferPool {
   std::uint32_t transfers_max = 0;   // at once, over all drives
   std::span<std::byte> memory = {};  // that they use
-  // Descriptors, one per drive in the order of IoRequest::drive. None: one queue for all.
+  // Descriptors, one per drive in the order of IoRequest::drive. Empty: one queue for all drives.
   std::span<const int> files = {};
 };
 
-// The queue that `storage` asks for; its submit() does not block for the transfers of `pool`. With
-// "auto" and no io_uring it uses threads. `explanation` says in one line what it cannot use, and
-// why.
+// Returns the queue that `storage` asks for, or a queue of threads with "auto" and without
+// io_uring. The queue's submit() does not block for the transfers of `pool`. `explanation` says in
+// one line which feature cannot be used, and why.
 // Fails with: kUnsupported; kInvalidArgument (queue_depth).
 std::unique_ptr<IoQueue> open_io_queue(const Config::Storage& storage, const TransferPool& pool,
                                        std::string& explanation);

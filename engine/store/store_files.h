@@ -1,10 +1,12 @@
-// The files of a durable store: their names, their creation, and whether all of them exist. For a
-// store NAME with a random id, each storage path has NAME.lock (store_lock.h) and, for each rank,
-// NAME.ID.rRANK.dataK; two paths, or a single one, have NAME.ID.rRANK.commit0 and .commit1.
+// The files of a durable store: their names, their creation, and the check that all of them exist.
+// A store NAME has a random id. Each storage path has NAME.lock (store_lock.h) and, for each rank,
+// NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two paths, or on
+// the only one.
 //
-// Files are made without a name, and get their names in this order: every path's mark says
-// "creating ID"; data files, folders synced; record files, folders synced; every mark says "made
-// ID". So a store whose creation was interrupted can be told from one that has lost a path.
+// Files are made without a name. The marks and names are then written in this order: every path's
+// mark says "creating ID"; the data files get names, and the folders are synced; the record files
+// get names, and the folders are synced; every mark says "made ID". So a store whose creation was
+// interrupted differs from a store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -22,7 +24,7 @@
 
 namespace sluice {
 
-// One of the store's storage paths, as it is found.
+// The content found on one of the store's storage paths.
 struct StorePath {
   std::string directory;
   std::optional<StoreMark> mark;  // empty: no lock file
@@ -37,7 +39,7 @@ StorePath look_at_path(const std::string& directory, const std::string& name);
 
 enum class StorePresence : std::uint8_t {
   kNone,       // nothing of that name was ever made
-  kAbandoned,  // its creation was interrupted on all paths: the files of `id` are useless
+  kAbandoned,  // its creation was interrupted on all paths, so the files of `id` are useless
   kMade,
 };
 struct StoreFinding {
@@ -60,7 +62,7 @@ class StoreFiles {
     std::uint32_t rank = 0;
   };
 
-  // Makes the rank's files, still without names: a data file of data_bytes[i] in directory i.
+  // Makes the rank's files without names. Directory i gets a data file of data_bytes[i].
   // Fails with: kNoSpace and others; nothing is left behind.
   static StoreFiles create(const Options& options, std::span<const std::uint64_t> data_bytes,
                            std::uint64_t slot_bytes);
@@ -68,18 +70,18 @@ class StoreFiles {
   void name_data();
   void name_records();
 
-  // Opens the record files, in whichever of the directories each lies. For open_data(), the records
-  // say how many data files there are.
-  // Fails with: kInput, naming the missing files and where they were looked for; kDamaged.
+  // Looks for the record files in all of the directories, and opens them. The records say how many
+  // data files open_data() has to open.
+  // Fails with: kInput, naming the missing files and the directories searched; kDamaged.
   static StoreFiles open_records(const Options& options);
   void open_data(std::uint32_t count);
 
   std::span<const DirectFile> data() const { return data_; }
   // The directory of each data file, as an index.
   std::span<const std::uint32_t> data_paths() const { return data_paths_; }
-  // The data files for use, under the names that they have or will get.
+  // The data files, under the names that they have or will get.
   std::vector<DirectFile> shared_data() const;
-  // The files in the form for the commits' code; the descriptors belong to this object.
+  // The files as the code for commits uses them; the descriptors belong to this object.
   CommitFiles commit_files() const;
 
  private:

@@ -1,10 +1,12 @@
-// The lock file of a store on one storage path, NAME.lock: two jobs meet there before either has
-// written a byte, and the second one learns who the first is. It is never unlinked, and carries the
-// mark of the store's creation: whose files may lie on the path, and whether all of them were made.
+// The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
+// writes a byte, so a second job learns who the first job is. The file is never unlinked. It
+// carries the mark of the store's creation, which says whose files may lie on the path, and whether
+// all of them were made.
 //
 // Thread rule: one thread at a time.
-// Invariants: the lock belongs to this process alone: a forked child releases it at once, so that
-// it ends with the process, however that ends. The text is one sector, written whole and flushed.
+// Invariants: the lock belongs to this process alone, and ends in every case when the process ends.
+// For this reason a forked child releases the lock immediately. The text is one sector, written
+// whole and flushed.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +29,9 @@ struct StoreMark {
 
 class StoreLock {
  public:
-  // Takes the lock, and makes its file where there is none. `job`: the random text of a job whose
-  // processes may share the lock; if another of them has it, this one counts as having it, too.
+  // Takes the lock, and makes the lock file if there is none. `job`: the random text of a job whose
+  // processes may share the lock. If another process of the job has the lock, this process counts
+  // as having it, too.
   // Fails with: kInput naming host, process and start of the holder, or an unusable path; kDamaged
   // where the file is not a store's.
   StoreLock(const std::string& directory, const std::string& name, const std::string& job);
@@ -37,7 +40,7 @@ class StoreLock {
   StoreLock& operator=(StoreLock&& other) = delete;
 
   const StoreMark& mark() const { return mark_; }
-  // Durable on return. Requires: this process has the lock itself.
+  // The mark is durable on return. Requires: this process has the lock itself.
   void set_mark(const StoreMark& mark);
   bool is_own() const { return static_cast<bool>(descriptor_); }
 
@@ -50,12 +53,12 @@ class StoreLock {
   StoreMark mark_;
 };
 
-// Reads a path's lock file without taking it; empty: there is no such file.
+// Reads a path's lock file without taking the lock. Empty: there is no such file.
 // Fails with: kDamaged, kInput.
 std::optional<StoreMark> read_store_mark(const std::string& directory, const std::string& name);
 
-// The holder of the path's lock, in words, as far as this host can tell; empty: there is none.
-// Takes no lock, so it is in no one's way.
+// The holder of the path's lock, in words, as far as this host can tell. Empty: the lock is free.
+// The call takes no lock, so it hinders no other process.
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name);
 
 }  // namespace sluice

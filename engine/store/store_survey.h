@@ -1,7 +1,7 @@
 // The files of a durable store, read without an engine: for `sluice state`. Only remove_store()
 // changes anything.
 //
-// Thread rule: any thread; functions wait for storage.
+// Thread rule: any thread; the functions wait for storage.
 #pragma once
 
 #include <cstddef>
@@ -35,24 +35,24 @@ struct StoreSurvey {
   std::string holder = {};                 // the job that has it, if any
 };
 
-// The stores that have a lock file in one of the directories.
+// The names of the stores that have a lock file in one of the directories.
 std::vector<std::string> store_names(std::span<const std::string> directories);
 
 // Fails with: kInput, kDamaged, as find_store().
 StoreSurvey survey_store(const std::string& name, const std::vector<std::string>& directories);
 
-// Reads everything that the newest commit of a rank names, and compares it with its checksums.
+// Reads all data that the newest commit of a rank names, and compares the data with the checksums.
 // Returns a line for each plane that differs or cannot be read.
 // Fails with: kInput for missing files.
 std::vector<std::string> find_damaged_planes(const StoreSurvey& store, const SurveyedRank& rank);
 
-// Reads the copy of a plane that a record names. Returns the damage found; empty: none.
-// Requires: `buffer` has room for it.
+// Reads the copy that a record names for a plane. Returns the damage found, or an empty text.
+// Requires: `buffer` has room for the copy.
 std::string read_plane(IoQueue& queue, const StoreFiles& files, const CommitPlane& plane,
                        std::span<std::byte> buffer);
 
-// Removes the store's files. Its lock files stay, and then say that no store was made. Returns the
-// bytes freed. Fails with: kInput where a job has it.
+// Removes the store's files. The lock files stay, and then say that no store was made. Returns the
+// bytes freed. Fails with: kInput where a job has the store's lock.
 std::uint64_t remove_store(const StoreSurvey& store);
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
 // The memory and the files of a placement, allocated once and cut into pools: one slab of device
-// memory, one arena of host memory, one scratch file per storage path. If the state is durable:
-// a store's data files, and scratch files for the rest. Hands out addresses; the components
-// below decide who may use which slot when. Constant after construction, callable from any
-// thread.
+// memory, one arena of host memory, one scratch file per storage path. If the state is durable, the
+// store's data files hold it, and scratch files hold the rest. Hands out addresses; other
+// components decide who may use which slot at what time. Constant after construction, callable from
+// any thread.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +28,10 @@ struct Extent {
   std::uint64_t length_bytes = 0;
 };
 
-// Copies device memory, for a message: slow.
+// Copies device memory, for use in a message. This is slow.
 AlignedBuffer read_back(Device& device, const std::byte* source, std::uint64_t size_bytes);
 
-// The device's report about a unit: tally_bytes_of().
+// The device's report about a unit (see tally_bytes_of()).
 struct Tally {
   double* leaves = nullptr;           // sums of squares, of the part that this rank owns
   std::uint32_t* overflow = nullptr;  // 1 = an update has made a weight overflow
@@ -41,14 +41,15 @@ struct Tally {
 struct DurableHomes {
   std::vector<DirectFile> files = {};
   std::vector<std::uint32_t> drives = {};  // by file: the storage path that it lies on
-  // By plane: two per block, its parameters and its record; a plane without bytes has no copies.
+  // By plane. Each block has two planes, its parameters and its record. A plane without bytes has
+  // no copies.
   std::vector<CommitPlane> planes = {};
 };
 
 class Tiers {
  public:
-  // `layout`, `placement` and `device` must outlive the tiers. `durable`: without planes, the state
-  // lies in scratch files.
+  // `layout`, `placement` and `device` must outlive the tiers. If `durable` has no planes, the
+  // state lies in scratch files.
   // Fails with: kOutOfMemory, kNoSpace, kInput, kIo; nothing is left behind.
   Tiers(const Layout& layout, const Placement& placement, const Config::Storage& storage,
         Device& device, DurableHomes durable = {});
@@ -84,21 +85,22 @@ class Tiers {
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
-  // All memory that storage reads into and writes from: the parameter slots, the lanes, and the
-  // staging of activations and gradients, at the arena's end.
+  // All memory that takes part in transfers from and to storage. These are the parameter slots, the
+  // lanes, and the staging of activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.
   const DirectFile& file(std::uint32_t index) const { return files_[index]; }
-  // Scratch: by path; none if none is needed. Durable: the data files, then scratch files.
+  // For scratch state: one file per path, or none if none is needed. For a durable store: the data
+  // files, then the scratch files.
   std::span<const DirectFile> files() const { return files_; }
   std::uint32_t drive(std::uint32_t file) const { return drives_[file]; }
-  // Each block on storage has this many copies; one of them is its home
+  // The number of copies of each block on storage; one copy is the home
   // (engine/store/block_store.h).
   std::uint32_t storage_copies() const {
     return std::max(placement_.storage_copies, placement_.durable_copies);
   }
-  // By plane, as in DurableHomes; none where the state is scratch.
+  // By plane, as in DurableHomes; empty if the state is scratch.
   std::span<const CommitPlane> durable_planes() const { return durable_planes_; }
   // Requires: homed on storage, or durable.
   const Extent& parameter_extent(BlockId block, std::uint32_t copy) const;
@@ -108,8 +110,8 @@ class Tiers {
   std::uint32_t gradient_extent_count() const {
     return static_cast<std::uint32_t>(gradient_extents_.size());
   }
-  // The homes of activations, in pieces as large as their staging slots, the last one smaller.
-  // Pieces are numbered across all homes.
+  // The homes of activations, cut into pieces as large as a staging slot; the last piece of a home
+  // is smaller. The pieces of all homes are numbered in one sequence.
   std::uint32_t activation_piece_count() const {
     return static_cast<std::uint32_t>(activation_pieces_.size());
   }
@@ -117,7 +119,7 @@ class Tiers {
     return first_activation_pieces_[home];
   }
   const Extent& activation_extent(std::uint32_t piece) const { return activation_pieces_[piece]; }
-  // For messages: activations of unit "h.3", micro-batch 1, piece 0.
+  // A text for messages, such as: activations of unit "h.3", micro-batch 1, piece 0.
   std::string describe_activation(std::uint32_t piece) const;
 
  private:

@@ -1,7 +1,8 @@
-// The ages of the transfers in flight, in ticks of the caller. A drive that works off a long queue
-// is not stuck, so a transfer's age starts anew when it goes to the kernel and whenever its drive
-// completes something. A transfer that a drive has lost while it continues with others is found by
-// its whole time in the kernel, which may be kBusyFactor times as long. Pure.
+// The ages of the transfers in flight, in ticks of the caller. A drive that works on a long queue
+// is not stuck. So a transfer's age starts anew when the transfer goes to the kernel, and whenever
+// its drive completes a request. A drive may also lose one transfer and continue with others. Such
+// a transfer is found by its whole time in the kernel, for which the limit is kBusyFactor times as
+// long. Pure.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -23,16 +24,16 @@ class TransferAges {
   static constexpr std::uint32_t kTicksOfSlow = kTicksOfTimeout / 4;
   static constexpr std::uint32_t kBusyFactor = 10;
 
-  // The transfers, and their requests in the queue, stay in place until removed.
+  // The transfer and its request in the queue stay in place until remove().
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);  // it has ended; no effect if it is not there
   std::size_t count() const { return in_flight_.size(); }
 
-  // A tick has passed. `on_slow`: called once for each transfer that has become slow.
-  // Returns whether one is stuck.
+  // Counts a tick. `on_slow` is called once for each transfer that has become slow. Returns whether
+  // a transfer is stuck.
   bool tick(const std::function<void(const Transfer&)>& on_slow);
 
-  // Every transfer in flight with the ticks since it was added, the oldest first.
+  // Every transfer in flight with the ticks since add(), the oldest first.
   struct Age {
     const Transfer* transfer = nullptr;
     std::uint32_t ticks = 0;

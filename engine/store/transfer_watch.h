@@ -1,7 +1,7 @@
-// Supervises the transfers in flight: a slow one is noted, one that never ends stops the engine
-// (engine/store/transfer_ages.h has the rules). Age is counted in ticks of the watch's own thread,
-// not by the clock. So no transfer is blamed for time in which the process was stopped, or in which
-// the machine was too busy to run the watch.
+// Supervises the transfers in flight. A slow transfer is noted, and a transfer that never ends
+// stops the engine (engine/store/transfer_ages.h has the rules). Ages are counted in ticks of the
+// watch's own thread, not by the clock. So time in which the process was stopped, or in which the
+// machine was too busy to run the watch, does not count.
 //
 // Thread rule: add() and remove() from any thread; a transfer and its request stay in place in
 // between.
@@ -25,14 +25,15 @@ namespace sluice {
 class TransferWatch {
  public:
   struct Hooks {
-    // The name of a transfer in a message. On the watch's thread, while the transfer is in flight.
+    // Returns the name of a transfer for a message. Called on the watch's thread, while the
+    // transfer is in flight.
     std::function<std::string(const Transfer&)> describe;
-    // A transfer has not ended in time. On the watch's thread; the error is kTimeout and names all
-    // that are in flight.
+    // Called on the watch's thread when a transfer has not ended in time. The error is kTimeout and
+    // names the transfers in flight.
     std::function<void(const Error& error)> on_stuck;
   };
 
-  // `timeout_s`: 0 = no watching and no thread. A transfer is slow after a quarter of it.
+  // `timeout_s`: 0 = no watching and no thread. A transfer is slow after a quarter of this time.
   TransferWatch(double timeout_s, Hooks hooks);
   ~TransferWatch();
   TransferWatch(const TransferWatch&) = delete;
@@ -41,7 +42,7 @@ class TransferWatch {
   void add(const Transfer& transfer, const IoRequest& request);
   void remove(const Transfer& transfer);
 
-  // True from just before on_stuck: the transfers in flight may stay there forever.
+  // True from just before on_stuck. The transfers in flight may then stay in flight forever.
   bool is_stuck() const { return is_stuck_.load(std::memory_order_acquire); }
 
   // One line for each transfer that was slow since the last call.
@@ -49,7 +50,7 @@ class TransferWatch {
 
  private:
   void run();
-  bool look();  // with mutex_ held; true when a transfer is stuck
+  bool look();  // called with mutex_ held; returns whether a transfer is stuck
   std::string list() const;
 
   // Constant after construction.
