@@ -144,6 +144,19 @@ TEST(Placement, ASecondGradientSlotComesBeforeALargerWindow) {
   EXPECT_EQ(on_device(64 * 128_KiB).gradient_slots.count, 2u) << "more help nobody";
 }
 
+// Beside the unit in use there is room for the two that are read ahead, and for no more: 128 KiB
+// each, beside two gradient slots.
+TEST(Placement, TheWindowHasRoomForTwoUnitsAhead) {
+  const Config::Placement choices{.parameters = TierChoice::kNvme, .optimizer = TierChoice::kNvme};
+  const auto window = [&](std::uint64_t device_bytes) {
+    return plan(choices, {.device_bytes = device_bytes, .host_bytes = 64_MiB}).window_bytes;
+  };
+  EXPECT_EQ(window(4 * 128_KiB), 2 * 128_KiB);
+  EXPECT_EQ(window(5 * 128_KiB - 4_KiB), 3 * 128_KiB - 4_KiB);
+  EXPECT_EQ(window(5 * 128_KiB), 3 * 128_KiB);
+  EXPECT_EQ(window(64 * 128_KiB), 3 * 128_KiB);
+}
+
 TEST(Placement, TheTableAddsUpToTheBudgetsUse) {
   const Placement placement = plan({}, {.device_bytes = 700_KiB, .host_bytes = 3_MiB});
   std::uint64_t device = 0;
