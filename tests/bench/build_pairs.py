@@ -106,7 +106,7 @@ def main():
     for name in options.only or WORKLOADS:
         pairs = options.pairs or (10 if name == "quickstart" else 20)
         for row, ratios in measure(WORKLOADS[name], options, pairs).items():
-            deciles = statistics.quantiles(ratios, n=10) if len(ratios) > 1 else ratios * 9
+            deciles = statistics.quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else ratios * 9
             found = verdict(deciles[0], deciles[-1], options.bound)
             missed |= found == "missed"
             print(f"{row:<32}{statistics.median(ratios):>7.3f}  [{deciles[0]:.3f}, {deciles[-1]:.3f}]  {len(ratios)} pairs  "

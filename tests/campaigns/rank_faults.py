@@ -173,6 +173,8 @@ def outcome_of(run, number, victim, process):
     told = next((match.group(0) for words in says for match in [re.search(words, text)] if match), None)
     if told is None and number == signal.SIGKILL and re.search(rf"process rank {victim} with PID \d", text):
         told = f"mpirun: rank {victim} was killed"
+    if told is None and number == signal.SIGKILL and re.search(rf"\[\[\d+,\d+\],{victim}\]\s+Exit code:\s+137", text):
+        told = f"mpirun: rank {victim} ended with status 137"
     if told is None or run.mpi.process.returncode == 0:
         return "silent", f"exit code {run.mpi.process.returncode}: {text[-300:]}"
     return "named", told
