@@ -15,6 +15,7 @@
 
 #include <sluice/error.h>
 #include "gpu/cuda/cuda_environment.h"
+#include "tools/cli/command_table.h"
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
@@ -195,6 +196,8 @@ void add_general(CLI::App& app, GeneralOptions& options) {
   app.add_flag("--json", options.as_json, json)->needs(version);
   app.add_subcommand("version", "What this program is and was built with")
       ->add_flag("--json", options.as_json, json);
+  app.add_subcommand("man", "This manual as a page for man(1): sluice man > sluice.1");
+  app.add_subcommand("completion", "Completion for bash: source <(sluice completion)");
   options.help = app.add_subcommand("help", "The help of a command, such as: sluice help bench io")
                      ->prefix_command();
 }
@@ -227,6 +230,11 @@ struct Commands {
     }
     if (general.version || app.got_subcommand("version"))
       return sluice::run_version(general.as_json);
+    if (app.got_subcommand("man") || app.got_subcommand("completion")) {
+      const bool is_manual = app.got_subcommand("man");
+      sluice::say_text(is_manual ? sluice::man_page(app) : sluice::bash_completion(app));
+      return sluice::kExitOk;
+    }
     if (app.got_subcommand("help")) {
       sluice::say_text(sluice::help_text(app, general.help->remaining()));
       return sluice::kExitOk;

@@ -1,0 +1,109 @@
+#include "tools/cli/command_table.h"
+
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sluice/version.h>
+
+namespace sluice {
+namespace {
+
+struct Command {
+  const CLI::App* app;
+  std::string path;  // "sluice bench io"
+};
+
+void add_commands_below(const CLI::App& app, const std::string& path, std::vector<Command>& all) {
+  all.push_back({&app, path});
+  for (const CLI::App* const below : app.get_subcommands({}))
+    add_commands_below(*below, path + " " + below->get_name(), all);
+}
+
+std::vector<Command> commands_of(const CLI::App& app) {
+  std::vector<Command> all;
+  add_commands_below(app, app.get_name(), all);
+  return all;
+}
+
+// Text that roff prints as it is: it would take hyphens for breaks, and lines that begin with a dot
+// or an apostrophe for macros.
+std::string roff(std::string_view text) {
+  std::string escaped;
+  for (const char letter : text) {
+    const bool begins_line = escaped.empty() || escaped.back() == '\n';
+    if (begins_line && (letter == '.' || letter == '\'')) escaped += "\\&";
+    if (letter == '\\')
+      escaped += "\\e";
+    else if (letter == '-')
+      escaped += "\\-";
+    else
+      escaped += letter;
+  }
+  return escaped;
+}
+
+std::string option_text(const CLI::Option& option) {
+  const bool is_positional = option.get_positional();
+  std::string names = option.get_name(is_positional, /*all_options=*/!is_positional);
+  names = names.substr(0, names.find('{'));  // a flag's value where none is written
+  // The type's name goes on with its range, which --help has.
+  const std::string type = option.get_type_name();
+  const bool takes_value = option.get_items_expected_max() != 0;
+  std::string value = takes_value && !is_positional ? type.substr(0, type.find(':')) : "";
+  std::string text = option.get_description();
+  if (takes_value && !option.get_default_str().empty())
+    text += fmt::format("; default {}", option.get_default_str());
+  return fmt::format(".TP\n.BI \"{} \" \"{}\"\n{}.\n", roff(names), roff(value), roff(text));
+}
+
+}  // namespace
+
+std::string man_page(const CLI::App& app) {
+  std::string page = fmt::format(
+      ".TH SLUICE 1 \"\" \"sluice {}\" \"User Commands\"\n.SH NAME\nsluice \\- {}\n.SH SYNOPSIS\n"
+      ".B sluice\n.I COMMAND\n[options]\n.SH COMMANDS\n",
+      roff(kVersion), roff("trains models whose state is larger than memory"));
+  for (const Command& command : commands_of(app)) {
+    if (command.app != &app)
+      page +=
+          fmt::format(".SS {}\n{}.\n", roff(command.path), roff(command.app->get_description()));
+    for (const CLI::Option* const option : command.app->get_options()) page += option_text(*option);
+  }
+  return page;
+}
+
+std::string bash_completion(const CLI::App& app) {
+  std::vector<std::string> paths, cases;
+  for (const Command& command : commands_of(app)) {
+    if (command.app != &app) paths.push_back(fmt::format("\"{}\"", command.path));
+    std::vector<std::string> words;
+    for (const CLI::App* const below : command.app->get_subcommands({}))
+      words.push_back(below->get_name());
+    for (const CLI::Option* const option : command.app->get_options()) {
+      for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    }
+    cases.push_back(
+        fmt::format("    \"{}\") words=\"{}\";;\n", command.path, fmt::join(words, " ")));
+  }
+  return fmt::format(
+      "# Completion of sluice for bash, made by `sluice completion`.\n"
+      "_sluice() {{\n"
+      "  local path=sluice words= i\n"
+      "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
+      "    case \"$path ${{COMP_WORDS[i]}}\" in\n"
+      "    {}) path=\"$path ${{COMP_WORDS[i]}}\";;\n"
+      "    esac\n"
+      "  done\n"
+      "  case \"$path\" in\n"
+      "{}"
+      "  esac\n"
+      "  COMPREPLY=($(compgen -W \"$words\" -- \"${{COMP_WORDS[COMP_CWORD]}}\"))\n"
+      "}}\n"
+      "complete -o default -F _sluice sluice\n",
+      fmt::join(paths, "|"), fmt::join(cases, ""));
+}
+
+}  // namespace sluice
