@@ -1,5 +1,5 @@
-// DeviceMath from the kernel bodies of math_bodies.h and a launcher for them: CudaLauncher on a
-// GPU, HostLauncher in tests. Thread rule: as DeviceMath.
+// DeviceMath from the kernel bodies of math_bodies.h and a launcher that runs the bodies. The
+// launcher is CudaLauncher on a GPU and HostLauncher in tests. Thread rule: as DeviceMath.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, index after index: the
-// reference for a GPU's results. Thread rule: as Device. The device must outlive it.
+// Runs kernel bodies (gpu/math/kernel_elements.h) on the host device, one index after another, as
+// the reference for a GPU's results. Thread rule: as Device. The device must outlive the launcher.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ void run_elements(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) body(i);
 }
 
-// Runs body.store(i, sum) for every i in [0, count); the sum is that of body.lane(i, 0..7) in the
-// tree ((0+4)+(2+6))+((1+5)+(3+7)).
+// Runs body.store(i, sum) for every i in [0, count). `sum` adds body.lane(i, 0..7) in the tree
+// ((0+4)+(2+6))+((1+5)+(3+7)).
 template <class Body>
 void run_leaves(std::uint64_t count, const Body& body) {
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -37,7 +37,7 @@ class HostLauncher {
     device_.launch(stream, [count, body] { run_elements(count, body); });
   }
 
-  // Runs body(team, i) for every i in [0, count).
+  // Enqueues body(team, i) for every i in [0, count).
   template <class Body>
   void teams(StreamId stream, std::uint64_t count, const Body& body) const {
     device_.launch(stream, [count, body] {

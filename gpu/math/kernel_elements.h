@@ -1,10 +1,11 @@
-// The building blocks of kernel bodies, so that one source runs on the GPU and, in tests, on the
-// host: stored elements with their conversions to fp32, and teams of threads that share a row. A
-// body is a function object with a call operator for one index; gpu/cuda/cuda_launcher.h runs it on
-// a GPU, gpu/math/host_launcher.h on the host device. Pure.
+// The building blocks of kernel bodies: stored elements with conversions to fp32, and teams of
+// threads that share a row. With these, the same source runs on the GPU and, in tests, on the host.
+// A body is a function object with a call operator for one index. gpu/cuda/cuda_launcher.h runs
+// bodies on a GPU, and gpu/math/host_launcher.h runs bodies on the host device. Pure.
 //
-// A team has rank(), size(), and sum() and max() over its members. All members must call these two,
-// and all get the same result; on the host a team is one thread.
+// A team has rank(), size(), sum() and max(). sum() and max() combine the values of all members.
+// All members must call them, and all members get the same result. On the host, a team is one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ SLUICE_HOST_DEVICE inline void store(float value, Fp16& target) {
   target.bits = fp16_from_float(value);
 }
 
-// Calls body with a null pointer of the element type that `dtype` stands for.
+// Calls body with a null pointer to the element type that `dtype` names.
 template <class Body>
 auto with_element_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -45,8 +46,8 @@ auto with_element_type(DType dtype, const Body& body) {
   return body(static_cast<float*>(nullptr));
 }
 
-// Eight elements that one thread reads and writes as a whole, in accesses of 16 bytes. Their array
-// is aligned to 16 bytes.
+// Eight elements that one thread reads or writes together, in accesses of 16 bytes. The array of
+// the elements is aligned to 16 bytes.
 inline constexpr std::uint64_t kPackElements = 8;
 template <class T>
 struct alignas(16) Pack {

@@ -1,5 +1,5 @@
-// The kernel bodies (gpu/math/kernel_elements.h) behind DeviceMath: eight elements per index, in
-// accesses of 16 bytes where all eight exist. Pure.
+// The kernel bodies (gpu/math/kernel_elements.h) behind DeviceMath. Each index stands for eight
+// elements. Accesses have 16 bytes where all eight elements exist. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
 }
 
 // Pack `index` of an array of `count` elements. Elements beyond the end are zero, and are not
-// written. Every loop over a pack has eight rounds, so that the compiler unrolls it and keeps the
-// pack in registers.
+// written. Every loop over a pack has eight rounds, so that the compiler unrolls the loop and keeps
+// the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {
@@ -81,7 +81,7 @@ struct UnscaleBody {
       is_finite = is_finite && is_finite_below(load(pack.values[i]), kInfinite);
     }
     store_pack(pack, values, index, count);
-    if (!is_finite) *overflow = 1;  // every thread that writes writes the same value
+    if (!is_finite) *overflow = 1;  // all threads write the same value
   }
 };
 
@@ -105,8 +105,8 @@ struct NormLeavesBody {
   SLUICE_HOST_DEVICE void store(std::uint64_t leaf, double sum) const { leaves[leaf] = sum; }
 };
 
-// How masters are kept: loads and stores eight of them, and gives the magnitude from which on they
-// are not finite in the parameter's type.
+// One struct for each format of masters. Loads and stores eight masters. A master of magnitude
+// kNonFinite or more is not finite in the parameter's type.
 struct Fp32Masters {
   static constexpr std::uint32_t kNonFinite = kInfinite;
   float* parameter;
@@ -165,7 +165,7 @@ struct Fp16Masters {
   }
 };
 
-// An optimizer: its element function, and the moments that it keeps.
+// The element function of an optimizer, and the moments that the optimizer keeps.
 template <class Coefficients>
 struct Rule;
 #define SLUICE_RULE(coefficients, element_function, has_exp_avg, has_exp_avg_sq)                 \
@@ -210,7 +210,7 @@ struct UpdateBody {
       p.values[i] = updated.master;
       m.values[i] = updated.exp_avg;
       v.values[i] = updated.exp_avg_sq;
-      // Elements beyond the end are zeros, whose update is finite. So is a moment that is not kept.
+      // The update of zeros beyond the end is finite. A moment that is not kept is finite, too.
       is_finite = is_finite && is_finite_below(updated.master, Masters::kNonFinite) &&
                   is_finite_below(updated.exp_avg, kInfinite) &&
                   is_finite_below(updated.exp_avg_sq, kInfinite);

@@ -1,6 +1,6 @@
-// The sum of base/ordered_sum.h over the result of an exchange between ranks on a device: this
-// rank's own elements where they lie, the others' side by side in one buffer. One body serves the
-// GPU and, in tests, the host. Pure.
+// The sum of base/ordered_sum.h over the result of an exchange between ranks on a device. This
+// rank's own elements stay where they are. The other ranks' elements lie side by side in one
+// buffer. The same body runs on the GPU and, in tests, on the host. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct ExchangedSum {
   void* target = nullptr;  // disjoint from the sources, or `own` with equal types
   DType target_type = DType::kFp32;
   const void* own = nullptr;
-  // Rank r's elements begin at r * received_stride; for r > rank, at (r - 1) * received_stride.
+  // The elements of rank r begin at r * received_stride if r < rank, and at (r - 1) *
+  // received_stride if r > rank.
   const void* received = nullptr;
   std::uint64_t received_stride = 0;  // elements
   DType source_type = DType::kFp32;
@@ -25,7 +26,7 @@ struct ExchangedSum {
   std::uint64_t element_count = 0;
 };
 
-// Enqueues a sum.
+// A function that enqueues a sum.
 using SumLauncher = std::function<void(const ExchangedSum& sum, StreamId stream)>;
 
 template <class To, class From>
@@ -43,7 +44,7 @@ struct ExchangedSumBody {
   }
 };
 
-// Eight elements per index. Requires: every array begins at a multiple of 16 bytes.
+// Sums eight elements per index. Requires: every array begins at a multiple of 16 bytes.
 template <class To, class From>
 struct PackedSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -60,7 +61,7 @@ struct PackedSumBody : ExchangedSumBody<To, From> {
   }
 };
 
-// One element per index, wherever arrays begin.
+// Sums one element per index. Arrays may begin anywhere.
 template <class To, class From>
 struct SingleSumBody : ExchangedSumBody<To, From> {
   SLUICE_HOST_DEVICE void operator()(std::uint64_t index) const {
@@ -95,7 +96,7 @@ void launch_sum(const Launcher& launcher, const ExchangedSum& sum, StreamId stre
   });
 }
 
-// `device` must outlive it.
+// `device` must outlive the result.
 // Fails with: kUnsupported in a build without CUDA.
 SumLauncher make_cuda_sum(CudaDevice& device);
 

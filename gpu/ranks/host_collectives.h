@@ -1,6 +1,7 @@
-// The common part of collectives over host memory: operations become work of the host device's
-// streams, are numbered in the order of the calls, and keep failing after the first failure. An
-// implementation defines how one operation runs, blocking, on a stream's thread.
+// The common part of collectives over host memory. Operations become work of the host device's
+// streams. They are numbered in the order of the calls. After the first failure, all later
+// operations fail. An implementation defines how one operation runs on a stream's thread; run()
+// blocks until the operation is done.
 //
 // Thread rule: as Collectives; run() on threads of the device, one at a time per object.
 #pragma once
@@ -17,25 +18,26 @@
 
 namespace sluice {
 
-// The path of data between ranks of one host. Every path gives the same bits.
+// How data moves between ranks of one host. Every path gives the same bits.
 enum class RankPath {
   kBest,
-  kMessages,  // as between hosts: MPI messages
-  kReading,   // reads each other's memory, even for small data
+  kMessages,  // MPI messages, as between hosts
+  kReading,   // ranks read each other's memory, even for small data
 };
 
-// How long a rank waits for another one, and how it adds elements.
+// How long a rank waits for another rank, and how ranks add elements.
 struct HostCollectivesOptions {
-  // Seconds that an operation waits for another rank; at least 0.1. If small, a rank with a slow
-  // drive or computation counts as failed; if large, a dead rank is noticed late.
+  // The seconds that an operation waits for another rank; at least 0.1. With a small value, a rank
+  // with a slow drive or computation counts as failed. With a large value, a dead rank is noticed
+  // late.
   double timeout_s = 120;
-  SumFunction sum = nullptr;  // cpu_optim/rank_sum.h has them; required
-  // Called about four times a second while an operation waits for other processes, with their ranks
-  // and the operation. Lets a program end early that was told to end. Runs on any thread.
+  SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
+  // Called about four times a second while an operation waits for other processes. The text names
+  // the ranks and the operation. A program that was told to end can end here. Runs on any thread.
   std::function<void(const std::string& waiting)> on_wait = {};
-  // For tests. It must be the same on every rank.
+  // For tests. Every rank must have the same path.
   RankPath path = RankPath::kBest;
-  // With messages, up to this many ranks exchange integers in one round
+  // If ranks use messages, up to this many ranks exchange integers in one round
   // (gpu/ranks/integer_reduction.h).
   std::uint32_t direct_ranks_max = 16;
 };
@@ -65,12 +67,12 @@ class HostCollectives : public Collectives {
   }
 
  protected:
-  // `device` must outlive it.
+  // `device` must outlive this object.
   HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, std::uint32_t rank,
                   std::uint32_t rank_count)
       : device_(device), failure_(std::move(failure)), rank_(rank), rank_count_(rank_count) {}
 
-  // Runs operation number `sequence` of the object, and throws when it cannot.
+  // Runs operation number `sequence` of the object; throws if the operation fails.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
   virtual void run(const ReduceScatter& reduce, std::uint64_t sequence) = 0;
   virtual void run(const AllReduce& reduce, std::uint64_t sequence) = 0;

@@ -1,17 +1,20 @@
-// One sequence of collectives between ranks of one host, without messages. There are two ways, and
-// every rank derives the same one from the operation's size:
-// - Up to 16 KiB for each other rank go through the ranks' slots in shared memory: a rank leaves
-//   its data there for the others, takes theirs and goes on, without waiting until all have read.
-// - Larger data stays where it is: each rank says where, and the others copy it from its memory
-//   (process_vm_readv) once, straight to the target or in pieces that are still in the cache when
-//   they are added. A rank goes on when all others have read.
+// One sequence of collectives between ranks of one host, without messages. Data moves in one of two
+// ways. Every rank chooses the same way by the operation's size:
+// - Up to 16 KiB for each other rank go through the ranks' slots in shared memory. A rank writes
+//   data to its slot, reads the other ranks' slots and goes on. The rank does not wait until all
+//   ranks have read its slot.
+// - Larger data stays in the memory of its rank. Each rank publishes the address of its data, and
+//   the other ranks copy the data once (process_vm_readv). The copies go straight to the target, or
+//   are made in pieces that are still in the cache when they are added. A rank goes on when all
+//   other ranks have read its data.
 //
 // Thread rule: one thread at a time.
-// Invariants: an operation is one step of the sequence; an all_reduce by reading takes two, and one
-// of integers takes as many as it fills slots. The data of a published step stays as it is until
-// all have consumed it: a slot is reused two steps later. A rank that fails takes back what it has
-// published before its memory can change, and a rank that has read from it checks again, so that
-// half-written data never becomes a result.
+// Invariants: most operations are one step of the sequence. An all_reduce by reading takes two
+// steps, and an all_reduce of integers takes one step for each slot that its words fill. The data
+// of a published step does not change until all ranks have consumed the step; a slot is reused two
+// steps later. A rank that fails retracts its published data before its memory can change. A rank
+// that has read the data then checks the signals again, so that half-written data never becomes a
+// result.
 #pragma once
 
 #include <atomic>
@@ -32,14 +35,15 @@ namespace sluice {
 
 class HostExchange {
  public:
-  // This rank's share of memory for reading and adding the others' data.
+  // The bytes of `staging`, in which a rank reads and adds the other ranks' data.
   static constexpr std::uint64_t kStagingBytes = 256_KiB;
-  // With this many ranks, each still has a few cache lines of that memory.
+  // With this many ranks, each rank still has a few cache lines of `staging`.
   static constexpr std::uint32_t kRanksMax = 512;
 
-  // `group`: ranks of the world, all among `neighbors`; this rank is number `rank` in it. `place`
-  // belongs to this sequence and is the same on every rank. A waiting operation ends when `failure`
-  // is set. `staging`, of kStagingBytes, is used while an operation runs. All must outlive it.
+  // `group` has ranks of the world that are all in `neighbors`; this rank is number `rank` of
+  // `group`. `place` belongs to this sequence and is the same on every rank. A waiting operation
+  // ends when `failure` is set. `staging` has kStagingBytes and is used while an operation runs.
+  // All references and `staging` must outlive this object.
   HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
                const RankFailure& failure, std::span<const std::uint32_t> group, std::uint32_t rank,
                std::uint32_t place, std::span<std::byte> staging);
@@ -92,7 +96,7 @@ class HostExchange {
   std::span<std::byte> staging_;
   std::vector<RankSignals*> signals_;  // by rank of the group
 
-  std::uint64_t step_ = 0;  // of the running operation
+  std::uint64_t step_ = 0;  // the step of the running operation
   RankWait how_;
   // By rank of the group.
   std::vector<const void*> sources_;  // the sources of a sum

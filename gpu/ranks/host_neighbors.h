@@ -1,14 +1,14 @@
-// The ranks of this rank's host, as far as they need no messages. They have memory that all of them
-// see, in which they signal their progress and leave small data, and the right to read each other's
-// memory. If the system refuses either to one of them, none of them uses it.
+// The ranks of this rank's host that need no messages. They share memory, in which they signal
+// their progress and exchange small data. They may also read each other's memory. If the system
+// refuses sharing or reading to one of these ranks, all of them use messages.
 //
-// The shared memory is one segment, taken at the start. It has kPlaces places per rank, one per
-// sequence of operations: 2 MiB of addresses per rank, of which only the used part becomes memory,
-// at most 128 KiB per sequence. Sluice makes it itself (gpu/ranks/shared_segment.h), so no other
-// user can get it.
+// The shared memory is one segment, allocated at the start. The segment has kPlaces places per
+// rank, one place per sequence of operations. These are 2 MiB of addresses per rank. Only the used
+// part becomes memory, at most 128 KiB per sequence. Sluice makes the segment
+// (gpu/ranks/shared_segment.h), so no other user can open the segment.
 //
-// Thread rule: constructed on the thread that has opened the port; then every function from any
-// thread. Only one thread at a time writes to a rank's place.
+// Thread rule: the constructor runs on the thread that has opened the port; other functions run on
+// any thread. Only one thread at a time writes to a rank's place.
 #pragma once
 
 #include <atomic>
@@ -28,26 +28,29 @@ namespace sluice {
 
 class MpiPort;
 
-// A rank's signals to the others in one sequence of operations, whose steps count from 1. They have
-// their cache lines to themselves (two, because processors fetch lines in pairs).
+// A rank's signals to the other ranks in one sequence of operations. The first step is 1. Each
+// rank's signals fill two cache lines, because processors fetch lines in pairs.
 struct alignas(128) RankSignals {
-  // The last step whose data is ready, and that this rank has finished reading; 0 when the rank has
-  // failed in an operation and its data must not be used.
+  // `published` is the last step whose data is ready; `consumed` is the last step that this rank
+  // has finished reading. Both are 0 when the rank has failed in an operation and its data must not
+  // be used.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
-  // Not 0: this rank has failed. Others use it to name the rank that they wait for.
+  // Not 0 when this rank has failed. Helps other ranks to name the rank that caused a failure.
   std::atomic<std::uint64_t> failed{0};
-  // The address of step `published`'s data in the rank's own memory, if it is not in a slot.
+  // The address of the data of step `published` in the rank's own memory, if the data is not in a
+  // slot.
   std::atomic<std::uint64_t> address{0};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
-// Lets the processes below this one's parent read its memory, where the system allows reading only
-// to a process's parents (Yama). Taken back at the end.
+// Lets all descendants of this process's parent read the memory of this process. Needed where the
+// system (Yama) allows reading only to a process's ancestors. The destructor takes the permission
+// back.
 class ReadPermit {
  public:
   ReadPermit() = default;
-  // Grants nothing where the parent is the first process: that would include every process.
+  // Grants nothing if the parent is the first process, because then every process could read.
   static ReadPermit for_siblings();
   ReadPermit(ReadPermit&& other) noexcept : is_given_(std::exchange(other.is_given_, false)) {}
   ReadPermit& operator=(ReadPermit&& other) noexcept {
@@ -63,14 +66,15 @@ class ReadPermit {
 class HostNeighbors {
  public:
   static constexpr std::uint32_t kPlaces = 16;
-  // For data that others read after the rank has gone on: two slots in turn.
+  // The size of one slot. A rank alternates between two slots, because others may read a slot after
+  // the rank has gone on.
   static constexpr std::uint64_t kSlotBytes = 64_KiB;
-  // Told what the constructor is about to wait for.
+  // Called with a name for each wait of the constructor, before the wait.
   using Progress = std::function<void(std::string_view wait)>;
 
-  // No neighbors.
+  // Makes an object without neighbors.
   HostNeighbors() = default;
-  // Every rank of the world calls it at the same time.
+  // Every rank of the world calls this constructor at the same time.
   explicit HostNeighbors(
       MpiPort& port, const Progress& progress = [](std::string_view) {});
 
@@ -79,19 +83,20 @@ class HostNeighbors {
   // Requires: include(rank), place < kPlaces.
   RankSignals& signals(std::uint32_t rank, std::uint32_t place) const;
   std::byte* slot(std::uint32_t rank, std::uint32_t place, std::uint64_t step) const;
-  // Copies from the memory of the rank's process. Returns 0 or an errno; ESRCH when that process
-  // has ended, even if another process has its number by now; `target` has changed in that case.
+  // Copies from the memory of the rank's process. Returns 0 or an errno. Returns ESRCH if the
+  // rank's process has ended, even if another process has the same number by now; then `target` has
+  // changed.
   int read(std::uint32_t rank, std::uint64_t address, std::byte* target,
            std::uint64_t size_bytes) const;
 
  private:
   struct Header;
-  // A number in a process's memory, present for as long as the memory may be read.
+  // A number in a process's memory, which is there as long as other processes may read the memory.
   struct Proof {
     std::atomic<std::uint64_t> number;
     ~Proof() { number.store(0); }
   };
-  // How to find a rank's process, and the address of its proof.
+  // How to find a rank's process, and where its proof is.
   struct Process {
     std::int32_t id = 0;
     std::uint64_t proof_address = 0;
@@ -102,9 +107,9 @@ class HostNeighbors {
 
   // Constant after construction.
   SharedSegment segment_;
-  std::unique_ptr<Proof> proof_;  // this process's own
+  std::unique_ptr<Proof> proof_;  // the proof of this process
   ReadPermit permit_;
-  // By rank of the world: its part of the segment, or null.
+  // The rank's part of the segment, or null; indexed by rank of the world.
   std::vector<std::byte*> parts_;
   std::vector<Process> processes_;
 };

@@ -1,7 +1,9 @@
-// Collectives between threads of one process, each with its own host device: the plain version, and
-// the oracle for the others. Every rank reads the others' memory directly.
+// Collectives between threads of one process; each thread has its own host device. This is the
+// plain version, and the oracle for the other versions. Every rank reads the other ranks' memory
+// directly.
 //
-// Thread rule: a LocalWorld from any thread; the collectives of a rank as Collectives.
+// Thread rule: any thread may use a LocalWorld; the collectives of a rank follow the rule of
+// Collectives.
 #pragma once
 
 #include <memory>
@@ -15,7 +17,8 @@ class LocalWorld {
   LocalWorld(std::uint32_t rank_count, const HostCollectivesOptions& options);
   ~LocalWorld();
 
-  // Makes the collectives of rank `rank`; once per rank. `device` and this world must outlive them.
+  // Makes the collectives of rank `rank`. Called once per rank. `device` and this world must
+  // outlive the collectives.
   std::unique_ptr<Collectives> join(std::uint32_t rank, HostDevice& device);
 
   class Meetings;  // where the ranks' operations meet

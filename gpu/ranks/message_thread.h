@@ -1,13 +1,13 @@
-// The messages between ranks: one thread at a time starts and tests messages, and wakes the threads
+// The messages between ranks. One thread at a time starts and tests messages, and wakes the threads
 // that wait for a batch. A waiting thread moves the messages itself, so that a small operation
-// passes through no other thread. The class's own thread moves large ones while their owner
-// computes. Waiting has a deadline, because that is the only way to notice a stopped rank or a dead
-// link.
+// passes through no other thread. The class also has a thread, which moves large batches while the
+// threads that started them compute. Waiting has a deadline, because only a deadline can detect a
+// stopped rank or a dead link.
 //
 // Thread rule: every function from any thread.
-// Invariants: at most one thread is inside MPI; messages start in the order of start(), and within
-// a batch in its order. After a failure no message moves any more: messages that MPI has begun stay
-// as they are, and the process is about to end.
+// Invariants: at most one thread is inside MPI. Batches start in the order of the start() calls,
+// and the messages of a batch in the order of the batch. After a failure no message moves any more.
+// Messages that MPI has begun stay unfinished, and the process is about to end.
 #pragma once
 
 #include <chrono>
@@ -30,32 +30,33 @@
 namespace sluice {
 
 struct Message {
-  std::byte* data = nullptr;  // not written to when it is a send
+  std::byte* data = nullptr;  // a send only reads the data
   std::uint64_t size_bytes = 0;
   std::uint32_t peer = 0;
   int tag = 0;
   bool is_send = false;
 };
 
-// Messages that are waited for together. The batch and its messages' memory live until wait() has
-// returned or thrown.
+// Messages that one wait() waits for. The batch and the memory of its messages must live until
+// wait() has returned or thrown.
 struct MessageBatch {
   std::vector<Message> messages;
-  // Its owner computes between start() and wait(); the thread moves its messages meanwhile.
+  // True if the batch's owner computes between start() and wait() while the class's thread moves
+  // the messages.
   bool is_large = false;
 
   // Used by the MessageThread.
-  std::vector<bool> is_ended;  // by message
+  std::vector<bool> is_ended;  // indexed by message
   std::size_t left = 0;
-  std::chrono::steady_clock::time_point moved_at;  // when the last of its messages ended
+  std::chrono::steady_clock::time_point moved_at;  // when a message last ended
 };
 
 class MessageThread {
  public:
   struct Options {
-    std::string path;      // of the library
+    std::string path;      // the path of the library
     double timeout_s = 0;  // for each wait while MPI begins and ends
-    std::function<void(const std::string& waiting)> on_wait;  // RankWait
+    std::function<void(const std::string& waiting)> on_wait;  // as in RankWait
   };
 
   // Begins to open the library and MPI.
@@ -63,12 +64,13 @@ class MessageThread {
   // Requires: await_end() has reported the end, or await_open() has failed with kUnsupported.
   ~MessageThread();
 
-  // Blocks until MPI is open. It comes before any other function.
-  // Fails with: kUnsupported; kRanks if other ranks do not come within the timeout. In the second
-  // case the thread stays inside MPI, and this object has to stay, too.
+  // Blocks until MPI is open. Called before any other function.
+  // Fails with: kUnsupported; kRanks if other ranks do not come within the timeout. After kRanks,
+  // the thread stays inside MPI, and this object must stay alive.
   void await_open();
-  // Ends MPI in order, unless something has failed. Returns an empty text once the thread has ended
-  // or a sentence about what has not ended within the timeout. It is the last call.
+  // Ends MPI in the regular way, unless something has failed. Returns an empty text when the thread
+  // has ended. After the timeout, returns a sentence about what has not ended. No other call may
+  // follow.
   std::string await_end();
 
   std::uint32_t rank() const { return rank_; }
@@ -80,15 +82,15 @@ class MessageThread {
 
   void start(const std::shared_ptr<MessageBatch>& batch);
   // Blocks until every message has ended.
-  // Fails with: kRanks naming the ranks that did not answer within the timeout of the last message
-  // that ended.
+  // Fails with: kRanks naming the ranks that did not answer. The timeout counts from the end of the
+  // last ended message.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Reports a failure outside of messages, between ranks of a host, to all other ranks. Keeps the
-  // first.
+  // Reports a failure between ranks of a host, which use no messages, to all other ranks. Keeps
+  // only the first failure.
   void fail(const std::string& failure);
 
-  // Ends every process of the run, or waits for that end, for at most the timeout.
+  // Asks the thread to end every process of the run. Waits for that end at most for the timeout.
   void abort() noexcept;
 
  private:
@@ -121,30 +123,30 @@ class MessageThread {
   std::string version_;
   HostNeighbors neighbors_;
 
-  // For the thread that has set is_moving_.
+  // Used by the thread that has set is_moving_.
   std::unique_ptr<MpiPort> port_;
-  std::vector<InFlight> in_flight_;  // by the port's number
+  std::vector<InFlight> in_flight_;  // indexed by the port's numbers
   std::vector<std::shared_ptr<MessageBatch>> starting_;
   std::vector<std::uint32_t> ended_;
 
   std::mutex mutex_;
-  std::condition_variable work_came_;  // for the thread
-  std::condition_variable changed_;    // ended batches, failures; MPI is free or open
+  std::condition_variable work_came_;  // wakes the class's thread
+  std::condition_variable changed_;    // a batch ended, a failure, or MPI is free or open
   // Guarded by mutex_.
   std::vector<std::shared_ptr<MessageBatch>> queue_;
   std::size_t in_flight_count_ = 0;     // messages
-  std::size_t large_count_ = 0;         // batches that have not ended, queued ones included
+  std::size_t large_count_ = 0;         // large batches that are queued or in flight
   std::optional<std::string> failure_;  // set only by latch()
   bool is_open_ = false;
   bool has_ended_ = false;  // the thread has finished
-  // The step that the thread is at, inside MPI or the system, and since when.
+  // The thread's current step inside MPI or the system, and when the step began.
   std::string_view wait_ = "the start of a thread";
   TimePoint wait_begin_ = std::chrono::steady_clock::now();
   bool is_moving_ = false;  // a thread may be inside MPI, which may touch messages' memory
   bool must_stop_ = false;
   bool must_abort_ = false;
 
-  std::thread thread_;  // last: it uses everything above
+  std::thread thread_;  // the last member, because the thread uses all others
 };
 
 }  // namespace sluice

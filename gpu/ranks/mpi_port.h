@@ -1,9 +1,10 @@
 // The part of MPI that Sluice needs: point-to-point messages between processes, the list of
-// processes that share a host, and the end of all of them. A small library of its own
-// (mpi_port_plugin.cc) implements it. That library is linked to the MPI that it was compiled with
-// and opened at run time, so that a program that contains Sluice starts without MPI.
+// processes that share a host, and a way to end all processes. A small separate library
+// (mpi_port_plugin.cc) implements MpiPort. The library is linked to MPI and opened at run time, so
+// that a program that contains Sluice starts without MPI.
 //
-// Thread rule: one call at a time, from any thread; the same thread opens and destroys it.
+// Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
+// the port.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ class MpiPort {
   MpiPort() = default;
   MpiPort(const MpiPort&) = delete;
   MpiPort& operator=(const MpiPort&) = delete;
-  // Ends MPI in this process; waits for the other ranks to do the same.
+  // Ends MPI in this process. Waits until the other ranks end MPI, too.
   virtual ~MpiPort() = default;
 
   virtual std::string version() const = 0;
@@ -33,25 +34,26 @@ class MpiPort {
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // Appends the numbers of the messages that have ended since the last call. An error of MPI about
-  // one of them goes to `failure`.
+  // Appends the numbers of the messages that have ended since the last call. An error that MPI
+  // reports for a message goes to `failure`.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
-  // The next three wait for other ranks forever; their callers have a deadline elsewhere.
-  // host_ranks() returns the ranks of this host, including this one, in order; none where MPI
-  // cannot tell. Every rank calls it at the same time, once.
+  // The next three functions wait for other ranks without a deadline, so their callers have one.
+  // host_ranks() returns the ranks of this host in order, including this rank. The result is empty
+  // if MPI cannot tell. Every rank calls host_ranks() at the same time, once.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
-  // Every rank of the host calls it at the same time. Requires: host_ranks() has named at least
-  // two. Sends the first rank's data to all of them; returns whether it has come.
+  // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
+  // has returned at least two ranks. Sends the first rank's data to all ranks of the host; returns
+  // whether the data has arrived.
   virtual bool broadcast_on_host(std::span<std::byte> data) = 0;
-  // Returns whether all of them say yes.
+  // Returns whether `own` is true on all ranks of the host.
   virtual bool agree_on_host(bool own) = 0;
 
   // Ends every process of the run.
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The library's one symbol. Returns null, with the reason in `why`, when MPI does not start.
+// The only symbol of the library. Returns null, with the reason in `why`, if MPI does not start.
 using OpenMpiPort = MpiPort* (*)(std::string& why);
 inline constexpr const char* kOpenMpiPortSymbol = "sluice_open_mpi_port";
 

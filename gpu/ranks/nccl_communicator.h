@@ -1,8 +1,9 @@
-// NCCL, opened at run time, and one communicator of it. Communicators do not block: this class
-// waits for NCCL's background work, with a deadline, so that a missing rank is noticed.
+// The NCCL library, opened at run time, and one NCCL communicator. NCCL's calls do not block.
+// NcclCommunicator waits for NCCL's background work with a deadline, so that a missing rank is
+// noticed.
 //
-// Thread rule: one thread at a time enqueues on a communicator; failure() and abort() may come from
-// any thread meanwhile. NcclLibrary from any thread.
+// Thread rule: one thread at a time enqueues on a communicator. Any thread may call failure() and
+// abort() at the same time. Any thread may use NcclLibrary.
 // Invariants: after abort() every call throws, and NCCL's work on the device ends.
 #pragma once
 
@@ -21,20 +22,21 @@
 
 namespace sluice {
 
-// The id that the ranks of one run share: rank 0 makes it and sends it to the others.
+// The id that the ranks of one run share. Rank 0 makes the id and sends it to the other ranks.
 using NcclId = std::array<std::byte, 128>;
 
 // The functions of the NCCL library, which is never closed.
 class NcclLibrary {
  public:
   // `path` empty = libnccl.so.2, as the loader finds it.
-  // Fails with: kUnsupported naming the library and the functions that it lacks.
+  // Fails with: kUnsupported naming the library and the functions that the library lacks.
   static const NcclLibrary& open(const std::string& path = "");
   ~NcclLibrary();
 
   int version() const { return version_; }  // 22809 for 2.28.9
   std::string version_text() const;
-  // Buffers can be registered (NCCL 2.19), and in windows, which copy engines gather into (2.28).
+  // has_registration(): buffers can be registered (NCCL 2.19). has_windows(): buffers can be
+  // registered in windows, into which copy engines gather (NCCL 2.28).
   bool has_registration() const;
   bool has_windows() const;
   // Fails with: kRanks.
@@ -55,7 +57,7 @@ class NcclLibrary {
 
 // One message of an exchange, to or from `peer`.
 struct NcclMessage {
-  std::byte* data = nullptr;  // not written to when it is a send
+  std::byte* data = nullptr;  // a send only reads the data
   std::uint64_t size_bytes = 0;
   std::uint32_t peer = 0;
   bool is_send = false;
@@ -66,21 +68,24 @@ enum class NcclWords : std::uint8_t { kSum, kMinimum };
 class NcclCommunicator {
  public:
   struct Options {
-    double timeout_s = 120;  // how long a call waits for other ranks
-    // All-gathers by copy engines, where memory is registered and the version has them.
+    double timeout_s = 120;  // the limit of a call's wait for other ranks
+    // Copy engines do all-gathers if the memory is registered and NCCL's version can use copy
+    // engines.
     bool prefers_copy_engines = true;
   };
 
-  // Every rank makes one, with equal ids. Library and device must outlive it.
+  // Every rank makes a communicator, with the same id. `library` and `device` must outlive the
+  // communicator.
   // Fails with: kRanks.
   NcclCommunicator(const NcclLibrary& library, const Options& options, CudaDevice& device,
                    const NcclId& id, std::uint32_t rank, std::uint32_t rank_count);
-  // Ends it together with the other ranks, unless it has failed.
+  // Ends the communicator together with the other ranks, unless the communicator has failed.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Every rank calls it; ranks of one color are together, in the order of their keys.
+  // Every rank calls split(). Ranks of the same color form a communicator, in the order of their
+  // keys.
   std::unique_ptr<NcclCommunicator> split(std::uint32_t color, std::uint32_t key);
 
   // Each operation is enqueued on `stream`, a cudaStream_t, when the call returns.
@@ -89,19 +94,19 @@ class NcclCommunicator {
                   void* stream);
   void broadcast(std::byte* data, std::uint64_t size_bytes, std::uint32_t root, void* stream);
   void exchange(std::span<const NcclMessage> messages, void* stream);
-  // Adds in NCCL's own order.
+  // The next two functions add in NCCL's own order.
   void reduce_scatter(std::byte* target, const std::byte* source, DType type,
                       std::uint64_t shard_elements, void* stream);
   void all_reduce(std::byte* data, DType type, std::uint64_t element_count, void* stream);
-  // Reduces words of 64 bits; the order does not affect them.
+  // Reduces words of 64 bits. The order does not change the result.
   void all_reduce(std::byte* data, NcclWords operation, std::uint64_t word_count, void* stream);
 
-  // Every rank calls it alike. Operations on this memory then need no copies inside NCCL. Does
-  // nothing where the version has no registration.
+  // Every rank calls register_memory() in the same way. Operations on this memory then need no
+  // copies inside NCCL. Does nothing if NCCL's version has no registration.
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
 
-  // The failure in the background; empty = none. After abort(): empty.
+  // The failure of NCCL's background work; empty = none. Empty after abort().
   std::string failure();
   void abort() noexcept;
 
@@ -121,7 +126,7 @@ class NcclCommunicator {
   std::mutex mutex_;
   // Guarded by mutex_.
   void* communicator_ = nullptr;      // an ncclComm_t; null after abort()
-  std::vector<void*> registrations_;  // handles, or windows
+  std::vector<void*> registrations_;  // handles or windows
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Watches NCCL's operations: how long each waits for other ranks after the work before it is done,
-// and NCCL's own reports in the background. The first failure is latched (RankFailure) and becomes
-// the device's; only then NCCL's work is ended, so that no half-done operation passes for a
-// result.
+// Watches NCCL's operations. An operation waits for other ranks from the end of earlier work on,
+// and this wait has a limit. NCCL's reports from its background work are also watched. The first
+// failure is latched (RankFailure) and becomes a failure of the device. Only after that, NCCL's
+// work is ended, so that no unfinished operation looks like a result.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -30,27 +30,28 @@ class NcclWatch {
 
     std::string name() const;
 
-    Event begun;  // after the work before it
+    Event begun;  // recorded before the operation
     Event ended;
     NcclCommunicator* communicator = nullptr;
     std::string_view kind;
-    // A copy: the named object may be gone before the watch has seen the end.
+    // A copy, because the text may be gone before the watch has seen the end.
     std::array<char, 96> subject{};
     std::size_t subject_bytes = 0;
     std::optional<std::chrono::steady_clock::time_point> begun_at;
     bool is_over = false;
   };
 
-  // `device` must outlive it.
+  // `device` must outlive the watch.
   NcclWatch(CudaDevice& device, std::shared_ptr<RankFailure> failure, double timeout_s);
   ~NcclWatch();
 
-  // From now on fail() also ends the communicator's work.
+  // After this call, fail() also ends the communicator's work.
   void add(NcclCommunicator& communicator);
-  // Waits until the communicator's operations are over, then forgets it.
+  // Waits until the communicator's operations are over, then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // begin() and end() surround the calls that enqueue one operation; end() gets begin()'s result.
+  // begin() is called before the calls that enqueue one operation, and end() after them. end()
+  // takes the result of begin().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);
@@ -65,10 +66,10 @@ class NcclWatch {
   CudaDevice& device_;
   const std::shared_ptr<RankFailure> failure_;
   const double timeout_s_;
-  Stream stream_;  // carries a failure to the device
+  Stream stream_;  // passes a failure to the device
 
   std::mutex mutex_;
-  std::condition_variable came_;   // an operation came, or the end
+  std::condition_variable came_;   // an operation came, or must_stop_
   std::condition_variable ended_;  // operations ended
   // Guarded by mutex_.
   std::vector<NcclCommunicator*> communicators_;
@@ -76,8 +77,8 @@ class NcclWatch {
   std::vector<std::unique_ptr<Operation>> spare_;
   bool must_stop_ = false;
 
-  std::mutex failing_mutex_;  // one failure at a time
-  std::thread thread_;        // last: it uses everything above
+  std::mutex failing_mutex_;  // held while one failure is handled
+  std::thread thread_;        // the last member, because the thread uses all others
 };
 
 }  // namespace sluice

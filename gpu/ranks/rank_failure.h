@@ -1,5 +1,5 @@
-// The first failure of a rank's collectives, shared by all its sequences: it is latched, passed to
-// one handler, and fails every later operation.
+// The first failure of a rank's collectives, shared by all sequences of the rank. The failure is
+// latched and passed to one handler, and every later operation fails with the same error.
 //
 // Thread rule: every function from any thread.
 #pragma once
@@ -14,11 +14,11 @@ namespace sluice {
 
 class RankFailure {
  public:
-  // Keeps `error` if it is the first, and calls the handler.
+  // Keeps `error` and calls the handler, if no error was set before.
   void set(const Error& error);
   bool is_set() const;
   void throw_if_set() const;
-  // With an empty handler, the former one is not running when this returns.
+  // When on_failure() returns, the former handler is not running.
   void on_failure(std::function<void(const Error&)> handler);
 
  private:

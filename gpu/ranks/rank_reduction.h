@@ -1,5 +1,5 @@
-// One reduction as a rank sees it: the elements of the source that each rank adds up in rank order
-// (base/ordered_sum.h). It does not depend on how the sources are brought together.
+// One reduction from the view of one rank. Says which elements of the source each rank adds in rank
+// order (base/ordered_sum.h). Does not depend on how the sources of the ranks are brought together.
 //
 // Thread rule: a value.
 #pragma once
@@ -23,22 +23,23 @@ struct ElementRange {
 };
 
 struct RankReduction {
-  // Ranges of an all_reduce begin at a multiple of a vector.
+  // Ranges of an all_reduce begin at multiples of this number, which vectors divide.
   static constexpr std::uint64_t kElementsAlign = 64;
 
   const std::byte* source = nullptr;
   DType source_type = DType::kFp32;
-  std::byte* target = nullptr;  // the target of the rank's own range
+  std::byte* target = nullptr;  // where the sum of the rank's own range goes
   DType target_type = DType::kFp32;
   std::uint64_t share = 0;  // elements of the longest range
-  std::uint64_t count = 0;  // elements in all
+  std::uint64_t count = 0;  // the number of all elements
   std::string_view kind;
   std::string_view subject;
 
   ElementRange range(std::uint32_t rank) const {
     return {std::min(rank * share, count), std::min((rank + 1) * share, count)};
   }
-  // Piece number i of a rank's range, in pieces of `step` elements.
+  // Piece number i of a rank's range. Each piece has `step` elements; the last piece may be
+  // shorter.
   ElementRange piece(std::uint32_t rank, std::uint64_t i, std::uint64_t step) const {
     const ElementRange all = range(rank);
     return {std::min(all.begin + i * step, all.end), std::min(all.begin + (i + 1) * step, all.end)};
@@ -49,7 +50,7 @@ struct RankReduction {
   std::uint64_t source_bytes(ElementRange elements) const {
     return elements.count() * size_of(source_type);
   }
-  // The target for the sum of a piece of `rank`'s range.
+  // Where the sum of a piece goes. The piece is in the range of `rank`.
   std::byte* target_of(ElementRange piece, std::uint32_t rank) const {
     return target + (piece.begin - range(rank).begin) * size_of(target_type);
   }
@@ -66,7 +67,7 @@ inline RankReduction reduction_of(const ReduceScatter& operation, std::uint32_t 
           .subject = operation.subject};
 }
 
-// The first half: each rank adds its share in place.
+// The first half of an all-reduce, in which each rank adds its share in place.
 inline RankReduction reduction_of(const AllReduce& operation, std::uint32_t rank,
                                   std::uint32_t rank_count) {
   RankReduction reduction{.source = operation.data,

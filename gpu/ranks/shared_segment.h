@@ -1,9 +1,9 @@
-// Memory that processes of one host share, without a name. One of them makes it and says where it
-// is, and the others open it there; the system allows that only to the same user and root. Nothing
-// of it remains when the processes have ended, however they end.
+// Memory without a name that processes of one host share. One process makes the segment and tells
+// the others its place, and the others open the segment there. The system allows this only to the
+// same user and to root. The segment vanishes when the processes end, even if they crash.
 //
 // Thread rule: a value.
-// Invariant: an open segment is the one that the first process made, with that size.
+// Invariant: an open segment is the segment that the first process made, and has the same size.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Where a segment is, and which one: bytes that one process sends to others.
+// Where a segment is, and how to recognize it. One process sends these bytes to the others.
 struct SegmentPlace {
   std::int64_t process = 0;  // 0: there is no segment
   std::int64_t descriptor = 0;
@@ -23,18 +23,20 @@ struct SegmentPlace {
 
 class SharedSegment {
  public:
-  // No segment.
+  // Makes an object without a segment.
   SharedSegment() = default;
-  // Makes a segment of zeros; none where the system refuses.
+  // Makes a segment of zeros. The result has no segment if the system refuses.
   static SharedSegment make(std::uint64_t size_bytes);
-  // Opens it; none where the system refuses, or where something else is in that place.
+  // Opens the segment at `place`. The result has no segment if the system refuses, or if something
+  // else is in that place.
   static SharedSegment open(const SegmentPlace& place, std::uint64_t size_bytes);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
-  std::byte* data() const { return data_; }  // null for none
-  // The place of a segment that was made here. It can be opened until close_place().
+  std::byte* data() const { return data_; }  // null without a segment
+  // The place of a segment that this process made. Other processes can open the segment until
+  // close_place().
   SegmentPlace place() const;
   void close_place() { file_ = UniqueFd(); }
 
