@@ -1,14 +1,14 @@
 // Moves boundary activations between the device's window and their homes in host memory or on
-// storage, as an ActivationPlan says. A saved activation leaves as soon as computation has finished
-// with it; one that will be loaded comes back ahead of its use, in order, as far as places in the
-// window and staging slots are free. Activations on storage are transfers of the block store like
-// any other: verified, watched, and after the parameters that computation waits for.
+// storage, as an ActivationPlan says. A saved activation leaves the device as soon as computation
+// has finished with it. Activations come back ahead of their loads, in order, as far as places in
+// the window and staging slots are free. The block store transfers activations to and from storage:
+// they are verified and watched, and parameters that computation waits for go first.
 //
 // Thread rule: the application's thread; private parts on the scheduler's, unless they say
 // otherwise.
-// Progress: a fetch starts only when the activation that it overwrites has been released and is on
-// its way home, or there. So its staging slot waits only for the drive and for queued copies. A
-// store's slot waits for enqueued computation and for the drive.
+// Progress: a fetch starts only when the activation that it overwrites has been released, and is at
+// home or on its way there. So the fetch's staging slot waits only for the drive and for queued
+// copies. The staging slot of a store waits for enqueued computation and for the drive.
 #pragma once
 
 #include <array>
@@ -30,24 +30,24 @@ namespace sluice {
 
 class ActivationFlow {
  public:
-  // All must outlive the flow. `timeline` is told when computation waits.
+  // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
   ActivationFlow(const ModelSpec& model, const Placement& placement, const Tiers& tiers,
                  BlockStore& store, Device& device, Scheduler& scheduler, StepTimeline& timeline);
 
-  // Starts on `plan`, which must outlive it, for `step`. Requires: the plan before has been
-  // finished or abandoned.
+  // Starts to follow `plan` for `step`; the plan must outlive the flow. Requires: the previous plan
+  // has been finished or abandoned.
   void begin(const ActivationPlan& plan, std::uint64_t step);
-  // The next access of the plan: work enqueued on `stream` after this call may read it, or write
-  // it. Blocks until its transfers are on their way to the device.
-  // Fails with: kInvalidArgument when it is not next, or too many are held; the engine's first
-  // failure.
+  // Makes the next access of the plan. Work enqueued on `stream` after this call may read or write
+  // the activation. Blocks until the transfers are on their way to the device.
+  // Fails with: kInvalidArgument when the access is not next, or too many are held; the engine's
+  // first failure.
   LeasedActivation acquire(const ActivationRef& ref, ActivationAction action, StreamId stream);
-  // Work enqueued on its stream after this call does not use it.
+  // Ends an access. Work enqueued on the stream after this call must leave the activation alone.
   void release(const LeasedActivation& lease) noexcept;
-  // Fails with: kInvalidArgument when accesses of the plan are missing, or held.
+  // Fails with: kInvalidArgument when accesses of the plan are missing or still held.
   void require_complete() const;
-  // The totals since the last call. Requires: the plan is complete. Returns when no computation
-  // uses the window any more.
+  // Returns the totals since the last call, when no computation uses the window any more. Requires:
+  // the plan is complete.
   // Fails with: the engine's first failure, or the device's.
   struct Report {
     std::uint64_t out_bytes = 0;  // left the device, in whole storage units
@@ -57,12 +57,13 @@ class ActivationFlow {
   // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
   // more, unless the store is stuck. Requires: no activation is held.
   void abandon() noexcept;
-  // Returns when no transfer is in flight, even if the store is stuck: memory may then be freed.
+  // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
+  // freed.
   void settle() noexcept;
 
  private:
   enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
-  // A staging slot between device and storage; its piece is being copied, read or written.
+  // A staging slot between device and storage, whose piece is being copied, read or written.
   struct Slot {
     Transfer transfer;
     std::uint32_t access = 0;
@@ -70,7 +71,7 @@ class ActivationFlow {
     bool is_free = true;
     bool is_read = false;
   };
-  // An access that has been issued, or one piece of it; they become ready in order.
+  // An access that has been issued, or one piece of such an access. Arrivals become ready in order.
   struct Arrival {
     std::uint32_t access = 0;
     std::uint32_t slot = kNoSlot;
@@ -108,8 +109,8 @@ class ActivationFlow {
   void wait_for_place(StreamId stream, std::uint32_t place);
   std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
   void free_slot(std::uint32_t slot);
-  // Runs `finished` on the scheduler's thread when the copy for `access` that is now the last on
-  // `stream` has been done.
+  // Runs `finished` on the scheduler's thread after the copy for `access`, which is now the last
+  // work on `stream`.
   void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
                  std::function<void()> finished);
   void trace_copy(TraceRecord record);
@@ -139,7 +140,8 @@ class ActivationFlow {
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
-  // By access, if something may have to move for it: the two events around the wait.
+  // The two events around the wait for an access, by access; only for accesses that may need a
+  // transfer.
   std::vector<Event> asked_events_;
   std::vector<Event> granted_events_;
 

@@ -1,5 +1,5 @@
-// The arithmetic of one block's update: the optimizer over all its elements, with each tensor's own
-// coefficients, wherever the block's planes are.
+// The arithmetic of one block's update: the optimizer runs over all elements, with each tensor's
+// own coefficients, wherever the block's planes are.
 //
 // Thread rule: worker's thread. Distinct blocks are independent.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The planes of one block, wherever it is updated; parameters and record change in place.
+// The planes of one block during its update; parameters and record change in place.
 struct BlockPlanes {
   std::byte* parameters = nullptr;
   std::byte* record = nullptr;
@@ -26,7 +26,7 @@ struct UpdateRun {
   std::uint64_t element_count = 0;
   std::uint32_t hyperparameter_set = 0;
 };
-// Calls `run` for as few runs as possible; padding belongs to a neighbor.
+// Calls `run` for as few runs as possible; padding belongs to a neighboring run.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
@@ -37,7 +37,7 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
 void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,
                          std::uint64_t step);
 
-// Applies update `step` (the step's number, for messages) to `block`.
+// Applies an update to `block`. `step` is the step's number, for messages.
 // Fails with: kNonFinite naming tensor and element when a weight or a moment overflows; the planes
 // are then partly updated and must not be stored.
 void update_block(const Layout& layout, const BlockPlace& block, const BlockPlanes& planes,

@@ -1,15 +1,16 @@
-// The commits of a durable store: when each begins, the stores that have to wait for it, and when
-// it becomes valid. Step v is committed when every block is on storage at version v: the optimizer
-// pass has stored blocks that live there, and the home saver those that live in memory. The commit
-// then runs beside the next step: a flush and a small record. Stores of later versions wait until
-// its table is taken and, if all copies are named, until it is valid.
+// The commits of a durable store. Decides when each commit begins, which stores have to wait for
+// it, and when it becomes valid. The commit of step v begins when every block is on storage at
+// version v. The optimizer pass stores the blocks that live on storage, and the home saver those
+// that live in memory. The commit itself, a flush and a small record, runs beside the next step.
+// Stores of later versions wait until the commit's table is taken. If all copies are named, they
+// wait until the commit is valid.
 //
-// With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1 it
-// waits for its own commit of v, so the vote tells all ranks.
+// With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
+// it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: commits begin in the order of their steps, one at a time. A commit records the
-// application's text and the loss scale as of the end of finish() of its step.
+// application's text and the loss scale as they were when finish() of its step ended.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ namespace sluice {
 // The state that a store's commits continue from.
 struct CommitStart {
   const CommitFiles* files = nullptr;
-  CommitRecord record = {};  // the last one, or one without planes; identity and settings stay
+  CommitRecord record = {};  // the last record, or one without planes; identity and settings stay
   std::uint32_t next_slot = 0;
   std::uint64_t next_generation = 1;
   std::uint32_t commit_every = 1;
@@ -38,7 +39,7 @@ struct CommitStart {
 
 class Commits {
  public:
-  // All must outlive it. `on_change` runs when something here has moved.
+  // All arguments must outlive the object. `on_change` runs whenever a commit has made progress.
   Commits(const CommitStart& start, const Layout& layout, const Placement& placement,
           const Tiers& tiers, BlockStore& store, IoQueue& queue, Device& device,
           Scheduler& scheduler, std::function<void()> on_change);
@@ -46,7 +47,8 @@ class Commits {
   HomeSaver& saver() { return saver_; }
 
   // For the optimizer pass:
-  // Stores of `version` may begin: the commits of all steps before it have their tables.
+  // Whether stores of `version` may begin, because the commits of all earlier steps have their
+  // tables.
   bool may_store(std::uint64_t version) const;
   // The block is at rest at `version`.
   void updated(BlockId block, std::uint64_t version);
@@ -59,15 +61,16 @@ class Commits {
   };
   // Commits the step as soon as possible if it is due.
   void finished(StepEnd end);
-  // Commits the last step now, due or not. Requires: all of its state is at home, and no step is
-  // active; with other ranks, also count_for_all().
+  // Commits the last step now, even if no commit is due. Requires: all of the state is at home, and
+  // no step is active; with other ranks, also count_for_all().
   void want_now();
-  // The first commit, of the present state. Requires: as above.
+  // Makes the first commit, of the present state. Requires: as above.
   void want_first(StepEnd end);
-  // Says that every rank has the commits that this one has.
+  // Tells this object that every rank has the commits that this rank has.
   void count_for_all();
 
-  // `is_stored`: whether every block that lives on storage is there at that version.
+  // Advances everything that can move. `is_stored` says whether every block that lives on storage
+  // has been stored there as `version`.
   void pump(const std::function<bool(std::uint64_t version)>& is_stored);
   // Begins nothing more, permanently.
   void stop();
@@ -78,11 +81,11 @@ class Commits {
   bool is_at_rest() const { return writer_.is_idle() && saver_.is_at_rest(); }
   // The last step whose commit is durable here; empty: none yet.
   std::optional<std::uint64_t> durable_step() const { return durable_step_; }
-  // The application's text in its record.
+  // The application's text in the record of durable_step().
   const std::string& application() const { return durable_application_; }
   std::string way_back() const;
 
-  // The settings of records from here on.
+  // Sets the settings for all records from now on.
   void set_settings(std::string settings, std::uint64_t config_hash);
 
  private:

@@ -1,7 +1,8 @@
-// The update of units whose optimizer state is at home on the device: enqueued there, in place. The
-// unit's next use waits for it on the device alone. Nothing on the host waits, so these updates
-// need no lanes: an enqueued update counts as done, unless a weight overflows. An overflow is
-// reported when the unit's updates have run, and is then the scheduler's failure.
+// The update of units whose optimizer state is at home on the device. The update is enqueued on the
+// device and changes the state in place. Only work on the device, at the unit's next use, waits for
+// the update. Because nothing on the host waits, these updates need no lanes, and an enqueued
+// update counts as done, unless a weight overflows. An overflow is reported when the unit's updates
+// have run, and then becomes the scheduler's failure.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: the device holds the unit's final gradient before its update is enqueued.
@@ -20,13 +21,13 @@ namespace sluice {
 
 class DeviceUpdates {
  public:
-  // All must outlive it; `math` may be null where no unit is updated here. `on_end` runs when a
-  // unit's updates of a step have ended.
+  // All arguments must outlive the object; `math` may be null where no unit is updated on the
+  // device. `on_end` runs when a unit's updates of a step have ended.
   DeviceUpdates(const Layout& layout, const Tiers& tiers, const ResidentUnits& residents,
                 DeviceMath* math, Device& device, Scheduler& scheduler, Worker& worker,
                 std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
-  // Enqueues the update of a block, after the work that last brought the unit's parameters.
+  // Enqueues the update of a block, behind the work that last brought the unit's parameters.
   void update(const BlockPlace& block, const StepCoefficients& coefficients);
   // All of the unit's blocks have been passed to update(); `step`, for messages, is the step's
   // number.
@@ -37,7 +38,7 @@ class DeviceUpdates {
   bool is_running(UnitId unit) const { return is_running_[index_of(unit)]; }
   // Whether no update is under way.
   bool is_idle() const { return units_left_ == 0; }
-  // Whether a weight has overflowed: the state is between two steps.
+  // Whether a weight has overflowed, so that the state is between two steps.
   bool is_damaged() const { return is_damaged_; }
 
  private:

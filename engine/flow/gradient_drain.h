@@ -1,20 +1,20 @@
 // Takes each unit's gradient from the device to the gradient set in host memory. The unit's first
 // gradient of the step is copied; those of further micro-batches or repeated uses are added (one
 // fp32 addition and one rounding per element). When the last one has been added, the unit's squared
-// norm is taken. Gradients that wait on the device never leave it: they are copied, added and
-// summed up there with the same bits, and only the sums of squares come down. Those that wait on
-// storage go there through engine/flow/gradient_spill.h.
-// The schedule, or close(), says which gradient is the last: units that have had none by then get
-// one of zeros. Owns the device's gradient slots.
+// norm is taken. Gradients that wait on the device never leave the device. They are copied, added
+// and summed up there with the same bits, and only the sums of squares come to the host. Gradients
+// that wait on storage go there through engine/flow/gradient_spill.h.
+// The schedule, or close(), says which gradient is the last. At close(), units without a gradient
+// get a gradient of zeros. Owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses: each use's gradient before it goes to the set, or the unit's complete sum over the step,
-// which is copied back up to the slot for that.
+// uses. They add each use's gradient before it goes to the set, or they add the unit's complete sum
+// over the step. In the latter case, the sum is copied back to the slot first.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a slot is freed by its copies. Those wait for the computation under its released lease
-// and, when adding, for a staging slot, which the worker frees. Nothing here waits for the
-// prefetcher or for a later use.
+// Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
+// released lease. Copies of a gradient that will be added also wait for a staging slot, which the
+// worker frees. The drain never waits for the prefetcher or for a later use.
 #pragma once
 
 #include <cstdint>
@@ -40,38 +40,39 @@ namespace sluice {
 
 class GradientDrain {
  public:
-  // All must outlive the drain; `math` may be null where no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is in the set and in the norm, if it is finite: an
-  // update that does not wait for the norm must not use one that is not.
+  // All arguments must outlive the drain; `math` may be null where no gradient waits on the device.
+  // `on_final` runs when a unit's final gradient is in the set and in the norm. It does not run for
+  // a gradient that is not finite, because an update that does not wait for the norm must not use
+  // such a gradient.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
                 Ranks& ranks, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
-  // Starts a step, whose number goes into traces, and forgets the norm of the one before.
-  // `reduces_each`: every use's gradient is added over the ranks; otherwise only a unit's sum is,
-  // which needs a set that holds all of it.
+  // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
+  // `reduces_each`, every use's gradient is added over the ranks. Otherwise only each unit's sum is
+  // added over the ranks, and the set must hold the whole sum.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // Takes a gradient slot, if one is free: the one that has been free for longest. Uses take slots
-  // in the order of the schedule, and slots become free in the order of release. So a use's slot
-  // does not depend on timing and is the same on every rank; a reduction needs that in memory that
-  // is registered with NCCL. Its bytes are zero after zeroed_event().
+  // Takes the gradient slot that has been free for longest, if there is a free slot. Uses take
+  // slots in the order of the schedule, and slots become free in the order of release. So a use's
+  // slot does not depend on timing and is the same on every rank, as reductions in memory
+  // registered with NCCL require. The slot's bytes are zero after zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 
   // The lease of `use` is released; `computed` is recorded after the computation that filled
-  // `slot`. If the schedule has changed, a unit with a final gradient may get another one: then it
-  // is no longer final.
+  // `slot`. If the schedule has changed, a unit with a final gradient may get another gradient. The
+  // earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
-  // No more gradients will come: the present ones are final. Later calls do nothing. Requires: no
-  // update reads the set any more; units without a gradient become zero there.
+  // No more gradients will come, so the present ones are final. In the set, the gradients of units
+  // without one become zero. Later calls do nothing. Requires: no update reads the set any more.
   void close();
 
-  // Whether the schedule has called a gradient of the unit its last of the step.
+  // Whether the schedule has marked a gradient of the unit as its last of the step.
   bool is_closed(UnitId unit) const { return units_[index_of(unit)].is_closed; }
-  // Whether a gradient that was final has changed since.
+  // Whether a gradient has changed after it was final.
   bool was_reopened() const { return was_reopened_; }
   // Units without a gradient in the step. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
@@ -79,7 +80,7 @@ class GradientDrain {
   // Whether every unit's final gradient is in the set and in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
-  // Why is_complete() is still false, or no gradient slot is free.
+  // The reason why is_complete() is still false, or why no gradient slot is free.
   WaitCause waits_for() const;
   // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;

@@ -1,12 +1,12 @@
 // Gradients that wait for their update on storage. Each of a unit's gradients passes through host
-// memory block by block. There it is added to the sum so far (one fp32 addition and one rounding
-// per element, as in the gradient set) and counted in the unit's norm; then it goes to the place
-// where it waits. One gradient at a time.
+// memory block by block. There each block is added to the sum so far (one fp32 addition and one
+// rounding per element, as in the gradient set) and counted in the unit's norm. Then the block goes
+// to storage. One gradient is processed at a time.
 //
 // Thread rule: scheduler's thread only, except where said.
-// Progress: a block waits for one staging slot, or for two if there is a sum to add to; earlier
-// blocks free them when they are at home. It also waits for copies, the worker, and storage. A
-// unit's gradients are not read while more may come (engine/flow/optimizer_pass.h).
+// Progress: a block waits for one staging slot, or for two if it is added to a sum. Earlier blocks
+// free their staging slots when they are at home. A block also waits for copies, the worker, and
+// storage. Nothing reads a unit's gradients while more may come (engine/flow/optimizer_pass.h).
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace sluice {
 
 class GradientSpill {
  public:
-  // All must outlive it. `on_left` runs when the gradient has left its slot; `on_home` runs later,
-  // when it has been stored where it waits and counted in the norm.
+  // All arguments must outlive the object. `on_left` runs when the gradient has left its slot.
+  // `on_home` runs later, when the gradient has been stored and counted in the norm.
   struct Callbacks {
     std::function<void()> on_left;
     std::function<void()> on_home;
@@ -39,8 +39,8 @@ class GradientSpill {
     bool is_first = false;            // the unit's first in the step
     std::uint64_t step = 0;           // for traces
   };
-  // Starts on a gradient; its copies go through `stream`, after the work there. Requires:
-  // is_idle(), and the unit's gradients wait on storage.
+  // Starts to move a gradient. The copies go through `stream`, behind the work that is there.
+  // Requires: is_idle(), and the unit's gradients wait on storage.
   void start(const Gradient& gradient, StreamId stream);
   bool is_idle() const { return blocks_left_ == 0; }
 
@@ -54,7 +54,8 @@ class GradientSpill {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  // A staging slot: holds a block of the gradient or, as its partner, of the sum so far.
+  // A staging slot. It holds a block of the gradient; its partner, if it has one, holds the same
+  // block of the sum so far.
   struct Slot {
     Transfer transfer;
     BlockId block{};

@@ -1,10 +1,10 @@
-// Brings state whose home is memory to storage, for commits: each block once it is at the version
-// that is committed, from its place or, from the device, through a commit buffer. The block must
-// not be updated again before that has ended.
+// Saves state that is at home in memory to storage, for commits. Each block is saved when it is at
+// the version to be committed. A block in host memory is written from its place, and a block on the
+// device through a commit buffer. The block must not be updated again before the save has ended.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a save waits for a copy that no commit names, for a commit buffer, and for its own
-// transfers; never for a lane, a slot or a gradient.
+// transfers. A save never waits for a lane, a slot or a gradient.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace sluice {
 class HomeSaver {
  public:
   struct Hooks {
-    // Whether stores of `version` may begin: every earlier commit has its table.
+    // Whether stores of `version` may begin, because every earlier commit has its table.
     std::function<bool(std::uint64_t version)> may_store;
     // A block is on storage as `version`.
     std::function<void(std::uint64_t version)> saved;
@@ -37,9 +37,9 @@ class HomeSaver {
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
   // Saves the block. Requires: is_at_home(), at rest, not being saved.
   void add(BlockId block);
-  // The same for every block of which storage has an older version.
+  // Adds every block of which storage has an older version.
   void add_outdated();
-  // Whether the block has been added, and is not on storage yet.
+  // Whether the block has been added and is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }
   // Whether nothing has to be saved.
   bool is_idle() const { return queue_.empty() && under_way_ == 0; }

@@ -1,17 +1,18 @@
-// The update of every block once per step: read the parts that are not in memory, Adam, write back,
-// with several blocks in flight so that the three overlap. Where the device has all of a unit's
-// state, the same arithmetic runs there (engine/flow/device_updates.h). A lane holds one block from
-// the start of its reads to the end of its writes. engine/flow/update_order.h decides which block
-// comes next, and when it may be updated. Speculative updates are written to shadow copies on
-// storage; apply() adopts them, or has them repeated from the old state. With a durable store, a
-// lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
+// Updates every block once per step. Reads the parts that are not in memory, runs Adam, and writes
+// back. Several blocks are in flight, so that reading, computing and writing overlap. If all of a
+// unit's state is on the device, the same arithmetic runs there (engine/flow/device_updates.h). A
+// lane holds one block from the start of its reads to the end of its writes.
+// engine/flow/update_order.h decides which block comes next, and when it may be updated.
+// Speculative updates are written to shadow copies on storage. apply() adopts these copies, or lets
+// the updates be repeated from the old state. With a durable store, a lane keeps its block until a
+// copy is free that no commit names (engine/flow/commits.h).
 //
 // Thread rule: scheduler's thread only.
-// Progress: a lane waits for its own reads, a parameter slot that copies under way will free, the
-// step's gradients or coefficients, the worker, a commit, and its own writes. A commit waits for
-// stores of earlier versions and for the drives, never for a lane that waits for it. Nothing in the
-// step waits for a lane, except the next step's use of the block's unit. Blocks of one update are
-// independent, so any order gives the same bits.
+// Progress: a lane waits for its own reads and writes, for a parameter slot that copies under way
+// will free, for the step's gradients or coefficients, for the worker, and for a commit. A commit
+// waits for stores of earlier versions and for the drives, but never for a lane that waits for the
+// commit. Nothing in the step waits for a lane, except the next step's use of the block's unit.
+// Blocks of one update are independent, so any order gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +35,10 @@ namespace sluice {
 
 class OptimizerPass {
  public:
-  // All must outlive the pass; `math` may be null where no unit is updated on the device, and
-  // `commits` where the state is scratch.
+  // All arguments must outlive the pass. `math` may be null where no unit is updated on the device,
+  // and `commits` may be null where the state is scratch.
   // `forward_order`: the order in which the next step will need units.
-  // `on_change` runs when something here has moved.
+  // `on_change` runs whenever the pass has made progress.
   OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
                 Worker& worker, ResidentUnits& residents, WaitingGradients& waiting,
@@ -45,18 +46,19 @@ class OptimizerPass {
                 std::function<void()> on_change);
 
   // Announces the step's update, with the coefficients that eager and speculative updates assume.
-  // It begins when the one before has been applied.
-  // Requires: the update announced before has been passed to apply(), or cancelled.
+  // The update begins when the previous update has been applied. Requires: the previous update has
+  // been passed to apply(), or cancelled.
   void announce(const Update& update);
   // The unit's parameters have been fetched for its last use of the step.
   void fetched(UnitId unit);
   // The unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and these are the coefficients. `as_assumed`: they are the announced
-  // ones.
+  // Every gradient is final, and `coefficients` are known. `as_assumed` says whether they are the
+  // announced coefficients.
   // Requires: is_begun().
   void apply(const StepCoefficients& coefficients, bool as_assumed);
-  // There will be no apply() for the announced update. Lanes drop the blocks that they read ahead.
+  // Cancels the announced update: apply() will not be called. Lanes drop the blocks that they have
+  // read ahead.
   void cancel();
   // Starts nothing more, permanently.
   void stop();
@@ -64,26 +66,27 @@ class OptimizerPass {
   // Advances everything that can move.
   void pump();
 
-  // Whether every block of the last update passed to apply() is updated; writes may still be under
-  // way.
+  // Whether every block of the last update passed to apply() has been updated; writes may still be
+  // under way.
   bool is_applied() const { return order_.phase() != UpdateOrder::Phase::kApplying; }
-  // Whether the announced update is under way: apply() may be called.
+  // Whether the announced update is under way, so that apply() may be called.
   bool is_begun() const { return order_.is_begun(); }
-  // Whether some blocks have been updated permanently and others have not, or a failure has kept
-  // one from its home: the state is between two steps.
+  // Whether the state is between two steps: some blocks have been updated permanently and others
+  // have not, or a failure has kept a block from its home.
   bool is_partial() const;
   // The version that the last update started from.
   std::uint64_t version() const { return order_.current().version; }
   // Whether all updates passed to apply() have been applied, and every write has ended. Lanes may
   // hold blocks that they have read ahead.
   bool is_home() const;
-  // The same for the updates that make `version` and earlier ones.
+  // Whether all updates that make `version` or earlier versions have been applied, and their writes
+  // have ended.
   bool has_stored(std::uint64_t version) const;
-  // The cause that delays the update of `block`; without a block, the end of the pass.
+  // The cause that delays the update of `block` or, without a block, the end of the pass.
   WaitCause waits_for(std::optional<BlockId> block = {}) const;
   // Whether no lane holds anything.
   bool idle() const { return lanes_busy_ == 0 && device_updates_.is_idle(); }
-  // Whether gradients from outside host memory are on their way to a lane.
+  // Whether gradients that wait outside host memory are on their way to a lane.
   bool is_reading_gradients() const;
 
  private:
@@ -112,7 +115,8 @@ class OptimizerPass {
     bool is_void = false;       // of a cancelled update: only waits for work under way
     bool must_redo = false;     // the coefficients assumed for it were wrong
     bool is_assuming = false;   // its update with assumed coefficients is running
-    // Weights have overflowed with these: an error only if they turn out to be right.
+    // A weight has overflowed with the assumed coefficients. This is an error only if they turn out
+    // to be right.
     std::optional<Error> overflow;
   };
 

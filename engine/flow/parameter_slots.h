@@ -1,13 +1,13 @@
-// Host buffers for the parameters of blocks whose home is storage or the device; the prefetcher and
-// the optimizer pass share them. A block has at most one slot, with the block's newest bytes in
-// host memory. So neither of the two needs to read again what the other has read or made:
-// parameters fetched for backward wait here for their update, and updated ones for the next
-// forward.
+// Host buffers for the parameters of blocks whose home is storage or the device. These slots are
+// shared by the prefetcher and the optimizer pass. A block has at most one slot, with the block's
+// newest bytes in host memory. So bytes that one of the two has read or made are not read again by
+// the other. Parameters fetched for backward wait in their slot for the update, and updated
+// parameters wait for the next forward.
 //
 // Thread rule: scheduler's thread only.
-// Invariants: a slot is free, or bound to one block and held by its users or kept. The pass can
-// always get one slot for each of its lanes, as soon as copies under way have ended; the prefetcher
-// can get all slots except those and the kept ones.
+// Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as
+// copies under way have ended, the pass can get one slot for each of its lanes. The prefetcher can
+// get all slots except the slots for lanes and the kept slots.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ enum class SlotUser : std::uint8_t { kPrefetch, kPass };
 
 class ParameterSlots {
  public:
-  // All must outlive the slots. `on_change` runs on the scheduler's thread after every transfer and
-  // whenever a slot becomes free.
+  // All arguments must outlive the slots. `on_change` runs on the scheduler's thread after every
+  // transfer and whenever a slot becomes free.
   ParameterSlots(const Placement& placement, const Tiers& tiers, BlockStore& store,
                  Scheduler& scheduler, std::size_t block_count, std::function<void()> on_change);
 
@@ -35,27 +35,28 @@ class ParameterSlots {
   std::optional<std::uint32_t> take(BlockId block, SlotUser user);
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
-  // When the last user leaves, the slot becomes free. It stays bound for a later user if `keep` is
-  // set, its bytes are valid, and fewer than the permitted number are kept.
+  // Removes a user. When the last user leaves, the slot becomes free, or it stays bound for a later
+  // user. It stays bound if `keep` is set, the bytes are valid, and fewer slots than permitted are
+  // kept.
   void leave(std::uint32_t slot, SlotUser user, bool keep);
   // Frees the kept slots that have no users.
   void drop_kept();
 
   // Starts reading `version` of the slot's block from storage.
   void fetch(std::uint32_t slot, std::uint64_t version);
-  // Starts writing the slot's bytes, as StoreTarget says. The bytes stay valid.
+  // Starts writing the slot's bytes to `target`. The bytes stay valid.
   // Requires: holds(slot, version).
   void store(std::uint32_t slot, std::uint64_t version, StoreTarget target);
   bool is_in_pass(std::uint32_t slot) const { return slots_[slot].has_pass; }
   bool is_transferring(std::uint32_t slot) const { return slots_[slot].is_transferring; }
-  // The prefetcher is about to copy the slot's bytes to the device.
+  // Whether the prefetcher is about to copy the slot's bytes to the device.
   bool is_being_copied(std::uint32_t slot) const { return slots_[slot].prefetch_users != 0; }
 
   // Whether the slot's bytes are the block's parameters at `version`.
   bool holds(std::uint32_t slot, std::uint64_t version) const {
     return slots_[slot].version == version;
   }
-  // The same, or they are being read.
+  // Whether the slot holds the parameters at `version`, or they are being read.
   bool will_hold(std::uint32_t slot, std::uint64_t version) const {
     return holds(slot, version) || slots_[slot].version_being_read == version;
   }

@@ -1,16 +1,17 @@
-// Brings units into the device window ahead of their use, as the window plan says: storage ->
-// parameter slot -> copy to the device, block by block and strictly in schedule order. A fetch
-// starts as soon as the leases on the bytes that it overwrites have been released; its copies wait
-// on the device for the computation that still reads them. A block whose update is still to come
-// delays those after it; one that the pass has in a slot is copied from there. Where ranks share
-// the parameters, the blocks are the rank's own shard, and a gather, one per fetch and in their
-// order, completes the unit; a shard at home on the device is gathered from there.
+// Brings units into the device window ahead of their use, as the window plan says. Blocks go from
+// storage to a parameter slot and then to the device, one by one and strictly in schedule order. A
+// fetch starts as soon as the leases on the bytes that it overwrites have been released. The
+// fetch's copies wait on the device for the computation that still reads these bytes. A block that
+// has not been updated yet delays the blocks after it. A block that the pass has in a slot is
+// copied from this slot. Where ranks share the parameters, the blocks are those of the rank's own
+// shard, and a gather completes the unit. There is one gather per fetch, in the order of the
+// fetches. A shard at home on the device is gathered from its home.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a read waits for a parameter slot; slots are freed by copies; copies wait for
-// computation under released leases, which waits only for copies earlier in the schedule. A block
-// waits for its update, which waits for nothing of this step. The order is the same everywhere, so
-// there is no cycle.
+// Progress: a read waits for a parameter slot, and copies free the slots. Copies wait for
+// computation under released leases, and this computation waits only for copies earlier in the
+// schedule. A block waits for its update, and the update waits for nothing in this step. All waits
+// follow the same order, so there is no cycle.
 #pragma once
 
 #include <cstdint>
@@ -34,54 +35,57 @@ class Prefetcher {
     std::function<void(UnitId)> on_final_fetch;  // the unit's last fetch of the step is done
   };
 
-  // All must outlive the prefetcher.
+  // All arguments must outlive the prefetcher.
   Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
              ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
              Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks);
 
-  // Starts on a schedule at `version` of the parameters. With `keeps_for_update`, parameters
-  // fetched for the last time in the step wait in their slots for the update. Both references must
-  // outlive the schedule; the prefetcher must be idle() before.
+  // Starts to follow `schedule`, with the parameters at `version`. With `keeps_for_update`,
+  // parameters fetched for the last time in the step wait in their slots for the update. `schedule`
+  // and `plan` must stay valid while they are followed. The prefetcher must be idle() before the
+  // call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
   // Starts no more fetches. Work under way ends; wait for idle().
   void stop();
-  // To change the schedule, call stop(), and after idle() resume() with the plan from use
-  // `acquired` on. Earlier uses are those of the present schedule.
+  // The progress of the schedule, for a new plan. To change the schedule, call stop(), wait for
+  // idle(), and call resume() with the plan from use `acquired` on. The uses before `acquired` stay
+  // as they are.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
   void resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired);
 
-  // The lease of `use` has been released, and release_event() of its unit recorded on the stream
-  // that computed with it.
+  // The lease of `use` has been released, and release_event() of the unit has been recorded on the
+  // stream that computed with the unit.
   void release(std::uint32_t use);
 
   // Advances everything that can move.
   void pump();
 
-  // Whether every copy that `use` needs has been queued: a stream that waits for ready_event() may
+  // Whether every copy that `use` needs has been queued. A stream that waits for ready_event() may
   // then read the unit.
   bool is_ready(std::uint32_t use) const { return use < ready_uses_; }
 
   // Whether no read, copy, gather from a home or unprocessed block is left.
   bool idle() const { return pipeline_.empty() && copies_.empty() && home_gathers_ == 0; }
 
-  // Why the next use is not ready yet. kUpdate: it waits for an update; the pass knows more about
-  // that.
+  // The reason why the next use is not ready yet. With kUpdate, the use waits for an update, and
+  // the pass knows the reason for that wait.
   WaitCause waits_for() const;
 
-  // Recorded after a unit's last copy; never, and so complete, for a unit homed on the device.
+  // The event recorded after a unit's last copy. For a unit homed on the device it is never
+  // recorded, and so counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
-  // Its work precedes every gather.
+  // The stream whose work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }
-  // When the gather for a use that is_ready() began; null if none was needed.
+  // The time when the gather for a use that is_ready() began; null if no gather was needed.
   const BeginTime* gather_begun_ns(std::uint32_t use) const {
     return use < gathers_begun_ns_.size() ? &gathers_begun_ns_[use] : nullptr;
   }
   // The bytes gathered since the last call.
   std::uint64_t take_gathered_bytes() { return std::exchange(gathered_bytes_, 0); }
-  // The step loop records it when a lease is released.
+  // The event that the step loop records when a lease of the unit is released.
   EventId release_event(UnitId unit) const { return release_events_[index_of(unit)].id(); }
 
  private:
@@ -89,7 +93,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoBlock = 0xffffffffu;
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
-  // One block of one use on its way; or, without a block, a use that needs none.
+  // One block of one use on its way, or a use that needs no block.
   struct Item {
     std::uint32_t use = 0;
     std::uint32_t block = kNoBlock;
@@ -163,11 +167,11 @@ class Prefetcher {
   };
   std::vector<Occupied> occupied_;
 
-  // Issued and not yet copied, in schedule order; bounded by kPipelineItemsMax.
+  // The items issued and not yet copied, in schedule order; at most kPipelineItemsMax.
   std::deque<Item> pipeline_;
   std::uint32_t home_gathers_ = 0;      // queued on the device, end not reported yet
   std::deque<Copy> copies_;             // queued on the device, in order
-  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end is yet to be asked for
+  std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has not been asked for yet
   std::uint64_t unnoticed_bytes_ = 0;
   bool is_copying_ = false;  // the first of them is running, as far as is known here
   std::uint64_t copying_since_ns_ = 0;

@@ -1,8 +1,9 @@
 // Units homed on the device, between their update and their next use. Where ranks share the
-// optimizer's state but not the parameters, each has updated its own shard of a unit, and a gather
-// in place brings the rest from the others. Gathers are issued in forward order, in whatever order
-// updates came in, so that every rank issues the same sequence. A sharded unit is gathered for its
-// uses instead (engine/flow/prefetcher.h): this class only knows when its shard has been updated.
+// optimizer's state but not the parameters, each rank has updated its own shard of a unit, and a
+// gather in place brings the other shards. Updates may end in any order, but gathers are issued in
+// forward order, so that every rank issues the same sequence. A unit with sharded parameters is
+// gathered for each use instead (engine/flow/prefetcher.h). For such a unit, this class only knows
+// when the shard has been updated.
 //
 // Thread rule: scheduler's thread only; event() from any.
 #pragma once
@@ -19,19 +20,19 @@ namespace sluice {
 
 class ResidentUnits {
  public:
-  // All must outlive it. Units that `forward_order` omits come last.
+  // All arguments must outlive the object. Units that `forward_order` omits come last.
   ResidentUnits(const Layout& layout, const Placement& placement, const Tiers& tiers, Ranks& ranks,
                 Device& device, std::span<const UnitId> forward_order);
 
-  // The work now on `stream` gives the rank's blocks of `unit` new parameters. Once per update for
-  // each unit homed on the device; for a frozen unit when it gets its values, in the same order on
-  // every rank.
+  // The work that is now on `stream` gives the rank's blocks of `unit` new parameters. Called once
+  // per update for each unit homed on the device. Called for a frozen unit when the unit gets its
+  // values, in the same order on every rank.
   void updated(UnitId unit, StreamId stream);
 
-  // Recorded after everything that the unit's last update brought to this rank.
+  // The event recorded after all work that the unit's last update caused on this rank.
   EventId event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   std::uint64_t take_gathered_bytes();
-  // When the unit's last gather began. Any thread.
+  // The time when the unit's last gather began. Any thread.
   const BeginTime* gather_begun_ns(UnitId unit) const { return &gathers_begun_ns_[index_of(unit)]; }
 
  private:

@@ -1,6 +1,6 @@
-// Decides which block of an update comes next, and whether it may be updated yet: this is the
-// difference between the policies of optimizer.overlap (docs/design/updates.md). It knows
-// gradients, coefficients and orders; lanes, transfers and arithmetic belong to the optimizer pass.
+// Decides which block of an update comes next, and whether the block may be updated yet. In this
+// the policies of optimizer.overlap differ (docs/design/updates.md). This class knows gradients,
+// coefficients and orders. Lanes, transfers and arithmetic belong to the optimizer pass.
 //
 //   serial       nothing starts before apply()
 //   deferred     blocks start, to be read ahead, in forward order; updates wait for apply()
@@ -46,21 +46,22 @@ class UpdateOrder {
     kApplying,  // coefficients known, blocks left
   };
 
-  // All must outlive it. `forward_order`: the order in which the next step will need units; units
-  // that it omits come last.
+  // All arguments must outlive the object. `forward_order` is the order in which the next step will
+  // need units; units that it omits come last.
   UpdateOrder(const Layout& layout, const Placement& placement,
               std::span<const UnitId> forward_order);
 
-  // `update` follows the one under way: begin_announced() makes it the current one.
-  // Requires: the one before is being applied, or has ended.
+  // Announces `update` as the successor of the current update; begin_announced() makes it the
+  // current one. Requires: the previous update is being applied, or has ended.
   void announce(const Update& update);
   bool may_begin() const { return phase_ == Phase::kIdle && next_.has_value(); }
   void begin_announced();
   void fetched(UnitId unit);
   void gradient_is_final(UnitId unit);
-  // The coefficients are known: every block may be updated.
+  // The coefficients are known, so every block may be updated.
   void apply(const StepCoefficients& coefficients);
-  // Forgets an update that was announced, or has begun without apply(). True if it had begun.
+  // Forgets an update that was announced, or that has begun without apply(). Returns whether the
+  // update had begun.
   bool cancel();
 
   Phase phase() const { return phase_; }
@@ -78,12 +79,12 @@ class UpdateOrder {
   // The block's place in forward order.
   std::uint32_t rank(BlockId block) const { return rank_[index_of(block)]; }
 
-  // The block has a tentative update and no lane, or has to wait for another start.
+  // Marks a block that has a tentative update and no lane, or that has to wait for another start.
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
-  // The block has been updated permanently; returns true when it is its unit's last. The last block
-  // of all ends an update that is being applied.
+  // The block has been updated permanently. Returns whether it is the last block of its unit. The
+  // last block of all units ends an update that is being applied.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }
 

@@ -1,7 +1,8 @@
-// The gradients that wait for their update, as the pool meter counts them. In memory, each of a
-// unit's blocks counts from the unit's first gradient of the step, and beside them the part of the
-// set that other ranks own; on storage, each block counts from its first write; all until the
-// update has used them. A unit's gradients of one step are gone before the next step brings others.
+// The gradients that wait for their update, as the pool meter counts them. In memory, all blocks of
+// a unit count from the unit's first gradient of the step, and the part of the set that other ranks
+// own counts as well. On storage, each block counts from its first write. Blocks count until the
+// update has used them. A unit's gradients of one step are gone before the next step brings new
+// ones.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -20,14 +21,14 @@ class WaitingGradients {
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }
-  // The unit's first gradient of the step has come. `keeps_others`: including the other ranks' part
-  // of it, if the set keeps that.
+  // The unit's first gradient of the step has come. `keeps_others`: the set also keeps the other
+  // ranks' part of the gradient.
   void add(UnitId unit, bool keeps_others);
   // The other ranks' part is no longer needed.
   void drop_others(UnitId unit);
   // The block's gradient is being written to storage.
   void written(BlockId block);
-  // The update has used it.
+  // The update has used the block's gradient.
   void consumed(BlockId block);
   // The gradients that the step has added will not be used for an update.
   void drop_step();
