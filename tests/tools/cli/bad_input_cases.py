@@ -61,8 +61,8 @@ class BadConfig(CliCase):
             with self.subTest(arguments):
                 done = self.run_sluice(*arguments, expect=2)
                 self.assertNotEqual(done.stderr, "")
-        self.assertIn("run.steps", self.fail_train(2, None, "--steps", 0))
-        self.assertIn("run.seed", self.fail_train(2, None, "--seed", 2**60))
+        self.assertIn("--steps is 0", self.fail_train(2, None, "--steps", 0))
+        self.assertIn("--seed is 1152921504606846976", self.fail_train(2, None, "--seed", 2**60))
 
 
 class BadFiles(CliCase):
