@@ -1,8 +1,8 @@
-// Host memory that O_DIRECT and DMA can use: page-aligned, zero-filled and touched once on
-// construction, on 2 MiB pages where the kernel grants them. A physically contiguous buffer doubles
-// a drive's rate, and the first touch is 10 to 50 times slower than any later one, so arenas are
-// made once and cut into slots. With several NUMA nodes, a buffer's huge pages go to the nodes in
-// turn. Movable, one owner; not thread-safe itself.
+// Host memory that O_DIRECT and DMA can use. The memory is page-aligned and zero-filled, and the
+// constructor touches all of it. It has 2 MiB pages where the kernel grants them. A physically
+// contiguous buffer doubles a drive's rate. The first touch of memory is 10 to 50 times slower than
+// any later touch, so arenas are made once and divided into slots. With several NUMA nodes, a
+// buffer's huge pages go to the nodes in turn. Movable, with one owner; not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class AlignedBuffer {
   std::span<std::byte> span() const { return {data_, size_bytes_}; }
 
  private:
-  // Constant after construction. The mapping starts at or before data_, so that data_ can start on
+  // Constant after construction. The mapping starts at or before data_, so that data_ can start at
   // a huge page.
   std::byte* mapping_ = nullptr;
   std::uint64_t mapping_bytes_ = 0;

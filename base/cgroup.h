@@ -1,5 +1,5 @@
-// The control groups that this process is in, as folders of the file system. Reads files, and is
-// pure otherwise.
+// The control groups of this process, as folders of the file system. Reads files, and is pure
+// otherwise.
 #pragma once
 
 #include <initializer_list>
@@ -9,11 +9,12 @@
 
 namespace sluice {
 
-// Returns the folders that hold the limits of one of `controllers` ("cpu", "memory"): first that of
-// the process's own group, then those of its ancestors, whose limits bind as well. Covers cgroup
-// version 2, where all controllers share a folder, and version 1, where each has its own hierarchy.
-// File names differ between the two versions, so looking for all of them in each folder is safe; a
-// folder may not exist. `proc_cgroup` is /proc/self/cgroup, `cgroup_root` is /sys/fs/cgroup.
+// Returns the folders that hold the limits of one of `controllers` ("cpu", "memory"). The folder of
+// the process's own group comes first. The folders of the ancestor groups follow, because their
+// limits apply, too. Covers cgroup version 2, where all controllers share a folder, and version 1,
+// where each controller has its own hierarchy. The files of the two versions have different names,
+// so a caller can look for the files of both versions in each folder. A folder may not exist.
+// `proc_cgroup` is /proc/self/cgroup, `cgroup_root` is /sys/fs/cgroup.
 std::vector<std::string> cgroup_folders(const std::string& proc_cgroup,
                                         const std::string& cgroup_root,
                                         std::initializer_list<std::string_view> controllers);

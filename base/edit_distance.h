@@ -1,4 +1,4 @@
-// How far one word is from another, for messages that guess the intended word. Pure.
+// The distance between two words, for messages that guess the intended word. Pure.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-// Levenshtein's distance: letters to add, drop or replace.
+// The Levenshtein distance: the number of letters to add, drop or replace.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
-// How much memory this process may still take before the kernel kills it: the memory free on the
-// machine, within the limits of its control groups. Reads files, and is pure otherwise.
+// How much memory this process can have before the kernel kills the process. This is the machine's
+// free memory, within the limits of the process's control groups. Reads files, and is pure
+// otherwise.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +9,21 @@
 namespace sluice {
 
 struct MemoryRoom {
-  // Includes what this process already has. Memory of other processes counts as taken; page cache
-  // does not, because the kernel gives it up. Swap does not count: a step would wait for it.
+  // Includes the memory that this process already has. Memory of other processes counts as taken.
+  // Page cache counts as free, because the kernel can reuse page cache. Swap does not count as
+  // memory, because a step would wait for swap.
   std::uint64_t size_bytes = 0;
-  std::string bound;            // the limit: "the machine", "the cgroup's limit of 200 MiB"
+  std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Equal for processes that share this room: those of one machine, or of one control group.
+  // Equal for processes that share the memory room, because they are on one machine or in one
+  // control group.
   std::uint64_t id = 0;
 };
 
 MemoryRoom memory_room();
 
-// As memory_room(), but from other files, for tests: `proc` stands for /proc ("meminfo",
-// "self/status", "self/cgroup"), `cgroup_root` for /sys/fs/cgroup. A missing file sets no
+// As memory_room(), but reads other files, for tests. `proc` replaces /proc ("meminfo",
+// "self/status", "self/cgroup"), and `cgroup_root` replaces /sys/fs/cgroup. A missing file sets no
 // limit.
 MemoryRoom read_memory_room(const std::string& proc, const std::string& cgroup_root);
 

@@ -1,5 +1,5 @@
-// Starts threads with a name that debuggers and `top` show, and says what to do where the machine
-// cannot start one. Thread rule: any thread.
+// Starts threads with a name that debuggers and `top` show. If the machine cannot start a thread,
+// the message says what to do. Thread rule: any thread.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-// `name`: only the first 15 characters are shown. `body` runs on the new thread.
+// Debuggers show only the first 15 characters of `name`. `body` runs on the new thread.
 // Fails with: kUnsupported naming the thread and the limits to raise.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 

@@ -1,9 +1,9 @@
-// The global gradient norm as a sum that does not depend on order. Leaves of 256 consecutive
-// elements are summed in fp64 in a fixed tree (cpu_optim/gradient_ops.h). Each leaf is then added
-// here into a fixed-point integer wide enough for every possible leaf (Kulisch 1981). So blocks,
-// threads, budgets and ranks may deliver leaves in any order, and the total has the same bits.
-// Accumulators add up as integers, word by word (an integer all-reduce does that). Not thread-safe:
-// use one accumulator per thread and merge at the end.
+// The global gradient norm, as a sum that does not depend on the order. Each leaf is the sum of 256
+// consecutive elements in fp64 in a fixed tree (cpu_optim/gradient_ops.h). NormAccumulator adds
+// each leaf to a fixed-point integer that is wide enough for every possible leaf (Kulisch 1981). So
+// leaves may come in any order from blocks, threads and ranks, and the total has the same bits.
+// Accumulators can be added as integers, word by word, as an integer all-reduce does. Not
+// thread-safe, so use one accumulator per thread and merge them at the end.
 #pragma once
 
 #include <array>
@@ -18,15 +18,16 @@ class NormAccumulator {
   // The limbs, and the number of accumulators that are not finite.
   using Words = std::array<std::uint64_t, kLimbs + 1>;
 
-  // Adds one leaf: a sum of squares of fp32 values, so zero or in [2^-298, 2^330). An infinite or
-  // NaN leaf is remembered as non-finite instead.
+  // Adds one leaf, which is a sum of squares of fp32 values. So a finite leaf is zero or in
+  // [2^-298, 2^330). An infinite or NaN leaf only makes the total non-finite.
   // Requires: leaf is not negative.
   void add(double leaf);
 
-  // Adds all that `other` holds.
+  // Adds all leaves of `other`.
   void merge(const NormAccumulator& other);
 
-  // Adding up the words() of at most 2^32 accumulators gives the words of all of them merged.
+  // The sum of the words() of at most 2^32 accumulators equals the words() of the merged
+  // accumulator.
   Words words() const;
   static NormAccumulator of_words(const Words& words);
 

@@ -1,7 +1,7 @@
-// The NUMA nodes that this process may compute on, and the calling thread's place on them. Memory
-// belongs to the node whose thread touched it first, and a drive is slow through another node's
-// memory controller. Large buffers are therefore touched from all nodes in turn, and the threads of
-// an arena spread over the nodes. With one node, none of this happens.
+// The NUMA nodes that this process may compute on, and the binding of threads to nodes. Memory
+// belongs to the node whose thread touched the memory first, and a drive is slow through another
+// node's memory controller. So threads of all nodes touch large buffers in turn, and the threads of
+// an arena are spread over the nodes. With one node, none of this happens.
 // Thread rule: constant after construction; binding concerns the calling thread alone.
 #pragma once
 
@@ -13,13 +13,13 @@ namespace sluice {
 
 class NumaNodes {
  public:
-  // This machine's, within the process's affinity; read at the first call.
+  // The nodes of this machine, within the process's affinity; read at the first call.
   static const NumaNodes& of_machine();
-  // As hwloc describes them ("node:2 core:4 pu:1"), for tests; threads are not bound then.
+  // Nodes in hwloc's notation ("node:2 core:4 pu:1"), for tests. Such an object binds no threads.
   explicit NumaNodes(const std::string& synthetic);
   ~NumaNodes();
 
-  // Nodes with processing units that the process may use; at least 1.
+  // The number of nodes with processing units that the process may use; at least 1.
   unsigned count() const;
   // The node for share `index` of `total` equal shares of work. Each node gets consecutive shares,
   // in proportion to its processing units.

@@ -1,7 +1,8 @@
-// The element functions of the optimizers: what one step does to one parameter. They define the
-// result; the SIMD and CUDA versions must equal them bit for bit. Every operation is a separate
-// IEEE multiply, add, divide or square root in fp32, never fused: the whole project is compiled
-// with -ffp-contract=off. Pure, callable from any thread.
+// The element functions of the optimizers, each for one step of one parameter. These functions
+// define the result. The SIMD and CUDA versions must give the same bits. Every operation is a
+// separate IEEE multiplication, addition, division or square root in fp32. Operations are never
+// fused, because the whole project is compiled with -ffp-contract=off. Pure, callable from any
+// thread.
 #pragma once
 
 #include <cmath>
@@ -13,13 +14,13 @@
 
 namespace sluice {
 
-// An fp32 master weight as the bf16 compute parameter and a signed 16-bit remainder. Rounding is
-// half away from zero, which, unlike nearest-even, can be undone: the remainder's sign says on
-// which side of `high` the master lies.
+// An fp32 master weight, split into the bf16 compute parameter and a signed 16-bit remainder.
+// Rounding is half away from zero. Unlike nearest-even, this rounding can be undone, because the
+// remainder's sign says on which side of `high` the master lies.
 //   0x3f80_8000 -> high 0x3f81, low -0x8000;  back: 0x3f81_0000 - 0x8000 = 0x3f80_8000.
-// Finite masters from 0x7f7f8000 up get an infinite `high`, as they do under nearest-even. NaN is
-// handled separately, because otherwise 65,536 NaN patterns would turn into zeros; a signalling NaN
-// comes back quiet.
+// Finite masters from 0x7f7f8000 up get an infinite `high`, as under nearest-even. NaN is handled
+// separately, because otherwise 65,536 NaN patterns would turn into zeros. A signalling NaN becomes
+// quiet.
 struct SplitMaster {
   std::uint16_t high;
   std::int16_t low;
@@ -57,14 +58,14 @@ struct AdamCoefficients {
   float step_size;     // learning_rate / (1 - beta1^step)
 };
 
-// The state of one element. An optimizer that keeps one moment leaves the other as it is.
+// The state of one element. An optimizer with only one moment does not change the other moment.
 struct AdamElement {
   float master;
   float exp_avg;
   float exp_avg_sq;
 };
 
-// AdamW on a gradient that is scaled already; Adam and AdamW share it.
+// The update of Adam and AdamW, for a gradient that is already scaled.
 SLUICE_HOST_DEVICE inline AdamElement adam_with_scaled_gradient(const AdamCoefficients& c,
                                                                 AdamElement state, float g) {
   const float exp_avg = c.beta1 * state.exp_avg + c.one_minus_beta1 * g;
@@ -82,10 +83,10 @@ SLUICE_HOST_DEVICE inline AdamElement adam_element(const AdamCoefficients& c, Ad
   return adam_with_scaled_gradient(c, state, gradient * c.gradient_scale);
 }
 
-// Adam with L2 regularisation: AdamW without its decay, where the gradient is
+// Adam with L2 regularisation is AdamW without decay, and the gradient is
 //   g = gradient * gradient_scale + l2 * p
 struct AdamL2Coefficients {
-  AdamCoefficients adam;  // its decay_factor is exactly 1
+  AdamCoefficients adam;  // with a decay_factor of exactly 1
   float l2;
 };
 
@@ -95,8 +96,8 @@ SLUICE_HOST_DEVICE inline AdamElement adam_l2_element(const AdamL2Coefficients& 
                                    gradient * c.adam.gradient_scale + c.l2 * state.master);
 }
 
-// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; decoupled
-// decay). Keeps only exp_avg.
+// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2) with
+// decoupled decay. Keeps only exp_avg.
 struct LionOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
@@ -126,8 +127,8 @@ SLUICE_HOST_DEVICE inline AdamElement lion_element(const LionCoefficients& c, Ad
   return {state.master * c.decay_factor - move, exp_avg, state.exp_avg_sq};
 }
 
-// Adagrad (Duchi, Hazan & Singer 2011, diagonal form), decay as an L2 term. Keeps only exp_avg_sq,
-// which is here the plain sum of the squared gradients.
+// Adagrad (Duchi, Hazan & Singer 2011, diagonal form) with decay as an L2 term. Keeps only
+// exp_avg_sq, which is the plain sum of the squared gradients in Adagrad.
 struct AdagradOptions {
   double epsilon = 1e-10;
   double weight_decay = 0.0;
@@ -150,9 +151,9 @@ SLUICE_HOST_DEVICE inline AdamElement adagrad_element(const AdagradCoefficients&
   return {master, state.exp_avg, sum};
 }
 
-// Stochastic gradient descent with momentum (Polyak 1964, in the form of Sutskever et al. 2013 with
-// the learning rate outside of the sum), decay as an L2 term. Keeps only exp_avg, which is here the
-// momentum.
+// Stochastic gradient descent with momentum (Polyak 1964) and with decay as an L2 term. The form is
+// that of Sutskever et al. 2013, with the learning rate outside of the sum. Keeps only exp_avg,
+// which is the momentum in SGD.
 struct SgdOptions {
   double momentum = 0.9;
   double weight_decay = 0.0;
@@ -173,9 +174,9 @@ SLUICE_HOST_DEVICE inline AdamElement sgd_element(const SgdCoefficients& c, Adam
   return {state.master - c.learning_rate * exp_avg, exp_avg, state.exp_avg_sq};
 }
 
-// base^exponent by binary powering in double. A resumed run gets the same bits as one that never
-// stopped; a running product in fp32 would not give that. Library pow is avoided because its last
-// bit differs between C libraries.
+// base^exponent by binary powering in double. A resumed run gets the same bits as an uninterrupted
+// run. A running product in fp32 would not give the same bits. Library pow is avoided because its
+// last bit differs between C libraries.
 inline double power(double base, std::uint64_t exponent) {
   double result = 1.0;
   for (double square = base; exponent != 0; exponent >>= 1, square *= square) {
@@ -184,7 +185,7 @@ inline double power(double base, std::uint64_t exponent) {
   return result;
 }
 
-// Coefficients of step number `step`; steps count from 1.
+// The coefficients of step number `step`; the first step is step 1.
 // Requires: step >= 1, 0 <= beta < 1.
 inline AdamCoefficients adam_coefficients(const AdamOptions& options, double learning_rate,
                                           std::uint64_t step, float gradient_scale) {

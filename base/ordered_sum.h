@@ -1,7 +1,8 @@
-// The sum that a reduction over ranks computes: element i of the target is the sum of element i of
-// every source, added in fp32 in the order of the sources and rounded once to the target's type.
-// The order is part of the definition: the bits do not depend on who adds or how the data was cut.
-// It lives in base/ because collectives (gpu/) use it and cpu_optim/rank_sum.h computes it.
+// The sum that a reduction over ranks computes. Element i of the target is the sum of element i of
+// every source. The sum is added in fp32 in the order of the sources, and rounded once to the
+// target's type. The order is part of the definition, so the bits do not depend on the adding rank
+// or the division of the data. This header is in base/ because collectives (gpu/) use the sum and
+// cpu_optim/rank_sum.h computes it.
 //
 // Thread rule: a SumFunction is callable from any thread on disjoint memory.
 #pragma once
@@ -14,7 +15,7 @@
 namespace sluice {
 
 struct OrderedSum {
-  void* target = nullptr;  // disjoint from the sources, or the same array as one of equal type
+  void* target = nullptr;  // disjoint from the sources, or a source of equal type
   DType target_type = DType::kFp32;
   std::span<const void* const> sources = {};  // at least one
   DType source_type = DType::kFp32;

@@ -1,4 +1,5 @@
-// A file descriptor with one owner: closed by the destructor, moved but never copied.
+// A file descriptor with one owner. The destructor closes the descriptor. Movable, but not
+// copyable.
 #pragma once
 
 #include <unistd.h>

@@ -1,13 +1,15 @@
-// The recorder behind I/O tracing: what was moved, computed or waited for, when, and for which unit
-// and block. Counters by kind are always on, in bounded memory. Records are kept only while a trace
-// runs: each thread writes into a ring of its own. A drainer empties the rings into a file
-// (trace_start); tests and benchmarks read them back instead (trace_enable, trace_take).
+// The recorder behind I/O tracing. A record says what was moved, computed or waited for, when, and
+// for which unit and block. Counters for each kind are always on, in bounded memory. Records are
+// kept only while a trace runs. Each thread writes its records into its own ring. A drainer empties
+// the rings into a file (trace_start). Tests and benchmarks take the records from the rings instead
+// (trace_enable, trace_take).
 //
-// Thread rule: trace_span(), trace_record(), trace_section() and trace_counts() from any thread;
-// the others from one thread at a time, trace_take() while nothing is recorded.
+// Thread rule: any thread may call trace_span(), trace_record(), trace_section() and
+// trace_counts(). Only one thread at a time may call the other functions, and trace_take() only
+// while nothing is recorded.
 // Invariants: recording never blocks and never throws, and allocates only for a thread's first
-// record; a full ring drops the record and counts it. A killed process leaves a file with every
-// span that had ended 100 ms earlier, and the steps and waits that had begun by then.
+// record. A full ring drops the record and counts the loss. After a kill, the file has every span
+// that ended at least 100 ms before the kill, and every step and wait that had begun by then.
 #pragma once
 
 #include <array>
@@ -23,7 +25,7 @@
 
 namespace sluice {
 
-// Persisted: never renumber.
+// Files hold these numbers, so they must never change.
 enum class TraceKind : std::uint8_t {
   kRead = 0,          // storage to host
   kWrite = 1,         // host to storage
@@ -34,14 +36,14 @@ enum class TraceKind : std::uint8_t {
   kNorm = 6,
   kAcquire = 7,      // the calling thread inside acquire()
   kFinish = 8,       // the calling thread inside finish()
-  kStep = 9,         // begin_step() to finish()'s return; size_bytes is none: WorkTimes::any_ns
+  kStep = 9,         // begin_step() to the end of finish(); size_bytes holds WorkTimes::any_ns
   kCompute = 10,     // computation under a lease, on its stream
-  kWait = 11,        // computation, or the end of the step, waited; `reason` says for what
+  kWait = 11,        // computation or the end of the step waited; `reason` says why
   kLane = 12,        // a block in a lane of the optimizer pass
   kResident = 13,    // a unit in the device window, from its last copy to its eviction
-  kCollective = 14,  // among ranks
-  kOnDevice = 15,    // on the device: gradients moved to where they wait, or a unit's update
-  kFlush = 16,       // storage makes durable what has been written to it
+  kCollective = 14,  // an operation among ranks
+  kOnDevice = 15,    // the device moved waiting gradients or updated a unit
+  kFlush = 16,       // storage makes earlier writes durable
 };
 inline constexpr std::size_t kTraceKinds = 17;
 
@@ -50,27 +52,27 @@ std::string_view name_of(TraceKind kind);
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
 // Values of TraceRecord::detail.
-inline constexpr std::uint8_t kTraceParameters = 0;  // transfers and copies: the plane
+inline constexpr std::uint8_t kTraceParameters = 0;  // for transfers and copies
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
 inline constexpr std::uint8_t kTraceGradients = 3;
-inline constexpr std::uint8_t kTraceGather = 0;  // collectives: the operation
+inline constexpr std::uint8_t kTraceGather = 0;  // for collectives
 inline constexpr std::uint8_t kTraceReduce = 1;
-inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // whole on every rank
+inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // the result is whole on every rank
 inline constexpr std::uint8_t kTraceVote = 3;
 
-// One span. A field that its kind does not use keeps the default below. docs/tracing.md has the
-// table of what each kind fills in.
+// One span. A field that the span's kind does not use keeps its default. docs/tracing.md has a
+// table of the fields that each kind uses.
 struct TraceRecord {
   std::uint64_t begin_ns = 0;  // steady clock
   std::uint64_t end_ns = 0;
-  std::uint64_t started_ns = 0;  // transfers: the drive took it up
-  std::uint64_t moved_ns = 0;    // and finished it; checksums follow
+  std::uint64_t started_ns = 0;  // transfers: when the drive began
+  std::uint64_t moved_ns = 0;    // transfers: when the drive ended, before checksums
   std::uint64_t size_bytes = 0;
   std::uint64_t step = 0;
   std::uint32_t unit = kTraceNone;
   std::uint32_t block = kTraceNone;
-  std::uint32_t use = kTraceNone;  // of the step's schedule
+  std::uint32_t use = kTraceNone;  // the number of the use in the step's schedule
   TraceKind kind = TraceKind::kRead;
   TraceReason reason = TraceReason::kNone;
   std::uint8_t lane = 0;    // transfers: the drive
@@ -78,12 +80,13 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 64);
 
-// The name for people: "read h.3 parameters", "h.3 backward", "step 7". `unit`: the unit's name.
+// A name for people: "read h.3 parameters", "h.3 backward", "step 7". `unit` is the unit's name.
 std::string span_name(const TraceRecord& record, std::string_view unit);
 
 // --- Counters, always on.
 
-// Durations fall into buckets by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns.
+// Durations are counted in buckets by powers of two. Bucket i counts durations in [2^i, 2^(i+1))
+// ns.
 inline constexpr std::size_t kTraceBuckets = 48;
 
 struct TraceCount {
@@ -94,15 +97,15 @@ struct TraceCount {
 };
 using TraceCounts = std::array<TraceCount, kTraceKinds>;
 
-// Totals by kind since the process began.
+// The totals of each kind since the process began.
 TraceCounts trace_counts();
 
 // --- Records, while a trace runs.
 
 struct TraceOptions {
   std::string file;                      // created with mode 0600, replacing an existing file
-  int descriptor = -1;                   // `file`, if it is open already; stays the caller's
-  std::uint32_t ring_records = 1 << 20;  // of each thread; rounded up to a power of two
+  int descriptor = -1;                   // of `file` if already open; the caller keeps it
+  std::uint32_t ring_records = 1 << 20;  // per thread; rounded up to a power of two
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };
@@ -111,30 +114,32 @@ struct TraceResult {
   std::uint64_t records = 0;  // in the file
   std::uint64_t lost = 0;     // dropped by full rings
   std::uint64_t file_bytes = 0;
-  std::uint64_t drainer_ns = 0;  // processor time of the thread that wrote it
-  std::string failure;           // why the file ends early; empty = it does not
-  int error = 0;                 // its errno
+  std::uint64_t drainer_ns = 0;  // processor time of the drainer
+  std::string failure;           // why the file ends early; empty if complete
+  int error = 0;                 // the errno of the failure
 };
 
-// Starts a trace into a file.
-// Fails with: kInput when the file cannot be created; kInvalidArgument when a trace runs already.
+// Starts a trace that goes to a file.
+// Fails with: kInput when the file cannot be created; kInvalidArgument when a trace is already
+// running.
 void trace_start(const TraceOptions& options);
-// Adds a named text to the file, such as the config; does nothing without a file. A name has at
-// most 16 bytes; a text of more than 256 MiB is left out.
+// Adds a named text, such as the config, to the file. Does nothing without a file. A name has at
+// most 16 bytes. A text of more than 256 MiB is left out.
 void trace_section(std::string_view name, std::string_view text);
-// Writes what is left and closes the file. Without a trace it does nothing.
+// Writes the remaining records and closes the file. Does nothing without a trace.
 TraceResult trace_stop();
 
-// Starts recording into rings of `ring_records` that nothing drains; 0 stops it. Forgets earlier
-// records.
+// Starts recording into rings of `ring_records` records, without a drainer. 0 stops recording.
+// Forgets earlier records.
 void trace_enable(std::uint32_t ring_records);
-// Returns all records since trace_enable() or the last call, ordered by begin_ns; no announcements.
+// Returns all records since trace_enable() or the last trace_take(), ordered by begin_ns and
+// without announcements.
 std::vector<TraceRecord> trace_take();
 
-// Not part of the interface: trace_enabled() reads it.
+// Not part of the interface. trace_enabled() reads this flag.
 inline std::atomic<bool> trace_is_on{false};
 
-// Relaxed: it is a hint, and no data depends on it.
+// Relaxed, because the flag is a hint and no data depends on the flag.
 inline bool trace_enabled() {
   return trace_is_on.load(std::memory_order_relaxed);
 }
@@ -149,18 +154,18 @@ inline void trace_record(const TraceRecord& record) {
 // Counts the span, and records it while a trace runs.
 void trace_span(const TraceRecord& record);
 
-// Announces a span that has begun, while a trace runs: `record` without its end. Readers of a
-// trace that was never ended take such a span to last to the end of the trace, unless its record
-// follows.
+// Announces a span that has begun, by recording `record` without an end while a trace runs. The
+// reader of an interrupted trace lets such a span last to the end of the trace, unless the span's
+// full record follows.
 inline void trace_begin(TraceRecord record) {
   record.end_ns = 0;
   trace_record(record);
 }
 
-// While this object lives and a trace is written into a file, the drainer's thread calls `poll`
-// about every 25 ms and writes its records at once. It is for spans whose end no other thread would
-// notice. When the destructor returns, `poll` is not running any more. `poll` must not make or
-// destroy a TracePoll, nor start or stop a trace.
+// While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
+// 25 ms and writes the new records immediately. For spans whose end no other thread would notice.
+// When the destructor returns, `poll` is not running any more. `poll` must not make or destroy a
+// TracePoll, and must not start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);
@@ -173,7 +178,7 @@ class TracePoll {
   std::function<void()> poll_;
 };
 
-// Calls every TracePoll; the drainer does this.
+// Calls every TracePoll. The drainer calls this function.
 void run_trace_polls();
 
 }  // namespace sluice

@@ -1,11 +1,11 @@
-// The trace file's layout (docs/tracing.md): a sequence of blocks, each a header of 64 bytes and a
-// payload padded to a multiple of 64, so that records are aligned in a mapped file. A block is
-// either records of one thread or a named text; the first is the text "sluice-trace", which
-// describes the records. Everything is little-endian.
+// The layout of a trace file (docs/tracing.md). The file is a sequence of blocks. A block has a
+// header of 64 bytes and a payload padded to a multiple of 64 bytes, so that records are aligned in
+// a mapped file. A block holds records of one thread, or a named text. The first block is the text
+// "sluice-trace", which describes the records. Everything is little-endian.
 //
 // Thread rule: pure.
-// Invariant: a block is whole if its checksum fits. A reader that meets a damaged block continues
-// at the next magic.
+// Invariant: a block is whole if its checksum matches. After a damaged block, a reader continues at
+// the next magic.
 #pragma once
 
 #include <cstddef>
@@ -24,19 +24,19 @@ inline constexpr std::size_t kTraceNameBytes = 16;
 inline constexpr std::uint32_t kTraceBlockRecordsMax = 4096;
 inline constexpr std::uint32_t kTraceSectionBytesMax = 256u << 20;
 
-// Persisted: never renumber.
+// Files hold these numbers, so they must never change.
 enum class TraceBlockType : std::uint32_t { kRecords = 1, kSection = 2 };
 
 struct TraceBlockHeader {
   std::uint64_t magic = kTraceMagic;
   std::uint32_t type = 0;    // TraceBlockType
   std::uint32_t count = 0;   // records, or bytes of text
-  std::uint64_t lost = 0;    // records: how many this thread's ring has dropped so far
-  std::uint32_t thread = 0;  // records: its number in this file
+  std::uint64_t lost = 0;    // records: the number that this thread's ring has dropped so far
+  std::uint32_t thread = 0;  // records: the thread's number in this file
   std::uint32_t reserved = 0;
-  char name[kTraceNameBytes] = {};  // of the thread, or the text; zero-padded
+  char name[kTraceNameBytes] = {};  // of the thread or the text; zero-padded
   std::uint64_t payload_bytes = 0;  // with padding
-  std::uint64_t checksum = 0;       // XXH3 of header, with this field 0, and payload
+  std::uint64_t checksum = 0;       // XXH3 of header (with this field 0) and payload
 };
 static_assert(sizeof(TraceBlockHeader) == kTraceAlignBytes);
 

@@ -1,10 +1,11 @@
-// The spans of a trace as NVTX ranges, while they happen: NVIDIA's Nsight shows them, under the
-// names that a trace gives them, beside what the GPU does. They are off unless switched on, and
-// while off nothing of NVTX is loaded; while on, a range costs what the listening tool takes. There
-// are ranges for steps, acquire(), finish(), computation under a lease as the application enqueues
-// it, transfers, copies, updates, norms and collectives.
+// Shows the spans of a trace as NVTX ranges while the spans run. NVIDIA's Nsight shows the ranges
+// beside the GPU's work, under the same names as in a trace. Ranges are off by default, and NVTX is
+// not loaded while ranges are off. While ranges are on, the listening tool decides what a range
+// costs. There are ranges for steps, acquire(), finish(), transfers, copies, updates, norms and
+// collectives. There are also ranges for computation under a lease, while the application enqueues
+// the computation.
 //
-// Thread rule: any thread; a range may end on another thread than it began on.
+// Thread rule: any thread; a range may begin on one thread and end on another.
 #pragma once
 
 #include <atomic>
@@ -21,19 +22,19 @@ namespace sluice {
 // Fails with: kUnsupported when this build has no NVTX.
 void enable_trace_ranges();
 
-// Names units by index. Call it before the units' first ranges; does nothing unless ranges are on.
+// Names units by index. Called before the units' first ranges. Does nothing unless ranges are on.
 void name_trace_units(const std::vector<std::string>& names);
 
 enum class TraceRangeId : std::uint64_t { kNone = 0 };
 
-// Not part of the interface: begin_trace_range() reads the first and calls the second.
+// Not part of the interface. begin_trace_range() reads this flag and calls the next function.
 inline std::atomic<bool> trace_ranges_are_on{false};
 TraceRangeId start_nvtx_range(const TraceRecord& record);
 void end_nvtx_range(TraceRangeId range);
 
-// `record`: its kind, and those of step, unit and detail that the kind uses.
+// Uses the kind of `record`, and its step, unit and detail if the kind has them.
 inline TraceRangeId begin_trace_range(const TraceRecord& record) {
-  // Relaxed: it is a switch, and no data depends on it.
+  // Relaxed, because no data depends on the flag.
   return trace_ranges_are_on.load(std::memory_order_relaxed) ? start_nvtx_range(record)
                                                              : TraceRangeId::kNone;
 }
@@ -55,7 +56,7 @@ class TraceRange {
   TraceRangeId id_;
 };
 
-// A span that is a scope: a record from construction to destruction, and a range.
+// A span with the lifetime of a scope. Makes a record and a range from construction to destruction.
 class TraceScope {
  public:
   explicit TraceScope(const TraceRecord& record) : record_(record), range_(record) {

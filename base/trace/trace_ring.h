@@ -1,10 +1,9 @@
-// One thread's records on their way to the drainer: a ring with a single writer and a single
-// reader.
+// Passes the records of one thread to the drainer, in a ring with one writer and one reader.
 //
-// Thread rule: append() from the thread that the ring belongs to; drain() from one other thread at
-// a time.
-// Invariants: append() never waits; when the ring is full it drops the record and counts it. While
-// records are few, the same few places are used again and again, and the rest is never touched.
+// Thread rule: only the ring's own thread calls append(); one other thread at a time calls drain().
+// Invariants: append() never waits. If the ring is full, append() drops the record and counts the
+// loss. While few records wait, the ring uses the same few places again and again, and never
+// touches the others.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace sluice {
 
 class TraceRing {
  public:
-  // `capacity` is rounded up to a power of two. Memory is touched only as it is used.
+  // `capacity` is rounded up to a power of two. Memory is touched only when used.
   TraceRing(std::uint32_t capacity, std::uint32_t thread, std::string name)
       : thread_(thread),
         name_(std::move(name)),
@@ -29,32 +28,32 @@ class TraceRing {
         records_(std::make_unique_for_overwrite<Storage[]>(capacity_)) {}
 
   void append(const TraceRecord& record) {
-    const std::uint64_t head = head_.load(std::memory_order_relaxed);  // this thread writes it
-    // Acquire: the reader has finished with a place before it is written again. The reader moves
-    // the tail some ten times a second, so this thread mostly has it in its cache.
+    const std::uint64_t head = head_.load(std::memory_order_relaxed);  // written by this thread
+    // Acquire: the reader has finished with a place before the writer writes the place again. The
+    // reader moves the tail some ten times a second, so the tail is mostly in this thread's cache.
     const std::uint64_t tail = tail_.load(std::memory_order_acquire);
     if (head - tail == capacity_) {
-      // Relaxed: a count, and this thread alone writes it.
+      // Relaxed: only this thread writes the count.
       lost_.store(lost_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       return;
     }
-    // Empty: the reader takes nothing now, and sees the new base with the next record.
+    // In an empty ring the reader takes nothing now, and sees the new base with the next record.
     if (head == tail) base_ = head;
     records_[(head - base_) & (capacity_ - 1)].record = record;
-    head_.store(head + 1, std::memory_order_release);  // the record is there before its number
+    head_.store(head + 1, std::memory_order_release);  // publishes the record
   }
 
   // Copies up to target.size() of the oldest records and frees their places.
   std::size_t drain(std::span<TraceRecord> target) {
-    const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // the reader writes it
+    const std::uint64_t tail = tail_.load(std::memory_order_relaxed);  // written by the reader
     const std::uint64_t waiting = head_.load(std::memory_order_acquire) - tail;
     const std::size_t taken = std::min<std::uint64_t>(waiting, target.size());
-    if (taken == 0) return 0;  // and the writer may move the base
-    // The base that these records were written with: waiting records keep it from changing.
+    if (taken == 0) return 0;  // the writer may be moving the base
+    // These records were written with this base. The base cannot change while records wait.
     const std::uint64_t first = tail - base_;
     for (std::size_t i = 0; i < taken; ++i)
       target[i] = records_[(first + i) & (capacity_ - 1)].record;
-    tail_.store(tail + taken, std::memory_order_release);  // copied before it is overwritten
+    tail_.store(tail + taken, std::memory_order_release);  // copied before overwritten
     return taken;
   }
 
@@ -66,12 +65,12 @@ class TraceRing {
   const std::string& name() const { return name_; }
   std::uint32_t capacity() const { return capacity_; }
 
-  // The thread has ended and will append nothing more.
+  // Called when the thread has ended and appends nothing more.
   void close() { is_closed_.store(true, std::memory_order_release); }
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 
  private:
-  // Not initialized, so that a ring takes little memory while little of it is used.
+  // Not initialized, so that a ring takes memory only for used places.
   union Storage {
     Storage() {}
     TraceRecord record;
@@ -83,9 +82,9 @@ class TraceRing {
   std::uint32_t capacity_;
   std::unique_ptr<Storage[]> records_;
 
-  // The writer's cache line, and the reader's.
+  // The cache line of the writer, and the cache line of the reader.
   alignas(64) std::atomic<std::uint64_t> head_{0};
-  std::uint64_t base_ = 0;  // number of the record in the first place; published by head_
+  std::uint64_t base_ = 0;  // the number of the record in the first place; published by head_
   std::atomic<std::uint64_t> lost_{0};
   std::atomic<bool> is_closed_{false};
   alignas(64) std::atomic<std::uint64_t> tail_{0};

@@ -1,8 +1,8 @@
-// The drainer of a trace: a thread that empties the rings into the trace file, block by block.
+// The drainer of a trace. Its thread empties the rings into the trace file, block by block.
 //
-// Thread rule: add_ring() and add_section() from any thread; finish() from one.
+// Thread rule: any thread may call add_ring() and add_section(); only one thread calls finish().
 // Invariants: an appended record reaches the file within kDrainPeriod plus the disk's own time. A
-// failing disk ends the file and nothing else: the first failure is kept for finish().
+// failing disk ends only the file. The first failure is kept for finish().
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,8 @@ namespace sluice {
 
 class TraceWriter {
  public:
-  // Each round costs some ten microseconds; a kill loses the records of one round.
+  // The time between two rounds. Each round costs some ten microseconds, and a kill loses the
+  // records of one round.
   static constexpr std::chrono::milliseconds kDrainPeriod{25};
 
   // Fails with: kInput when the file cannot be created.
@@ -33,7 +34,7 @@ class TraceWriter {
 
   void add_ring(std::shared_ptr<TraceRing> ring);
   void add_section(std::string_view name, std::string_view text);
-  // Drains what is left and closes the file.
+  // Drains the remaining records and closes the file.
   TraceResult finish();
 
  private:
@@ -54,13 +55,13 @@ class TraceWriter {
   std::vector<std::shared_ptr<TraceRing>> added_;
   bool is_stopping_ = false;
 
-  // Guarded by file_mutex_: blocks are written one after another.
+  // Guarded by file_mutex_, so that blocks are written one after another.
   std::mutex file_mutex_;
   TraceResult result_;
   std::vector<std::byte> buffer_;       // whole blocks that are not in the file yet
-  std::uint64_t records_buffered_ = 0;  // in them
+  std::uint64_t records_buffered_ = 0;  // records in buffer_
 
-  // Drainer only.
+  // Used only by the drainer.
   std::vector<std::shared_ptr<TraceRing>> rings_;
   std::uint64_t lost_by_ended_ = 0;
   std::vector<TraceRecord> records_;

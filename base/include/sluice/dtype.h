@@ -1,6 +1,6 @@
 // Element types and the exact conversions between them. bf16 and fp16 are stored as uint16_t bit
-// patterns; these scalar functions define the conversions that SIMD and CUDA code must reproduce
-// bit for bit. Pure, callable from any thread.
+// patterns. These scalar functions define the conversions, and SIMD and CUDA code must reproduce
+// them bit for bit. Pure, callable from any thread.
 #pragma once
 
 #include <bit>
@@ -69,7 +69,7 @@ SLUICE_HOST_DEVICE inline std::uint16_t fp16_from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  // Subnormal: adding 0.5 makes the fp32 addition round at 2^-24, with ties to even.
+  // Subnormal: the fp32 addition of 0.5 rounds at 2^-24, with ties to even.
   const std::uint32_t shifted = bits_from_float(float_from_bits(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
 }

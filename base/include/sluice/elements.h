@@ -15,7 +15,7 @@ struct Fp16 {
   std::uint16_t bits;
 };
 
-// The dtype that T stands for; for other types this does not compile.
+// The dtype of the element type T. Does not compile for any other type.
 template <class T>
 inline constexpr DType dtype_of = T::has_no_dtype;
 template <>

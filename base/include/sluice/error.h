@@ -1,6 +1,7 @@
-// The one exception type, and the check for programmer errors. The control plane (construction,
-// configuration, open) throws Error; the data plane returns 0 or an errno and never throws across
-// threads. A message says what failed, on which object, with which numbers, and what to try.
+// The only exception type of Sluice, and the check for programmer errors. The control plane
+// (construction, configuration, open) throws Error; the data plane returns 0 or an errno and never
+// throws across threads. A message says what failed, on which object, with which numbers, and what
+// to try.
 #pragma once
 
 #include <stdexcept>
@@ -13,13 +14,13 @@ enum class ErrorCode {
   kInternal,         // a broken invariant inside Sluice
   kInvalidArgument,  // a call that its contract forbids
   kConfig,           // the config file, the command line, or a value in them
-  kInput,            // a file the user named is missing, unreadable or of the wrong kind
+  kInput,            // a file of the user is missing, unreadable or of the wrong kind
   kIo,               // a transfer failed; the message names file, range and errno
   kDamaged,          // storage returned other bytes than were written; the message names the block
   kTimeout,          // storage has not answered in time; its requests are still in flight
   kNoSpace,          // a storage path cannot hold what the layout needs
   kOutOfMemory,      // a tier's budget or the machine's memory is too small
-  kUnsupported,      // this machine or build lacks what was asked for by name
+  kUnsupported,      // this machine or build lacks a feature that was requested by name
   kNonFinite,        // a gradient that is NaN or infinite, under policy "stop"
   kRanks,            // another rank has failed, stopped answering, or disagrees
   kPoisoned,         // an earlier failure left the engine between two steps
@@ -39,14 +40,14 @@ class Error : public std::runtime_error {
 // "Input/output error" for 5. Thread-safe, unlike strerror.
 std::string errno_text(int error_number);
 
-// Prints the place and the message to stderr and aborts: after a programmer error, no state is
-// worth keeping.
+// Prints the place and the message to stderr and aborts, because no state is worth keeping after a
+// programmer error.
 [[noreturn]] void check_failed(const char* expression, const char* file, int line,
                                const char* message);
 
 }  // namespace sluice
 
-// Always on. `message` is a string literal that states the contract.
+// Active in every build. `message` is a string literal that states the contract.
 #define SLUICE_CHECK(condition, message)                               \
   do {                                                                 \
     if (!(condition)) [[unlikely]]                                     \

@@ -1,6 +1,6 @@
-// The ids of units, tensors and blocks as types, so that one cannot be passed for another. Each
-// counts from 0 in model order: units in the order of ModelSpec::units, tensors and blocks across
-// all units in that same order.
+// The ids of units, tensors and blocks. They are types, so that an id of one kind cannot be passed
+// as another kind. Ids count from 0 in the order of the model. Units have the order of
+// ModelSpec::units. Tensors and blocks count through all units in the order of the units.
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-// Hyperparameters of AdamW (Loshchilov & Hutter 2019, decoupled decay) and, with decay as an L2
-// term of the gradient, of Adam (Kingma & Ba 2015).
+// Hyperparameters of AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015). AdamW has
+// decoupled decay; in Adam the decay is an L2 term of the gradient.
 struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -17,16 +17,17 @@ struct AdamOptions {
 
 enum class OptimizerKind : std::uint8_t {
   kAdamW,    // decoupled decay
-  kAdam,     // decay as an L2 term, like the two below
+  kAdam,     // decay as an L2 term
   kLion,     // decoupled decay
   kAdagrad,  // L2
-  kSgd,      // L2, with momentum
+  kSgd,      // momentum; decay as an L2 term
 };
 
 std::string_view name_of(OptimizerKind kind);
 
-// Hyperparameters fixed for a run. Each optimizer reads only its own: Adam and AdamW both betas,
-// epsilon and decay; Lion both betas and decay; Adagrad epsilon and decay; SGD momentum and decay.
+// Hyperparameters fixed for a run. Each optimizer ignores the hyperparameters that it does not
+// have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and decay. Adagrad
+// has epsilon and decay. SGD has momentum and decay.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   AdamOptions adam;

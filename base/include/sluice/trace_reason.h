@@ -7,12 +7,12 @@
 
 namespace sluice {
 
-// The reason of a wait. Trace files hold these numbers: never renumber.
+// The reason of a wait. Trace files hold these numbers, so they must never change.
 enum class TraceReason : std::uint8_t {
   kNone = 0,
   kRead = 1,            // the block's parameters are being read
   kSlot = 2,            // no parameter slot is free
-  kWindow = 3,          // leases are still held on the place in the window
+  kWindow = 3,          // leases still hold the place in the window
   kCopy = 4,            // copies to the device
   kGradientSlot = 5,    // no gradient slot is free
   kUpdateRead = 6,      // the block's update waits for its state to be read
@@ -21,11 +21,11 @@ enum class TraceReason : std::uint8_t {
   kUpdateWrite = 9,     // updates are on their way home
   kGradientCopy = 10,   // gradients are on their way from the device
   kNorm = 11,           // the norm of the last gradients is being taken
-  kCollective = 12,     // other ranks
-  kSchedule = 13,       // the schedule has changed: nothing could be prefetched
-  kGradientSpill = 14,  // gradients are on their way to where they wait for the update
-  kActivation = 15,     // a boundary activation, or room for it
-  kCommit = 16,         // a commit of the durable store
+  kCollective = 12,     // a collective waits for other ranks
+  kSchedule = 13,       // the schedule has changed, so nothing could be prefetched
+  kGradientSpill = 14,  // gradients are on their way to the place where they wait for the update
+  kActivation = 15,     // a boundary activation, or room for one, is missing
+  kCommit = 16,         // a commit of the durable store is under way
 };
 inline constexpr std::size_t kTraceReasons = 17;
 

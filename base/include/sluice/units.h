@@ -1,6 +1,5 @@
-// Sizes and the integer arithmetic on them: literals (64_KiB), rounding with its intent spelled
-// out, and the text form of sizes that configs and messages use ("10MiB"). Pure functions, callable
-// from any thread.
+// Sizes in bytes: literals (64_KiB), functions for rounding, and the text form that configs and
+// messages use ("10MiB"). Pure functions, callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +32,11 @@ constexpr bool is_aligned(std::uint64_t value, std::uint64_t alignment) {
   return value % alignment == 0;
 }
 
-// For people: "9.5 MiB", "512 B", with about three significant digits.
+// Returns a text for people with about three significant digits: "9.5 MiB", "512 B".
 std::string format_bytes(std::uint64_t bytes);
 
-// Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T are binary
-// alone and with iB, and decimal with B; a number without a unit is in bytes.
+// Parses "4096", "64KiB", "1.5GiB", "2TB", "24G" or "10 mib", in any case. K, M, G and T alone or
+// with iB are binary, and with B decimal. A number without a unit is in bytes.
 // Fails with: kConfig when the text is not a size, is negative, is not a whole number of bytes, or
 // is beyond 2^63.
 std::uint64_t parse_size(std::string_view text);

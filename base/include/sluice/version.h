@@ -1,7 +1,7 @@
 // The version of the library; CMakeLists.txt reads it from here.
 //
 // Until 1.0, a new minor version may change public headers, config keys and file formats;
-// CHANGELOG.md lists such changes. A new patch version changes none of them. Headers outside
+// CHANGELOG.md lists such changes. A new patch version makes no such changes. Headers outside
 // include/sluice/ are not public and may change at any time.
 #pragma once
 
