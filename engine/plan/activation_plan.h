@@ -1,12 +1,13 @@
-// Boundary activations: the values that each forward use of a unit passes to the next, and that
-// each backward use passes back as a gradient. Where the engine keeps them (Config::Activations),
-// an application saves and loads them in a sequence that the schedule fixes. So their movement is
-// planned like the parameters': the place of each one in the device's activation window, and those
-// that have to leave for their home and come back. The plan is a pure function of (shape, places)
-// and fixes their traffic to the byte. Callable from any thread.
+// Boundary activations are the values that each forward use of a unit passes to the next, and the
+// gradients that each backward use passes back. Where the engine keeps them (Config::Activations),
+// an application saves and loads activations in a sequence that the schedule fixes. So their
+// movement is planned, like that of the parameters. The plan says which place in the device's
+// activation window each activation has, and which activations have to leave for their home and
+// come back. The plan is a pure function of (shape, places) and fixes the traffic to the byte.
+// Callable from any thread.
 //
 // The sequence: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use k
-// (the reverse of forward use k) loads value k - 1, to recompute from it, loads gradient k and
+// (the reverse of forward use k) loads value k - 1 for the recomputation, loads gradient k and
 // saves gradient k - 1. Accesses that do not exist (before the first use, after the last) are left
 // out.
 #pragma once
@@ -29,24 +30,24 @@ struct ActivationAccess {
   ActivationAction action = ActivationAction::kSave;
   std::uint32_t source = 0;  // the access that saved this
   std::uint32_t place = 0;   // in the window
-  // A save also goes to its home, because a later load will find its place taken. A load comes from
-  // there.
+  // For a save: the activation also goes to its home, because a later load will find the place
+  // taken. For a load: the activation comes from its home.
   bool moves = false;
   bool empties_home = false;  // a load that moves, and the last one of its source to do so
-  std::optional<std::uint32_t> evicted = {};  // the last access of the one that this overwrites
+  std::optional<std::uint32_t> evicted = {};  // last access of the overwritten one
 };
 
 struct ActivationPlan {
   std::vector<ActivationAccess> accesses;
   std::uint32_t places = 0;  // used in the window
-  // Bytes moved to homes and from there, in whole storage units.
+  // The bytes moved to and from homes, in whole storage units.
   std::uint64_t stored_bytes = 0;
   std::uint64_t fetched_bytes = 0;
-  // The most that the homes hold at one time, in whole storage units.
+  // The peak number of bytes in the homes, in whole storage units.
   std::uint64_t at_home_most_bytes = 0;
 };
 
-// The accesses that one step, or one inference, makes.
+// The shape of a step or an inference, which determines its accesses.
 struct ActivationShape {
   const ModelSpec& model;  // must outlive the call
   std::uint32_t micro_batches = 1;
@@ -54,18 +55,19 @@ struct ActivationShape {
   bool has_backward = true;
 };
 
-// The most accesses that an application holds at once: those of as many uses as it has leases.
+// The most accesses that an application holds at the same time. An application with N leases may
+// hold the accesses of N uses.
 std::uint32_t activations_held_max(const ModelSpec& model);
 
 // Returns a plan for a window of `places_max` places, each as large as the largest boundary.
 // Accesses a - activations_held_max() + 1 .. a - 1 are still held when access a comes.
-// Requires: at least as many places as accesses may be held. 0 = as many as keep everything in the
+// Requires: at least activations_held_max() places. 0 = enough places to keep everything in the
 // window.
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max);
 
-// The homes of the largest step's activations, one after the other in a pool: one per boundary and,
-// in vertical order, per micro-batch. A gradient takes the home of its value, which is no longer
-// needed by then.
+// The homes of the largest step's activations, one after the other in a pool. There is one home per
+// boundary or, in vertical order, one per boundary and micro-batch. A gradient takes the home of
+// its value, which is no longer needed by then.
 class ActivationHomes {
  public:
   ActivationHomes() = default;
@@ -82,7 +84,7 @@ class ActivationHomes {
   // The unit whose forward use fills the home.
   UnitId unit(std::uint32_t home) const { return units_[home / alive_]; }
   std::uint32_t micro_batch(std::uint32_t home) const { return home % alive_; }
-  // Whether a step of that shape finds a home for every activation.
+  // Whether a step of this shape finds a home for every activation.
   bool hold(std::uint32_t micro_batches, MicroBatchOrder order) const {
     return order == MicroBatchOrder::kHorizontal || micro_batches <= alive_;
   }
@@ -99,8 +101,9 @@ class ActivationHomes {
 // The needs of the largest step.
 struct ActivationNeeds {
   ActivationHomes homes;
-  // Places in the window, each as large as the largest boundary: for all, if nothing may leave;
-  // otherwise for the accesses that are held, and, as wanted, also for those that are read ahead.
+  // The places in the window, each as large as the largest boundary. If no activation may leave,
+  // both have a place for every activation. Otherwise places_least has places for the held
+  // accesses, and places_wanted also for the accesses that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };

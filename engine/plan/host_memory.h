@@ -1,6 +1,6 @@
-// Compares the host memory that a run takes with the memory free there, so that a run which the
-// kernel would kill halfway is refused before it takes anything. Also chooses budgets for a config
-// that names none. Reads the topology, and is pure otherwise; any thread.
+// Compares the host memory that a run takes with the host's free memory. So a run that the kernel
+// would kill halfway is refused before it takes any memory. Also chooses budgets for a config
+// without budgets. Reads the topology, and is pure otherwise; any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,11 @@ struct HostMemory {
   std::uint64_t room_bytes() const { return room.size_bytes / ranks; }  // of one rank
 };
 
-// The memory for the pools of this process, as of the only rank on its host.
+// The memory for the pools of this process, as if it were the only rank on its host.
 HostMemory process_memory(bool device_is_host);
 
-// Returns a message if the sum is more than the room: it lists the parts, and says what to lower.
+// Returns a message if the sum is more than the room. The message lists the parts and says what to
+// lower.
 std::optional<std::string> shortage_of(const HostMemory& memory);
 // Fails with: kOutOfMemory if there is a shortage.
 void require_room(const HostMemory& memory);
@@ -38,15 +39,14 @@ void require_room(const HostMemory& memory);
 // Fails with: kOutOfMemory under kError.
 std::string settle_shortage(const std::optional<std::string>& shortage, RoomCheck check);
 
-// The default budgets of a machine, or of a rank's part of one: a quarter of its memory for the
-// device, if that is the host, and half for the host.
+// The default budgets for `memory_bytes`, which are a machine's memory or a rank's part of it: half
+// for the host, and a quarter for the device if the host is the device.
 std::uint64_t default_device_bytes(std::uint64_t memory_bytes);
 std::uint64_t default_host_bytes(std::uint64_t memory_bytes);
 
-// Where `memory` names no budget, sets the default of one rank's part of the machine. If the device
-// is the host, it gets at most half of what `room_bytes` leaves beside the application; the host
-// gets at most the rest.
-// The pools in `host` are ignored.
+// Fills in the budgets missing in `memory` with the defaults for one rank's part of the machine. If
+// the device is the host, the device gets at most half of the room beside the application, and the
+// host at most the rest. The pools in `host` are ignored.
 Config::Memory with_budgets(Config::Memory memory, const HostMemory& host);
 
 }  // namespace sluice

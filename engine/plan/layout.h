@@ -2,11 +2,12 @@
 // state of a block takes. A pure function of (model, precision, block size); no budget, tier or
 // file appears here. Constant after construction, callable from any thread.
 //
-// With several ranks that share the state, every unit is padded to as many equal shards, and the
-// blocks are those of the rank's own shards: code that works block by block works on its shard.
+// If several ranks share the state, every unit is padded and cut into one equal shard per rank. The
+// blocks are then the blocks of the rank's own shards, so code that works block by block works on
+// the rank's part.
 //
-// Invariants: a tensor starts at a multiple of 256 elements of its unit, so that it has the same
-// address modulo 256 B in every placement; a unit's, a shard's and every block's length are
+// Invariants: a tensor starts at a multiple of 256 elements of its unit, so that the tensor has the
+// same address modulo 256 B in every placement. The lengths of units, shards and blocks are
 // multiples of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero
 // gradients, and so stay zero.
 #pragma once
@@ -24,10 +25,10 @@
 
 namespace sluice {
 
-// Elements that tensors, units and blocks are aligned to.
+// The alignment of tensors, units and blocks, in elements.
 inline constexpr std::uint64_t kAlignElements = 256;
-// Alignment of everything that goes to storage, in bytes: fits every drive's O_DIRECT rule met so
-// far.
+// The alignment of everything that goes to storage, in bytes. It satisfies O_DIRECT on every drive
+// seen so far.
 inline constexpr std::uint64_t kStorageAlignBytes = 4096;
 
 // The formats of the states of one element.
@@ -40,10 +41,10 @@ struct StateFormat {
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer record: [the master's part that the parameters lack | exp_avg | exp_avg_sq],
-  // without the moment that the optimizer does not keep. The first part is the low half of a split
-  // master, the whole fp32 master beside fp16 parameters, or nothing with fp32. These give where
-  // each begins in the record, in bytes per element:
+  // The optimizer's record is [rest of the master | exp_avg | exp_avg_sq], without moments that the
+  // optimizer does not keep. The rest of the master is the low half of a split master for bf16, the
+  // whole fp32 master for fp16, and empty for fp32. The following functions say where each moment
+  // begins in the record, in bytes per element:
   std::uint64_t exp_avg_begin_bytes() const {
     if (master == MasterLayout::kFp32) return 0;
     return master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float);
@@ -56,15 +57,15 @@ struct StateFormat {
   }
 };
 
-// The part of every unit that this rank owns: part number `index` of `count` equal parts.
+// The part of every unit that this rank owns, which is part `index` of `count` equal parts.
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // Whether the rank nonetheless has the gradients, or the parameters, of all parts.
+  // Whether the rank has the gradients, or the parameters, of all parts all the same.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
   std::uint64_t keep_gathered_bytes = 0;  // units up to this size stay whole; without padding
-  // A part is cut further into this many pieces for the time of a reduction.
+  // During a reduction, a part is cut further into this many pieces.
   std::uint32_t pieces = 1;
 };
 
@@ -103,7 +104,8 @@ class Layout {
   std::span<const UnitPlace> units() const { return units_; }
   std::span<const TensorPlace> tensors() const { return tensors_; }
   std::span<const BlockPlace> blocks() const { return blocks_; }
-  // Fails with: kInvalidArgument for an id that the model does not have, like all that take an id.
+  // Fails with: kInvalidArgument for an id that the model does not have, like all functions that
+  // take an id.
   std::span<const TensorPlace> tensors_of(UnitId unit) const;
   std::span<const BlockPlace> blocks_of(UnitId unit) const;
   const UnitPlace& unit(UnitId id) const {
@@ -122,21 +124,22 @@ class Layout {
   // This rank's parameters, master and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
-  // Exact bytes of one block's states; a frozen one has no record, and its unit no gradient.
+  // The exact bytes of one block's states. A frozen block has no record, and its unit has no
+  // gradient.
   std::uint64_t parameter_bytes(BlockId block) const;
   std::uint64_t record_bytes(BlockId block) const;
-  // The same with the padding of slots and file extents, to kStorageAlignBytes.
+  // The bytes with padding to kStorageAlignBytes, as in slots and file extents.
   std::uint64_t parameter_slot_bytes(BlockId block) const;
   std::uint64_t record_slot_bytes(BlockId block) const;
   std::uint64_t gradient_slot_bytes(BlockId block) const;
   std::uint64_t unit_parameter_bytes(UnitId unit) const;
   std::uint64_t unit_gradient_bytes(UnitId unit) const;
   std::uint64_t shard_parameter_bytes(UnitId unit) const;
-  // Bytes that a rank has at home: all of the unit or, if that is sharded, the rank's part.
+  // The bytes that a rank has at home: the whole unit or, if the unit is sharded, the rank's part.
   std::uint64_t home_parameter_bytes(UnitId unit) const;
-  // Ranks share the parameters, and yet all of this unit's are to be on every device.
+  // Whether all of the unit's parameters stay on every device although ranks share the parameters.
   bool keeps_gathered(UnitId unit) const;
-  // The part of a unit that the gradient set holds: its first element, and its length.
+  // The first element and the length of the part of a unit that the gradient set holds.
   std::uint64_t set_begin(UnitId id) const {
     return shard_.keeps_all_gradients ? 0 : unit(id).shard_begin;
   }

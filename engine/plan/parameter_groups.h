@@ -1,6 +1,7 @@
-// The hyperparameters of each tensor's update: the optimizer's own, without decay where the tensor
-// says so, changed by the first of the config's groups that names the tensor. Tensors of one group
-// with equal decay share a set, and a set's coefficients are computed once per step.
+// The hyperparameters of each tensor's update. They are the optimizer's, without decay if the
+// tensor says so, and with the changes of the first group in the config that names the tensor.
+// Tensors of one group with equal decay share a set, and a set's coefficients are computed once per
+// step.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once
@@ -32,8 +33,8 @@ class ParameterGroups {
 
   // The set of each tensor, in the order of the model.
   std::span<const std::uint32_t> set_of_tensors() const { return set_of_tensors_; }
-  // Coefficients of step number `step`; steps count from 1. `group_learning_rates`: one per group
-  // of the config, instead of `learning_rate` times its factor; or none.
+  // Coefficients of step number `step`; steps count from 1. `group_learning_rates` has one rate per
+  // group of the config, instead of `learning_rate` times the group's factor, or is empty.
   // Requires: the same as coefficients_of().
   StepCoefficients coefficients(double learning_rate, std::span<const double> group_learning_rates,
                                 std::uint64_t step, float gradient_scale) const;

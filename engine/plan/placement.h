@@ -1,8 +1,9 @@
-// The tier that is home to each block's states, and the size of every pool in every tier: a pure
-// function of (layout, model, budgets, choices). Mandatory pools come first, each one commented
-// sum; the rest of a budget is filled with state in the order of the traffic that it saves. The
-// placement is fixed for a run: every step uses the state in the same cyclic order, where a fixed
-// choice is as good as any cache and can be predicted and explained. Constant after construction.
+// The tier that is home to each block's states, and the size of every pool in every tier. A pure
+// function of (layout, model, budgets, choices). Mandatory pools come first, and each is one sum
+// with a comment. The rest of a budget is filled with state, and state that saves the most traffic
+// goes first. The placement is fixed for a run. Because every step uses the state in the same
+// cyclic order, a fixed choice is as good as any cache, and it can be predicted and explained.
+// Constant after construction.
 #pragma once
 
 #include <cstddef>
@@ -32,13 +33,14 @@ struct SlotPool {
 struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
-  // Homes, by block; on the device, all blocks of a unit share one. Frozen blocks have no record;
-  // its home counts as host memory. A record at home on the device has its parameters and gradients
-  // there too, and the unit is updated there.
+  // The homes, by block. If one block of a unit is at home on the device, all of them are. Frozen
+  // blocks have no record, and host memory counts as the home of the missing record. If a record is
+  // at home on the device, its parameters and gradients are there too, and the unit is updated
+  // there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
-  // Where a step's gradients wait for the update, by unit; frozen units have none, and host memory
-  // stands for them.
+  // Where a step's gradients wait for the update, by unit. Frozen units have no gradients, and
+  // their entry is host memory.
   std::vector<Tier> gradient_tier;
 
   // Device memory.
@@ -48,8 +50,8 @@ struct Placement {
   SlotPool gradient_slots;  // gradients of the units in backward, before they are drained
   std::uint64_t device_gradient_bytes = 0;  // gradients that wait there
   std::uint64_t device_record_bytes = 0;    // of units that are updated there
-  // The device's tallies of units whose gradients wait there (tally_bytes_of()); host memory has as
-  // much to receive them.
+  // The device's tallies of units whose gradients wait on the device (tally_bytes_of()). Host
+  // memory has the same number of bytes to receive the tallies.
   std::uint64_t tally_bytes = 0;
   std::uint64_t rank_buffer_bytes = 0;  // for the ranks (rank_buffer_bytes()), beside the slab
 
@@ -63,17 +65,17 @@ struct Placement {
                              // lane, the rest for the prefetcher
   std::uint32_t kept_slots = 0;  // how many of the rest may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
-  SlotPool lane_gradients;       // and their gradients that do not wait in host memory
+  SlotPool lane_gradients;       // gradients of these blocks that do not wait in host memory
   SlotPool commit_buffers;       // blocks on their way from the device into a commit
 
   // Boundary activations, where the engine keeps them: a window on the device, and homes in host
-  // memory or on storage for those that have to leave it.
+  // memory or on storage for activations that have to leave the window.
   ActivationHomes activation_homes;
   SlotPool activation_window;
   std::uint64_t host_activation_bytes = 0;
   SlotPool activation_staging;  // pieces between the device and storage
 
-  // Storage. With two copies, a block whose parameters and record are both there has a shadow
+  // Storage. With two copies, a block whose parameters and record are both on storage has a shadow
   // beside its home, so that its update can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
@@ -81,33 +83,37 @@ struct Placement {
   std::uint64_t nvme_record_bytes = 0;
   std::uint64_t nvme_gradient_bytes = 0;
   std::uint64_t nvme_activation_bytes = 0;
-  // With a durable store every plane has this many copies on storage, wherever its home is (0: the
-  // state is scratch). They take these bytes beside the homes and shadows there.
+  // With a durable store, every plane has durable_copies copies on storage, wherever its home is
+  // (0: the state is scratch). The copies take durable_bytes, in addition to the homes and shadows
+  // on storage.
   std::uint32_t durable_copies = 0;
   std::uint64_t durable_bytes = 0;
   std::uint64_t commit_bytes = 0;  // written by a commit, of state at home in memory
 
-  // The parameters of the unit that this rank keeps are at home on the device.
+  // Whether the rank's part of the unit's parameters is at home on the device.
   bool is_homed_on_device(const UnitPlace& unit) const {
     return parameter_tier[unit.first_block] == Tier::kDevice;
   }
-  // And these are all of them: the unit needs no place in the window.
+  // Whether all of the unit's parameters are at home on the device, so that it needs no place in
+  // the window.
   bool unit_is_on_device(const UnitPlace& unit) const {
     return is_homed_on_device(unit) && !unit.is_sharded;
   }
-  // Its optimizer state is at home on the device, which updates it.
+  // Whether the unit's optimizer state is at home on the device, so that the device updates the
+  // unit.
   bool is_updated_on_device(const UnitPlace& unit) const {
     return record_tier[unit.first_block] == Tier::kDevice;
   }
-  // The unit's gradients wait outside host memory.
+  // Whether the unit's gradients wait outside host memory.
   bool gradient_leaves(UnitId unit) const { return gradient_tier[index_of(unit)] != Tier::kHost; }
   bool gradient_is_on_device(UnitId unit) const {
     return gradient_tier[index_of(unit)] == Tier::kDevice;
   }
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
-  // Some gradients come to a lane for their update from such a place.
+  // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The device: the pools that the tiers cut from one slab, and these plus the ranks' memory.
+  // The bytes on the device: of the pools that the tiers cut from one slab, and of these pools and
+  // the ranks' memory together.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
            device_gradient_bytes + device_record_bytes + tally_bytes +
@@ -142,7 +148,8 @@ struct Budgets {
 struct PassNeeds {
   bool overlaps = false;                    // with computation: buffers for bursts and kept bytes
   std::optional<std::uint32_t> lanes = {};  // empty = as many as help
-  // Optimizer state may take the device's remaining memory if the choice is the planner's.
+  // Whether the planner, if the choice is its own, may give the device's remaining memory to
+  // optimizer state.
   bool fills_device = false;
   Config::Activations activations = {};
   std::uint64_t rank_buffer_bytes = 0;  // device memory that ranks take beside the pools
@@ -153,33 +160,38 @@ struct PassNeeds {
 PassNeeds pass_needs(const Config& config, const Layout& layout, std::uint32_t ranks,
                      bool fills_device);
 
-// If a pair of budgets works, it still works with either of them raised.
+// Tries to place the state under `budgets`. If a pair of budgets works, every pair of larger
+// budgets works, too.
 // Fails with: kOutOfMemory when a budget cannot hold its mandatory pools, or the state that
-// `choices` puts there. The message lists the pools and names the smallest budget that works with
-// the other one as it is, found by asking the planner. Where no size works, it names a pair.
+// `choices` puts there. The message lists the pools, and names the smallest budget that works while
+// the other budget stays as it is. Where no size works, the message names a pair of budgets.
 Placement plan_placement(const Layout& layout, const ModelSpec& model,
                          const Config::Placement& choices, const Budgets& budgets,
                          const PassNeeds& pass = {});
 
-// The bytes that the device reports about a unit whose gradients wait there: the sum of squares of
-// each leaf that this rank owns, fp64, and whether an update has made a weight overflow, 32 bits.
+// The length of the device's report about a unit whose gradients wait there. The report has the sum
+// of squares of each leaf that this rank owns, as fp64, and 32 bits that say whether an update has
+// made a weight overflow.
 std::uint64_t tally_bytes_of(const UnitPlace& unit);
 
 // Gives a shadow to every block that can have one.
 void add_shadows(const Layout& layout, Placement& placement);
-// Whether every trained block would then have one, and every gradient would wait in host memory, so
-// that every update can be tentative. "auto" asks this before it speculates.
+// Whether every trained block would have a shadow after add_shadows(), and every gradient would
+// wait in host memory. Every update can then be tentative, which is a condition for "auto" to
+// speculate.
 bool shadows_serve_all(const Layout& layout, Placement placement);
 
 // Gives a durable store `count` copies of all of the state (durable_copies()).
-// Requires: add_shadows() has been called first, if there are to be any.
+// Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
-// The number of copies that `config` needs. Two: the one that the last commit names, and the one
-// that updates write. A tentative update, while neither may be overwritten, needs a third.
+// The number of copies that `config` needs. Two copies are the one that the last commit names, and
+// the one that updates write. A tentative update needs a third copy at times when neither of the
+// two may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
-// Whether "auto" may speculate with a durable store: where that needs no third copy.
+// Whether "auto" may speculate. With a durable store it may do so only where no third copy is
+// needed.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
-// The bytes that each unit needs in the device window: 0 for units wholly on the device.
+// The bytes that each unit needs in the device window; 0 for a unit that is wholly on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);
 
 }  // namespace sluice

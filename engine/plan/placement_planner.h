@@ -1,13 +1,13 @@
 // One attempt to place the state under given budgets: the device's pools first
-// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). For
-// engine/plan/placement_budget.cc, which decides what is attempted, and for those two files.
+// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). Only for
+// these two files and for engine/plan/placement_budget.cc, which decides what is attempted.
 //
-// Whether everything fits may depend on a choice: the first unit on the device spares host memory
-// its parameters, but costs it buffers for their update. So an attempt can be told to leave such
-// things off the device.
+// Whether everything fits may depend on a choice. For example, the first unit on the device frees
+// host memory from its parameters, but takes host memory for buffers of their update. So an attempt
+// can be told to keep such state off the device.
 //
-// Thread rule: none; one call of plan_placement() owns it. An object makes one attempt; for
-// another, copy it first.
+// Thread rule: one thread, because one call of plan_placement() owns the object. An object makes
+// one attempt. To make another attempt, copy the object first.
 #pragma once
 
 #include <optional>
@@ -20,13 +20,13 @@ namespace sluice {
 
 // The kinds of state that stay off the device even if it has room.
 struct PlacementThrift {
-  bool buffers = false;     // beyond the least of each kind, to leave that room to others
+  bool buffers = false;     // beyond the least of each kind, to leave room for other state
   bool records = false;     // of units whose parameters are there
-  bool parameters = false;  // beyond those that have to be there; records too
+  bool parameters = false;  // beyond those that have to be there, and records
   bool gradients = false;   // those that host memory cannot hold all go to storage
 };
 
-// A budget that does not hold its pools, and the least that would, by the planner's estimate.
+// A budget that does not hold its pools, and the planner's estimate of the least budget that does.
 struct PlacementShortage {
   Tier tier = Tier::kHost;
   std::uint64_t needed_bytes = 0;
@@ -38,13 +38,13 @@ class PlacementPlanner {
   PlacementPlanner(const Layout& layout, const ModelSpec& model, const Config::Placement& choices,
                    const PassNeeds& pass);
 
-  // Returns nothing where everything fits; the placement can then be taken.
+  // Returns nothing if everything fits, and take() may then be called.
   std::optional<PlacementShortage> attempt(const Budgets& budgets, const PlacementThrift& thrift);
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes in use; the sizes of buffers depend on them. Found once for each choice of homes,
-  // because models have more blocks than a choice has sizes to try.
+  // The homes in use, on which the sizes of buffers depend. They are found once for each choice of
+  // homes and not for each size, because models have many blocks.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;

@@ -1,9 +1,8 @@
-// How much of each tier's pools is in use, and the most of it in each phase of a step. Buffers
-// count from when they are lent until they come back; homes of state from when they have been
-// filled; gradients while they wait for their update; on storage also shadows until they are
-// adopted or dropped, and activations until their last read. Three kinds count all the time,
-// because their owners do not report their use: the activation window, homes of activations in host
-// memory, and tallies.
+// How much of each tier's pools is in use, and the peak in each phase of a step. Buffers count
+// while they are lent. Homes of state count from the time when they are filled. Gradients count
+// while they wait for their update. On storage, shadows count until they are adopted or dropped,
+// and activations until their last read. The activation window, homes of activations in host
+// memory, and tallies count all the time, because their owners do not report the use.
 //
 // Thread rule: scheduler's thread only.
 // Invariant: no pool has more in use than its size.
@@ -23,7 +22,7 @@ std::uint64_t capacity_of(const Placement& placement, MemoryPool pool);
 
 class PoolMeter {
  public:
-  // Sets the pools of `placement`, and those of them that count all the time.
+  // Sets the sizes of the pools of `placement`, and counts the pools that count all the time.
   void open(const Placement& placement);
   void set_capacity(MemoryPool pool, std::uint64_t size_bytes);
   void lend(MemoryPool pool, std::uint64_t size_bytes);

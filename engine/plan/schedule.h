@@ -16,8 +16,8 @@ namespace sluice {
 struct ScheduledUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
-  // Only in backward, and not for frozen units: this is the unit's first gradient in the step, or
-  // its last one.
+  // Whether the gradient of this use is the unit's first in the step, or the last. Always false in
+  // forward and for frozen units.
   bool first_gradient = false;
   bool final_gradient = false;
 };
@@ -31,9 +31,10 @@ Schedule training_schedule(const ModelSpec& model, std::uint32_t micro_batches,
 // Marks each backward use that gives its unit's first or last gradient in the schedule.
 void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
-// `expected` up to `acquired`, then the unexpected use, then the uses that may still come: those
-// after this use in `expected` if it was to come, otherwise all of the rest. It is then unknown
-// whether a gradient of the rest will be its unit's last.
+// Returns `expected` up to `acquired`, then the unexpected use, then the uses that may still come.
+// If `expected` has the unexpected use at a later place, only the uses after this place may still
+// come; otherwise all of the rest may. It is then unknown whether a gradient of the rest will be
+// its unit's last.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // One forward pass without gradients.

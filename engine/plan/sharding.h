@@ -1,4 +1,4 @@
-// The part of the state that each of several ranks keeps: the ZeRO stages and groups are settings
+// The part of the state that each of several ranks keeps. The ZeRO stages and groups are settings
 // of one mechanism, the layout's Shard. Pure.
 #pragma once
 
@@ -10,21 +10,22 @@
 namespace sluice {
 
 // How many consecutive ranks of `count` share a copy of the state.
-// Requires: `sharding` has group_ranks; the code that knows the hosts has set it.
+// Requires: group_ranks of `sharding` has been set by the code that knows the hosts.
 // Fails with: kConfig for a group that does not divide the ranks.
 std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 
 // The part that rank `rank` of `count` keeps. Requires and fails with: as above.
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
-// Whether ranks add up the gradient of every use, and not only the sum of a step's. Stages without
-// sharded gradients communicate once per step, unless that would give other bits than the stages
-// with sharded gradients where all are to give the same.
+// Whether ranks add up the gradient of every use, and not only each unit's sum over a step. Stages
+// with sharded gradients always add up every use's gradient. With one micro-batch or in vertical
+// order the other stages do the same, because all stages give the same bits there. Otherwise they
+// communicate once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
-// Device memory that each of `count` ranks needs beside the pools: elements of fp32 for a unit's
-// part of a gradient while groups add theirs (hybrid), and bytes in which ranks tell each other
-// values that all have to know.
+// The device memory that each of `count` ranks needs beside the pools. With hybrid sharding, fp32
+// elements hold a unit's part of a gradient while groups add their sums. Ranks also need bytes to
+// exchange values that all of them have to know.
 std::uint64_t partial_sum_elements(const Config::Sharding& sharding, std::uint32_t count,
                                    const Layout& layout);
 std::uint64_t vote_buffer_bytes(std::uint32_t count);

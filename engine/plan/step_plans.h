@@ -1,6 +1,7 @@
 // Everything known about a step before it runs: its schedule, the places of units in the device
-// window, and the movement of its boundary activations, which keeps its sequence even if the
-// schedule changes. Made once for each number and order of micro-batches, and kept.
+// window, and the movement of its boundary activations. The sequence of activations stays the same
+// even if the schedule changes. A plan is made once for each number and order of micro-batches, and
+// kept.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -22,8 +23,8 @@ struct StepPlan {
 
 class StepPlans {
  public:
-  // All must outlive the plans. `model` is validated(). Plans an inference and a step of one
-  // micro-batch at once.
+  // All arguments must outlive the plans. `model` is validated(). The constructor already plans an
+  // inference and a step of one micro-batch.
   // Fails with: kOutOfMemory when the window cannot hold the leases.
   StepPlans(const ModelSpec& model, const Layout& layout, const Placement& placement);
 
@@ -38,16 +39,16 @@ class StepPlans {
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // The plan of a step that leaves the schedule of `plan` at `progress` to use `unit`.
-  // Fails with: kOutOfMemory when the window cannot hold it beside the leased units.
+  // Fails with: kOutOfMemory when the window cannot hold `unit` beside the leased units.
   StepPlan changed(const StepPlan& plan, const WindowProgress& progress, UnitId unit,
                    Pass pass) const;
-  // From now on, inferences, or steps of this shape, are expected to go as this one went, if a
-  // window plan allows it.
+  // From now on, inferences, or steps of this shape, are expected to follow `schedule`, if the
+  // window can be planned for it.
   void expect_inference(Schedule schedule);
   void expect_training(std::uint32_t micro_batches, MicroBatchOrder order, Schedule schedule);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order);
 
-  // The bytes that each unit needs in the device window: 0 for units homed on the device.
+  // The bytes that each unit needs in the device window; 0 for a unit homed on the device.
   std::span<const std::uint64_t> window_unit_bytes() const { return window_unit_bytes_; }
 
  private:

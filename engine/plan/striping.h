@@ -1,7 +1,7 @@
-// How the blocks are spread over the storage paths: whole blocks, in proportion to the paths'
-// weights, so that drives of unequal speed end a pass together. Any run of consecutive blocks is
-// spread in that proportion too, because such runs are in flight at once. Reads the calibration
-// file, and is pure otherwise; any thread.
+// How the blocks are spread over the storage paths. Whole blocks are dealt out in proportion to the
+// paths' weights, so that drives of unequal speed end a pass together. Any run of consecutive
+// blocks is spread in this proportion too, because such runs are in flight at the same time. Reads
+// the calibration file, and is pure otherwise; any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace sluice {
 
-// One weight per path of storage.paths: the config's weights; or the rates of the optimizer's
-// pattern in the calibration that `sluice bench io --json` wrote; or all equal.
+// Returns one weight per path of storage.paths. The weights are the config's, or the rates of the
+// optimizer's pattern in the calibration that `sluice bench io --json` wrote, or all equal.
 // Fails with: kInput for a calibration that cannot be read or lacks a path.
 std::vector<double> storage_weights(const Config::Storage& storage);
 
-// Deals pieces of storage out: each goes to the drive that is furthest behind its share of the
-// bytes so far.
+// Deals out pieces of storage. Each piece goes to the drive that is furthest behind its share of
+// the bytes so far.
 //   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {
  public:

@@ -1,6 +1,6 @@
-// The bytes that one step moves between host and storage, known before it runs: the fetches of the
-// window plan, and the reads and writes of the optimizer pass. Also the meter by which the run
-// checks itself.
+// The bytes that one step moves between host and storage, known before the step runs. They are the
+// fetches of the window plan, and the reads and writes of the optimizer pass. A meter counts the
+// bytes of the real steps for comparison.
 //
 // Thread rule: the predictions are pure; one thread at a time uses a meter.
 #pragma once
@@ -18,7 +18,7 @@ namespace sluice {
 // Counts the bytes that a queue moves for steps.
 class TrafficMeter {
  public:
-  // `queue` must outlive the meter, which counts from resume() on.
+  // `queue` must outlive the meter. The meter counts from resume() on.
   explicit TrafficMeter(const IoQueue& queue) : queue_(queue) {}
 
   // Bytes moved between pause() and resume() are not counted.
@@ -33,17 +33,18 @@ class TrafficMeter {
   IoCounters at_resume_;
 };
 
-// The storage bytes of those parameters of `unit` that are homed there.
+// The bytes on storage of those parameters of `unit` that are at home there.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
-// The bytes that a step writes of gradients that wait on storage; it reads as many. Backward uses
-// write their unit's gradients; all but the first read the sum so far; the update reads the last.
+// The bytes of gradients waiting on storage that a step writes; the step reads as many. Every
+// backward use writes its unit's sum of gradients. All but the first use also read the sum so far,
+// and the update reads the final sum.
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// One step: every fetch of `plan`, each block's state once in and once out, and the bytes
-// that `activations` moves. A speculative step that is redone moves each block's state once
-// more.
+// The traffic of one step. It has every fetch of `plan`, each block's state once in and once out,
+// and the bytes that `activations` moves. A speculative step that is redone moves each block's
+// state once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

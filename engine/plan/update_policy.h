@@ -1,5 +1,5 @@
-// The policy of each step's update: resolves optimizer.overlap "auto", and does the clipping. A
-// function of the config and of the norms so far, so all ranks decide alike.
+// The policy of each step's update. Resolves optimizer.overlap "auto" and computes the clip factor.
+// Depends only on the config and on the norms so far, so all ranks decide alike.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -16,14 +16,15 @@ class UpdatePolicy {
   UpdatePolicy(const Config::Optimizer& config, bool may_be_tentative)
       : config_(config), may_be_tentative_(may_be_tentative) {}
 
-  // For the step that begins; never kAuto.
+  // Returns the policy for the step that begins; never kAuto.
   OverlapPolicy choose() const;
   // The gradient is multiplied by this so that its norm respects clip_norm.
   double clip_factor(double norm) const;
-  // A step has ended; says whether its update differed from what speculation assumes.
+  // A step has ended. `was_clipped` says whether its update differed from the one that speculation
+  // assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
-  // Computation has left its schedule. From now on it is a guess which gradient is a unit's last,
-  // and an eager update cannot be undone.
+  // Computation has left its schedule. From now on, a unit's last gradient cannot be known for
+  // certain, and an eager update cannot be undone.
   void note_schedule_change() { keeps_schedule_ = false; }
 
  private:
@@ -31,7 +32,7 @@ class UpdatePolicy {
   Config::Optimizer config_;
   bool may_be_tentative_;
 
-  // One bit for each of the last 32 steps; those before the first count as clipped.
+  // One bit for each of the last 32 steps. Steps before the first one count as clipped.
   std::uint32_t recent_clips_ = ~0u;
   bool keeps_schedule_ = true;
 };

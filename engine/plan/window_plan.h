@@ -1,13 +1,14 @@
 // The bytes of the device window that each use of a unit occupies, and the uses that must fetch.
-// This decides the whole residency of a step in advance by Belady's rule (evict the unit that is
-// needed last), since the schedule is known. Being a pure function of (schedule, sizes, window), it
-// fixes the traffic of a step to the byte, whatever the timing.
+// Because the schedule is known, the plan decides the whole residency of a step in advance by
+// Belady's rule: evict the unit that is needed last. The plan is a pure function of (schedule,
+// sizes, window). So it fixes the traffic of a step to the byte, and timing has no influence.
 //
-// With several leases, held units can lie in the way of the next one. If the rule ends there, the
-// step is planned again with a retreat: a place for each stay, such that no two units overlap that
-// are held at once. A unit may then not be put where the retreat has units that come while it is
-// held, so the next one always finds room, if only in its retreat. Two leases need no more memory
-// than the two units: stays go to the window's two ends in turn.
+// With several leases, held units can lie in the way of the next unit. If the rule fails for this
+// reason, the step is planned again with a retreat. A retreat has a place for each stay, such that
+// units that are held at the same time never overlap. A unit must then avoid the retreats of all
+// units that come while it is held. So the next unit always has room, at least in its own retreat.
+// Two leases need no more memory than the two units, because stays go to the window's two ends in
+// turn.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
   // Uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
-  // another place. Each is that unit's last use before, and must have been released and computed
-  // before a copy may start.
+  // another place. Each entry is the last earlier use of its unit. These uses must have been
+  // released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -51,31 +52,32 @@ struct WindowProgress {
   bool is_partly_fetched = false;  // some blocks of the next use have been fetched
 };
 
-// `unit_bytes[u]` is the bytes of unit u in the window, 0 for a unit homed on the device. Uses k -
-// concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay. Works
-// for every window of at least least_window_bytes().
+// `unit_bytes[u]` is the size of unit u in the window, or 0 for a unit homed on the device. Uses k
+// - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay.
+// Every window of at least least_window_bytes() works.
 // Fails with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes
 // that would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
-// The same for a changed schedule: `changed` equals `schedule`, which `plan` was made for, up to
-// `progress.acquired`. Units fetched ahead stay where they are for as long as they may be needed.
-// Fails as plan_window(); with several leases also when held units lie in the way.
+// The same for a changed schedule. `changed` equals `schedule`, for which `plan` was made, up to
+// `progress.acquired`. Units fetched ahead keep their places for as long as they may be needed.
+// Fails as plan_window(). With several leases, also fails when held units lie in the way.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          const WindowProgress& progress, const Schedule& changed,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,
                          std::uint32_t concurrent_leases);
 
-// The smallest window that plan_window() accepts; it accepts every larger one, too. With one or two
-// leases it is leased_bytes_max(), and nearly always with more: finding the places that then waste
-// the fewest bytes would mean trying all of them.
+// The smallest window that plan_window() accepts; larger windows are accepted, too. With one or two
+// leases, the size is leased_bytes_max(). With more leases it is nearly always the same. It may be
+// larger then, because finding the places that waste the fewest bytes would mean trying all of
+// them.
 std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);
 
-// The largest sum of the distinct units in `leases` consecutive uses: a window for that many leases
-// is at least as large.
+// The largest sum of the distinct units in `leases` consecutive uses. A window for this many leases
+// is at least this large.
 std::uint64_t leased_bytes_max(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                                std::uint32_t leases);
 

@@ -1,8 +1,9 @@
-// Places in the device window that a step can always retreat to: one per stay of a unit, such that
-// no two units overlap that are held at once. Pure; callable from any thread.
+// Places in the device window to which a step can always retreat. Each stay of a unit has one
+// place, and units that are held at the same time never overlap. Pure; callable from any thread.
 //
-// A stay is a unit's time in the window, from a use on for as long as it is held; if used again by
-// then, it has to stay in place. With `leases` leases, use k is held until use k + leases.
+// A stay is a unit's time in the window, from a use until the unit is no longer held. A unit that
+// is used again before the end of its stay has to keep its place. With `leases` leases, use k is
+// held until use k + leases.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,14 @@ struct WindowRetreat {
   std::uint64_t window_bytes = 0;          // enough to hold all of them
 };
 
-// For two leases, where a stay is held together only with its neighbors: the window's two ends in
-// turn. Requires: a window of the largest sum of two neighbors.
+// Puts stays at the window's two ends in turn. This works for two leases, where a stay overlaps in
+// time only with its neighbors. Requires: a window as large as the largest sum of two neighbors.
 WindowRetreat retreat_to_both_ends(const Schedule& schedule,
                                    std::span<const std::uint64_t> unit_bytes,
                                    std::uint64_t window_bytes);
 
-// Each stay goes as low as the stays placed before it allow: by time, by size, or all units side by
-// side, whichever takes the least.
+// Puts each stay as low as the stays placed before it allow. Tries the stays ordered by time and by
+// size, and also all units side by side, and returns the smallest result.
 WindowRetreat packed_retreat(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                              std::uint32_t leases);
 
