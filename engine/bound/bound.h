@@ -1,8 +1,8 @@
-// The least time that a step can take, from rates alone. T_min is the busy time of its scarcest
-// resource. T_bound is the time of the ideal schedule under a policy, found by simulating it block
-// by block (engine/bound/bound_simulation.h has the rules). The engine can close the distance to
-// T_bound; the distance between T_bound and T_min is the policy's. Pure: no I/O, no clock; callable
-// from any thread.
+// The least time that a step can take, from rates alone. T_min is the busy time of the step's
+// scarcest resource. T_bound is the time of the ideal schedule under a policy, found by a
+// simulation block by block (engine/bound/bound_simulation.h has the rules). The engine can close
+// the distance to T_bound, but not the distance between T_bound and T_min, which is due to the
+// policy. Pure: no I/O, no clock; callable from any thread.
 #pragma once
 
 #include <span>
@@ -12,16 +12,15 @@
 namespace sluice {
 
 // Boundary activations count as busy time of storage and copies, beside a schedule that is ideal
-// otherwise: no step ends before they are through.
+// otherwise. No step ends before their transfers have ended.
 
 // T_bound of `policy` (not kAuto), with the placement's lanes.
-// Speculative: no step is redone. Requires: rates.units has an entry per
-// unit.
+// Under kSpeculative, no step is redone. Requires: rates.units has an entry per unit.
 StepCost bound_step(const StepShape& shape, OverlapPolicy policy);
 
 // T_min: the busy time of the scarcest resource, with the fewest bytes that any policy moves.
 StepCost minimum_step(const StepShape& shape);
-// The same, from the T_bounds of all policies if they are known.
+// T_min, computed from the T_bounds of all policies where these are known.
 StepCost minimum_of(std::span<const StepCost> bounds);
 
 }  // namespace sluice

@@ -1,10 +1,10 @@
-// The machine that the bound's simulation runs on: resources that each serve one job at a time,
-// lowest rank first, and never interrupt a job; the times that jobs take at given rates; a calendar
-// of ends; and the account of time and bytes. Ranks alone decide the order, so that equal times
+// The machine that the bound's simulation runs on: resources, the times that jobs take at given
+// rates, a calendar of ends, and the account of time and bytes. Each resource serves one job at a
+// time, lowest rank first, and never interrupts a job. Only ranks decide the order, so equal times
 // give equal schedules.
 //
-// Thread rule: none; one simulation owns it.
-// Invariant: all jobs that end at one instant have ended before any resource takes up its next job.
+// Thread rule: one thread, because one simulation owns the object.
+// Invariant: all jobs that end at one instant have ended before any resource starts its next job.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@ enum class SimulatedTask : std::uint8_t {
   kCopyUp,      // the first fetch is on the device
   kCompute,     // a use is computed
   kDrain,       // a use's gradient has left the device
-  kAccumulate,  // and is added to those before it
-  kNorm,        // and has its norm
+  kAccumulate,  // a use's gradient is added to the earlier ones
+  kNorm,        // a use's gradient has its norm
   kLoad,        // a block: one part of its state is in the lane
   kAdam,        // a block
   kDeviceAdam,  // a block whose state is at home on the device
@@ -42,15 +42,15 @@ struct SimulatedJob {
   std::uint64_t rank = 0;  // unique among the jobs that wait for one resource
 };
 
-// A rank consists of the urgency, then the place in an order.
+// Returns a rank: jobs are ordered by urgency first, and then by `place`.
 constexpr std::uint64_t ranked(std::uint64_t urgency, std::uint64_t place) {
   return urgency << 56 | place;
 }
 
 class SimulatedMachine {
  public:
-  // `on_end` is called at every job's end; if the job takes no time, before the call that started
-  // it returns. `rates` must outlive the machine.
+  // `on_end` is called at every job's end. If a job takes no time, `on_end` is called before the
+  // call that started the job returns. `rates` must outlive the machine.
   SimulatedMachine(const Rates& rates, std::function<void(const SimulatedJob&)> on_end)
       : rates_(rates), on_end_(std::move(on_end)) {}
 
@@ -63,14 +63,14 @@ class SimulatedMachine {
   void adam(const SimulatedJob& job, std::uint64_t element_count);
   void device_adam(const SimulatedJob& job, std::uint64_t element_count);
 
-  // No job is on the CPU, or waits for it.
+  // Whether no job is on the CPU or waits for the CPU.
   bool cpu_is_free() const;
 
-  // Lets every idle resource take up a job and advances to the next instant at which jobs end.
+  // Lets every idle resource start a job, and advances to the next instant at which jobs end.
   // Requires: a job is under way.
   void advance();
 
-  // Since the start: step_s is the time now.
+  // Returns the cost since the start; step_s is the present time.
   StepCost account() const;
 
  private:
@@ -85,7 +85,7 @@ class SimulatedMachine {
     bool is_busy = false;
     std::int64_t busy_ns = 0;
   };
-  // The end of a job's service, which frees the line; or, after its latency, the end of the job.
+  // The end of a job's service, which frees the line, or the end of the job after its latency.
   struct Entry {
     std::int64_t time_ns = 0;
     std::uint64_t number = 0;

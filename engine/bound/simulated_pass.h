@@ -1,9 +1,9 @@
-// The optimizer pass in the bound's simulation: when each block has its turn, its lane, its reads,
-// Adam and writes. The rules are in engine/bound/bound_simulation.h.
+// The optimizer pass in the bound's simulation: the times of each block's turn, lane, reads, Adam
+// and writes. The rules are in engine/bound/bound_simulation.h.
 //
-// Thread rule: none; one simulation owns it.
-// Progress: a block in the pass waits for its own jobs, for its parameters on their way to its
-// slot, and for its gradient or the norm; none of them waits for a lane of the same or a later
+// Thread rule: one thread, because one simulation owns the object.
+// Progress: a block in the pass waits for its own jobs, for the arrival of its parameters in its
+// slot, and for its gradient or the norm. None of these waits for a lane of the same or a later
 // pass.
 #pragma once
 
@@ -22,11 +22,12 @@ class SimulatedPass {
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
                 SimulatedSlots& slots);
 
-  // Frees the slots of lanes that came home at this instant. Returns false when there are none.
+  // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
+  // no such lanes.
   bool settle();
-  // Gives one block its turn, if one may have it.
+  // Gives one block its turn, if a block may have it.
   bool pump();
-  // Starts the next Adam, if one may start. Call it when nothing else may start.
+  // Starts the next Adam, if possible. Called only when no other job can start.
   bool pump_adam();
 
   // The block's parameters have arrived in its slot.
@@ -36,7 +37,8 @@ class SimulatedPass {
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);
 
-  // The number of the block's updates that fetches, and computation on the device, may see.
+  // The number of updates of the block that are complete for fetches and for computation on the
+  // device.
   std::uint64_t updates(std::uint32_t block) const { return blocks_[block].updates; }
   bool has_updated(UnitId unit, std::uint64_t steps) const;
   // Whether this many updates of every block are home.
@@ -52,7 +54,7 @@ class SimulatedPass {
     std::uint32_t pending = 0;  // parts before Adam, or after it
     bool in_pass = false;
     bool awaits_slot = false;
-    bool awaits_gradients = false;  // they do not wait in host memory, and may still change
+    bool awaits_gradients = false;  // gradients do not wait in host memory, and may still change
     bool is_loaded = false;
   };
   struct Unit {
@@ -103,14 +105,14 @@ class SimulatedPass {
   std::uint32_t arrival_block_ = 0;  // and its block
   std::uint64_t normed_steps_ = 0;   // steps whose norm is known
 
-  // Blocks that wait only for the CPU: by their place in the pass, and by unit.
+  // The blocks that wait only for the CPU, by their place in the pass and by unit.
   std::set<std::uint64_t> ready_places_;
   std::set<std::uint64_t> ready_blocks_;
   std::vector<std::uint32_t> block_at_place_;  // by place in the pass
-  std::uint64_t home_ = 0;               // updates, of all blocks in the pass
-  std::uint64_t sent_to_device_ = 0;     // updates, of all blocks that the device updates
-  std::uint64_t updated_on_device_ = 0;  // how many of these are done
-  std::vector<std::uint32_t> come_home_;  // blocks that still have their slots
+  std::uint64_t home_ = 0;                     // updates, of all blocks in the pass
+  std::uint64_t sent_to_device_ = 0;           // updates, of all blocks that the device updates
+  std::uint64_t updated_on_device_ = 0;        // how many of these are done
+  std::vector<std::uint32_t> come_home_;       // blocks that still have their slots
 };
 
 }  // namespace sluice

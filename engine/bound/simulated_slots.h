@@ -1,9 +1,9 @@
-// The parameter slots of the bound's simulation, by the rules of engine/flow/parameter_slots.h: a
-// block has at most one, fetches and lanes share it, each lane is entitled to one, and some of them
-// may keep bytes for a later user. Users that leave at one instant do so in a fixed order, after
-// everything else that ends at that instant.
+// The parameter slots of the bound's simulation, by the rules of engine/flow/parameter_slots.h. A
+// block has at most one slot, which fetches and lanes share. Each lane is entitled to a slot, and
+// some slots may keep bytes for a later user. Users that leave at the same instant leave in a fixed
+// order, after all other events of this instant.
 //
-// Thread rule: none; one simulation owns it.
+// Thread rule: one thread, because one simulation owns the object.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class SimulatedSlots {
  public:
   SimulatedSlots(const Placement& placement, std::size_t block_count);
 
-  // Whether the block has a slot, and whether its bytes are there.
+  // Whether the block has a slot, and whether the slot has the block's bytes.
   bool is_bound(std::uint32_t block) const { return slots_[block].is_bound; }
   bool is_valid(std::uint32_t block) const { return slots_[block].is_valid; }
   void set_valid(std::uint32_t block) { slots_[block].is_valid = true; }
@@ -28,7 +28,7 @@ class SimulatedSlots {
   // Joins the block's slot, or binds a free one. Returns false when no slot is available now.
   bool take(std::uint32_t block, SimulatedUser user);
 
-  // Takes effect with settle(). `keep`: the bytes will be used again.
+  // Removes a user at the next settle(). `keep`: the bytes will be used again.
   void leave(std::uint32_t block, SimulatedUser user, bool keep) {
     leaving_.emplace_back(user, block, keep);
   }

@@ -1,8 +1,8 @@
-// The drain of a step with some gradients that wait on storage, in the bound's simulation: one
-// use's gradient at a time. Gradients that leave go block by block through the staging slots, as in
-// engine/flow/gradient_spill.h.
+// The drain of a step with some gradients that wait on storage, in the bound's simulation. It
+// drains one use's gradient at a time. Gradients that wait on storage go there block by block
+// through the staging slots, as in engine/flow/gradient_spill.h.
 //
-// Thread rule: none; one simulation owns it.
+// Thread rule: one thread, because one simulation owns the object.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace sluice {
 
 class SimulatedSpill {
  public:
-  // All must outlive it. `on_host` is called when it is the turn of a gradient that waits in host
-  // memory; `on_left` when a leaving gradient has left its slot; `on_home` when it has arrived
-  // where it waits and is in the norm.
+  // All arguments must outlive the object. `on_host` is called when a gradient that waits in host
+  // memory has its turn. For a gradient that waits on storage, `on_left` is called when it has left
+  // its slot, and `on_home` when it is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;
@@ -29,7 +29,7 @@ class SimulatedSpill {
   void add(std::uint32_t use) { uses_.push_back(use); }
   // The gradient that on_host announced is in host memory.
   void host_ended();
-  // Starts one block, if one may start.
+  // Starts one block, if a block may start.
   bool pump();
   // Ends a job whose subject is a block.
   void end(const SimulatedJob& job);

@@ -1,4 +1,4 @@
-// The rates of a machine and the cost of a step under them: the terms of the bounds
+// The rates of a machine, and the cost of a step at these rates. The bounds are computed from them
 // (engine/bound/bound.h). Plain data; pure.
 #pragma once
 
@@ -26,9 +26,9 @@ struct Rates {
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host
   double adam_parameters_per_second = 0;
-  double norm_parameters_per_second = 0;  // gradient norms, and additions of micro-batches
+  double norm_parameters_per_second = 0;         // gradient norms, and additions of micro-batches
   double device_adam_parameters_per_second = 0;  // where the state is at home on the device
-  std::vector<UnitTime> units;            // by unit
+  std::vector<UnitTime> units;                   // by unit
 };
 
 enum class Resource : std::uint8_t {
@@ -45,7 +45,7 @@ inline constexpr std::size_t kResourceCount = 8;
 
 std::string_view name_of(Resource resource);
 
-// One step in the steady state: from one begin_step to the next.
+// The cost of one step in the steady state, from one begin_step to the next.
 struct StepCost {
   double step_s = 0;
   std::array<double, kResourceCount> busy_s{};  // by Resource

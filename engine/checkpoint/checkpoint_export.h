@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// Uses precision, optimizer and block size of `config`. `application`: each rank's text. `root`: as
-// in Engine::save(). Fails with: the same, and the source's own errors.
+// Uses precision, optimizer and block size of `config`. `application` has each rank's text. `root`
+// is as in Engine::save(). Fails with: the errors of Engine::save(), and the source's own errors.
 SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& model, const Config& config,
                                   const std::string& root, const SaveOptions& options,
                                   const std::vector<std::string>& application);

@@ -1,8 +1,8 @@
-// Checkpoints in a folder, each a folder of its own: "step-000000012", or "step-000000012.1" if
-// that step was saved before. A checkpoint appears whole or not at all: it is written under a name
-// that begins with a dot; its files and its folder are synced; a rename, synced too, gives it its
-// name. "latest" is a link that is replaced in the same way. Older checkpoints are removed only
-// after that.
+// Checkpoints in a folder. Each checkpoint is a folder of its own, "step-000000012", or
+// "step-000000012.1" if this step was saved before. A checkpoint appears whole or not at all. It is
+// written under a name that begins with a dot, and its files and its folder are synced. Then a
+// rename, which is synced too, gives the checkpoint its name. "latest" is a link that is replaced
+// in the same way. Older checkpoints are removed only afterwards.
 //
 // Thread rule: plain functions of one thread; with several ranks, rank 0 calls them.
 #pragma once
@@ -26,17 +26,20 @@ struct CheckpointName {
   auto operator<=>(const CheckpointName&) const = default;
 };
 
-// Newest first; empty where there is no folder. Does not check that they can be read.
+// Returns the checkpoints, newest first; empty where there is no folder. Does not check that the
+// checkpoints can be read.
 // Fails with: kInput where `root` cannot be listed.
 std::vector<CheckpointName> list_checkpoints(const std::string& root);
 
-// One process at a time writes checkpoints to a folder. Ends with the object, or the process.
+// Lets only one process at a time write checkpoints to a folder. The lock ends with the object or
+// with the process.
 class CheckpointLock {
  public:
   // Makes the folder if it is missing, and removes half-written checkpoints of a killed process.
-  // Fails with: kInput where another process has it (by host and number), or it cannot be made.
+  // Fails with: kInput where another process has the lock (named by host and number), or the folder
+  // cannot be made.
   explicit CheckpointLock(const std::string& root);
-  // The removed folders, of checkpoints that never became whole.
+  // The folders that were removed, because their checkpoints never became whole.
   const std::vector<std::string>& removed() const { return removed_; }
 
  private:
@@ -44,7 +47,7 @@ class CheckpointLock {
   std::vector<std::string> removed_;
 };
 
-// A checkpoint that is being written. Without commit() it is removed with the object.
+// A checkpoint that is being written. Without commit(), the checkpoint is removed with the object.
 class NewCheckpoint {
  public:
   // Makes `root` if it is missing.
@@ -55,12 +58,14 @@ class NewCheckpoint {
   ~NewCheckpoint();
 
   const std::string& folder() const { return folder_; }
-  // Makes a file that begins with `beginning`, with room for `size_bytes`: a full disk shows here.
+  // Makes a file of `size_bytes` that begins with `beginning`. Reserves the room, so that a full
+  // disk is noticed here.
   void create(const std::string& name, std::string_view beginning, std::uint64_t size_bytes) const;
   // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;
-  // Gives the checkpoint its name, and keeps the `keep` newest of all that are no newer; 0 = all.
-  // Every file in it has been synced. Returns the path.
+  // Gives the checkpoint its name, and returns the path. Every file in the checkpoint has been
+  // synced already. Keeps the newest `keep` checkpoints and all checkpoints of later steps; 0 =
+  // all.
   std::string commit(std::uint64_t step, std::uint32_t keep);
 
  private:
@@ -68,10 +73,10 @@ class NewCheckpoint {
   std::string folder_;  // empty once it has its name
 };
 
-// A part of a file of a checkpoint that is being written, by any rank.
+// A file of a checkpoint that is being written; any rank may write parts of the file.
 class CheckpointFile {
  public:
-  // Fails with: kInput where it is missing: then the ranks do not share `folder`.
+  // Fails with: kInput where the file is missing, because then the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
   // Fails with: kNoSpace, kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes);

@@ -1,6 +1,6 @@
 // sluice_state.json, the manifest of a checkpoint (docs/checkpoints.md): what was trained, at which
-// step, and length and checksum of everything in the folder. Tensors are checked in pieces, so that
-// reading a range needs only the pieces that it touches.
+// step, and the lengths and checksums of everything in the folder. Tensors are checked in pieces,
+// so that reading a range requires only the pieces that overlap it.
 //
 // Thread rule: plain data and pure functions.
 #pragma once
@@ -18,8 +18,8 @@ namespace sluice {
 
 inline constexpr std::string_view kManifestName = "sluice_state.json";
 
-// The part of a tensor in a file: the compute parameters, the rest of the fp32 masters (all of
-// them, or the low half beside bf16), or a moment.
+// The part of a tensor in a file: the compute parameters, the fp32 masters or, beside bf16
+// parameters, only their low halves, or a moment.
 enum class CheckpointPart : std::uint8_t { kWeight, kMaster, kMasterLow, kExpAvg, kExpAvgSq };
 std::string_view name_of(CheckpointPart part);
 
@@ -38,8 +38,8 @@ struct CheckpointManifest {
   struct Stored {
     std::string tensor;
     CheckpointPart part = CheckpointPart::kWeight;
-    std::uint32_t file = 0;  // index in `files`
-    std::string dtype;       // safetensors' name for it
+    std::uint32_t file = 0;         // index in `files`
+    std::string dtype;              // safetensors' name for it
     std::uint64_t begin_bytes = 0;  // in the file
     std::vector<Piece> pieces;      // in order, without gaps
   };
@@ -56,8 +56,8 @@ struct CheckpointManifest {
 std::string manifest_text(const CheckpointManifest& manifest);
 
 // `path` is for messages.
-// Fails with: kDamaged where the text is not as it was written; kInput where it never was a
-// manifest of this format, with the field, the expected and the found value.
+// Fails with: kDamaged where the text differs from what was written; kInput where the text never
+// was a manifest of this format, with the field, the expected and the found value.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& path);
 
 }  // namespace sluice

@@ -28,12 +28,12 @@ class CheckpointSource final : public StateSource {
   const CheckpointManifest& manifest() const { return manifest_; }
 
   StatePosition position() const override { return manifest_.position; }
-  // Fails with: kInput where its model, precision or optimizer differs.
+  // Fails with: kInput where the checkpoint's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of the bytes that differ from those written; kIo.
+  // Fails with: kDamaged naming file and range of bytes that differ from the written ones; kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
-  // Reads and checks all of it. Fails with: as read().
+  // Reads and checks the whole checkpoint. Fails with: as read().
   void verify();
 
  private:
@@ -48,7 +48,7 @@ class CheckpointSource final : public StateSource {
   void check_places() const;
   const CheckpointManifest::Stored* find(const std::string& tensor, CheckpointPart part) const;
   bool was_frozen(const std::string& tensor) const;
-  // Calls `take(bytes, first, count)` with elements of the range, in their stored form, piece by
+  // Calls `take(bytes, first, count)` with the elements of the range as they are stored, piece by
   // piece.
   template <class Take>
   void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,

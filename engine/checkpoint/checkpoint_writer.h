@@ -1,5 +1,6 @@
-// Writes a checkpoint: rank 0 makes the folder and its files, every rank writes the ranges that it
-// owns; when all have, rank 0 adds the manifest and gives the checkpoint its name. Synchronous.
+// Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the ranges that
+// it owns. When all ranks have written, rank 0 adds the manifest and gives the checkpoint its name.
+// Synchronous.
 //
 // Thread rule: the application's thread, while no step is active; all ranks take part.
 #pragma once
@@ -21,7 +22,7 @@
 
 namespace sluice {
 
-// Values of the config for readers of a checkpoint; nothing in it depends on them.
+// Values of the config for the readers of a checkpoint; nothing depends on these values.
 std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimizer);
 
 class CheckpointWriter {
@@ -30,13 +31,13 @@ class CheckpointWriter {
   using ReadState = std::function<void(TensorId tensor, StateKind kind, std::uint64_t first_element,
                                        std::span<std::byte> target)>;
 
-  // The references must outlive it.
+  // The references must outlive the writer.
   CheckpointWriter(const Layout& layout, const StateDescription& description, ReadState state,
                    Ranks& ranks);
 
-  // `application`: the texts of ranks that are not running; they replace the options' text.
-  // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks, each with its own message or
-  // that of another rank's failure; the contents of `root` are as before.
+  // `application`: the texts of ranks that are not running, which replace the options' text.
+  // Fails with: kNoSpace, kIo, kInput, kInvalidArgument, on all ranks; a rank reports its own
+  // failure or that another rank has failed. The contents of `root` are then as before.
   SavedCheckpoint save(const std::string& root, const StatePosition& position,
                        const SaveOptions& options, std::vector<std::string> application = {});
 

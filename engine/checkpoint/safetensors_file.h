@@ -1,7 +1,7 @@
 // Reads files of named tensors in the safetensors format: 8 bytes of header length, a JSON header,
-// raw little-endian data. The header is checked against the file's size first; then requested data
-// is read. The file is not mapped: a mapped file would count as the process's memory, and one that
-// is truncated meanwhile would end the process with SIGBUS.
+// raw little-endian data. The header is checked against the file's size first. Then requested data
+// is read. The file is not mapped, because a mapped file would count as the process's memory, and
+// if it were truncated meanwhile, SIGBUS would end the process.
 //
 // Thread rule: constant after construction; any number of threads may read.
 #pragma once
@@ -41,10 +41,10 @@ class SafetensorsFile {
   const Entry* find(const std::string& name) const;
   // Copies bytes [first_byte, ...) of a tensor.
   // Fails with: kInput when the file has been truncated since; kIo.
-  // Requires: `entry` is of this file, and the range inside it.
+  // Requires: `entry` is of this file, and the range is inside the tensor.
   void read_bytes(const Entry& entry, std::uint64_t first_byte, std::span<std::byte> bytes) const;
 
-  // The same for bytes of the file.
+  // Copies bytes [offset_bytes, ...) of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
 
   // Tensors of fp32. `name` is an F32 tensor:

@@ -1,5 +1,5 @@
-// The JSON header of a safetensors file: its tensors, and their places. It is read in one pass that
-// refuses anything outside the format as soon as it appears, so that a damaged or hostile header
+// The JSON header of a safetensors file, which lists the tensors and their places. One pass reads
+// the header and refuses anything outside the format immediately. So a damaged or hostile header
 // costs neither time nor memory beyond its own length.
 //
 // Thread rule: pure.

@@ -1,4 +1,4 @@
-// Whether a saved state is one that an engine can continue with. Pure.
+// Checks that an engine can continue with a saved state. Pure.
 #pragma once
 
 #include <string>

@@ -1,6 +1,7 @@
-// A durable store as a source: all ranks' files, read in place, so that a state can continue at
-// another number of ranks, stage or block size, or become a portable checkpoint. Needs the files of
-// all ranks on this host's paths, and keeps other jobs out of the store while it lives.
+// A durable store as a source. It reads the files of all ranks in place, so that a state can
+// continue at another number of ranks, stage or block size, or become a portable checkpoint. The
+// files of all ranks must be on this host's paths. The source keeps other jobs out of the store as
+// long as it exists.
 //
 // Thread rule: one thread at a time.
 // Invariant: only the lock files' text is written.
@@ -40,9 +41,9 @@ class StoreSource final : public StateSource {
   const std::vector<std::string>& application() const { return application_; }
 
   StatePosition position() const override { return position_; }
-  // Fails with: kInput where its model, precision or optimizer differs.
+  // Fails with: kInput where the store's model, precision or optimizer differs.
   void prepare(const StateDescription& wanted) override;
-  // Fails with: kDamaged naming file and range of the bytes that differ from those written; kIo.
+  // Fails with: kDamaged naming file and range of bytes that differ from the written ones; kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
 

@@ -1,5 +1,5 @@
 // Checks JSON values against the part of JSON Schema that configs/sluice.schema.json uses: type,
-// properties without additional ones, enum, ranges, items, minItems, and format "size". One table
+// properties (others are refused), enum, ranges, items, minItems, and format "size". One table
 // serves the check, the defaults and the documentation. Pure.
 #pragma once
 
@@ -24,15 +24,17 @@ const nlohmann::json* find_key_schema(const std::string& key);
 // All keys of the schema that have a value, in dotted form, in the schema's order.
 std::vector<std::string> config_keys();
 
-// Called with the key ("optimizer.beta1") and the problem with its value; must throw.
+// Called with the key ("optimizer.beta1") and the problem of its value; the function must throw.
 using SchemaComplaint = std::function<void(const std::string& key, const std::string& message)>;
 
-// Checks `value`, which stands at `key` (empty for the whole document), and its contents.
+// Checks the value of `key`, and everything inside the value. An empty `key` stands for the whole
+// document.
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
-// Returns "; did you mean "optimizer"?" with the known key nearest to `unknown` under `schema` of
-// the section `parent`; with one from anywhere in the schema if that section has nothing near.
+// Returns "; did you mean "optimizer"?" with the known key nearest to `unknown`. The key is from
+// `schema`, which is that of the section `parent`, or from anywhere in the schema if this section
+// has no near key.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The config of an engine as the text of a config file: trace files keep it, and ranks compare
-// theirs. Pure; any thread.
+// The config of an engine as the text of a config file. Trace files keep this text, and ranks
+// compare their texts. Pure; any thread.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace sluice {
 
-// JSON with the keys of configs/sluice.schema.json, every one that the engine reads.
-// engine_config() reads it back to the same config, apart from Config::Activations::micro_batches
-// and order, which applications set.
+// Returns JSON with all keys of configs/sluice.schema.json that the engine reads. engine_config()
+// makes the same config from this JSON again, apart from Config::Activations::micro_batches and
+// order, which applications set.
 std::string config_text(const Config& config);
 
 }  // namespace sluice

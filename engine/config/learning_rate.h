@@ -1,5 +1,6 @@
-// The learning rate of each update of a run: a warm-up, then the schedule that `optimizer.schedule`
-// names. A function of the step alone, so a resumed run continues where it was.
+// The learning rate of each update of a run: first a warm-up, then the schedule that
+// `optimizer.schedule` names. The rate depends only on the step, so a resumed run continues with
+// the right rate.
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,10 +17,10 @@ enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle
 
 enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
-// The point of the warm-up and of the decay that each update sees. kSluice: the first update makes
-// the first step of the warm-up, and the last one of the run ends the decay. kDeepspeed: as in
-// DeepSpeed's engine, which moves its scheduler after each update. Update s then sees the
-// scheduler's step s - 1, and the first two updates see the start.
+// How updates are counted for the warm-up and the decay. kSluice: the first update makes the first
+// step of the warm-up, and the last update of the run ends the decay. kDeepspeed: as in DeepSpeed's
+// engine, which advances its scheduler after each update. Update s then has the scheduler's step s
+// - 1, and the first two updates have the starting rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {
@@ -27,10 +28,10 @@ struct ScheduleOptions {
   ScheduleCount count = ScheduleCount::kSluice;
   WarmupShape warmup = WarmupShape::kLinear;
   double warmup_start = 0;  // the rate that the warm-up rises from
-  // Updates until the decay has ended; empty = those of the run.
+  // The number of updates until the decay has ended; empty = all updates of the run.
   std::optional<std::uint64_t> steps;
 
-  // From the minimum up to the peak and down again; then a decay of the minimum.
+  // The rate goes from the minimum up to the peak and down again. Then the minimum decays.
   struct OneCycle {
     std::uint64_t first_steps = 2000;            // upwards; at least 1
     std::optional<std::uint64_t> second_steps;   // downwards; empty = as many
@@ -40,7 +41,7 @@ struct ScheduleOptions {
     double decay_rate = 0;                       // 1 + rate * updates / steps; if one is 0 it stays
   } one_cycle;
 
-  // Upwards from the learning rate without end: times 1 + step_rate * updates / step_size.
+  // The rate grows without end: it is the learning rate times 1 + step_rate * updates / step_size.
   struct RangeTest {
     std::uint64_t step_size = 2000;  // at least 1
     double step_rate = 1;
