@@ -1,5 +1,5 @@
-// The optimizers by name, their hyperparameters, and the checks on them and on their arrays, since
-// the loops themselves check nothing. Pure functions, callable from any thread.
+// The optimizers by name, and the checks of their hyperparameters and arrays. The loops check
+// nothing. Pure functions, callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace sluice {
 
-// Which moments `kind` keeps; the sum is 1 or 2.
+// Which moments `kind` keeps. Every optimizer keeps one or both.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 
 // Fails with: kInvalidArgument naming the hyperparameter, its value and its range.
 void validate(const OptimizerOptions& options);
 
-// Returns the coefficients of step number `step`; steps count from 1.
+// Returns the coefficients of step number `step`; the first step is step 1.
 // Fails with: kInvalidArgument when step is 0, when the learning rate is negative or not finite, or
 // when the scale is not finite.
 UpdateCoefficients coefficients_of(const OptimizerOptions& options, double learning_rate,
@@ -35,10 +35,11 @@ struct UpdateBuffers {
   std::span<const std::byte> gradient;
 };
 
-// Views of `buffers` for update_simd(). The buffers' memory must outlive them.
-// Fails with: kInvalidArgument naming the buffer when one is missing, is not wanted, is not aligned
-// to its element or does not hold `element_count` elements; kUnsupported when `layout` cannot keep
-// parameters of type `parameter`.
+// Makes the arguments of update_simd() from `buffers`. The memory of the buffers must outlive the
+// result.
+// Fails with: kInvalidArgument when a buffer is missing, is not used, is not aligned to its element
+// or does not hold `element_count` elements; the message names the buffer. kUnsupported when
+// `layout` cannot keep parameters of type `parameter`.
 UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType parameter,
                                 DType gradient, std::uint64_t element_count,
                                 const UpdateBuffers& buffers);

@@ -1,8 +1,9 @@
-// Sums over ranks in rank order; base/ordered_sum.h defines them. The reference gives the result;
-// the other function gives the same bits, faster. As in gradient_ops.h, the caller's floating-point
-// environment does not matter and stays as it is, and a NaN may differ in sign and payload.
+// Sums over ranks in rank order, as base/ordered_sum.h defines them. The other function gives the
+// same bits as the reference, but is faster. As in gradient_ops.h, the caller's floating-point
+// environment changes no result and stays unchanged. A NaN may differ in sign and payload.
 //
-// Thread rule: pure in their arguments, callable from any thread on disjoint memory.
+// Thread rule: results depend only on the arguments. Any thread may call the functions on disjoint
+// memory.
 #pragma once
 
 #include "base/ordered_sum.h"

@@ -1,7 +1,7 @@
-// The vector kernels, compiled from one source once per instruction set, and the choice between
-// them. Internal to cpu_optim and its tests: callers use update_simd(), accumulate_gradient() and
+// The vector kernels, and the choice between them. One source is compiled once per instruction set.
+// Internal to cpu_optim and its tests. Other code calls update_simd(), accumulate_gradient() and
 // add_squared_norm(), which also set the floating-point environment. All functions are pure or only
-// read: callable from any thread.
+// read, so any thread may call them.
 //
 // Invariant: every kernel gives the bits of the scalar definition (base/optimizer_math.h,
 // gradient_ops.h) for all results that are not NaN. Where the definition gives NaN, so does the
@@ -19,16 +19,16 @@
 
 namespace sluice {
 
-// The elements that a vector kernel has processed: [0, element_count) of its arrays. The rest, less
-// than two vectors, is left to the scalar definition.
+// The result of a vector kernel for elements [0, element_count) of its arrays. The scalar
+// definition handles the rest, which is less than two vectors.
 struct VectorResult {
-  std::string_view target_name;  // the set that the kernel's own code was compiled for
+  std::string_view target_name;  // the instruction set of the compiled kernel
   std::uint64_t element_count = 0;
   NewState state = NewState::kFinite;
 };
 
-// The kernels of one instruction set. Each returns the name of the set that its own code was
-// compiled for, so that a test can tell which one really ran. Arrays are aligned at least to their
+// The kernels of one instruction set. Each kernel returns the name of the set that it was compiled
+// for, so that a test can tell which kernel really ran. Arrays are aligned at least to their
 // element.
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
@@ -43,23 +43,27 @@ struct SimdKernels {
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
                                        std::uint64_t element_count, NormAccumulator& total);
-  // Returns the number of elements summed; the rest is left to the scalar definition.
+  // Returns the number of elements that were summed. The scalar definition handles the rest.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // Handles all elements: vectors first, then the scalar definition for the rest.
+  // The next two functions handle all elements, with vectors first and then the scalar definition
+  // for the rest.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
   void sum_in_order(const OrderedSum& sum) const;
 };
 
-// The kernels that this build contains and this processor can run, best first; never empty.
+// The kernels that this build contains and this processor can run. The best kernels are first.
+// Never empty.
 std::span<const SimdKernels> available_simd_kernels();
 
-// The kernels called `name`, in upper or lower case; the best ones when `name` is empty.
-// Fails with: kConfig when there are none of that name; the message lists the available names.
+// The kernels called `name`, in upper or lower case; the best kernels when `name` is empty.
+// Fails with: kConfig when no available kernels have this name; the message lists the available
+// names.
 const SimdKernels& select_simd_kernels(std::string_view name);
 
-// The kernels that this process uses: select_simd_kernels() of SLUICE_SIMD, read at the first call.
-// Fails with: kConfig, at every call, if SLUICE_SIMD names none.
+// The kernels that this process uses, by select_simd_kernels(). The name comes from the environment
+// variable SLUICE_SIMD, which is read at the first call.
+// Fails with: kConfig, at every call, if SLUICE_SIMD names no available kernels.
 const SimdKernels& active_simd_kernels();
 
 }  // namespace sluice

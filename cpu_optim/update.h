@@ -1,8 +1,9 @@
-// One optimizer step over host memory, in one fused pass: read the gradient, update moments and
-// master, write the compute parameter, and notice values that are no longer finite.
-// update_reference() applies the scalar definition (base/optimizer_math.h) in a loop and is the
-// oracle in tests; update_simd() gives the same bits on every instruction set (Highway, chosen at
-// run time). Both are pure in their arguments: callable from any thread on disjoint memory.
+// One optimizer step over host memory, in one fused pass. The pass reads the gradient, updates the
+// moments and the master, writes the compute parameter, and notices values that are no longer
+// finite. update_reference() applies the scalar definition (base/optimizer_math.h) in a loop, and
+// is the oracle in tests. update_simd() gives the same bits on every instruction set (Highway,
+// chosen at run time). The results of both depend only on the arguments. Any thread may call them
+// on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +20,14 @@ namespace sluice {
 // The way the fp32 master weight is kept.
 enum class MasterLayout : std::uint8_t {
   kFp32,       // `parameter` is the fp32 master itself
-  kSplitBf16,  // `parameter` is the bf16 compute parameter, `low` the 16-bit remainder
+  kSplitBf16,  // `parameter` is the bf16 compute parameter, `low` is the 16-bit remainder
                // (base/optimizer_math.h)
-  kFp16,       // `master` is fp32; `parameter` is its rounding to fp16, written and never read
+  kFp16,       // `master` is fp32; `parameter` is `master` rounded to fp16, and is never read
 };
 
-// The coefficients of one step; the alternative says which optimizer. Made by *_coefficients() of
-// base/optimizer_math.h, or with checks by coefficients_of() (optimizer_options.h).
+// The coefficients of one step. The type in the variant selects the optimizer. Made by
+// *_coefficients() of base/optimizer_math.h, or with checks by coefficients_of()
+// (optimizer_options.h).
 using UpdateCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                         AdagradCoefficients, SgdCoefficients>;
 
@@ -48,17 +50,18 @@ struct UpdateArrays {
   std::uint64_t element_count = 0;
 };
 
-// Elements [begin, begin + count) of `arrays`: views of the same memory, valid as long as it is.
+// Elements [begin, begin + count) of `arrays`. The result points into the same memory.
 UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_t count);
 
-// Bytes that a step reads and writes per element, each byte counted once.
+// The bytes that a step reads and writes per element. Each byte counts once.
 struct UpdateBytes {
   std::uint64_t read = 0;
   std::uint64_t write = 0;
 };
 UpdateBytes bytes_per_element(const UpdateArrays& arrays);
 
-// A master whose magnitude, as bits, is at least this is not finite, or its parameter is not.
+// The bits of the smallest magnitude at which the master, or the parameter rounded from it, is not
+// finite.
 constexpr std::uint32_t non_finite_magnitude(MasterLayout layout) {
   switch (layout) {
     case MasterLayout::kFp32: return 0x7f800000;
@@ -71,38 +74,40 @@ inline bool is_finite_master(MasterLayout layout, float master) {
   return (bits_from_float(master) & 0x7fffffffu) < non_finite_magnitude(layout);
 }
 
-// Whether all new values are finite: the masters, the compute parameters rounded from them, and the
-// moments. A moment may overflow where the master does not show it: a parameter whose exp_avg_sq is
-// infinite never moves again, because its step is divided by it.
+// Whether all new masters, their rounded compute parameters, and all new moments are finite. A
+// moment may overflow while the master stays finite. For example, a parameter whose exp_avg_sq is
+// infinite never moves again, because the step is divided by the root of exp_avg_sq.
 enum class NewState : std::uint8_t { kFinite, kNonFinite };
 
-// Both run under round-to-nearest and without flushing denormals, whatever the caller has set, and
-// leave the caller's setting as it was. The arrays do not overlap; each is aligned at least to its
-// element. The bits are equal for every result that is not NaN; a NaN comes out as a NaN of any
-// sign and payload.
+// Both functions round to nearest and do not flush denormals. They ignore the caller's
+// floating-point settings and leave them unchanged. The arrays do not overlap, and each array is
+// aligned at least to its element. Both functions give equal bits for every result that is not NaN.
+// A NaN result may have any sign and payload.
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 
-// The first element with a value that is not finite, and which value: "weight" (the master, or the
-// parameter rounded from it), "exp_avg" or "exp_avg_sq". Returns element `element_count` if there
-// is none. Explains NewState::kNonFinite in a message, so its speed does not matter.
+// The first element with a value that is not finite, and the name of the value. The name is
+// "weight" (the master, or its rounded parameter), "exp_avg" or "exp_avg_sq". Returns element
+// `element_count` if all values are finite. Used only for the message about NewState::kNonFinite,
+// so the speed does not matter.
 struct NonFiniteState {
   std::uint64_t element = 0;
   std::string_view part;
 };
 NonFiniteState find_non_finite_state(const UpdateArrays& arrays);
 
-// Reads and writes the same bytes as update_simd(), in the same streams, the same order and with
-// the same instruction set. It leaves every byte as it was, except kFp16's parameters, which become
-// zero. No update can be faster, so its speed is the limit. `seed` is 0, but the compiler must not
-// know that.
+// Reads and writes the same bytes as update_simd(), in the same streams and the same order, and
+// with the same instruction set. Changes no byte, except that parameters of kFp16 become zero. No
+// update can be faster, so the speed of this function is the limit. `seed` is 0, but the compiler
+// must not know the value.
 void move_like_update(const UpdateArrays& arrays, std::uint32_t seed);
 
 // The instruction set that update_simd() and gradient_ops.h use here: AVX3 (AVX-512), AVX2, SSE4,
-// SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in upper or lower case, forces one;
-// it is read once.
-// Fails with: kConfig when SLUICE_SIMD names none that this build and this processor have.
-// update_simd() and the functions like it then fail as well, so call this first, at the start.
+// SSSE3 or SCALAR on x86. SLUICE_SIMD=name in the environment, in upper or lower case, forces an
+// instruction set. The variable is read once.
+// Fails with: kConfig when SLUICE_SIMD names an instruction set that this build or this processor
+// lacks. update_simd() and similar functions then fail, too, so programs call simd_target_name() at
+// the start.
 std::string_view simd_target_name();
 
 }  // namespace sluice

@@ -1,11 +1,12 @@
-// Threads that run the iterations of a loop: a oneTBB arena behind an interface without TBB.
-// Thread rule: for_each() may be called from several threads; each call blocks until its own
-// iterations are done, and helps with them.
+// Threads that run the iterations of a loop. A oneTBB arena behind an interface without TBB.
+// Thread rule: several threads may call for_each() at the same time. Each call blocks until its own
+// iterations are done, and runs some of them.
 //
-// libtbb is not built with ThreadSanitizer. The sanitizer therefore sees neither the hand-over of
-// work to a worker nor the wait for it, and would report every array as a race. worker_arena.cc is
-// compiled without the sanitizer; under it, an atomic here repeats the two edges so that it sees
-// them. Races between iterations, or with threads outside, are still found.
+// libtbb is not built with ThreadSanitizer. So the sanitizer does not see that work goes to a
+// worker, and does not see the wait for the worker. It would report every array as a race. So
+// worker_arena.cc is compiled without the sanitizer. In builds with the sanitizer, two atomics in
+// this header show both orderings to the sanitizer. The sanitizer still finds races between
+// iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ namespace sluice {
 
 class WorkerArena {
  public:
-  // `threads`: how many may run iterations at once, including the calling threads.
+  // `threads` is the number of threads that may run iterations at the same time, including the
+  // calling threads.
   // Requires: threads >= 1.
   explicit WorkerArena(unsigned threads);
   ~WorkerArena();
@@ -29,8 +31,8 @@ class WorkerArena {
 
   // Calls body(i), or body(i, worker) if it takes two arguments, for each i in [0, count), in any
   // order, and returns when all calls have returned. Calls that run at the same time have different
-  // `worker` numbers, all below threads(): the number selects scratch memory. An exception from an
-  // iteration stops those not yet begun and is rethrown here.
+  // `worker` numbers, all below threads(). `worker` can select scratch memory. An exception from an
+  // iteration cancels all iterations that have not begun, and for_each() rethrows the exception.
   template <class Body>
   void for_each(std::uint64_t count, const Body& body) {
     publish(begun_);
@@ -54,7 +56,7 @@ class WorkerArena {
 
   void run(std::uint64_t count, Call call, const void* body);
 
-  // There are two edges and not one, so that iterations are not ordered among themselves.
+  // There are two atomics and not one, so that iterations are not ordered among themselves.
 #if defined(__SANITIZE_THREAD__)
   using Edge = std::atomic<std::uint64_t>;
   static void publish(Edge& edge) {

@@ -1,6 +1,6 @@
-// A whole transfer by pread and pwrite, or a flush by fdatasync, on the calling thread, under the
-// rules of transfer_progress.h. sync_queue and thread_queue share it. Thread rule: any thread; the
-// request belongs to the caller.
+// Runs a whole transfer with pread or pwrite, or a flush with fdatasync, on the calling thread.
+// Follows the rules of transfer_progress.h. sync_queue and thread_queue share these functions.
+// Thread rule: any thread; the request belongs to the caller.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 
 namespace sluice {
 
-// One system call for the next attempt at `request`. Returns the bytes moved, or -errno.
+// Makes one system call for the next attempt at `request`. Returns the number of bytes moved, or
+// -errno.
 std::int64_t attempt_blocking(const IoRequest& request);
 
-// Repeats attempts until the request has ended, and counts each in `ledger`.
+// Repeats attempts until the request has ended, and counts each attempt in `ledger`.
 // Requires: begin_transfer(request).
 void transfer_blocking(IoRequest& request, RequestLedger& ledger);
 

@@ -1,4 +1,4 @@
-// Whether a drive reads and writes at once. Pure data.
+// Whether a drive reads and writes at the same time. Pure data.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace sluice {
 
 enum class Duplex : std::uint8_t {
-  kFull,  // reads and writes at once, each at its rate
-  kHalf,  // one budget: reading R and writing W takes R / r + W / w
+  kFull,  // reads and writes at the same time, each at its rate
+  kHalf,  // reading R and writing W bytes takes R / r + W / w
 };
 
 }  // namespace sluice

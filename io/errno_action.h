@@ -1,6 +1,6 @@
-// How Sluice answers an errno of a transfer, in one table for all: the queues ask it whether to
-// attempt a transfer again, the engine asks whether to read a block again, and messages take the
-// advice. Pure; any thread.
+// The table of what Sluice does after an errno of a transfer. The queues look up whether to attempt
+// a transfer again, and the engine looks up whether to read a block again. Messages end with the
+// table's advice. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 namespace sluice {
 
 enum class ErrnoAction : std::uint8_t {
-  kRetry,   // the queue attempts the same again, kRetriesMax times in a row: nothing was moved
-  kReread,  // the request fails; a whole new one may succeed, once: a drive that could not read a
-            // sector, or a link that dropped a command
-  kFail,    // the request fails, and would fail again
+  kRetry,   // nothing was moved; the queue tries again, at most kRetriesMax times in a row
+  kReread,  // the request fails, but one new request may succeed; for example, the drive could not
+            // read a sector, or a link dropped a command
+  kFail,    // the request fails, and a new request would fail, too
 };
 
 struct ErrnoRule {
@@ -21,15 +21,15 @@ struct ErrnoRule {
   const char* advice = "";  // "check the drive with smartctl": ends a message
 };
 
-// The rule for `error` (positive) of a transfer of `kind`.
+// The rule for `error`, a positive errno, of a transfer of `kind`.
 //   errno                                reads        writes, flushes
 //   EINTR, EAGAIN, ECANCELED             kRetry       kRetry
 //   EIO, ETIMEDOUT, EILSEQ, EREMOTEIO,
 //     EBADMSG                            kReread      kFail
 //   everything else                      kFail        kFail
-// A write is not attempted again after EIO: the state of the drive is unknown then, and a later
-// read that succeeds would prove nothing. The same holds for a flush: the kernel reports a lost
-// page once, and the next flush would succeed without that page.
+// A write is not attempted again after EIO, because the state of the drive is unknown. A later
+// successful read would prove nothing. A flush is not attempted again either, because the kernel
+// reports a lost page only once. The next flush would succeed without the lost page.
 ErrnoRule errno_rule(IoKind kind, int error);
 
 }  // namespace sluice

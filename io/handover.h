@@ -1,10 +1,10 @@
-// Passes requests from any thread to the one thread that owns a ring: a queue with room for
-// `capacity` requests, and an eventfd. The owner reads the eventfd in order to sleep in the kernel
-// and still hear of new requests.
+// Passes requests from any thread to the thread that owns a ring. Has a queue with room for
+// `capacity` requests, and an eventfd. The owner sleeps in the kernel by reading the eventfd, and
+// new requests wake the owner.
 //
-// Thread rule: put() and stop() from any thread, take() from the owner alone.
-// Invariants: requests leave as pending_list.h says. If the owner has taken all requests and could
-// take more, the next put() makes wake_descriptor() readable.
+// Thread rule: any thread may call put() and stop(); only the owner calls take().
+// Invariants: requests leave in the order of pending_list.h. If the owner has taken all requests
+// and could take more, the next put() makes wake_descriptor() readable.
 #pragma once
 
 #include <condition_variable>
@@ -24,24 +24,24 @@ class Handover {
   // Fails with: kUnsupported when the kernel gives no eventfd.
   explicit Handover(std::size_t capacity);
 
-  // Adds the requests in order, with tickets counted from `first_ticket`. Blocks while there is no
-  // room.
+  // Adds the requests in order. The first request gets `first_ticket`, and each further request the
+  // next number. Blocks while there is no room.
   // Requires: stop() has not been called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 
-  // Appends up to `count_max` requests to `target` and makes room for as many. Does not block.
-  // Returns true once stop() has been called.
+  // Moves up to `count_max` requests from the queue to the end of `target`. Does not block. Returns
+  // true after stop() has been called.
   bool take(std::size_t count_max, std::vector<Submission>& target);
 
   // Makes take() return true and wake_descriptor() readable.
   void stop();
 
-  // A blocking eventfd: a read of 8 bytes returns when take() would find something. Valid while
+  // A blocking eventfd. A read of 8 bytes returns when take() would find something. Valid while
   // this object lives.
   int wake_descriptor() const { return wake_.get(); }
 
  private:
-  void wake();  // with mutex_ held
+  void wake();  // requires mutex_
 
   // Constant after construction.
   UniqueFd wake_;

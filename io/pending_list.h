@@ -1,8 +1,8 @@
-// The waiting requests of one queue, by priority: a higher one leaves first, and those of one
-// priority leave in the order they came. The list links the requests themselves, so it takes no
-// memory and has no limit of its own.
+// The waiting requests of one queue, by priority. Requests of higher priority leave first. Requests
+// of the same priority leave in the order of arrival. The list links the requests, so the list
+// takes no memory and has no limit.
 //
-// Thread rule: none of its own; each queue guards its list.
+// Thread rule: not thread-safe; each queue guards its list.
 // Invariant: no request starves. A priority that has been passed over kPassedOverMax times in a row
 // goes next.
 //   depth 1, one low request, then high ones without end -> 16 high ones go, then the low one
@@ -16,10 +16,11 @@
 
 namespace sluice {
 
-// Raised: urgent requests wait less for others; a write-back under a flood of reads waits longer.
+// With a larger number, urgent requests wait less for others, but a write-back waits longer during
+// many reads.
 inline constexpr std::uint32_t kPassedOverMax = 16;
 
-// A request with its number in the queue's ledger. The request belongs to the caller and stays
+// A request with its number in the queue's ledger. The request belongs to the caller and must live
 // until on_complete.
 struct Submission {
   IoRequest* request = nullptr;

@@ -1,10 +1,10 @@
-// The totals of a queue's requests: how many are open, for wait_idle(), and the results of those
-// that ended, for counters(). Every queue keeps one.
+// The totals of a queue's requests. The ledger counts open requests for wait_idle(), and results of
+// ended requests for counters(). Every queue has a ledger.
 //
 // Thread rule: any thread.
-// Invariant: a request is opened once, ends once, and is closed once, after its callback has
-// returned; wait_idle() depends on no request opened after its call, so that other threads'
-// submissions cannot starve it.
+// Invariant: a request is opened once, ends once, and is closed once after its callback has
+// returned. wait_idle() ignores requests that are opened after the call of wait_idle(), so that
+// submissions of other threads cannot delay the return forever.
 #pragma once
 
 #include <condition_variable>
@@ -19,14 +19,15 @@ namespace sluice {
 
 class RequestLedger {
  public:
-  // Opens `request_count` requests and returns the ticket of the first; the others follow it.
+  // Opens `request_count` requests and returns the ticket of the first request. The other requests
+  // have the next tickets.
   std::uint64_t open(std::uint64_t request_count);
 
-  // Counts one attempt at `request`. Comes before on_complete, so that a thread woken by
-  // on_complete finds the request counted.
+  // Counts one attempt at `request`. Called before on_complete, so that a thread that on_complete
+  // wakes finds the request counted.
   void count(const IoRequest& request, TransferStep step);
 
-  // The request with `ticket` has ended and its callback has returned.
+  // Called when the request with `ticket` has ended and its callback has returned.
   void close(std::uint64_t ticket);
 
   // See IoQueue.
@@ -34,10 +35,10 @@ class RequestLedger {
   IoCounters counters() const;
 
  private:
-  // One thread in wait_idle(), on its stack.
+  // One thread in wait_idle(). Lies on the thread's stack.
   struct Waiter {
-    std::uint64_t tickets_end;  // it waits for the lower tickets
-    std::uint64_t open;         // how many of them are open
+    std::uint64_t tickets_end;  // the thread waits for lower tickets
+    std::uint64_t open;         // the number of open requests with lower tickets
   };
 
   // Guarded by mutex_.
@@ -49,7 +50,7 @@ class RequestLedger {
   IoCounters counters_;
 };
 
-// Fails with: kInvalidArgument when the depth is not 1 to 4096.
+// Fails with: kInvalidArgument when the depth is not between 1 and 4096.
 void check_options(const IoQueueOptions& options);
 
 }  // namespace sluice

@@ -1,13 +1,14 @@
-// A drive with stated limits: an IoQueue that passes every request on to a real queue, and
-// completes it no sooner than a drive of the given bandwidth and latency would have. For benchmarks
-// and tests, because the speed of real drives drifts; limits well below the real drive's are exact.
-// The emulated drive takes up one request at a time in each direction (half duplex: one in all), by
-// priority and then in order of arrival, moves it at the stated rate, and answers `latency` later,
-// in that order. Every time is computed from the arrivals and not from a thread's wake-up, so that
-// no overshoot adds up; waiting costs no CPU.
+// An IoQueue that emulates a drive with given limits. Passes every request to a real queue, and
+// completes the request no sooner than a drive of the given bandwidth and latency. For benchmarks
+// and tests, because the speed of real drives drifts. Limits well below the real drive's limits are
+// exact. The emulated drive works on one request at a time in each direction (with half duplex, on
+// one request at a time). Requests are taken by priority, and then in the order of arrival. Their
+// bytes move at the given rate. Requests complete in the same order, `latency` later. All times are
+// computed from the arrivals and not from a thread's wake-up, so that no overshoot adds up. Waiting
+// costs no CPU.
 //
 // Thread rule: as IoQueue. Callbacks run on a thread of this queue, in order of completion.
-// Invariants: as IoQueue; the owner of a request sees the real queue's result (bytes, errno).
+// Invariants: as IoQueue. The owner of a request sees the real queue's result (bytes, errno).
 #pragma once
 
 #include <cstdint>
@@ -23,15 +24,16 @@ struct ThrottleOptions {
   std::uint64_t read_bytes_per_second = 0;
   std::uint64_t write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
-  std::uint64_t latency_ns = 0;  // of each request, beside its transfer time; overlaps with others
-  // A flush takes its turn among the writes (half duplex: among all) and takes the drive this long.
+  std::uint64_t latency_ns = 0;  // per request, after its transfer; overlaps with other requests
+  // A flush takes its turn among the writes (with half duplex, among all requests), and occupies
+  // the drive for this time.
   std::uint64_t flush_ns = 0;
 };
 
 class ThrottledQueue : public IoQueue {
  public:
-  // How much later the real drive was than the emulated one, summed over all requests. It shows how
-  // far the limits were not the only ones.
+  // The time by which the real drive was later than the emulated drive, summed over all requests. A
+  // result above 0 shows that the given limits were not the only limits.
   virtual std::uint64_t late_ns() const = 0;
 };
 

@@ -1,11 +1,11 @@
-// Decides what a queue does with a request after one attempt at it: the rules of io_queue.h about
-// short transfers, EINTR, EAGAIN and the end of the file, in one place for every queue. Kernels
-// rarely give short transfers, so these are functions of their arguments alone and can be tested
-// case by case.
+// Decides what a queue does with a request after one attempt. These functions implement the rules
+// of io_queue.h about short transfers, EINTR, EAGAIN and the end of the file, for every queue.
+// Kernels rarely give short transfers. So the functions depend only on their arguments, and each
+// case can be tested.
 //
 // Thread rule: pure; the request belongs to the caller.
-// Invariant: every attempt begins a whole number of pages after the request's start, so that it is
-// as aligned for O_DIRECT as the request itself.
+// Invariant: every attempt begins a whole number of pages after the request's start. So every
+// attempt has the same alignment for O_DIRECT as the request.
 #pragma once
 
 #include <cstddef>
@@ -15,38 +15,38 @@
 
 namespace sluice {
 
-// Retries in a row without any progress; one more ends the request.
+// The most retries in a row without progress. One more attempt without progress ends the request.
 inline constexpr std::uint32_t kRetriesMax = 16;
 
-// One attempt moves at most this much: the kernel cuts at 2 GiB less a page, and io_uring's length
-// has 32 bits. Larger requests continue as short transfers do.
+// The most bytes that one attempt moves. The kernel's limit is 2 GiB minus a page, and io_uring's
+// length has 32 bits. Larger requests continue in the same way as short transfers.
 inline constexpr std::uint64_t kAttemptBytesMax = std::uint64_t{1} << 30;
 
 enum class TransferStep : std::uint8_t {
   kEnded,   // error and transferred_bytes are final
-  kResume,  // some bytes came: attempt the rest
-  kRetry,   // nothing came: attempt the same again
+  kResume,  // some bytes came, so attempt the rest
+  kRetry,   // nothing came, so attempt the same again
 };
 
-// The next range to ask the kernel for.
+// The next range for the kernel to move.
 struct TransferAttempt {
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
   std::uint64_t length_bytes = 0;
 };
 
-// note_start() says that the request goes to the kernel at `now_ns`; only the first call counts.
-// has_started() may run on a thread other than the queue's.
+// note_start() notes that the request goes to the kernel at `now_ns`; only the first call counts.
+// has_started() may run on any thread, not only on the queue's thread.
 void note_start(IoRequest& request, std::uint64_t now_ns);
 bool has_started(const IoRequest& request);
 
-// Resets the results of `request`, for a new request or one used again. Checks what no kernel would
-// notice: a missing callback or buffer, a range beyond 2^63 (to io_uring, offset -1 would mean "the
-// current position"), a flush of a part.
+// Resets the results of a new or reused `request`. Checks for mistakes that no kernel would notice.
+// These are a missing callback or buffer, a range beyond 2^63, and a flush with a range. (For
+// io_uring, offset -1 would mean "the current position".)
 void begin_transfer(IoRequest& request);
 
-// Returns the next attempt: the rest of the request. After a short transfer that ended inside a
-// page, that page is moved again, because O_DIRECT refuses to begin there.
+// Returns the next attempt, which is the rest of the request. If a short transfer ended inside a
+// page, the whole page is moved again, because O_DIRECT cannot begin inside a page.
 //   length 16384, 5000 bytes transferred -> [+4096, +12288)
 TransferAttempt next_attempt(const IoRequest& request);
 

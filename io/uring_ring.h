@@ -1,7 +1,8 @@
-// A ring of io_uring as a value: the part of liburing that the queue uses, and the answers of a
-// kernel, or of a container around it, that refuses some of it.
+// A ring of io_uring. Wraps the part of liburing that the queue uses, and reports what a kernel or
+// a container refuses.
 //
-// Thread rule: any thread makes it; from begin() on, only the thread that called that uses it.
+// Thread rule: any thread may make a ring. After begin(), only the thread that called begin() uses
+// the ring.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace sluice {
 
 class UringRing {
  public:
-  // A system call that the kernel has refused; error 0: none.
+  // A system call that the kernel has refused; error 0 = no refusal.
   struct Refusal {
     const char* call = "";
     int error = 0;
@@ -26,33 +27,35 @@ class UringRing {
     int result = 0;  // bytes, or -errno
   };
 
-  // Room for `entries` submissions, and for at least as many completions.
-  // Fails with: kUnsupported. Where only memory or files cannot be registered, note() says why.
+  // Makes room for `entries` submissions, and for at least the same number of completions.
+  // Fails with: kUnsupported. If only memory or files cannot be registered, note() tells the
+  // reason.
   UringRing(unsigned entries, const IoQueueOptions& options);
   UringRing(const UringRing&) = delete;
   UringRing& operator=(const UringRing&) = delete;
   ~UringRing();
 
-  // Makes the calling thread the owner and tries the ring once: a container may let io_uring_setup
-  // pass and refuse the later calls. Returns the refusal, if any.
+  // Makes the calling thread the owner and tries the ring once, because a container may allow
+  // io_uring_setup and refuse later calls. Returns the refusal, if any.
   Refusal begin();
-  // Throws `refusal`. Fails with: kUnsupported.
+  // Throws `refusal` as an Error. Fails with: kUnsupported.
   [[noreturn]] static void throw_refused(const Refusal& refusal);
 
-  // Adds an entry for submit_and_wait(). Requires: room for it.
+  // Adds an entry for submit_and_wait(). Requires: there is room for the entry.
   void prepare(IoKind kind, int descriptor, const TransferAttempt& attempt, std::uint64_t tag);
   // Submits the prepared entries and sleeps until there is a completion. May return early. Returns
-  // 0, or the errno of the kernel's refusal: the ring is unusable then.
+  // 0, or the errno of the kernel's refusal. After a refusal, the ring is unusable.
   int submit_and_wait();
   // Appends the available completions to `target`.
   void reap(std::vector<Completion>& target);
 
-  // For an unusable ring: take_back() returns entries that the kernel never took, as completions
-  // with `result`. look() checks for completions of the others; returns whether the kernel lets it.
+  // For an unusable ring. take_back() appends completions with `result` for all entries that the
+  // kernel never took. look() checks for completions of the other entries, and returns whether the
+  // kernel allows this.
   void take_back(std::vector<Completion>& target, int result);
   bool look();
 
-  // The owner calls this before it ends.
+  // The owner calls this function before the owner thread ends.
   void release_files();
 
   const std::string& note() const { return note_; }
