@@ -64,8 +64,8 @@ class NewCheckpoint {
   // Writes a whole file, synced.
   void write(const std::string& name, std::string_view text) const;
   // Gives the checkpoint its name, and returns the path. Every file in the checkpoint has been
-  // synced already. Keeps the newest `keep` checkpoints and all checkpoints of later steps; 0 =
-  // all.
+  // synced already. Keeps the newest `keep` checkpoints up to this step, and all checkpoints of
+  // later steps; 0 = all.
   std::string commit(std::uint64_t step, std::uint32_t keep);
 
  private:

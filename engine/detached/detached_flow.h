@@ -1,12 +1,12 @@
-// The moving bytes of a detached optimizer: jobs on blocks run in the order in which they were
-// given, several at once. The record of a block on storage is read into a lane, changed there and
-// written home, while those of other blocks come and go; the record of a block in host memory is
-// changed in place. When there are no more jobs, free lanes read ahead the blocks that are expected
-// next: those that followed the last one the time before.
+// Moves the bytes of a detached optimizer. Jobs on blocks run in the order in which they were
+// given, several at the same time. The record of a block on storage is read into a lane, changed
+// there and written home, while the records of other blocks come and go. The record of a block in
+// host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
+// that are expected next. These are the blocks that followed the last block the time before.
 //
 // Thread rule: all functions on the scheduler's thread, except where they say otherwise.
-// Invariants: a block is in one flight at a time; a record's checksum changes with its bytes. A
-// lane that was read ahead in vain is given to another block as it is.
+// Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes. A
+// lane whose block was read ahead but is not used goes to another block without a write.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,10 @@ struct DetachedJob {
 
   Kind kind = Kind::kUpdate;
   std::uint32_t block = 0;
-  // On the worker's thread. `is_fresh`: the record has never been changed, and is zero.
+  // Runs on the worker's thread. `is_fresh`: the record has never been changed, and is zero.
   std::function<void(std::byte* record, bool is_fresh)> work;
-  // On the scheduler's thread, when the work is done; a changed record may still be going home.
+  // Runs on the scheduler's thread when the work is done. A changed record may still be on its way
+  // home.
   std::function<void()> worked;
 };
 
@@ -49,13 +50,13 @@ class DetachedFlow {
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
                const DetachedOptimizer::QueueDecorator& decorate);
-  // Any thread. Gives up jobs that have not begun, and waits for those that have.
+  // Any thread. Drops jobs that have not begun, and waits for jobs that have.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
   DetachedFlow& operator=(const DetachedFlow&) = delete;
 
   void add(DetachedJob job) { jobs_.push_back(std::move(job)); }
-  // Starts everything that can start; returns true if anything has.
+  // Starts everything that can start. Returns whether anything has started.
   bool settle();
   // Whether every job is done, and every record is at home.
   bool is_idle() const { return jobs_.empty() && flights_with_job_ == 0; }
@@ -68,7 +69,7 @@ class DetachedFlow {
   const std::string& note() const { return note_; }
 
  private:
-  // A place to change a record in: a lane, or no own place for one in host memory.
+  // A place in which a record is changed. It is a lane, or nothing for a record in host memory.
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;
@@ -82,7 +83,7 @@ class DetachedFlow {
     std::byte* record = nullptr;  // in host memory
     std::uint64_t version = 0;    // number of changes so far
     Flight* flight = nullptr;
-    std::optional<std::uint32_t> next;  // of the job after this one's, the time before
+    std::optional<std::uint32_t> next;  // the block of the next job, the time before
   };
 
   void place_homes(const Config::Storage& storage);

@@ -1,9 +1,10 @@
 // How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
 // thread.
 //
-// A block's record holds for each of its elements, as far as parameters and optimizer need them:
-// the 16 bits that the parameter got last, the master (its low half beside bf16, all of it beside
-// fp16), exp_avg and exp_avg_sq; one array after the other, padded to 256 elements.
+// A block's record has up to four arrays, one after the other, each padded to 256 elements. They
+// hold the 16 bits that the parameter got last, the master (only the low half for bf16, the whole
+// master for fp16), exp_avg and exp_avg_sq. Arrays that parameters and optimizer do not need are
+// missing.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,7 @@
 
 namespace sluice {
 
-// Where the arrays of a record begin, in bytes; a missing array begins where the next one
-// does.
+// The offsets of a record's arrays, in bytes. A missing array has the offset of the next one.
 struct RecordFormat {
   MasterLayout layout = MasterLayout::kFp32;
   bool has_exp_avg = false;
@@ -54,11 +54,11 @@ struct DetachedPlan {
   std::uint64_t host_bytes() const { return host_record_bytes + lanes * lane_bytes; }
 };
 
-// A tensor up to this many elements stays in host memory under any placement, if memory.host has
-// room: transfers of so few elements cost more than they save.
+// A tensor of at most this many elements stays in host memory under any placement, if memory.host
+// has room, because transfers of so few elements cost more than they save.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
-// `host_budget_bytes` is used if the config names none.
+// `host_budget_bytes` is used if the config has no host budget.
 // Fails with: kConfig, kOutOfMemory.
 DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor> tensors,
                            std::uint64_t host_budget_bytes);

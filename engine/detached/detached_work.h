@@ -1,5 +1,5 @@
-// The work on the record of one block: the update of its elements, and reading and setting parts of
-// it.
+// The work on the record of one block: updating its elements, and reading and setting parts of the
+// record.
 //
 // Thread rule: worker's thread. Distinct blocks are independent.
 #pragma once
@@ -19,12 +19,13 @@ struct BlockOutcome {
   NewState state = NewState::kFinite;
 };
 
-// Applies `update` to the elements of `block`. `coefficients` are the update's.
+// Applies `update`, which has these `coefficients`, to the elements of `block`.
 BlockOutcome update_detached(const DetachedBlock& block, const DetachedUpdate& update,
                              const UpdateCoefficients& coefficients, std::byte* record,
                              CpuOptimizer& optimizer);
 
-// Elements [begin, begin + size) of the block, as for DetachedOptimizer::read() and write().
+// Reads or writes elements [begin, begin + size) of the block, as DetachedOptimizer::read() and
+// write() do.
 void read_detached(const DetachedBlock& block, StateKind kind, const std::byte* record,
                    std::uint64_t begin, std::span<float> target);
 void write_detached(const DetachedBlock& block, StateKind kind, std::byte* record,

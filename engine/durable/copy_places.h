@@ -12,13 +12,13 @@
 namespace sluice {
 
 struct CopyPlaces {
-  // By plane, as DurableHomes: two per block; a frozen block's record has no bytes.
+  // By plane, two per block as in DurableHomes. A frozen block's record has no bytes.
   std::vector<CommitPlane> planes;
   std::vector<std::uint64_t> file_bytes;  // by data file, one for each weight
 };
 
-// Blocks at home on storage lie on the drives that plan_striping() gives them; the other blocks'
-// copies are dealt out by the same weights. A plane that is never written again has one copy.
+// Blocks at home on storage lie on the drives that plan_striping() chooses. The copies of other
+// blocks are dealt out by the same weights. A plane that is never written again has one copy.
 CopyPlaces place_copies(const Layout& layout, const Placement& placement,
                         std::span<const double> weights);
 

@@ -1,11 +1,11 @@
-// A durable store as an engine opens or makes it, with all ranks: its lock on every storage path,
-// its files, and the commit that every rank continues from (docs/storage-format.md). Later commits
-// are made by engine/flow/commits.h.
+// A durable store that an engine opens or makes, with all ranks. Holds the lock on every storage
+// path, the files, and the commit that every rank continues from (docs/storage-format.md). Later
+// commits are made by engine/flow/commits.h.
 //
-// Thread rule: the application's thread. With several ranks, all call each function in the same
-// place, and a failure on one is a failure on all.
-// Invariant: until name_data(), a new store leaves behind only its lock files; an old one stays as
-// it is until everything about it has been checked.
+// Thread rule: the application's thread. With several ranks, all ranks call each function at the
+// same point, and a failure on one rank is a failure on all.
+// Invariant: until name_data(), a new store leaves behind only its lock files. An old store stays
+// unchanged until all checks have passed.
 #pragma once
 
 #include <cstdint>
@@ -24,23 +24,23 @@ namespace sluice {
 
 class DurableStore {
  public:
-  // `placement` gets as many copies as an old store has. All must outlive the store.
-  // Fails with: kInput where another job has it, a path lacks its files, or its model, layout or
-  // number of ranks differs; kDamaged, kNoSpace and others.
+  // `placement` gets as many copies as an old store has. All arguments must outlive the store.
+  // Fails with: kInput where another job has the store, a path lacks the store's files, or the
+  // store's model, layout or number of ranks differs; kDamaged, kNoSpace and others.
   DurableStore(const Config& config, const ModelSpec& model, const Layout& layout,
                Placement& placement, Ranks& ranks);
 
-  // It had no commit, so the state still has to be given.
+  // Whether the store had no commit, so that the state still has to be given.
   bool is_new() const { return start_.record.planes.empty(); }
-  // The record of the commit that it continues from. Requires: not is_new().
+  // The record of the commit that the run continues from. Requires: not is_new().
   const CommitRecord& record() const { return start_.record; }
-  // The files and places, for Tiers. Once.
+  // The files and places, for Tiers. Called once.
   DurableHomes take_homes() { return std::move(homes_); }
   const CommitStart& start() const { return start_; }
   // Lines for the user.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // The numbers of the config that differ from those of the last commit.
+  // The numbers of the config that differ from the numbers of the last commit.
   std::vector<std::string> changes() const { return identity_.changes(record().settings); }
   // The settings of the next records, with those changes.
   std::string accepted_settings() const {
@@ -48,8 +48,8 @@ class DurableStore {
   }
   std::uint64_t config_hash() const { return identity_.config_hash(); }
 
-  // For a new store: the data files get their names; then, when the first commit is durable, the
-  // record files get theirs, and the store exists.
+  // For a new store. name_data() gives the data files their names. When the first commit is
+  // durable, name_records() gives the record files their names, and then the store exists.
   void name_data();
   void name_records();
   const std::string& name() const { return name_; }

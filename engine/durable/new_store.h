@@ -1,9 +1,9 @@
-// Makes a durable store from any source of a state, for a number of ranks that do not run yet:
-// the same files and the same first commit as engines of these ranks would make.
+// Makes a durable store from any source of a state, for a number of ranks that do not run yet. The
+// files and the first commit are the same as engines of these ranks would make.
 //
 // Thread rule: one thread.
-// Invariant: until all of it is durable the store does not exist: the next opening or making of a
-// store of that name removes the remains of a kill.
+// Invariant: the store does not exist until all of it is durable. If the process is killed before,
+// the next opening or making of a store of this name removes the remains.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct NewStore {
   std::uint64_t size_bytes = 0;  // of all its files
 };
 
-// Makes the store that `config` names, on its paths, for `ranks` ranks. `application`: the first
-// ranks' texts; further ranks get the first one's.
-// Fails with: kInput where there is one of that name already, or the source's state does not fit;
+// Makes the store that `config` names, on the config's paths, for `ranks` ranks. `application` has
+// the texts of the first ranks; further ranks get the first text.
+// Fails with: kInput where a store of this name exists already, or the source's state does not fit;
 // kConfig, kNoSpace, kIo, and the source's own errors. Only lock files are left behind.
 NewStore make_store(const Config& config, const ModelSpec& model, std::uint32_t ranks,
                     StateSource& source, std::span<const std::string> application);

@@ -7,10 +7,10 @@
 
 namespace sluice {
 
-// How many times the computation of `request` a step needs so that computation makes up its time to
-// within 5 %, under the config's placement, which is `own`. Empty when a million times the busiest
-// resource is not enough, or the placement does not fit. With very many blocks and units that are
-// all alike, a model with fewer such units shows where to look.
+// Returns the factor by which a step's computation has to grow so that the step takes at most 5 %
+// longer than its computation. `own` is the config's placement. Empty when a million times the
+// busiest resource is not enough, or the placement does not fit. For a model with very many blocks
+// and equal units, a model with fewer such units gives a first guess.
 std::optional<double> compute_factor_that_hides(const PlanRequest& request,
                                                 const PlannedPlacement& own);
 

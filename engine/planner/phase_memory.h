@@ -1,7 +1,8 @@
-// The most that one rank has in use in each phase of a step, derived from placement and schedule:
-// the prediction of StepReport::buffers. State at home, the window, gradients and pools that count
-// all the time are exact under the policy "serial". Buffers, and under the other policies gradients
-// and shadows, are limits, since their use at any one time depends on a run's timing. Pure.
+// The peak memory that one rank has in use in each phase of a step, derived from placement and
+// schedule. It predicts StepReport::buffers. Under the policy "serial", the values are exact for
+// state at home, the window, gradients, and pools that count all the time. The values of buffers
+// are limits, because their use depends on a run's timing. Under the other policies, so are the
+// values of gradients and shadows. Pure.
 #pragma once
 
 #include <cstdint>

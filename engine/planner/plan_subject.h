@@ -1,5 +1,5 @@
-// A request in the planner's terms: its layout and schedule, the homes of the state, and the cost
-// of a step there. Constant after construction; callable from any thread.
+// A request in the planner's terms: the layout and the schedule, the homes of the state, and the
+// cost of a step with these homes. Constant after construction; callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,14 @@ class Planning {
 
   const Layout& layout() const { return layout_; }
 
-  // With this many times the request's computation.
+  // The rates with this many times the request's computation.
   Rates rates(double compute_factor = 1) const;
   double compute_s(const Rates& rates) const;  // per step
 
-  // Without the step's cost; or with the obstacle.
+  // Plans a placement, without the step's cost. If the placement is impossible, the result has the
+  // obstacle.
   PlannedPlacement place(const std::string& name, const Config::Placement& choices) const;
-  // The config's own choices under another policy, whose buffers differ.
+  // Plans the config's own choices under another policy, which needs other buffers.
   PlannedPlacement place_under(OverlapPolicy policy) const;
   StepCost step_of(const Placement& placement, OverlapPolicy policy, const Rates& rates) const;
 
@@ -37,7 +38,7 @@ class Planning {
   Schedule schedule_;
 };
 
-// Calls `run` with 0 .. count - 1, on as many threads as there are cores: simulated schedules are
+// Calls `run` with 0 .. count - 1, on as many threads as there are cores. Simulated schedules are
 // independent of each other.
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run);
 

@@ -1,5 +1,5 @@
-// Answers, before a run, what it will need and cost: memory by pool, bytes per step, the step's
-// time by resource and policy, and the same for other homes of the state. Pure: asks no machine.
+// Says before a run what the run will need and cost: memory by pool, bytes per step, and the step's
+// time by resource and policy. Says the same for other homes of the state. Pure: asks no machine.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,8 @@ struct PlanRequest {
   Config config;
   ModelSpec model;     // the whole model
   RunMachine machine;  // the plan is that of its rank 0
-  // Floating-point operations of a unit's forward use, by unit. Backward takes twice as many, and
-  // as many again where it recomputes activations.
+  // Floating-point operations of a unit's forward use, by unit. Backward takes twice as many
+  // operations as forward, or three times as many if it recomputes activations.
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
@@ -27,8 +27,8 @@ struct PlanRequest {
 // The first line of an obstacle, for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// plan_run(), except that a plan that does not fit, or homes that several ranks cannot have, set
-// `obstacle` to the message instead of throwing.
+// The same as plan_run(), but for a plan that does not fit, or for homes that several ranks cannot
+// have, sets `obstacle` to the message and does not throw.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
@@ -36,20 +36,21 @@ std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, co
 struct PlannedPlacement {
   std::string name;
   Config::Placement choices;
-  std::string obstacle;  // why it is impossible; then nothing below holds
+  std::string obstacle;  // why the placement is impossible; the members below are unset then
   Placement placement;
   OverlapPolicy policy{};  // the config's policy, resolved
   StepCost step;           // under that policy
   double compute_s = 0;
   // Only for the config's own placement:
-  // The step under each policy, had the config named it: buffers depend on the policy.
+  // The cost of a step under each policy, as if the config named the policy, because buffers depend
+  // on it.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;
   StepCost least;  // T_min
 };
 
-// The config's own placement, then: gpu (everything there, updated there), device (parameters
-// there, optimizer in host memory), host, nvme, mixed (as budgets allow). A placement that several
-// ranks cannot have gets an obstacle.
+// Returns the config's own placement first. The others follow: gpu (everything on the device,
+// updated there), device (parameters on the device, optimizer in host memory), host, nvme, mixed
+// (as budgets allow). A placement that several ranks cannot have gets an obstacle.
 // Fails with: kConfig if several ranks cannot have the config's own placement.
 std::vector<PlannedPlacement> plan_alternatives(const PlanRequest& request);
 

@@ -1,6 +1,6 @@
-// Says what to change if a plan's own step is not the quickest of those that it has simulated.
-// "auto" homes save traffic, which nearly always saves time. Only a plan simulates steps, so only
-// there the exceptions are seen. Pure; any thread.
+// Says what to change if a plan's own step is not the quickest of the steps that the plan has
+// simulated. Homes chosen by "auto" save traffic, which nearly always saves time. Exceptions are
+// seen only in a plan, because only a plan simulates steps. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -13,16 +13,18 @@ namespace sluice {
 
 struct Quicker {
   double step_s = 0;
-  // The config's, with the change.
+  // The config's placement with the change.
   Config::Placement placement;
   OverlapPolicy overlap{};
 };
 
-// The quickest of `all`, which plan_alternatives() has made for `config`, and of the policies that
-// keep its results; empty if the config itself is within half a percent of it.
+// Returns the quickest of `all`, which plan_alternatives() has made for `config`, and of the
+// policies that do not change results. Empty if the config itself is within half a percent of the
+// quickest.
 std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all, const Config& config);
 
-// The settings for it: "placement.parameters=auto placement.optimizer=device".
+// The settings that make the change, such as "placement.parameters=auto
+// placement.optimizer=device".
 std::string settings_of(const Quicker& quicker, const Config& config);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
 // The plan of a run: the part of the state that each rank keeps, the budgets, the size of every
-// pool, the home of every block, and when blocks are updated. This is the only place that makes
-// one. The engine, `sluice plan`, the choice of the micro-batches' order, the check of the host's
-// memory, `trace whatif` and the benches all ask here, so none of them can differ from the run.
+// pool, the home of every block, and when blocks are updated. Only this file makes such a plan. The
+// engine, `sluice plan`, the choice of the micro-batches' order, the check of the host's memory,
+// `trace whatif` and the benches all use it, so none of them can differ from the run.
 //
 // Thread rule: pure except for RunMachine::free_bytes; callable from any thread.
 #pragma once
@@ -16,7 +16,7 @@ namespace sluice {
 
 struct RunPlan {
   Placement placement;
-  // The config's policy. For "auto", the policy of a step while clipping is rare.
+  // The config's policy or, for "auto", the policy of a step while clipping is rare.
   OverlapPolicy policy{};
 };
 

@@ -1,8 +1,8 @@
 // Compares an engine's pools with the free memory of its host and its device, before any pool is
-// allocated: the kernel kills a process that takes more, in the middle of a step and without a
-// message. Ranks on one host share its memory.
+// allocated. The kernel would kill a process that takes more memory, in the middle of a step and
+// without a message. Ranks on one host share the host's memory.
 //
-// Thread rule: the application's thread. Every rank calls each in the same place.
+// Thread rule: the application's thread. All ranks call each function at the same point.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@
 
 namespace sluice {
 
-// The memory that this rank's host has for it. Call it before any rank has its pools.
+// The memory that the host has for this rank. Must be called before any rank has its pools.
 HostMemory host_of(const Device& device, Ranks& ranks);
 
-// `host` dates from before the ranks took their buffers, which they have by now. Returns notes for
-// the user.
+// Checks the pools. `host` was measured before the ranks took their buffers. Returns notes for the
+// user.
 // Fails with: kOutOfMemory naming the pools and what to lower, under RoomCheck::kError; on all
 // ranks.
 std::vector<std::string> check_pools(RoomCheck check, const Placement& placement, HostMemory host,

@@ -1,9 +1,9 @@
-// How far apart the clocks of ranks on different hosts are, so that their traces can be shown side
-// by side. Measured by exchanges: an exchange ends on no rank before it has begun on all. So each
-// gives a least and a largest offset, however long the messages took and whichever way was slower.
-// Later drift of the clocks is not tracked.
+// The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
+// side. They are measured by exchanges, because an exchange ends on no rank before it has begun on
+// all ranks. So each exchange gives a least and a largest offset, and neither the time nor the
+// direction of slow messages matters. Later drift of the clocks is not tracked.
 //
-// Thread rule: the application's thread, on every rank in the same place.
+// Thread rule: the application's thread, on every rank at the same point.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ struct ExchangeTimes {
   std::uint64_t after_ns = 0;
 };
 
-// A rank's steady clock is ahead of rank 0's by offset_ns, give or take error_ns.
+// A rank's steady clock is ahead of rank 0's clock by offset_ns, plus or minus error_ns.
 struct ClockOffset {
   std::int64_t offset_ns = 0;
   std::uint64_t error_ns = 0;
 };
 
-// Pure. Requires: as many times of the rank as of rank 0, in the same order, and at least one.
+// Pure. Requires: as many times of the rank as of rank 0, in the same order, and at least one time.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
 // Whether any rank writes a trace. Fails with: kRanks.

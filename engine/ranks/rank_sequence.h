@@ -1,5 +1,5 @@
-// One sequence of collectives, with a trace record for each operation: its time on its stream,
-// including waits for other ranks, and the bytes that it counts with.
+// One sequence of collectives. Each operation gets a trace record with its bytes and its time on
+// the stream, including waits for other ranks.
 //
 // Thread rule: as Collectives.
 #pragma once

@@ -1,17 +1,18 @@
-// The ranks that train together, as the engine sees them: each rank's part of the state (ZeRO
-// stages 0 to 3 are presets of that), the sequences of collectives, and decisions that all ranks
-// take from the same values. Without collectives there is one rank, and nothing here moves a byte.
+// The ranks that train together, as the engine sees them: each rank's part of the state, the
+// sequences of collectives, and decisions that all ranks make from the same values. The ZeRO stages
+// 0 to 3 are presets of these parts. Without collectives there is one rank, and no bytes are moved.
 //
-// Hybrid: `sharding.group_ranks` consecutive ranks share a copy of the state, and every group has
-// one. Gathers stay within the group. Gradients are added within the group, in rank order and fp32;
-// those sums are added over the groups in their order, and the result is rounded once.
+// Hybrid sharding: `sharding.group_ranks` consecutive ranks form a group, and every group has a
+// copy of the state. Gathers stay within the group. Gradients are added within each group, in rank
+// order and fp32. Then the sums of the groups are added in the order of the groups, and the result
+// is rounded once.
 //
-// Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, the rest on the
-// application's.
-// Invariants: the order of every sequence follows from the schedule alone: gathers in the order of
-// uses, reductions in the order of backward uses, gathers of units homed on the device in forward
-// order, votes in the order of the application's calls. Ranks may interleave these differently, so
-// each is a sequence of its own.
+// Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, everything else on
+// the application's thread.
+// Invariants: the order of every sequence follows from the schedule alone. Gathers come in the
+// order of uses, reductions in the order of backward uses, gathers of units homed on the device in
+// forward order, and votes in the order of the application's calls. Ranks may interleave the four
+// kinds differently, so each kind is a sequence of its own.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@
 
 namespace sluice {
 
-// The least and the most of a value over all ranks.
+// The least and the largest value over all ranks.
 struct RankRange {
   explicit RankRange(std::uint64_t own = 0) : least(own), most(own) {}
   bool is_equal() const { return least == most; }  // on all ranks
@@ -44,43 +45,44 @@ struct RankRange {
 
 class Ranks {
  public:
-  // `collectives` may be null: one rank. Both must outlive it, as must `device`.
+  // `collectives` may be null, for one rank. All arguments must outlive the object.
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
-  // The device memory that it takes.
+  // The device memory that this object takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
-  // Takes the memory that reductions need; then also rank_buffer_bytes(). Once.
+  // Takes the memory that reductions need. device_bytes() is then rank_buffer_bytes() of
+  // engine/plan/sharding.h. Called once.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // The parts that are 1/N on every rank. Each implies those before it.
+  // Which kinds of state are 1/N on every rank. Each of these functions implies the ones before.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
-  // This many first ranks have all of the state between them.
+  // The number of ranks, from rank 0 on, that have all of the state between them.
   std::uint32_t owner_count() const { return shard_optimizer() ? group_ : 1; }
-  // The layout's blocks are cut from this.
+  // The part of the state from which the layout's blocks are cut.
   const Shard& shard() const { return shard_; }
 
   // Requires: are_several().
   RankSequence& gathers() const { return *gathers_; }
   RankSequence& resident_gathers() const { return *resident_gathers_; }
-  // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum;
-  // all of it does where ranks do not share optimizer state.
+  // Adds a unit's gradient over the ranks, in `slot`. The part that this rank owns becomes the sum.
+  // Where ranks do not share optimizer state, the whole gradient becomes the sum.
   void reduce(const UnitPlace& unit, std::byte* slot, DType type, std::uint64_t step,
               StreamId stream);
   // The bytes moved since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
-  // Replaces `sums` by their sums over the ranks, and `ranges` by the union of all ranks', in one
-  // operation whose size does not depend on the number of ranks. Blocks; every rank calls it in the
-  // same place. `subject` lives until it returns.
+  // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks, in one
+  // operation whose size does not depend on the number of ranks. The call blocks. All ranks make
+  // the call at the same point. `subject` must live until the call returns.
   // Fails with: kRanks.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);
-  // Returns every rank's `own`, by rank; bytes and time grow with the number of ranks. It goes in
-  // pieces. Blocks and fails as above.
+  // Returns every rank's `own`, by rank, sent in pieces. Bytes and time grow with the number of
+  // ranks. Blocks and fails as above.
   std::vector<std::byte> exchange(std::span<const std::byte> own, std::string_view subject);
   // Copies `data` of rank `root` to all.
   void broadcast(std::span<std::byte> data, std::uint32_t root, std::string_view subject);
@@ -93,8 +95,9 @@ class Ranks {
   // Fails with: kRanks naming the ranks that differ, and `subject`.
   void require_agreement(std::string_view description, std::string_view subject);
 
-  // A failure of `body` on one rank fails on all, so that all stay at the same place: with its own
-  // error there, elsewhere with one of the same code. Blocks and fails as above.
+  // Runs `body`. A failure of `body` on one rank is a failure on all, so that all ranks stay at the
+  // same point. The rank itself throws its own error, and the others throw an error with the same
+  // code. Blocks and fails as above.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -110,12 +113,12 @@ class Ranks {
   void use_memory(std::span<std::byte> memory);
   void forget_memory() noexcept;
 
-  // Reports the first failure; the handler is never taken back.
+  // Sets the function that is called with the first failure.
   void on_failure(std::function<void(const Error&)> handler);
   void abort(std::string_view reason) noexcept;
 
  private:
-  // A part of a unit, for the time of a reduction.
+  // A part of a unit during a reduction.
   struct Part {
     std::byte* data = nullptr;
     std::uint64_t element_count = 0;

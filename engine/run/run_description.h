@@ -1,5 +1,5 @@
-// A run as text: everything that decides which collectives come when, and their bits. Ranks compare
-// it before the first step. Thread rule: pure.
+// A run as text, with everything that decides the order and the bits of collectives. Ranks compare
+// these texts before the first step. Thread rule: pure.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The one thread that owns the state machines of prefetch, drain and pass. Completions of
-// transfers, copies and arithmetic are posted to it; the application's thread waits here for their
-// results. Keeps the first failure: it stops admission of new work and is rethrown at the next call
-// from the application.
+// transfers, copies and arithmetic are posted to this thread, and the application's thread waits
+// here for the results. Keeps the first failure, which stops admission of new work and is rethrown
+// at the next call from the application.
 //
 // Thread rule: post() and fail() from any thread; run(), await() and await_settled() from the
 // application's thread.
@@ -27,23 +27,25 @@ class Scheduler {
 
   // Runs `task` later on the scheduler's thread.
   void post(std::function<void()> task) { thread_.post(std::move(task)); }
-  // Runs `task` there and returns when it has run; an exception from it comes back to the caller.
+  // Runs `task` on the scheduler's thread, and returns when the task has run. An exception from the
+  // task is thrown to the caller.
   void run(const std::function<void()>& task);
 
-  // Blocks until `ready` returns true; the scheduler's thread evaluates it whenever something has
-  // happened there.
-  // Fails with: the first failure, as soon as there is one; an exception from `ready` becomes one.
+  // Blocks until `ready` returns true. The scheduler's thread evaluates `ready` whenever something
+  // has happened on this thread.
+  // Fails with: the first failure, as soon as there is one; an exception from `ready` counts as a
+  // failure.
   void await(const std::function<bool()>& ready);
-  // The same, but ignores failures: for shutting down in order.
+  // The same, but ignores failures, so that the engine can shut down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // Has `settle` run after every batch of tasks, before waiters are checked, and again until it
-  // returns false because nothing has moved. An empty function ends that.
+  // Lets `settle` run after every batch of tasks, before waiters are checked. It runs again until
+  // it returns false because nothing has moved. An empty function ends these calls.
   void settle_with(std::function<bool()> settle);
 
-  // Latches `error` if it is the first, and wakes every waiter.
+  // Keeps `error` if it is the first failure, and wakes every waiter.
   void fail(const Error& error);
-  // The same for any exception; one that is no Error becomes kInternal.
+  // The same for any exception. An exception that is no Error becomes kInternal.
   void fail(std::exception_ptr thrown);
   bool failed() const { return has_failed_; }
   void throw_if_failed() const;
@@ -52,7 +54,7 @@ class Scheduler {
 
   // The work that this thread's state machines have under way. Scheduler's thread only.
   WorkMeter& work() { return work_; }
-  // The buffers that they have lent. Scheduler's thread only.
+  // The buffers that the state machines have lent. Scheduler's thread only.
   PoolMeter& pools() { return pools_; }
 
  private:

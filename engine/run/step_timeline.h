@@ -1,13 +1,14 @@
 // How the time of a step was spent: computation, as measured on its stream, and every wait with its
-// reason. The step loop reports when computation arrives at a unit and resumes with it, and what
-// the unit lacks meanwhile; when the step ends, the two are combined.
+// reason. The step loop reports when computation arrives at a unit, when it resumes with the unit,
+// and for which reason the unit is not ready in between. When the step ends, these reports are
+// combined.
 //
-// While a trace is written, spans are recorded as they end, and running ones are announced, so that
+// While a trace is written, spans are recorded when they end, and running spans are announced. So
 // the trace of a killed run shows what its last step did.
 //
 // Thread rule: waits_for() and ready() on the scheduler's thread, while the application's thread
-// waits for them; everything else on the application's thread. The trace's drainer polls in
-// between.
+// waits for them; everything else on the application's thread. The trace's drainer polls between
+// the calls.
 // Invariant: the parts of StepTimes sum to its total.
 #pragma once
 
@@ -32,8 +33,8 @@ namespace sluice {
 enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
 Blame blame_of(TraceReason reason);
 
-// When an operation among ranks began on its stream; 0 = it has not begun. Read after an event that
-// follows the operation.
+// The time when an operation among ranks began on its stream; 0 = not begun yet. It is read after
+// an event that follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;
 
 // The present cause of a wait.
@@ -54,14 +55,15 @@ class StepTimeline {
   // `schedule` must outlive the step. An inference records only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // From the next arriving use on, the schedule is this one. Waits until that use has arrived, and
-  // its own, count as caused by the change.
+  // From the next arriving use on, `schedule` is the schedule. Waits until this use arrives, and
+  // the use's own wait, count as caused by the change.
   void follow(const Schedule& schedule);
 
   // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
-  // resumes when the work enqueued between the two calls is done. `copies`: it then waits for
-  // copies to the device, and from `gather_begun_ns` on, if that is neither null nor 0, for other
-  // ranks. That time is read after the event, and must outlive the step.
+  // resumes when the work enqueued between the two calls is done. With `copies`, computation waits
+  // in between for copies to the device. From the time `gather_begun_ns` on, if it is neither null
+  // nor 0, computation waits for other ranks. `gather_begun_ns` is read after the event, and must
+  // outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   void resume(std::uint32_t use, StreamId stream, bool copies,
               const BeginTime* gather_begun_ns = nullptr);
@@ -70,23 +72,25 @@ class StepTimeline {
   // activation of `unit`, or for room. Both events stay unchanged until the step has ended.
   void pause(EventId asked, EventId granted, std::uint32_t unit);
 
-  // From now on `use` (kTraceNone: the end of the step) waits for `cause`, or for nothing.
+  // From now on, `use` waits for `cause`, or for nothing. kTraceNone stands for the end of the
+  // step.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
 
-  // `last_release` is recorded after the last computation of the step; the time after it belongs to
-  // the step's end.
+  // `last_release` is recorded after the last computation of the step. The time after this event
+  // belongs to the step's end.
   void ends(EventId last_release);
 
-  // The step has ended with all its work; finish() was called at `finish_ns`. Traces the step.
+  // The step has ended with all its work. `finish_ns` is the time when the application called
+  // finish(). Traces the step.
   // Requires: ends().
   StepTimes finish(std::uint64_t finish_ns, const WorkTimes& work);
 
   // The step will not be finished.
   void abandon();
 
-  // Mean seconds of computation in the steps since the first one; empty before there are
-  // two.
+  // The mean seconds of computation per use of each unit, without the first step. Empty before the
+  // second step has ended.
   std::vector<UnitTime> unit_times() const;
 
  private:
@@ -119,7 +123,7 @@ class StepTimeline {
   enum class Phase : std::uint8_t { kComputing, kStalled, kEnding };
 
   void close_segment(std::uint64_t now_ns);
-  // Lays out everything that is known to have ended, or with `all` everything.
+  // Lays out everything that is known to have ended or, with `all`, everything.
   void advance(std::uint64_t now_ns, bool all);
   bool advance_once(std::uint64_t now_ns, bool all);
   bool lay_pauses(std::uint64_t now_ns, bool all);
@@ -150,7 +154,7 @@ class StepTimeline {
   TraceRangeId range_{};  // of the step
   std::uint64_t step_ = 0;
   std::uint64_t begin_ns_ = 0;
-  std::uint32_t arrived_ = 0;  // uses that arrive(), and resume(), have been called for
+  std::uint32_t arrived_ = 0;  // uses with a call of arrive(), and of resume()
   std::uint32_t resumed_ = 0;
   std::optional<EventId> last_release_;
   std::uint32_t changed_use_ = kTraceNone;

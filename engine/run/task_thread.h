@@ -1,5 +1,5 @@
-// A thread that runs posted tasks one after another: the shape of the engine's scheduler and of its
-// worker. Tasks that capture at most two pointers cost no allocation.
+// A thread that runs posted tasks one after another. The engine's scheduler and its worker are such
+// threads. Tasks that capture at most two pointers need no allocation.
 // Thread rule: post() from any thread. The destructor runs the tasks posted before it, then joins.
 #pragma once
 
@@ -29,7 +29,7 @@ class TaskThread {
   TaskThread& operator=(const TaskThread&) = delete;
   ~TaskThread();
 
-  // Returns at once; `task` runs later on the thread.
+  // Returns immediately; `task` runs later on the thread.
   void post(std::function<void()> task);
 
   // Runs `hook` before each task of every such thread, for tests that change the order; null

@@ -1,6 +1,6 @@
-// The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms, in the
-// order posted, each spread over the cores by CpuOptimizer. Keeps the scheduler free for
-// completions.
+// The thread on which the engine's arithmetic runs: Adam, gradient accumulation and norms. Tasks
+// run in the order posted, and CpuOptimizer spreads each of them over the cores. This keeps the
+// scheduler free for completions.
 // Thread rule: post() from the scheduler's thread.
 #pragma once
 
@@ -17,8 +17,9 @@ class Worker {
   // `scheduler` must outlive the worker.
   Worker(unsigned threads, Scheduler& scheduler);
 
-  // Runs `work` on the worker's thread, then `done` on the scheduler's, even if `work` has thrown.
-  // The exception becomes the scheduler's failure; code waiting for `done` is not left hanging.
+  // Runs `work` on the worker's thread, and then `done` on the scheduler's thread, even if `work`
+  // has thrown. The exception becomes the scheduler's failure, and code that waits for `done`
+  // continues.
   void post(std::function<void()> work, std::function<void()> done);
 
   CpuOptimizer& optimizer() { return optimizer_; }

@@ -1,8 +1,9 @@
-// The factor that a loss is multiplied by so that small gradients survive in fp16, and its changes:
-// it is halved when a gradient overflows, and doubled after a window of steps without overflow. The
-// rule is that of DeepSpeed's DynamicLossScaler (its hysteresis lets some overflows pass before the
-// scale is halved) and, with a hysteresis of 1 and a minimum of 0, that of PyTorch's GradScaler.
-// The state depends on the overflows alone, so ranks that agree on those agree on the scale.
+// The scale by which a loss is multiplied so that small gradients survive in fp16. The scale is
+// halved when a gradient overflows, and doubled after a window of steps without overflow. This is
+// the rule of DeepSpeed's DynamicLossScaler, whose hysteresis lets some overflows pass before the
+// scale is halved. With a hysteresis of 1 and a minimum of 0, it is the rule of PyTorch's
+// GradScaler. The state depends only on the overflows, so ranks that agree on the overflows agree
+// on the scale.
 //
 // Thread rule: one thread at a time.
 // Invariants: the scale is finite and positive in fp32.
@@ -25,8 +26,8 @@ class LossScaler {
   // Fails with: kInput for a state that no dynamic scale can have.
   void restore(const LossScaleState& state);
 
-  // Sets the scale for the next step; says whether a gradient of this step was not finite. A static
-  // scale stays as it is, whatever the minimum.
+  // Sets the scale for the next step. `has_overflowed` says whether a gradient of this step was not
+  // finite. A static scale stays as it is.
   // Fails with: kNonFinite for an overflow at the minimum.
   void update(bool has_overflowed);
 

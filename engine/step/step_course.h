@@ -1,10 +1,10 @@
 // The path of the step under way through its schedule: which use comes next, and how the schedule
-// changes when computation leaves it. The rest of the step is then planned anew, and the next such
-// step is expected to go like this one.
+// changes when computation leaves it. The rest of the step is then planned anew, and the next step
+// of the same shape is expected to follow the changed schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs there.
-// Invariant: uses before next() are those that were acquired; later ones are expected.
+// Invariant: uses before next() have been acquired; later uses are expected.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ class StepCourse {
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
   void begin_inference();
-  // `is_example`: the next such step is expected to go like this one.
+  // `is_example`: the next step of the same shape is expected to use the units in the same order.
   void end(bool is_example);
 
   bool is_active() const { return plan_ != nullptr; }
@@ -35,11 +35,11 @@ class StepCourse {
   bool is_over() const { return next_use_ == plan_->schedule.size(); }
   bool expects(UnitId unit, Pass pass) const;
   bool has_been_backward() const;
-  // A use in words; the number of uses stands for the end of the step.
+  // A use in words. An index equal to the number of uses stands for the end of the step.
   std::string describe(std::size_t use) const;
 
   // The plan with `unit` next instead of the expected unit.
-  // Fails with: kOutOfMemory when the window cannot hold it beside the leased units.
+  // Fails with: kOutOfMemory when the window cannot hold `unit` beside the leased units.
   StepPlan changed(const WindowProgress& progress, UnitId unit, Pass pass) const {
     return plans_.changed(*plan_, progress, unit, pass);
   }

@@ -1,6 +1,6 @@
-// The failures that stop an engine: the scheduler's latched failure and the device's. If one of
-// them or an abandoned step came in the middle of an update, also a permanent error: the state is
-// between two steps.
+// The failures that stop an engine: the scheduler's latched failure and the device's. If a failure
+// or an abandoned step interrupts an update, the engine also has a permanent error, because the
+// state is between two steps.
 //
 // Thread rule: the application's thread.
 #pragma once
@@ -25,15 +25,16 @@ class StepFailure {
   void throw_if_unusable();
   // Waits until `ready` holds on the scheduler's thread. Throws as above.
   void await(const std::function<bool()>& ready);
-  // Throws the failure of computation or copies. Requires: all of them have completed.
+  // Throws the failure of computation or copies. Requires: all computation and copies have
+  // completed.
   void throw_if_device_failed();
-  // A failure after the application's last call that has not been reported. `has_copies`: the
-  // device may have failed after that call, too.
+  // A failure that came after the application's last call and has not been reported. `has_copies`:
+  // the device may have failed after the last call, too.
   // Requires: nothing is in flight.
   std::optional<std::string> unheard(bool has_copies);
   // The step of update `version` + 1 was abandoned after blocks had been updated.
   void abandoned_midway(std::uint64_t version);
-  // One of several ranks abandoned it.
+  // The same, but only one of several ranks abandoned the step.
   void abandoned_alone(std::uint64_t version, std::uint32_t rank, std::uint32_t rank_count);
 
  private:

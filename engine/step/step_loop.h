@@ -1,9 +1,10 @@
-// The sequence of a step: acquire and release unit by unit as the schedule says, then drain, norm,
-// clip factor and pass. Composes prefetcher, gradient drain and optimizer pass, which meet at
-// blocks and parameter slots; leases and steps (sluice/step.h) are its handles. Under every policy
-// except serial, the pass continues while the next step computes.
+// The sequence of a step: units are acquired and released as the schedule says, then come drain,
+// norm, clip factor and optimizer pass. Composes prefetcher, gradient drain and optimizer pass,
+// which meet at blocks and parameter slots. Leases and steps (sluice/step.h) are the handles of the
+// step loop. Under every policy except serial, the pass continues while the next step computes.
 //
-// Thread rule: one application thread at a time calls it; its parts run on the scheduler's thread.
+// Thread rule: one application thread at a time calls the loop; the loop's parts run on the
+// scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ namespace sluice {
 
 class StepLoop {
  public:
-  // All must outlive the loop. `model` is validated(). `durable`: null where the state is scratch.
+  // All arguments must outlive the loop. `model` is validated(). `durable` is null where the state
+  // is scratch.
   StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
            const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
            Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
@@ -48,14 +50,15 @@ class StepLoop {
   void release(const LeasedUse& lease) noexcept;
 
   StepReport finish_step(const FinishOptions& finish = {});
-  // Ends a step or an inference without an update; the state is as before. Returns when no transfer
-  // is in flight any more, unless the store is stuck.
+  // Ends a step or an inference without an update, so the state is as before. Returns when no
+  // transfer is in flight any more, unless the store is stuck.
   void abandon() noexcept;
-  // Returns when no transfer is in flight, even if the store is stuck: memory may then be freed.
+  // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
+  // freed.
   void settle() noexcept;
 
   bool is_active() const { return course_.is_active(); }
-  // Updates applied to every block; and those plus the one that may be under way.
+  // The number of updates applied to every block, and the number that includes an update under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
   const StepTimeline& timeline() const { return timeline_; }
@@ -70,19 +73,20 @@ class StepLoop {
   double loss_scale() const { return scaler_.scale(); }
   // Requires: drained.
   StatePosition position() const { return {.step = step_, .loss_scale = scaler_.state()}; }
-  // The state that has been given is that of `position`. Requires: no step has begun.
+  // Continues from `position`, to which the given state belongs. Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
     return course_.plans().predict_traffic(micro_batches, order);
   }
-  // Durable: the first commit of the present state; and a commit of the last step. Both return when
-  // every rank has it. Requires: no step is active.
+  // With a durable store: commit_first() makes the first commit, of the present state, and
+  // commit_now() commits the last step. Both return when every rank has the commit. Requires: no
+  // step is active.
   void commit_first();
-  // Sets the application's text for the commits from here on.
+  // Sets the application's text for all later commits.
   // Fails with: kInvalidArgument if it is too long.
   void set_application(const char* call, const std::string& application);
   void commit_now();
-  // The last step that every rank has a commit of, and the application's text in it.
+  // The last step whose commit every rank has, and the application's text in this commit.
   struct Committed {
     std::optional<std::uint64_t> step;
     std::string application;
@@ -95,10 +99,10 @@ class StepLoop {
   std::optional<std::string> unheard_failure() {
     return failure_.unheard(std::exchange(has_undrained_update_, false));
   }
-  // Units homed on the device have received values: fetches the other ranks' shards.
+  // Fetches the other ranks' shards after units homed on the device have received values.
   void share_residents();
-  // Between the two calls, the caller uses parameter slots and lanes, and causes the storage
-  // traffic. Requires: no step is active.
+  // Between lend_buffers() and return_buffers(), the caller uses parameter slots and lanes, and all
+  // storage traffic is the caller's. Requires: no step is active.
   void lend_buffers();
   void return_buffers();
 
@@ -115,7 +119,7 @@ class StepLoop {
   void check_options(const char* call, const StepOptions& options) const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
-  // Something has moved: other parts may move once all pending events have been handled.
+  // Something has moved, so other parts may move once all pending events have been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
   StepCoefficients coefficients(double clip_factor) const;
