@@ -1,9 +1,11 @@
 // The values that a micro-batch's forward pass leaves for its backward pass, and the scratch memory
-// of both, in one allocation made at construction. With checkpoints at the units' boundaries all
-// blocks share the memory of one, and the caller owns the values that cross the boundaries. All
-// fp32; every array starts at a multiple of 256 bytes. With R = batch * sequence rows and width W a
-// block keeps 16 R W floats and a few numbers per row; scratch adds 6 R W, the head R * vocabulary,
-// and where products take bf16, two factors of 4 R W in it. Plain memory: the owner orders its use.
+// of both passes. All lie in one allocation, which is made at construction. With checkpoints at the
+// units' boundaries, all blocks share the memory of one block, and the caller owns the values that
+// cross the boundaries. All values are fp32, and every array starts at a multiple of 256 bytes.
+// With R = batch * sequence rows and width W, a block keeps 16 R W floats and a few numbers per
+// row. The scratch memory adds 6 R W floats, and the head adds R * vocabulary floats. Where
+// products take bf16, two factors of 4 R W bf16 values are added. This is plain memory, and the
+// owner orders its use.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,7 @@ struct BatchShape {
 
 enum class Checkpoints : std::uint8_t {
   kNone,   // everything is kept
-  kUnits,  // what crosses from unit to unit; the rest is computed again
+  kUnits,  // only the values that cross from unit to unit are kept
 };
 
 struct ActivationNeeds {
@@ -54,16 +56,16 @@ struct Activations {
   // Fails with: kOutOfMemory.
   Activations(const GptConfig& config, const ActivationNeeds& needs);
 
-  // The bytes that they take, without making them.
+  // The bytes that such activations would take; allocates nothing.
   static std::uint64_t size_bytes(const GptConfig& config, const ActivationNeeds& needs);
 
   BlockActivations& block(std::uint32_t layer) { return blocks[layer % blocks.size()]; }
 
-  std::vector<BlockActivations> blocks;  // one for each layer, or for all
-  float* final_input = nullptr;          // [R, W]; null with checkpoints, as are the blocks' inputs
+  std::vector<BlockActivations> blocks;  // one for each layer, or one for all layers
+  float* final_input = nullptr;          // [R, W]; null with checkpoints, like the blocks' inputs
   RowMoments* final_moments = nullptr;
   float* final_norm = nullptr;  // [R, W]
-  float* logits = nullptr;      // [R, vocabulary], then their gradient
+  float* logits = nullptr;      // [R, vocabulary], later overwritten by their gradient
   float* row_losses = nullptr;  // [R]
 
   // [R, W], the gradient that flows down the residual stream; null with checkpoints.

@@ -1,7 +1,8 @@
-// Causal multi-head attention (Vaswani et al. 2017), forward and backward. One task per sequence
-// and head; inside a task blocks of query rows meet only the keys up to their last row, and the
-// probabilities are recomputed in the backward pass from one saved number per row (Dao et al.
-// 2022), so that memory grows with the sequence and not with its square. Pure in their arguments.
+// Causal multi-head attention (Vaswani et al. 2017), forward and backward. There is one task per
+// sequence and head. Inside a task, a block of query rows meets only the keys up to the block's
+// last row. The backward pass recomputes the probabilities from one saved number per row (Dao et
+// al. 2022), so that the memory grows with the sequence and not with its square. Pure in their
+// arguments.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct AttentionShape {
 // Floats of scratch memory that each worker needs for sequences up to `sequence`.
 std::uint64_t attention_scratch_floats(std::uint64_t sequence);
 
-// qkv: [batch * sequence, 3 * width], query, key and value side by side, head by head.
+// qkv has the shape [batch * sequence, 3 * width]: query, key and value side by side, head by head.
 // Writes y [batch * sequence, width] and log_sums [batch * heads * sequence], the logarithm of each
 // softmax's denominator. `scratch` holds attention_scratch_floats() per worker.
 void attention_forward(MatrixProducts& products, AttentionShape shape, const float* qkv, float* y,

@@ -1,6 +1,6 @@
-// The threads that compute the model: an arena of a fixed number of workers, the caller included.
-// Work is cut by the caller into numbered tasks that depend on sizes only; which worker takes a
-// task, and when, changes no result as long as tasks write disjoint memory.
+// The threads that compute the model: an arena of a fixed number of workers, including the calling
+// thread. The caller cuts the work into numbered tasks that depend on sizes only. The choice and
+// the timing of the worker for a task change no result, as long as tasks write disjoint memory.
 // Thread rule: one call at a time.
 #pragma once
 

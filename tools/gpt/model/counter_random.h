@@ -1,6 +1,6 @@
-// Random numbers without state: number `index` of a named stream is a hash of (seed, stream,
-// index), so that any range can be produced alone, in any order, on any thread, with the same
-// bits. Pure.
+// Random numbers without state. Number `index` of a named stream is a hash of (seed, stream,
+// index). So any range can be produced alone, in any order, on any thread, with the same bits.
+// Pure.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ class CounterRandom {
   }
 
   // Standard normal by Box and Muller (1958), from uniforms 2 * index and 2 * index + 1. The second
-  // value that the method gives is thrown away: each index stands alone.
+  // value of the method is not used, so that each index stands alone.
   double normal(std::uint64_t index) const {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * index)));
     return radius * std::cos(2.0 * std::numbers::pi * uniform(2 * index + 1));
@@ -39,7 +39,8 @@ class CounterRandom {
     return z ^ (z >> 31);
   }
 
-  // FNV-1a: a tensor keeps its values when others are added before it.
+  // FNV-1a. With a hash of the name, a tensor keeps its values when other tensors are added before
+  // it.
   static constexpr std::uint64_t name_hash(std::string_view name) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

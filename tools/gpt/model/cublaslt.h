@@ -1,7 +1,7 @@
-// Matrix products by cuBLASLt, a library that is opened at run time: a program with this in it
-// starts without it. bf16 products accumulate in fp32; fp32 products are fp32 throughout (no TF32).
-// An algorithm is chosen once for each shape, by the library's heuristic, and kept, so that the
-// same product gives the same bits.
+// Matrix products by cuBLASLt. The library is opened at run time, so a program with this class
+// starts on machines without cuBLASLt. bf16 products accumulate in fp32; fp32 products are fp32
+// throughout (no TF32). The library's heuristic chooses an algorithm once for each shape. The
+// choice is kept, so that the same product gives the same bits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -18,7 +18,7 @@ namespace sluice::gpt {
 
 class CublasLt {
  public:
-  // Why there is none; empty when there is one.
+  // Why cuBLASLt cannot be used; empty when it can.
   static std::string why_not();
 
   // Takes 32 MiB of device memory. `device` must outlive it.
@@ -30,8 +30,8 @@ class CublasLt {
 
   std::string version() const;
 
-  // `type` is T. False, and nothing enqueued, when the library knows no algorithm for the product
-  // (bf16 at odd addresses, perhaps).
+  // `type` is T. Returns false and enqueues nothing when the library knows no algorithm for the
+  // product (perhaps for bf16 at odd addresses).
   // Fails with: kInternal.
   bool multiply(const Product& product, DType type, StreamId stream);
 

@@ -1,5 +1,5 @@
-// DeviceOps on a GPU: own kernels (device_bodies.h), and cuBLASLt for matrix products where the
-// library can be opened. Thread rule: as DeviceOps.
+// DeviceOps on a GPU, with kernels of this project (device_bodies.h). Matrix products use cuBLASLt
+// where the library can be opened. Thread rule: as DeviceOps.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 namespace sluice::gpt {
 
 enum class ProductKernels : std::uint8_t {
-  kFast,   // cuBLASLt; where it cannot be opened, plain ones
-  kPlain,  // for comparison
+  kFast,   // by cuBLASLt, or by plain kernels where it cannot be opened
+  kPlain,  // by plain kernels, for comparison
 };
 
 // `device` must outlive it.
-// Fails with: kUnsupported for types that it does not compute with, or when this build has no code
-// for the GPU; kOutOfMemory.
+// Fails with: kUnsupported for types that these kernels do not support, or when this build has no
+// code for the GPU; kOutOfMemory.
 std::unique_ptr<DeviceOps> make_cuda_ops(CudaDevice& device, DType type, DType gradient_type,
                                          ProductKernels products = ProductKernels::kFast);
 

@@ -1,7 +1,7 @@
 // The kernel bodies (gpu/math/kernel_elements.h) of GPT-2: embedding, layer norm, GELU, softmax,
-// cross entropy, sums over rows, and a plain matrix product. T is the type of activations, G that
-// of gradients; arithmetic is fp32. The formulas are those of tools/gpt/model/row_kernels.h, with
-// the C library's exponential. Pure.
+// cross entropy, sums over rows, and a plain matrix product. T is the type of activations, G is the
+// type of gradients, and the arithmetic is fp32. The formulas are the same as in
+// tools/gpt/model/row_kernels.h, except that the exponential is the C library's. Pure.
 #pragma once
 
 #include <math.h>
@@ -116,8 +116,8 @@ struct LayerNormBackwardBody {
   }
 };
 
-// Element (piece, column): the sums over kPartialRows rows. partials: those of the bias, then those
-// of the weight.
+// Element (piece, column) computes the sums over kPartialRows rows. `partials` has the sums of the
+// bias first, then the sums of the weight.
 template <class T>
 struct LayerNormPartialsBody {
   LayerNormBackwardArguments a;
@@ -154,7 +154,7 @@ struct ColumnPartialsBody {
   }
 };
 
-// Column i of the pieces.
+// Element i sums column i over all pieces.
 template <class G>
 struct FinishSumsBody {
   const float* partials;
@@ -246,7 +246,8 @@ struct SoftmaxBackwardBody {
   }
 };
 
-// The loss of a row, and with `gradient` the logits' gradient of the mean in their place.
+// Computes the loss of a row. With `gradient`, also overwrites the logits with the gradient of the
+// mean loss.
 template <class T>
 struct CrossEntropyBody {
   CrossEntropyArguments a;
@@ -260,7 +261,7 @@ struct CrossEntropyBody {
       most = most < logit ? logit : most;
     }
     most = team.max(most);
-    // Sums the others apart from the target, so p - 1 of a nearly certain target has no
+    // Leaves the target out of this sum, so that p - 1 of a nearly certain target has no
     // cancellation.
     float others = 0;
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
@@ -271,7 +272,7 @@ struct CrossEntropyBody {
     if (team.rank() == 0) a.row_losses[row] = logf(sum) - target_logit;
     if (!a.gradient) return;
     const float factor = a.gradient_scale / (sum * static_cast<float>(a.rows));
-    team.sum(0.0f);  // all have read the target's logit
+    team.sum(0.0f);  // now all threads have read the target's logit
     for (std::uint64_t j = team.rank(); j < a.vocabulary; j += team.size())
       store((j == target ? -others : expf(load(logits[j]) - most)) * factor, logits[j]);
   }
@@ -291,7 +292,7 @@ struct MeanBody {
   }
 };
 
-// One element of the result: the plain product, and the oracle of the fast one.
+// Computes one element of the result. This is the plain product, and the oracle of the fast one.
 template <class T, class Result>
 struct ProductBody {
   Product p;

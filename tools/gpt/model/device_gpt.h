@@ -1,9 +1,9 @@
 // Computes GPT-2 with DeviceOps, one unit at a time, as GptCompute does on the CPU: use i of the
 // forward order, then use i of the backward order (gpt_model_spec). Activations have the type of
-// the parameters, sums are fp32. Everything is enqueued on the stream that the caller names, the
-// same for a whole pass; addresses of a unit's tensors may differ at every use.
-// Attention goes head by head through [sequence, sequence] products, for as many heads of a
-// sequence at once as a bounded scratch memory holds; the backward pass computes the scores again.
+// the parameters, sums are fp32. All work is enqueued on the stream that the caller names, which
+// must be the same for a whole pass. The addresses of a unit's tensors may differ at every use.
+// Attention is computed with [sequence, sequence] products. As many heads of a sequence are
+// computed together as a bounded scratch memory holds. The backward pass computes the scores again.
 //
 // Thread rule: one thread at a time.
 // Invariant: results depend on the arguments alone, not on addresses, as long as tensors start at
@@ -26,8 +26,9 @@
 
 namespace sluice::gpt {
 
-// Scores, probabilities and their gradients of the heads that are computed at once; at least one
-// head's. Less: more and smaller launches.
+// Scratch memory for the scores, the probabilities and their gradients of the heads that are
+// computed together. There is room for one head at least. Less memory means more and smaller
+// launches.
 inline constexpr std::uint64_t kAttentionScratchBytes = std::uint64_t{256} << 20;
 
 class DeviceGpt {
@@ -42,25 +43,25 @@ class DeviceGpt {
   ~DeviceGpt();
 
   std::uint64_t activation_bytes() const { return memory_.size_bytes(); }
-  // The same, of one that is not made, with parameters of `type`.
+  // The same for a model with parameters of `type` that is not made.
   static std::uint64_t activation_bytes_of(
       const GptConfig& config, BatchShape shape, DType type,
       std::uint64_t attention_scratch_bytes = kAttentionScratchBytes);
   // DeviceOps::take_notes().
   std::vector<std::string> take_notes() { return ops_.take_notes(); }
 
-  // Computes one pass of training over zeros and waits for it: every operation that training needs
-  // has run then, so its code and its plan are there. Takes memory for the parameters and gradients
-  // of the largest unit meanwhile. Between passes.
+  // Computes one pass of training over zeros and waits for the end. Every operation of the training
+  // has then run, so its code and its plan are loaded. Meanwhile takes memory for the parameters
+  // and gradients of the largest unit. To be called between passes.
   // Fails with: kOutOfMemory.
   void warm_up();
 
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
-  // As GptCompute's.
+  // As GptCompute::set_loss_scale().
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch, which it copies: batch * sequence tokens and as many
+  // Begins a pass over one micro-batch and copies its batch * sequence tokens and batch * sequence
   // targets. An evaluation has no backward pass.
   // Requires: the sizes match.
   // Fails with: kInput for a token beyond the vocabulary.
@@ -68,14 +69,14 @@ class DeviceGpt {
   void start(Mode mode, std::span<const std::uint32_t> tokens,
              std::span<const std::uint32_t> targets, StreamId stream);
 
-  // As GptCompute's, enqueued on `stream`; gradients are overwritten.
+  // As in GptCompute, but enqueued on `stream`. Gradients are overwritten.
   // Requires: uses come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, StreamId stream);
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 StreamId stream);
 
-  // Adds the loss of the pass, known after the last forward use, to `sum`, once the work before it
-  // on `stream` is done. `sum` must live until then.
+  // Adds the loss of the pass to `sum` as soon as the earlier work on `stream` is done. To be
+  // called after the last forward use. `sum` must live until the loss is added.
   void add_loss(double& sum, StreamId stream);
 
  private:
@@ -112,7 +113,7 @@ class DeviceGpt {
     float* d_probabilities;
     std::byte* probabilities;
     std::byte* d_scores;
-    std::uint32_t* inputs;  // tokens, targets, order, begin: as they lie on the host
+    std::uint32_t* inputs;  // tokens, targets, order, begin, laid out as on the host
   };
   struct Sizes {
     const GptConfig& config;
@@ -121,15 +122,16 @@ class DeviceGpt {
     std::uint64_t head_group;
   };
   Sizes sizes() const { return {config_, shape_, ops_.type(), head_group_}; }
-  // Cuts up the memory at `base` and returns how much it takes; with a null `base` it only counts.
+  // Divides the memory at `base` among the arrays and returns the size that they take. With a null
+  // `base`, only computes the size.
   static std::uint64_t carve(const Sizes& sizes, std::byte* base, Arrays& arrays);
   static std::uint64_t input_count(const GptConfig& config, BatchShape shape) {
     return 3 * shape.rows() + config.vocabulary + 1;
   }
   Use kind_of(std::uint32_t forward_use) const;
   std::uint64_t rows() const { return shape_.rows(); }
-  // A multiple of 128 elements: matrix products read and write rows that begin at odd addresses
-  // many times slower, if at all. The table itself has the vocabulary's rows alone.
+  // A multiple of 128 elements, because matrix products are many times slower, or impossible, with
+  // rows that begin at odd addresses. The embedding table itself has only the vocabulary's rows.
   static std::uint64_t logits_stride(const GptConfig& config) {
     return align_up(config.vocabulary, 128);
   }
@@ -164,11 +166,11 @@ class DeviceGpt {
   std::uint64_t head_group_;
   Arrays arrays_;
   DeviceBuffer memory_;
-  AlignedBuffer host_;  // page-locked: the inputs, then the loss
+  AlignedBuffer host_;  // page-locked; has the inputs, then the loss
 
   Event uploaded_;  // the inputs on the host may be overwritten
 
-  // The pass that is under way, and the call.
+  // State of the current pass and of the current call.
   Mode mode_ = Mode::kEvaluation;
   float loss_scale_ = 1;
   std::uint32_t forward_uses_done_ = 0;

@@ -1,10 +1,10 @@
-// The arithmetic of GPT-2 over device memory, as operations on a stream: what DeviceGpt is made of.
-// One implementation runs on a GPU (cuda_ops.h); tests run the same bodies on the host device.
-// Matrices are row-major, one row per token. "T" is the type of parameters and activations, "G"
-// that of gradients at rest: both are those that the operations were made for.
+// The arithmetic of GPT-2 over device memory, as operations on a stream. DeviceGpt consists of
+// them. One implementation runs on a GPU (cuda_ops.h); tests run the same bodies on the host
+// device. Matrices are row-major, one row per token. "T" is the type of parameters and activations,
+// and "G" is the type of gradients at rest. Both are fixed when the operations are made.
 //
-// Thread rule: one thread at a time. Every call enqueues and returns; the memory that it names may
-// be reused by later work on the same stream.
+// Thread rule: one thread at a time. Every call enqueues its work and returns. Later work on the
+// same stream may reuse the memory that a call names.
 // Invariant: the same arguments give the same bits.
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace sluice::gpt {
 
-// result = a * b in the sense of `form`, plus addend, plus bias: `batch` times, each further by the
-// batch strides. a and b are T.
+// result = a * b in the sense of `form`, plus addend, plus bias. This is done `batch` times, and
+// each time the operands lie one batch stride further. a and b are T.
 struct Product {
   Form form = Form::kAB;
   std::uint64_t m = 0;  // rows of the result
@@ -34,7 +34,7 @@ struct Product {
   std::uint64_t result_stride = 0;
   DType result_type = DType::kFp32;  // T, or fp32
   const void* bias = nullptr;        // T [n], when the result is T
-  const void* addend = nullptr;      // as the result, which it may be
+  const void* addend = nullptr;      // of the result's type; may be the result itself
   std::uint64_t batch = 1;
   std::uint64_t a_batch_stride = 0;
   std::uint64_t b_batch_stride = 0;
@@ -58,7 +58,7 @@ struct LayerNormBackwardArguments {
   const void* dy;
   void* dx;               // T [rows, width]
   Into into;              // of dx
-  void* weight_gradient;  // G [width], overwritten, as the next
+  void* weight_gradient;  // G [width], overwritten, like bias_gradient
   void* bias_gradient;
   float* partials;  // scratch: sum_partials(rows, width) twice
   std::uint64_t rows;
@@ -82,19 +82,19 @@ struct SoftmaxBackwardArguments {
   const void* y;                 // T: the output of the heads, and its gradient
   const void* dy;
   std::uint64_t y_stride;    // elements from row to row
-  std::uint64_t head_width;  // and from head to head
+  std::uint64_t head_width;  // elements from head to head
 };
 
 struct CrossEntropyArguments {
-  void* logits;  // T [rows, vocabulary]; with `gradient`, overwritten by their gradient
+  void* logits;  // T [rows, vocabulary]; `gradient` overwrites them with their gradient
   const std::uint32_t* targets;
   float* row_losses;  // scratch
   double* loss;       // device memory: the mean over the rows
   bool gradient;
-  float gradient_scale;  // the gradient is that of the loss times this
+  float gradient_scale;  // the gradient is scaled by this
   std::uint64_t rows;
   std::uint64_t vocabulary;
-  std::uint64_t stride;  // elements from row to row; those behind the vocabulary are left alone
+  std::uint64_t stride;  // elements from row to row; only the vocabulary's are touched
 };
 
 struct EmbeddingArguments {
@@ -107,13 +107,13 @@ struct EmbeddingArguments {
   std::uint64_t width;
 };
 
-// Positions in the batch sorted by token: those of token v are order[begin[v]..begin[v + 1]), in
-// the order of the batch.
+// The positions in the batch, sorted by token. Token v has the positions order[begin[v]..begin[v +
+// 1]), in the order of the batch.
 struct EmbeddingBackwardArguments {
   const std::uint32_t* order;
   const std::uint32_t* begin;
   const void* dy;        // T [rows, width]
-  void* token_gradient;  // G, all rows overwritten, as the next
+  void* token_gradient;  // G, all rows overwritten, like position_gradient
   void* position_gradient;
   std::uint64_t rows;
   std::uint64_t sequence;
@@ -122,7 +122,7 @@ struct EmbeddingBackwardArguments {
   std::uint64_t context;
 };
 
-// Sums over rows go in pieces of this many rows, then over the pieces, both in order.
+// A sum over rows first sums pieces of this many rows, then sums the pieces, both in order.
 inline constexpr std::uint64_t kPartialRows = 64;
 constexpr std::uint64_t sum_partials(std::uint64_t rows, std::uint64_t width) {
   return (rows + kPartialRows - 1) / kPartialRows * width;
@@ -143,7 +143,8 @@ class DeviceOps {
   virtual DType gradient_type() const = 0;  // G
   // The library that multiplies, for people: "cuBLASLt 13.0", "plain kernels".
   virtual std::string description() const = 0;
-  // For the user, since the last call: products that take far longer than they should.
+  // Returns notes for the user about products that take far longer than they should, as found since
+  // the last call.
   virtual std::vector<std::string> take_notes() { return {}; }
 
   virtual void multiply(const Product& product, StreamId stream) = 0;
@@ -158,8 +159,8 @@ class DeviceOps {
                              StreamId stream) = 0;
   virtual void softmax_forward(const SoftmaxArguments& arguments, StreamId stream) = 0;
   virtual void softmax_backward(const SoftmaxBackwardArguments& arguments, StreamId stream) = 0;
-  // sums[j] (G) = the sum of column j of dy (T [rows, width]): the gradient of a bias. `partials`:
-  // sum_partials(rows, width) floats of scratch.
+  // sums[j] (G) = the sum of column j of dy (T [rows, width]), which is the gradient of a bias.
+  // `partials` is scratch memory for sum_partials(rows, width) floats.
   virtual void bias_backward(const void* dy, std::uint64_t rows, std::uint64_t width,
                              float* partials, void* sums, StreamId stream) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments, StreamId stream) = 0;

@@ -1,5 +1,5 @@
-// DeviceOps from the kernel bodies of device_bodies.h, with whatever launches them: CudaLauncher on
-// a GPU, HostLauncher in tests. Products go to the plain body; an implementation with a faster one
+// DeviceOps from the kernel bodies of device_bodies.h. The launcher is CudaLauncher on a GPU and
+// HostLauncher in tests. Products use the plain body; an implementation with faster products
 // overrides multiply(). Thread rule: as DeviceOps.
 #pragma once
 
@@ -49,7 +49,7 @@ class DeviceOpsOver : public DeviceOps {
     with_type([&]<class T>(T*) { launcher_.teams(stream, a.rows, LayerNormForwardBody<T>{a}); });
   }
 
-  // The parameters' gradients first: dx may take dy's place.
+  // The parameters' gradients are computed first, because dx may overwrite dy.
   void layer_norm_backward(const LayerNormBackwardArguments& a, StreamId stream) override {
     const std::uint64_t partials = sum_partials(a.rows, a.width);
     with_types([&]<class T, class G>(T*, G*) {

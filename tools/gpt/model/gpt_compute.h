@@ -1,9 +1,9 @@
 // Computes GPT-2 on the CPU, one unit at a time, in the order in which the engine brings the units:
 // use i of the forward order, then use i of the backward order (gpt_model_spec). The caller passes
 // the addresses of the unit's tensors, which may differ at every use. All arithmetic is fp32,
-// except products of matrices where bf16 factors are chosen: those round activations and gradients
-// to bf16, take the parameters as they are, and sum in fp32. Results do not depend on the number of
-// threads, nor on the addresses as long as tensors start at multiples of 256 bytes.
+// except matrix products with bf16 factors. Such products round activations and gradients to bf16,
+// take the parameters as they are, and sum in fp32. Results do not depend on the number of threads.
+// They do not depend on the addresses either, as long as tensors start at multiples of 256 bytes.
 // Thread rule: one call at a time; each returns when its work is done.
 //
 //   compute.start_training(tokens, targets);
@@ -11,9 +11,10 @@
 //   compute.loss();
 //   for (use = 0; use < compute.use_count(); ++use) compute.backward(use, parameters, gradients);
 //
-// With checkpoints at the units' boundaries the caller brings the values that cross them to every
-// use, and backward computes the rest of a unit's activations again: the same operations on the
-// same values, and so the same bits. Then several micro-batches may be under way at once.
+// With checkpoints at the units' boundaries, the caller brings the values that cross the boundaries
+// to every use, and backward() computes the rest of a unit's activations again. These are the same
+// operations on the same values, so they give the same bits. With checkpoints, several
+// micro-batches may be under way at the same time.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +32,14 @@ namespace sluice::gpt {
 
 struct GptComputeOptions {
   unsigned threads = 1;
-  Precision precision = {};  // of parameters and gradients at rest
+  Precision precision = {};  // the element types at rest
   Checkpoints checkpoints = Checkpoints::kNone;
-  std::uint32_t micro_batches = 1;  // under way at once; 1 without checkpoints
+  std::uint32_t micro_batches = 1;  // under way at the same time; 1 without checkpoints
   MatmulChoice matmul = {};
 };
 
-// With checkpoints: what a use is handed and hands on, [rows, width] floats each, at multiples of
-// 256 bytes. Without: which micro-batch, which is 0.
+// With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
+// multiples of 256 bytes. Without checkpoints, only `micro_batch` counts, and it is 0.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -47,7 +48,7 @@ struct Boundaries {
   float* input_gradient = nullptr;         // backward: of every use but the first's
 };
 
-// Bytes of each of those that `shape` has at most, by boundary.
+// The bytes of one value at each boundary, at most, for batches of `shape`.
 std::vector<std::uint64_t> boundary_bytes(const GptConfig& config, BatchShape shape);
 
 class GptCompute {
@@ -56,9 +57,9 @@ class GptCompute {
   // (fp16), kOutOfMemory.
   GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options);
 
-  // Activations and scratch, all allocated at construction.
+  // The bytes of activations and scratch, all allocated at construction.
   std::uint64_t activation_bytes() const;
-  // The same, of one that is not made.
+  // The same for a GptCompute that is not made.
   static std::uint64_t activation_bytes_of(const GptConfig& config, BatchShape shape,
                                            const GptComputeOptions& options);
 
@@ -68,12 +69,12 @@ class GptCompute {
   // Uses of units per pass: the length of forward_order and of backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
-  // Gradients are those of loss() times this from the next pass on; 1 at first.
+  // From the next pass on, the gradients are those of loss() * scale. The scale is 1 at first.
   void set_loss_scale(float scale) { loss_scale_ = scale; }
 
-  // Begins a pass over one micro-batch. Copies tokens and targets: batch * sequence each, sequence
-  // by sequence; targets[t] is the token that follows tokens[t]. Training keeps what backward
-  // needs; evaluation ends with loss().
+  // Begins a pass over one micro-batch. Copies batch * sequence tokens and as many targets,
+  // sequence by sequence; targets[t] is the token that follows tokens[t]. Training keeps the values
+  // that backward() needs; evaluation ends with loss().
   // Requires: the sizes match; `micro_batch` < GptComputeOptions::micro_batches.
   // Fails with: kInput for a token beyond the vocabulary.
   void start_training(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
@@ -90,17 +91,19 @@ class GptCompute {
   // Requires: uses of a micro-batch come in order, 0 first.
   void forward(std::uint32_t use, ParameterPointers parameters, const Boundaries& boundaries = {});
 
-  // Computes use `use` of the backward order and overwrites every gradient of the unit with its
-  // part of the gradient of loss(); parts of a unit that is used twice add up.
+  // Computes use `use` of the backward order and overwrites every gradient of the unit with this
+  // use's part of the gradient of loss(). If a unit is used twice, the sum of its two parts is its
+  // gradient.
   // Requires: start_training, the whole forward pass, uses in order.
   void backward(std::uint32_t use, ParameterPointers parameters, GradientPointers gradients,
                 const Boundaries& boundaries = {});
 
-  // Mean cross entropy over the tokens, in nats, right after a micro-batch's last forward use.
+  // The mean cross entropy over the tokens, in nats. To be called right after a micro-batch's last
+  // forward use.
   double loss() const;
 
-  // [vocabulary], for the token after the prompt, after the last forward use of a generation. Valid
-  // until the next pass.
+  // The [vocabulary] logits for the token after the prompt. To be called after the last forward use
+  // of a generation. Valid until the next pass.
   std::span<const float> last_logits() const;
 
  private:
@@ -133,15 +136,16 @@ class GptCompute {
   void mlp_backward(std::uint32_t layer);
   void attention_part_backward(std::uint32_t layer);
   void embedding_backward_use();
-  // `values` [rows, columns] as products take them: as they are, or rounded into `rounded`.
+  // Returns `values` [rows, columns] in the type that products take: unchanged, or rounded into
+  // `rounded`.
   ConstMatrix factor(const float* values, std::uint64_t rows, std::uint64_t columns,
                      std::uint16_t* rounded);
   ConstMatrix weight_factor(const void* weight, std::uint64_t rows, std::uint64_t columns) const;
   Matrix weight_gradient(std::uint32_t tensor, std::uint64_t rows, std::uint64_t columns);
-  // The gradient of the logits, which rounding leaves where they are.
+  // The gradient of the logits, which is rounded in place.
   ConstMatrix logits_gradient() const;
   DType factor_type() const;
-  // Gradients of weight, bias and x of y = x W + b.
+  // Computes the gradients of weight, bias and x of y = x W + b.
   void linear_backward(const float* x, std::uint64_t x_width, const float* dy, std::uint32_t weight,
                        float* dx);
 
@@ -166,8 +170,9 @@ class GptCompute {
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 
-  // The use that is under way: where its activations are, in `activations_` or the caller's. The
-  // final norm's are [R, W] too, and kept apart unless they are a boundary (a tied head).
+  // The addresses of the current use's activations, in `activations_` or in the caller's memory.
+  // The activations of the final norm are [R, W] too. They are kept apart, unless they cross a
+  // boundary (with a tied head).
   Batch* batch_ = nullptr;
   std::uint32_t micro_batch_ = 0;
   const float* input_ = nullptr;

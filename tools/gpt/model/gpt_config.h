@@ -1,4 +1,4 @@
-// The shape of a GPT-2 model: what the section "model" of a config file says. Plain data; pure
+// The shape of a GPT-2 model, as the section "model" of a config file gives it. Plain data; pure
 // functions, callable from any thread.
 #pragma once
 
@@ -12,7 +12,7 @@ struct GptConfig {
   std::uint32_t embedding = 192;  // width of the residual stream
   std::uint32_t context = 128;    // longest sequence
   std::uint32_t vocabulary = 256;
-  bool tied_head = true;  // logits come from wte.weight; otherwise from lm_head.weight
+  bool tied_head = true;  // true: logits come from wte.weight; false: from lm_head.weight
 
   std::uint32_t head_width() const { return embedding / heads; }
 };

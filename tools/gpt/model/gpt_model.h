@@ -11,7 +11,7 @@
 
 namespace sluice::gpt {
 
-// Where each tensor stands in UnitSpec::tensors.
+// The index of each tensor in UnitSpec::tensors.
 enum EmbeddingTensor : std::uint32_t { kWte, kWpe, kEmbeddingTensors };
 enum BlockTensor : std::uint32_t {
   kLn1Weight,
@@ -31,20 +31,22 @@ enum BlockTensor : std::uint32_t {
 enum HeadTensor : std::uint32_t { kFinalNormWeight, kFinalNormBias, kLmHeadWeight };
 
 // Units: 0 "embedding" (wte, wpe), 1..layers "h.0".., layers + 1 "head" (ln_f and, when untied,
-// lm_head). Matrices are stored as in GPT-2 (y = x W + b), embeddings and lm_head one row per
-// token. With a tied head the forward order ends with the embedding unit again, for the logits, and
-// the backward order begins with it: one lease at a time.
+// lm_head). Matrices are stored as in GPT-2 (y = x W + b); embeddings and lm_head have one row per
+// token. With a tied head, the forward order ends with a second use of the embedding unit, for the
+// logits, and the backward order begins with this unit. There is one lease at a time.
 // Requires: validate(config) passed.
 ModelSpec gpt_model_spec(const GptConfig& config);
 
-// Floating-point operations of training per token of a full context: two for each multiply-add of
-// the matrix products, three times (forward, and backward for inputs and weights), without what
-// recomputation repeats. Attention counts with the half of its scores that the mask leaves.
+// The floating-point operations of training, per token of a full context. Each multiply-add of the
+// matrix products counts as two operations. Every product counts three times: forward, backward for
+// the inputs, and backward for the weights. Recomputation does not count. Attention counts only
+// with the half of its scores that the mask leaves.
 double flops_per_token(const GptConfig& config);
 
-// Writes the initial values of elements [begin, begin + values.size()) of `tensor`: N(0, 0.02), the
-// two projections into the residual stream scaled by 1 / sqrt(2 * layers) (Radford et al. 2019),
-// biases 0, layer norms 1 and 0. Any split of a tensor into ranges gives the same values.
+// Writes the initial values of elements [begin, begin + values.size()) of `tensor`. Weights are
+// N(0, 0.02), and the two projections into the residual stream are scaled by 1 / sqrt(2 * layers)
+// (Radford et al. 2019). Biases are 0; layer norms have weight 1 and bias 0. Any split of a tensor
+// into ranges gives the same values.
 void fill_initial_values(const GptConfig& config, std::uint64_t seed, const TensorSpec& tensor,
                          std::uint64_t begin, std::span<float> values);
 

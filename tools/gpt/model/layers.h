@@ -1,7 +1,7 @@
-// The layers of GPT-2 besides attention and matrix products, forward and backward, spread over
-// threads in fixed pieces: sums over tokens run in one order whatever the number of threads.
-// Matrices are row-major with one row per token. Pure in their arguments: callable from any thread
-// on disjoint memory, one call at a time per ComputeThreads.
+// The layers of GPT-2 besides attention and matrix products, forward and backward. The work is
+// spread over threads in fixed pieces, so that the order of sums over tokens does not depend on the
+// number of threads. Matrices are row-major with one row per token. Pure in their arguments.
+// Callable from any thread on disjoint memory, with one call at a time per ComputeThreads.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Extent {
   std::uint64_t columns = 0;
 };
 
-// Tables of the embedding as they lie in the unit.
+// The two tables of the embedding, as they are stored in the unit.
 struct EmbeddingTables {
   DType dtype = DType::kFp32;
   const void* token = nullptr;     // [vocabulary, width]
@@ -32,7 +32,8 @@ void embedding_forward(ComputeThreads& threads, EmbeddingTables tables,
                        std::span<const std::uint32_t> tokens, std::uint64_t sequence,
                        std::uint64_t width, float* y);
 
-// Gradients of both tables, all rows written; repeated tokens add up in the order of the batch.
+// The gradients of both tables. All rows are written, and the gradients of repeated tokens add up
+// in the order of the batch.
 struct EmbeddingGradients {
   float* token = nullptr;
   float* position = nullptr;
@@ -58,7 +59,7 @@ struct LayerNormSaved {
 };
 struct LayerNormGradients {
   float* x = nullptr;
-  Into into = Into::kOverwrite;  // of x; the parameters' gradients are overwritten
+  Into into = Into::kOverwrite;  // for x only; the parameters' gradients are overwritten
   float* weight = nullptr;
   float* bias = nullptr;
 };
@@ -70,12 +71,12 @@ void gelu_forward(ComputeThreads& threads, const float* x, float* y, std::uint64
 // gradient *= GELU'(x), in place.
 void gelu_backward(ComputeThreads& threads, const float* x, float* gradient, std::uint64_t count);
 
-// sums[j] = the sum of column j: the gradient of a bias.
+// sums[j] = the sum of column j, which is the gradient of a bias.
 void bias_backward(ComputeThreads& threads, Extent extent, const float* dy, float* sums);
 
-// Mean cross entropy over the rows of `logits`. kGradient overwrites the logits with the gradient
-// of the mean times `gradient_scale`, in fp32 or, rounded, in bf16 from the beginning of each row.
-// `row_losses` is scratch, one per row.
+// Returns the mean cross entropy over the rows of `logits`. kGradient overwrites the logits with
+// the gradient of the mean times `gradient_scale`. The gradient is fp32, or it is rounded to bf16
+// and packed at the beginning of each row. `row_losses` is scratch memory for one number per row.
 // Requires: every target is below extent.columns.
 enum class CrossEntropy : std::uint8_t { kLossOnly, kGradient };
 double cross_entropy(ComputeThreads& threads, Extent extent, float* logits,

@@ -1,10 +1,10 @@
-// Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h): matmul.cc is the only
-// file that meets Eigen and BLAS. A product is cut into output tiles whose extents depend on the
-// shape of the result alone; each tile is one task and one single-threaded call of the library over
-// the whole inner extent, so that the number of threads changes no bit. The bits do depend on the
-// library and on the kernel it chooses for the processor.
-// Thread rule: multiply() one call at a time; multiply_serial() from any thread, on disjoint
-// results.
+// Products of row-major matrices, by OpenBLAS or oneDNN (matmul_choice.h). Only matmul.cc includes
+// Eigen and BLAS. A product is cut into output tiles, whose extents depend only on the shape of the
+// result. Each tile is one task and one single-threaded call of the library over the whole inner
+// extent, so that the number of threads changes no bit. The bits do depend on the library, and on
+// the kernel that the library chooses for the processor.
+// Thread rule: one call of multiply() at a time. multiply_serial() is callable from any thread, on
+// disjoint results.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct ConstMatrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
-  DType dtype = DType::kFp32;  // or kBf16, of both factors alike
+  DType dtype = DType::kFp32;  // or kBf16, the same for both factors
 };
 
 struct Matrix {
@@ -31,7 +31,7 @@ struct Matrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t stride = 0;
-  DType dtype = DType::kFp32;  // or kBf16: sums are fp32, and rounded once
+  DType dtype = DType::kFp32;  // or kBf16: the sums are fp32, and are rounded once
 };
 
 enum class Form : std::uint8_t {
@@ -46,7 +46,7 @@ struct Addend {
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself
 };
 
-// Multiplications with an addition, by the library that made them.
+// The number of multiply-adds that each library has computed.
 struct MatrixWork {
   std::uint64_t openblas = 0;
   std::uint64_t onednn = 0;
@@ -54,7 +54,8 @@ struct MatrixWork {
 
 class MatrixProducts {
  public:
-  // `threads` must outlive this. With bf16 factors takes a tile of memory for each thread.
+  // `threads` must outlive this. Takes a tile of memory for each thread if `choice` has bf16
+  // factors.
   // Fails with: kOutOfMemory.
   explicit MatrixProducts(ComputeThreads& threads, MatmulChoice choice = {});
 
@@ -66,11 +67,12 @@ class MatrixProducts {
   static std::uint64_t scratch_bytes_of(unsigned threads, const MatmulChoice& choice);
 
   // result = addend.matrix + addend.bias + product, in that order.
-  // Requires: extents match and are below 2^31; `result` does not overlap `a` or `b`. Factors in
-  // bf16 and results in bf16 need a choice with bf16 factors, and results in bf16 have no addend.
+  // Requires: extents match and are below 2^31; `result` does not overlap `a` or `b`. bf16 factors
+  // and bf16 results need a choice with bf16 factors. A bf16 result has no addend.
   void multiply(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
-  // The same as one task on the calling thread, for use inside a task; the result is fp32.
+  // As multiply(), but as one task on the calling thread. For calls inside a task; the result is
+  // fp32.
   void multiply_serial(Form form, ConstMatrix a, ConstMatrix b, Matrix result, Addend addend = {});
 
  private:

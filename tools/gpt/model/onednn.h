@@ -1,9 +1,10 @@
-// Matrix products by oneDNN, a library that is opened at run time: a program with this in it starts
-// without it. Only two functions of it compute: dnnl_sgemm and dnnl_gemm_bf16bf16f32, which every
-// release since 2.6 exports (the second is in no header of its own). They keep nothing between two
-// calls: what they pack, they free.
+// Matrix products by oneDNN. The library is opened at run time, so a program with this class starts
+// on machines without oneDNN. Only two of its functions are used for products: dnnl_sgemm and
+// dnnl_gemm_bf16bf16f32. Every release since 2.6 exports both (no header of oneDNN declares the
+// second). The functions keep no memory between two calls: packed data is freed.
 //
-// Thread rule: any thread, any number at once; each call computes on the thread that makes it.
+// Thread rule: any thread, any number of calls at the same time. Each call computes on the thread
+// that makes it.
 #pragma once
 
 #include <cstdint>
@@ -17,29 +18,29 @@ namespace sluice::gpt {
 enum class KernelFamily : std::uint8_t { kNone, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view name_of(KernelFamily family);
-// The family of one of the names "avx2", "avx512", "avx512_bf16" and "amx".
+// The family named "avx2", "avx512", "avx512_bf16" or "amx".
 KernelFamily kernel_family_from(std::string_view name);
-// The strongest that this processor and its kernel of the operating system have.
+// The strongest family that this processor and the operating system's kernel support.
 KernelFamily processor_family();
 
 class OneDnn {
  public:
-  // Opens the library at the first call: the file that SLUICE_ONEDNN names, otherwise libdnnl.so.3
-  // or libdnnl.so.2 of the system. The process has one; it stays open.
+  // The process's one library. The first call opens the file that SLUICE_ONEDNN names, otherwise
+  // libdnnl.so.3 or libdnnl.so.2 of the system. The library stays open.
   static OneDnn& library();
 
-  // Why it cannot be used; empty when it can.
+  // Why oneDNN cannot be used; empty when it can.
   const std::string& why_not() const { return why_not_; }
   const std::string& version() const { return version_; }  // "2.6.3"
-  // The strongest family that it has kernels for; the library chooses by the processor.
+  // The strongest family that the library has kernels for on this processor.
   KernelFamily family() const;
-  // Allows kernels up to `family` from now on. False where another is fixed already, as it is after
-  // family() or a product.
+  // Allows kernels up to `family` from now on. Returns false where another family is fixed already.
+  // A call of family() or a product fixes the family, too.
   // Requires: why_not() is empty.
   bool limit(KernelFamily family);
 
-  // A row-major product with the elements of C `c_stride` apart from row to row; `beta` 0 or 1 is
-  // what C counts for. False when the library refuses.
+  // A row-major product. The rows of C are `c_stride` elements apart, and C is first multiplied by
+  // `beta`, which is 0 or 1. A product returns false when the library refuses it.
   // Requires: why_not() is empty.
   struct Call {
     bool a_transposed = false;
@@ -75,7 +76,7 @@ class OneDnn {
   Bf16Gemm* bf16_gemm_ = nullptr;
   int (*effective_isa_)() = nullptr;
   int (*set_max_isa_)(int) = nullptr;
-  void (*set_threads_)(int) = nullptr;  // of the calling thread, where the library has threads
+  void (*set_threads_)(int) = nullptr;  // for the calling thread; only in a library with threads
 };
 
 }  // namespace sluice::gpt

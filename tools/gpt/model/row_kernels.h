@@ -1,7 +1,7 @@
-// The element-wise arithmetic of the model on contiguous fp32 memory, one thread each. Sums run in
-// 16 fixed lanes and the project never fuses a multiply with an add, so every instruction set that
-// the compiler makes a version for gives the same bits. Pure: callable from any thread on disjoint
-// memory. NaN and infinity pass through; nothing is checked here.
+// The element-wise arithmetic of the model on contiguous fp32 memory. Each function runs on one
+// thread. Sums run in 16 fixed lanes, and the project never fuses a multiply with an add. So the
+// compiler's versions for all instruction sets give the same bits. Pure; callable from any thread
+// on disjoint memory. NaN and infinity pass through; nothing is checked here.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct RowMoments {
   float inverse_deviation;  // 1 / sqrt(variance + 1e-5)
 };
 
-// y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3): the tanh approximation
-// of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) = sigmoid(2u). The
-// exponential is a polynomial; the relative error of y stays below 3e-6.
+// y = GELU(x) = x / (1 + exp(-2u)), u = sqrt(2 / pi) * (x + 0.044715 x^3). This is the tanh
+// approximation of GPT-2 (Hendrycks & Gimpel 2016), rewritten with 0.5 * (1 + tanh(u)) =
+// sigmoid(2u). The exponential is a polynomial; the relative error of y stays below 3e-6.
 void gelu_row(const float* x, float* y, std::uint64_t count);
 
 // gradient[i] *= GELU'(x[i]).
@@ -35,15 +35,16 @@ void layer_norm_backward_row(const float* x, RowMoments moments, const float* we
 // log(sum(exp(scale * s))).
 float softmax_row(float* scores, float scale, std::uint64_t count);
 
-// Overwrites the scores with the probabilities exp(scale * s - log_sum), and `gradient` (with
-// respect to the probabilities) with the one with respect to s: p * (gradient - delta) * scale.
+// Overwrites the scores with the probabilities p = exp(scale * s - log_sum). Overwrites `gradient`,
+// which is given with respect to p, with the gradient with respect to s, which is p * (gradient -
+// delta) * scale.
 void softmax_backward_row(float* scores, float* gradient, float scale, float log_sum, float delta,
                           std::uint64_t count);
 
 // Returns the cross entropy -log(softmax(logits)[target]).
 float cross_entropy_row(const float* logits, std::uint64_t count, std::uint64_t target);
 
-// The same, and overwrites the logits with their gradient times `scale`.
+// Returns the same, and overwrites the logits with their gradient times `scale`.
 float cross_entropy_gradient_row(float* logits, std::uint64_t count, std::uint64_t target,
                                  float scale);
 
@@ -53,20 +54,22 @@ float dot_row(const float* a, const float* b, std::uint64_t count);
 // target[i] += source[i].
 void add_row(float* target, const float* source, std::uint64_t count);
 
-// Sums over `row_count` rows of a `stride`d matrix, for its first `column_count` columns: blocks of
-// 64 rows first, then the blocks, both in order.
+// Sums `row_count` rows of a `stride`d matrix, for its first `column_count` columns. First each
+// block of 64 rows is summed, then the blocks are summed, both in order.
 // Requires: column_count <= kColumnSliceMax.
 inline constexpr std::uint64_t kColumnSliceMax = 32;
 void column_sums(const float* rows, std::uint64_t row_count, std::uint64_t stride,
                  std::uint64_t column_count, float* sums);
 
-// The gradients of a layer norm's weight and bias for a slice of columns, in the same order:
-// weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). x and dy share `stride`.
+// The gradients of a layer norm's weight and bias for a slice of columns, with sums in the order of
+// column_sums(): weight[j] = sum(dy * (x - mean) * inverse_deviation), bias[j] = sum(dy). x and dy
+// share `stride`.
 void layer_norm_parameter_sums(const float* x, const RowMoments* moments, const float* dy,
                                std::uint64_t row_count, std::uint64_t stride,
                                std::uint64_t column_count, float* weight, float* bias);
 
-// bf16 and fp16 to fp32, exact; fp32 to them, to nearest even (sluice/dtype.h defines all four).
+// Conversions of bf16 and fp16 to fp32, which are exact, and of fp32 to bf16 and fp16, which round
+// to nearest even (sluice/dtype.h defines all four).
 void widen_bf16_row(const std::uint16_t* source, float* target, std::uint64_t count);
 void round_bf16_row(const float* source, std::uint16_t* target, std::uint64_t count);
 void widen_fp16_row(const std::uint16_t* source, float* target, std::uint64_t count);

@@ -15,7 +15,7 @@ struct SamplingOptions {
 // The token at `position` of a generation: softmax(logits / temperature) over the top_k largest
 // logits (ties go to the smaller token), drawn with a random number that depends on (seed,
 // position) alone.
-// Requires: logits not empty and without NaN, temperature >= 0.
+// Requires: logits are not empty and have no NaN, temperature >= 0.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                            std::uint64_t position);
 

@@ -1,5 +1,5 @@
-// The products that the fast library has no algorithm for, which the plain kernel computes instead:
-// one note for each shape. Thread rule: one thread at a time.
+// Notes about the products that the plain kernel computes, because the fast library has no
+// algorithm for them. There is one note for each shape. Thread rule: one thread at a time.
 #pragma once
 
 #include <set>

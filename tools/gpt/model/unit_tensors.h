@@ -1,6 +1,6 @@
-// One unit's parameters and gradients as fp32, whatever their element type at rest: bf16 and fp16
-// tensors pass through scratch memory that is sized once for the largest unit, fp32 tensors are
-// used where they lie, and so are the matrices of bf16 units that are multiplied as they are.
+// One unit's parameters and gradients as fp32, for every element type at rest. bf16 and fp16
+// tensors pass through scratch memory, which is sized once for the largest unit. fp32 tensors are
+// used in place. bf16 matrices that products take as bf16 are used in place, too.
 // Not thread-safe: one unit at a time.
 #pragma once
 
@@ -18,7 +18,7 @@
 namespace sluice::gpt {
 
 // One address per tensor of a unit, in the order of UnitSpec::tensors, aligned to 256 bytes as in
-// every placement. The memory must stay until the call that receives them returns.
+// every placement. The memory must stay until the call that receives the addresses returns.
 using ParameterPointers = std::span<const std::byte* const>;
 using GradientPointers = std::span<std::byte* const>;
 
@@ -48,18 +48,18 @@ class UnitTensors {
 
   // Makes parameter(i) and factor(i) valid until the next load.
   void load(std::uint32_t unit, ParameterPointers parameters);
-  // Requires: a vector, or no bf16 factors.
+  // Requires: the tensor is a vector, or there are no bf16 factors.
   const float* parameter(std::uint32_t tensor) const { return parameters_[tensor]; }
-  // A matrix as products take it.
+  // A matrix in the type that products take.
   const void* factor(std::uint32_t tensor) const {
     return bf16_factors_ ? factors_[tensor] : parameters_[tensor];
   }
 
-  // Makes gradient(i) valid until store_gradients(), which writes them to where they belong. Every
-  // element has to be written in between.
+  // Makes gradient(i) valid until store_gradients(), which writes the gradients to `gradients`.
+  // Every element has to be written in between.
   void open_gradients(std::uint32_t unit, GradientPointers gradients);
   float* gradient(std::uint32_t tensor) const { return gradients_[tensor]; }
-  // The same for a gradient that is one product: it goes to where it belongs at once.
+  // The same for a gradient that is one product, which is written to its final place directly.
   GradientTarget product_gradient(std::uint32_t tensor);
   void store_gradients(GradientPointers gradients);
 
@@ -78,7 +78,7 @@ class UnitTensors {
   std::array<const void*, kBlockTensors> factors_{};
   std::array<float*, kBlockTensors> gradients_{};
   std::array<std::byte*, kBlockTensors> gradient_homes_{};
-  std::array<bool, kBlockTensors> is_home_{};  // has been written there
+  std::array<bool, kBlockTensors> is_home_{};  // the gradient is already in its final place
   std::uint32_t gradient_unit_ = 0;
 };
 
