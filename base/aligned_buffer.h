@@ -1,8 +1,8 @@
 // Host memory that O_DIRECT and DMA can use. The memory is page-aligned and zero-filled, and the
-// constructor touches all of it. It has 2 MiB pages where the kernel grants them. A physically
-// contiguous buffer doubles a drive's rate. The first touch of memory is 10 to 50 times slower than
-// any later touch, so arenas are made once and divided into slots. With several NUMA nodes, a
-// buffer's huge pages go to the nodes in turn. Movable, with one owner; not thread-safe.
+// constructor touches all of it. The memory has 2 MiB pages where the kernel grants such pages. A
+// physically contiguous buffer doubles a drive's rate. The first touch of memory is 10 to 50 times
+// slower than any later touch, so arenas are made once and divided into slots. With several NUMA
+// nodes, a buffer's huge pages go to the nodes in turn. Movable, with one owner; not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// How much memory this process can have before the kernel kills the process. This is the machine's
-// free memory, within the limits of the process's control groups. Reads files, and is pure
-// otherwise.
+// How much memory this process can have before the kernel kills the process. The room is the
+// machine's free memory, within the limits of the process's control groups. Reads files, and is
+// pure otherwise.
 #pragma once
 
 #include <cstdint>

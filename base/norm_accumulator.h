@@ -1,9 +1,10 @@
-// The global gradient norm, as a sum that does not depend on the order. Each leaf is the sum of 256
-// consecutive elements in fp64 in a fixed tree (cpu_optim/gradient_ops.h). NormAccumulator adds
-// each leaf to a fixed-point integer that is wide enough for every possible leaf (Kulisch 1981). So
-// leaves may come in any order from blocks, threads and ranks, and the total has the same bits.
-// Accumulators can be added as integers, word by word, as an integer all-reduce does. Not
-// thread-safe, so use one accumulator per thread and merge them at the end.
+// The global gradient norm, as a sum that does not depend on the order. Each leaf is the sum of the
+// squares of 256 consecutive elements, added in fp64 in a fixed tree (cpu_optim/gradient_ops.h).
+// NormAccumulator adds each leaf to a fixed-point integer that is wide enough for every possible
+// leaf (Kulisch 1981). So leaves may come in any order from blocks, threads and ranks, and the
+// total has the same bits. Accumulators can be added as integers, word by word, as an integer
+// all-reduce does. Not thread-safe, so use one accumulator per thread and merge the accumulators at
+// the end.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The frame of every call of the C interface. Turns exceptions into a status and a message, and
-// lets only one thread at a time, of one process, use a handle.
+// lets only one thread of one process use a handle at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -53,8 +53,9 @@ sluice_status guarded(const Call& call) noexcept {
 }
 
 // Runs the call `name` on `handle` and turns its exception into a status. Refuses the call if
-// another thread is inside a call on `handle`, or if another process made `handle`. Then nothing
-// but the owner is checked, because the threads and pools of the handle are not in this process.
+// another thread is inside a call on `handle`, or if another process made `handle`. For another
+// process's handle, only the owner is checked, because the threads and pools of the handle are not
+// in this process.
 template <typename Call>
 sluice_status guarded(Handle* handle, const char* name, const Call& call) noexcept {
   if (handle != nullptr && !handle->is_mine())

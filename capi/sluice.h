@@ -67,7 +67,7 @@ typedef struct sluice_unit {
   int32_t is_frozen;  // not 0: only parameters, no gradient and no optimizer state
 } sluice_unit;
 
-// Tensors count from 0 through all units in this order.
+// Tensor numbers count from 0 through all units, in the order of `units`.
 typedef struct sluice_model {
   const sluice_unit* units;
   uint32_t unit_count;
@@ -97,7 +97,8 @@ typedef enum sluice_state {
 
 typedef struct sluice_step_options {
   double learning_rate;
-  // Divides the sum of the micro-batches' gradients; 0 = by micro_batches, which gives the mean.
+  // The divisor of the sum of the micro-batches' gradients; 0 = micro_batches, which gives the
+  // mean.
   double gradient_divisor;
   // One learning rate for each of the config's optimizer.groups, in the order of the config; null =
   // learning_rate times the group's factor.
@@ -154,14 +155,15 @@ typedef struct sluice_traffic {
 } sluice_traffic;
 
 // Fills `values` with the fp32 values of elements [first, first + count) of a tensor, on the
-// calling thread. Returns 0, or anything else to stop. Must not call the same engine.
+// calling thread. Returns 0 to continue, or any other number to stop. The function must not call
+// the same engine.
 typedef int (*sluice_values)(void* context, uint32_t tensor, uint64_t first, float* values,
                              uint64_t count);
 
 uint32_t sluice_abi_version(void);
 const char* sluice_version(void);
-// The message of the calling thread's last failed call; empty before the first failure. Valid until
-// the thread's next failed call.
+// The message of the calling thread's last failed call; empty before the first failure. The text is
+// valid until the thread's next failed call.
 const char* sluice_last_error(void);
 
 // `config_json` is the text of a config file (docs/configuration.md); only the engine's part is
@@ -173,8 +175,8 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
 // nothing.
 void sluice_engine_destroy(sluice_engine* engine);
 
-// Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step. A
-// call after a successful call is refused.
+// Sets the fp32 master weights, and sets the moments to zero. Called once, before the first step.
+// After a successful call, another call is refused.
 sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, void* context);
 // Waits for every update, and reports an update's failure. Only sluice_engine_destroy() may follow.
 sluice_status sluice_close(sluice_engine* engine);
@@ -214,12 +216,12 @@ sluice_status sluice_tensor_describe(sluice_engine* engine, uint32_t tensor,
 sluice_status sluice_predicted_traffic(sluice_engine* engine, uint32_t micro_batches,
                                        sluice_traffic* traffic);
 // Returns one line for the user, about a choice that the machine forced or about the last step.
-// Each line comes once; null when there are no more. Valid until the next call of this function for
-// the same engine.
+// Each line comes once; the result is null when no lines are left. Valid until the next call of
+// this function for the same engine.
 sluice_status sluice_next_note(sluice_engine* engine, const char** note);
 
 // Writes all of the state as a checkpoint into a new folder below `root`. The folder appears whole
-// or not at all (docs/checkpoints.md). `keep` is the number of checkpoints that stay there; 0 =
+// or not at all (docs/checkpoints.md). `keep` is the number of checkpoints that stay in `root`; 0 =
 // all. `application` is a text that is saved with the checkpoint; null = none. Must not be called
 // while a step is active.
 sluice_status sluice_save(sluice_engine* engine, const char* root, uint32_t keep,
@@ -238,13 +240,14 @@ sluice_status sluice_open_or_create(sluice_engine* engine, sluice_values values,
 sluice_status sluice_set_application(sluice_engine* engine, const char* text);
 // Commits the last step now. Must not be called while a step is active.
 sluice_status sluice_commit_now(sluice_engine* engine);
-// The last step whose commit is durable. After sluice_engine_create(), this is the step from which
-// sluice_open_or_create() continues. `*has_one` is 0 if there is no such step, or no durable store.
+// The last step whose commit is durable. After sluice_engine_create(), the result is the step from
+// which sluice_open_or_create() continues. `*has_one` is 0 if no step is committed, or if there is
+// no durable store.
 sluice_status sluice_committed_step(sluice_engine* engine, uint64_t* step, int* has_one);
 // sluice_application_text() returns the text saved with the checkpoint of sluice_restore() or the
 // commit of sluice_open_or_create(). sluice_saved_path() returns the path of the last checkpoint
-// that sluice_save() wrote. Both are empty before these calls, and valid until the next of these
-// calls for the same engine.
+// that sluice_save() wrote. Before these calls, both texts are empty. A text is valid until the
+// next of these calls for the same engine.
 sluice_status sluice_application_text(sluice_engine* engine, const char** text);
 sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 
@@ -324,8 +327,8 @@ sluice_status sluice_optimizer_write(sluice_optimizer* optimizer, uint32_t tenso
 sluice_status sluice_optimizer_describe(sluice_optimizer* optimizer,
                                         sluice_optimizer_report* report);
 // Returns a line for the user about a choice that this machine forced, or about a tensor that is no
-// longer finite. Each line comes once; null when there are no more. Valid until the next call of
-// this function for the same optimizer.
+// longer finite. Each line comes once; the result is null when no lines are left. Valid until the
+// next call of this function for the same optimizer.
 sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** note);
 
 // Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
@@ -343,9 +346,10 @@ sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
 // first update is update 0.
 sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uint64_t count,
                                     double* rates);
-// The plan of a run on this machine, without an engine: the pools of each tier, their sums, and the
-// bytes that a step reads from storage and writes there, as JSON. Valid until the thread's next
-// plan. Fails as sluice_engine_create() does, but for files that cannot be made.
+// Plans a run on this machine without making an engine. `plan_json` is JSON with the pools of each
+// tier, their sums, and the bytes that a step reads from and writes to storage. Valid until the
+// thread's next call of this function. Fails as sluice_engine_create() does, except for failures to
+// make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
 

@@ -1,9 +1,9 @@
 // The operations on a gradient before the optimizer on the CPU: accumulation over micro-batches and
 // the squared norm. Results depend only on the arguments. Any thread may call the functions on
 // disjoint memory. The *_reference functions are the scalar definitions. The other functions give
-// the same bits faster (simd_target_name() names their instruction set). Arrays are aligned at
-// least to their element. As in update.h, the caller's floating-point environment changes no result
-// and stays unchanged. A NaN may differ in sign and payload.
+// the same bits faster (simd_target_name() names their instruction set). Each array is aligned at
+// least for its element type. As in update.h, the caller's floating-point environment changes no
+// result and stays unchanged. A NaN may differ in sign and payload.
 #pragma once
 
 #include <cstddef>

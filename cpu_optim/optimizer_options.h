@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Which moments `kind` keeps. Every optimizer keeps one or both.
+// Which moments `kind` keeps. Every optimizer keeps one moment or both moments.
 bool keeps_exp_avg(OptimizerKind kind);
 bool keeps_exp_avg_sq(OptimizerKind kind);
 
@@ -37,9 +37,9 @@ struct UpdateBuffers {
 
 // Makes the arguments of update_simd() from `buffers`. The memory of the buffers must outlive the
 // result.
-// Fails with: kInvalidArgument when a buffer is missing, is not used, is not aligned to its element
-// or does not hold `element_count` elements; the message names the buffer. kUnsupported when
-// `layout` cannot keep parameters of type `parameter`.
+// Fails with: kInvalidArgument naming a buffer that is missing, is not used, is not aligned to its
+// element or does not hold `element_count` elements; kUnsupported when `layout` cannot keep
+// parameters of type `parameter`.
 UpdateArrays make_update_arrays(OptimizerKind kind, MasterLayout layout, DType parameter,
                                 DType gradient, std::uint64_t element_count,
                                 const UpdateBuffers& buffers);

@@ -28,8 +28,8 @@ struct VectorResult {
 };
 
 // The kernels of one instruction set. Each kernel returns the name of the set that it was compiled
-// for, so that a test can tell which kernel really ran. Arrays are aligned at least to their
-// element.
+// for, so that a test can tell which kernel really ran. Each array is aligned at least for its
+// element type.
 struct SimdKernels {
   std::int64_t highway_target;  // Highway's bit for the set
   std::string_view target_name;

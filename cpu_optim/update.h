@@ -2,8 +2,8 @@
 // moments and the master, writes the compute parameter, and notices values that are no longer
 // finite. update_reference() applies the scalar definition (base/optimizer_math.h) in a loop, and
 // is the oracle in tests. update_simd() gives the same bits on every instruction set (Highway,
-// chosen at run time). The results of both depend only on the arguments. Any thread may call them
-// on disjoint memory.
+// chosen at run time). The results of both functions depend only on the arguments. Any thread may
+// call the functions on disjoint memory.
 #pragma once
 
 #include <cstddef>
@@ -79,10 +79,10 @@ inline bool is_finite_master(MasterLayout layout, float master) {
 // infinite never moves again, because the step is divided by the root of exp_avg_sq.
 enum class NewState : std::uint8_t { kFinite, kNonFinite };
 
-// Both functions round to nearest and do not flush denormals. They ignore the caller's
-// floating-point settings and leave them unchanged. The arrays do not overlap, and each array is
-// aligned at least to its element. Both functions give equal bits for every result that is not NaN.
-// A NaN result may have any sign and payload.
+// Both functions round to nearest and do not flush denormals. Both functions ignore the caller's
+// floating-point settings and do not change the settings. The arrays do not overlap, and each array
+// is aligned at least for its element type. Both functions give equal bits for every result that is
+// not NaN. A NaN result may have any sign and payload.
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 NewState update_simd(const UpdateCoefficients& coefficients, const UpdateArrays& arrays);
 

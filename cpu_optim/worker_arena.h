@@ -3,10 +3,10 @@
 // iterations are done, and runs some of them.
 //
 // libtbb is not built with ThreadSanitizer. So the sanitizer does not see that work goes to a
-// worker, and does not see the wait for the worker. It would report every array as a race. So
-// worker_arena.cc is compiled without the sanitizer. In builds with the sanitizer, two atomics in
-// this header show both orderings to the sanitizer. The sanitizer still finds races between
-// iterations, and races with other threads.
+// worker, or that a thread waits for the worker. Without help, the sanitizer would report every
+// array as a race. worker_arena.cc is compiled without the sanitizer. In builds with the sanitizer,
+// two atomics in this header show both orderings to the sanitizer. The sanitizer still finds races
+// between iterations, and races with other threads.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // A file for O_DIRECT transfers, preallocated to its full size. A scratch file has no name, and the
-// kernel frees its space even if the process crashes. Another kind of file gets a name later.
+// kernel frees its space even if the process crashes. A file of create_unnamed() gets a name later.
 // Movable, with one owner. Any thread may use the descriptor.
 #pragma once
 
@@ -30,11 +30,12 @@ class DirectFile {
   // Gives the file a name that no other file has. Does not sync the folder.
   // Fails with: kInput if the name is taken; kIo.
   void link_as(const std::string& path);
-  // Opens an existing file. Fails with: kInput (missing, not a regular file, not writable).
+  // Opens an existing file. Fails with: kInput (the file is missing, is not a regular file, or is
+  // not writable).
   static DirectFile open_existing(const std::string& path);
 
   // Returns another owner of the same open file. Messages call that owner `name`.
-  // Fails with: kIo (no descriptor left).
+  // Fails with: kIo (no descriptor is left).
   DirectFile shared_as(const std::string& name) const;
 
   int descriptor() const { return descriptor_.get(); }
@@ -42,7 +43,7 @@ class DirectFile {
   // Offset, length and memory address must be multiples of this number. The number comes from
   // statx(STATX_DIOALIGN), and is 4096 if the kernel does not tell. At least 512.
   std::uint64_t alignment_bytes() const { return alignment_bytes_; }
-  // False if the file system refused O_DIRECT. The page cache is used in that case.
+  // False if the file system refused O_DIRECT; the file then uses the page cache.
   bool is_direct() const { return is_direct_; }
   // The path, or "DIRECTORY/(scratch)", for messages.
   const std::string& name() const { return name_; }

@@ -9,10 +9,11 @@
 
 namespace sluice {
 
+// kReread is for errors that may vanish. For example, a drive could not read a sector, or a link
+// dropped a command.
 enum class ErrnoAction : std::uint8_t {
   kRetry,   // nothing was moved; the queue tries again, at most kRetriesMax times in a row
-  kReread,  // the request fails, but one new request may succeed; for example, the drive could not
-            // read a sector, or a link dropped a command
+  kReread,  // the request fails, but one new request may succeed
   kFail,    // the request fails, and a new request would fail, too
 };
 

@@ -1,6 +1,6 @@
-// Passes requests from any thread to the thread that owns a ring. Has a queue with room for
-// `capacity` requests, and an eventfd. The owner sleeps in the kernel by reading the eventfd, and
-// new requests wake the owner.
+// Passes requests from any thread to the thread that owns a ring. A Handover has a queue with room
+// for `capacity` requests, and an eventfd. The owner sleeps in the kernel by reading the eventfd,
+// and new requests wake the owner.
 //
 // Thread rule: any thread may call put() and stop(); only the owner calls take().
 // Invariants: requests leave in the order of pending_list.h. If the owner has taken all requests
@@ -24,8 +24,8 @@ class Handover {
   // Fails with: kUnsupported when the kernel gives no eventfd.
   explicit Handover(std::size_t capacity);
 
-  // Adds the requests in order. The first request gets `first_ticket`, and each further request the
-  // next number. Blocks while there is no room.
+  // Adds the requests in order. The first request gets `first_ticket`, and each further request
+  // gets the next number. Blocks while there is no room.
   // Requires: stop() has not been called.
   void put(std::span<IoRequest* const> requests, std::uint64_t first_ticket);
 

@@ -6,7 +6,7 @@
 // Thread rule: submit() and wait_idle() may be called from any thread. Completion callbacks run on
 // the queue's owner thread (uring_queue), on several worker threads at the same time
 // (thread_queue), or inside submit() (sync_queue). Callbacks may compute, for example a checksum.
-// They must not block for long, and must not submit to the same queue.
+// Callbacks must not block for long, and must not submit to the same queue.
 // Invariants: every request completes exactly once, with all of its bytes moved or with an errno.
 // Short transfers are resumed. EINTR and EAGAIN are retried a limited number of times. A read that
 // meets the end of the file ends with EIO. Waiting requests of higher priority start first.
@@ -83,7 +83,7 @@ class IoQueue {
   virtual ~IoQueue() = default;
 
   // Adds every request to the queue (sync_queue completes every request). Blocks while the queue is
-  // full. The end of each request is its on_complete.
+  // full. A request ends with the call of its on_complete.
   virtual void submit(std::span<IoRequest* const> requests) = 0;
 
   // Returns when every request submitted before the call has completed and its callback has

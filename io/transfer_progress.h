@@ -41,8 +41,8 @@ void note_start(IoRequest& request, std::uint64_t now_ns);
 bool has_started(const IoRequest& request);
 
 // Resets the results of a new or reused `request`. Checks for mistakes that no kernel would notice.
-// These are a missing callback or buffer, a range beyond 2^63, and a flush with a range. (For
-// io_uring, offset -1 would mean "the current position".)
+// Such mistakes are a missing callback or buffer, a range beyond 2^63, and a flush with a range.
+// (For io_uring, offset -1 would mean "the current position".)
 void begin_transfer(IoRequest& request);
 
 // Returns the next attempt, which is the rest of the request. If a short transfer ended inside a

@@ -9,7 +9,7 @@
 // while nothing is recorded.
 // Invariants: recording never blocks and never throws, and allocates only for a thread's first
 // record. A full ring drops the record and counts the loss. After a kill, the file has every span
-// that ended at least 100 ms before the kill, and every step and wait that had begun by then.
+// that ended at least 100 ms before the kill, and every step and wait that had begun by that time.
 #pragma once
 
 #include <array>
@@ -154,18 +154,18 @@ inline void trace_record(const TraceRecord& record) {
 // Counts the span, and records it while a trace runs.
 void trace_span(const TraceRecord& record);
 
-// Announces a span that has begun, by recording `record` without an end while a trace runs. The
-// reader of an interrupted trace lets such a span last to the end of the trace, unless the span's
-// full record follows.
+// Announces a span that has begun, by recording `record` without an end while a trace runs. A
+// reader of an unfinished trace assumes that such a span lasts to the end of the trace, unless the
+// span's full record follows.
 inline void trace_begin(TraceRecord record) {
   record.end_ns = 0;
   trace_record(record);
 }
 
 // While this object lives and a trace goes to a file, the drainer's thread calls `poll` about every
-// 25 ms and writes the new records immediately. For spans whose end no other thread would notice.
-// When the destructor returns, `poll` is not running any more. `poll` must not make or destroy a
-// TracePoll, and must not start or stop a trace.
+// 25 ms and writes the new records immediately. TracePoll is for spans whose end no other thread
+// would notice. When the destructor returns, `poll` is not running any more. `poll` must not make
+// or destroy a TracePoll, and must not start or stop a trace.
 class TracePoll {
  public:
   explicit TracePoll(std::function<void()> poll);

@@ -1,7 +1,7 @@
 // The clock of trace records. Gives nanoseconds of the steady clock, computed from the processor's
-// time stamp counter. Reading the counter takes a few nanoseconds; clock_gettime takes tens. If the
-// processor does not call the counter invariant, or if the counter drifts, clock_gettime is used
-// instead.
+// time stamp counter. Reading the counter takes a few nanoseconds, while clock_gettime takes tens
+// of nanoseconds. If the processor does not call the counter invariant, or if the counter drifts,
+// clock_gettime is used instead.
 //
 // Thread rule: every function from any thread.
 // Invariant: the time stays within some microseconds of steady_now_ns() if calibrate_trace_clock()

@@ -1,4 +1,5 @@
-// The drainer of a trace. Its thread empties the rings into the trace file, block by block.
+// The drainer of a trace. A thread of the drainer empties the rings into the trace file, block by
+// block.
 //
 // Thread rule: any thread may call add_ring() and add_section(); only one thread calls finish().
 // Invariants: an appended record reaches the file within kDrainPeriod plus the disk's own time. A

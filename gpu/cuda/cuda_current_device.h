@@ -1,11 +1,11 @@
 // Makes a GPU the current GPU of the calling thread. The CUDA runtime uses the current GPU in
-// nearly every call, and makes a context on the GPU, which takes about half a gigabyte of GPU
-// memory. The runtime does this even if stream and event belong to another GPU. So every call of
-// the runtime is made inside the lifetime of such an object.
+// nearly every call, and makes a context on the current GPU, which takes about half a gigabyte of
+// GPU memory. The runtime makes the context even if stream and event belong to another GPU. So
+// every call of the runtime is made inside the lifetime of a CudaCurrentDevice.
 // The destructor restores the former GPU if the process uses that GPU. The destructor does not
 // restore a GPU without a context, because setting the GPU would make a context. Threads have GPU 0
 // until they choose a GPU. On a thread that has not chosen, the first object therefore chooses
-// permanently, and later objects cost only one call that checks.
+// permanently. Later objects cost only one call that checks.
 #pragma once
 
 #include <new>

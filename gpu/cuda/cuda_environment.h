@@ -1,5 +1,6 @@
 // The environment variables that the CUDA runtime reads at the first call. A program may set the
-// variables before the first call. A library inside another program's process does not set them.
+// variables before the first call. A library inside another program's process does not set the
+// variables.
 #pragma once
 
 #include <string>

@@ -18,8 +18,8 @@ namespace sluice {
 inline constexpr unsigned kTeamThreads = 256;
 inline constexpr std::uint64_t kBlocksMax = 1 << 16;
 
-// The threads of one block. The functions are for device code. Elsewhere they do nothing. They
-// exist there because the compiler also compiles the bodies that call them as host functions.
+// The threads of one block. The functions are for device code. On the host the functions do
+// nothing, and exist only because the compiler also compiles kernel bodies as host functions.
 class BlockTeam {
  public:
   SLUICE_HOST_DEVICE unsigned rank() const {

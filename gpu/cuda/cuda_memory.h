@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-// The memory of a GPU that no process has taken.
+// The bytes of GPU memory that no process has taken.
 // Fails with: as SLUICE_CUDA.
 std::uint64_t cuda_unused_bytes(int ordinal);
 
@@ -40,8 +40,8 @@ class CudaMemory {
   int free(std::byte* memory) noexcept;
   std::uint64_t capacity_bytes() const;
   std::uint64_t allocated_bytes() const;
-  // The most memory that allocate() can still get from cudaMalloc. Another source of memory tells
-  // no limit, so the result is UINT64_MAX.
+  // The most memory that allocate() can still get from cudaMalloc. With another source of memory,
+  // the result is UINT64_MAX, because the source tells no limit.
   std::uint64_t unused_bytes() const {
     return source_.allocate ? UINT64_MAX : cuda_unused_bytes(ordinal_);
   }

@@ -1,7 +1,7 @@
-// Every kernel that the program can launch, so that all kernels can be loaded before the first is
-// needed. CUDA loads a kernel at the kernel's first launch, and waits for the GPU's work while
-// loading. Suppose that the GPU's work is a collective that waits for another rank. If the other
-// rank waits for this rank's next call, both ranks wait forever.
+// Every kernel that the program can launch, so that all kernels can be loaded before the program
+// needs the first kernel. CUDA loads a kernel at the kernel's first launch, and waits for the GPU's
+// work while loading. Suppose that the GPU's work is a collective that waits for another rank. If
+// the other rank waits for this rank's next call, both ranks wait forever.
 //
 // Thread rule: kernels are listed while the program starts; after that, every function from any
 // thread.

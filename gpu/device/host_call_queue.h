@@ -1,7 +1,7 @@
-// The host functions of one CUDA stream that have not run yet, in the order of their enqueueing.
-// The runtime calls back once for each function. After a failure, the runtime may not call back, or
-// may call back late or in another order. The functions still run in the order of the queue. So
-// when a function runs, all earlier functions have run.
+// The host functions of one CUDA stream that have not run yet, in the order in which they were
+// enqueued. The runtime calls back once for each function. After a failure, the runtime may not
+// call back, or may call back late or in another order. The functions still run in the order of the
+// queue. So when a function runs, all earlier functions have run.
 //
 // Thread rule: every function from any thread.
 // Invariant: functions run one at a time.

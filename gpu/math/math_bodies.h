@@ -1,5 +1,5 @@
 // The kernel bodies (gpu/math/kernel_elements.h) behind DeviceMath. Each index stands for eight
-// elements. Accesses have 16 bytes where all eight elements exist. Pure.
+// elements. If all eight elements exist, memory accesses have 16 bytes. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ SLUICE_HOST_DEVICE inline bool is_finite_below(float value, std::uint32_t magnit
   return (bits_from_float(value) & 0x7fffffffu) < magnitude;
 }
 
-// Pack `index` of an array of `count` elements. Elements beyond the end are zero, and are not
-// written. Every loop over a pack has eight rounds, so that the compiler unrolls the loop and keeps
-// the pack in registers.
+// Loads or stores pack `index` of an array of `count` elements. Elements beyond the end are zero,
+// and are not written. Every loop over a pack has eight rounds, so that the compiler unrolls the
+// loop and keeps the pack in registers.
 template <class T>
 SLUICE_HOST_DEVICE inline Pack<T> load_pack(const T* array, std::uint64_t index,
                                             std::uint64_t count) {

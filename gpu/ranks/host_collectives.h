@@ -1,5 +1,5 @@
 // The common part of collectives over host memory. Operations become work of the host device's
-// streams. They are numbered in the order of the calls. After the first failure, all later
+// streams. Operations are numbered in the order of the calls. After the first failure, all later
 // operations fail. An implementation defines how one operation runs on a stream's thread; run()
 // blocks until the operation is done.
 //
@@ -32,8 +32,9 @@ struct HostCollectivesOptions {
   // late.
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
-  // Called about four times a second while an operation waits for other processes. The text names
-  // the ranks and the operation. A program that was told to end can end here. Runs on any thread.
+  // Called about four times a second while an operation waits for other processes. `waiting` names
+  // the ranks and the operation. In this call, a program that was told to end can end. Runs on any
+  // thread.
   std::function<void(const std::string& waiting)> on_wait = {};
   // For tests. Every rank must have the same path.
   RankPath path = RankPath::kBest;

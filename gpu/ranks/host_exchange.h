@@ -1,19 +1,19 @@
 // One sequence of collectives between ranks of one host, without messages. Data moves in one of two
-// ways. Every rank chooses the same way by the operation's size:
-// - Up to 16 KiB for each other rank go through the ranks' slots in shared memory. A rank writes
-//   data to its slot, reads the other ranks' slots and goes on. The rank does not wait until all
-//   ranks have read its slot.
-// - Larger data stays in the memory of its rank. Each rank publishes the address of its data, and
-//   the other ranks copy the data once (process_vm_readv). The copies go straight to the target, or
-//   are made in pieces that are still in the cache when they are added. A rank goes on when all
-//   other ranks have read its data.
+// ways. Every rank chooses the same way by the operation's size.
+// Up to 16 KiB for each other rank go through the ranks' slots in shared memory. A rank writes data
+// to its slot, reads the other ranks' slots and goes on. The rank does not wait until all ranks
+// have read its slot.
+// Larger data stays in the memory of its rank. Each rank publishes the address of its data, and the
+// other ranks copy the data once (process_vm_readv). The copies go straight to the target, or are
+// made in pieces that are still in the cache when they are added. A rank goes on when all other
+// ranks have read its data.
 //
 // Thread rule: one thread at a time.
 // Invariants: most operations are one step of the sequence. An all_reduce by reading takes two
 // steps, and an all_reduce of integers takes one step for each slot that its words fill. The data
 // of a published step does not change until all ranks have consumed the step; a slot is reused two
 // steps later. A rank that fails retracts its published data before its memory can change. A rank
-// that has read the data then checks the signals again, so that half-written data never becomes a
+// that has read such data checks the signals again, so that half-written data never becomes a
 // result.
 #pragma once
 

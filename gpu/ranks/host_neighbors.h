@@ -1,11 +1,11 @@
-// The ranks of this rank's host that need no messages. They share memory, in which they signal
-// their progress and exchange small data. They may also read each other's memory. If the system
-// refuses sharing or reading to one of these ranks, all of them use messages.
+// The ranks of this rank's host that need no messages. These ranks share memory, in which they
+// signal their progress and exchange small data. These ranks may also read each other's memory. If
+// the system refuses sharing or reading to one of these ranks, all of them use messages.
 //
 // The shared memory is one segment, allocated at the start. The segment has kPlaces places per
-// rank, one place per sequence of operations. These are 2 MiB of addresses per rank. Only the used
-// part becomes memory, at most 128 KiB per sequence. Sluice makes the segment
-// (gpu/ranks/shared_segment.h), so no other user can open the segment.
+// rank, one place per sequence of operations. The segment takes 2 MiB of addresses per rank. Only
+// the used part of the addresses becomes memory, at most 128 KiB per sequence. Sluice makes the
+// segment (gpu/ranks/shared_segment.h), so no other user can open the segment.
 //
 // Thread rule: the constructor runs on the thread that has opened the port; other functions run on
 // any thread. Only one thread at a time writes to a rank's place.
@@ -32,8 +32,8 @@ class MpiPort;
 // rank's signals fill two cache lines, because processors fetch lines in pairs.
 struct alignas(128) RankSignals {
   // `published` is the last step whose data is ready; `consumed` is the last step that this rank
-  // has finished reading. Both are 0 when the rank has failed in an operation and its data must not
-  // be used.
+  // has finished reading. `published` and `consumed` are 0 when the rank has failed in an operation
+  // and its data must not be used.
   std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> consumed{0};
   // Not 0 when this rank has failed. Helps other ranks to name the rank that caused a failure.
@@ -44,9 +44,9 @@ struct alignas(128) RankSignals {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
 
-// Lets all descendants of this process's parent read the memory of this process. Needed where the
-// system (Yama) allows reading only to a process's ancestors. The destructor takes the permission
-// back.
+// Lets all descendants of this process's parent read the memory of this process. The permission is
+// needed where the system (Yama) lets only a process's ancestors read. The destructor takes the
+// permission back.
 class ReadPermit {
  public:
   ReadPermit() = default;
@@ -84,8 +84,8 @@ class HostNeighbors {
   RankSignals& signals(std::uint32_t rank, std::uint32_t place) const;
   std::byte* slot(std::uint32_t rank, std::uint32_t place, std::uint64_t step) const;
   // Copies from the memory of the rank's process. Returns 0 or an errno. Returns ESRCH if the
-  // rank's process has ended, even if another process has the same number by now; then `target` has
-  // changed.
+  // rank's process has ended, even if another process has the same number by now. In the case of
+  // ESRCH, `target` has changed.
   int read(std::uint32_t rank, std::uint64_t address, std::byte* target,
            std::uint64_t size_bytes) const;
 

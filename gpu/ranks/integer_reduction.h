@@ -1,8 +1,8 @@
 // An all-reduce of integers over any connection. Defines how the words of two ranks are combined,
 // and between which ranks messages go. Sums modulo 2^64 and minima do not depend on the order. So a
 // few ranks exchange all words in one round. Many ranks exchange words in several rounds, and each
-// round doubles the number of ranks that a word combines. So a rank sends log2 N messages instead
-// of N - 1.
+// round doubles the number of ranks that a word combines. In rounds, a rank sends log2 N messages
+// instead of N - 1.
 //
 // Thread rule: pure.
 #pragma once
@@ -30,9 +30,10 @@ struct IntegerRound {
 };
 
 // The rounds of `rank`. Up to `direct_ranks_max` ranks need one round. With more ranks, let P be
-// the largest power of two that is not above `rank_count`. Each rank from P on sends its words to
-// rank - P, and gets the result from that rank. Each rank below P exchanges words with the rank
-// whose number differs in bit 0, then in bit 1, and so on. Example with six ranks:
+// the largest power of two that is not above `rank_count`. Each rank with a number of P or more
+// sends its words to rank - P, and later gets the result from there. Each rank with a number below
+// P exchanges words with the rank whose number differs in bit 0, then in bit 1, and so on. Example
+// with six ranks:
 //   4 to 0, 5 to 1;  0 with 1, 2 with 3;  0 with 2, 1 with 3;  0 to 4, 1 to 5.
 std::vector<IntegerRound> integer_rounds(std::uint32_t rank, std::uint32_t rank_count,
                                          std::uint32_t direct_ranks_max);

@@ -14,7 +14,8 @@ struct Launch {
   std::string launcher;  // for messages: "Open MPI"
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
-  // This process's number among the ranks of this host. Rank 0 of 1 if the launcher does not tell.
+  // This process's number among the ranks of this host. If the launcher does not tell, local_rank
+  // is 0 and local_rank_count is 1.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
   bool knows_local_ranks = false;  // the launcher has set both
@@ -27,7 +28,7 @@ struct Launch {
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 // Returns nothing if no launcher is found; then there is one rank.
-// Fails with: kConfig for a variable that is not a number or out of range, a launcher with
+// Fails with: kConfig for a variable that is not a number or is out of range, a launcher with
 // incomplete variables, and two launchers that contradict each other; the message names both.
 std::optional<Launch> find_launch(const EnvironmentLookup& environment);
 

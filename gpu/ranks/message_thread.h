@@ -86,11 +86,12 @@ class MessageThread {
   // last ended message.
   void wait(const MessageBatch& batch, const RankWait& how);
 
-  // Reports a failure between ranks of a host, which use no messages, to all other ranks. Keeps
+  // Tells all other ranks about a failure between ranks of a host, which use no messages. Keeps
   // only the first failure.
   void fail(const std::string& failure);
 
-  // Asks the thread to end every process of the run. Waits for that end at most for the timeout.
+  // Asks the thread to end every process of the run. Waits for the end of the processes, but no
+  // longer than the timeout.
   void abort() noexcept;
 
  private:

@@ -1,8 +1,8 @@
 // Collectives between processes on hosts. Ranks of one host share memory and read each other's
 // memory (gpu/ranks/host_exchange.h). Ranks of different hosts exchange MPI messages. Pieces of
 // data go directly from each rank to each other rank. In a reduction, the rank that receives the
-// pieces adds them in rank order. This is several times faster than MPI_Reduce_scatter, and the
-// bits do not depend on how MPI divides or routes data.
+// pieces adds them in rank order. Such a reduction is several times faster than MPI_Reduce_scatter,
+// and the bits do not depend on how MPI divides or routes data.
 //
 // Thread rule: as Collectives; the thread that owns the collectives also uses the MpiWorld.
 #pragma once
@@ -16,9 +16,9 @@ namespace sluice {
 
 class MessageThread;
 
-// The reason why MpiWorld cannot start MPI; empty when MpiWorld can. Does not start MPI. The reason
-// is that the library `plugin_path` is missing, or that `plugin_path` is empty and this build has
-// no library.
+// The reason why MpiWorld cannot start MPI; empty if MpiWorld can start MPI. Does not start MPI.
+// The reason is that the library `plugin_path` is missing, or that `plugin_path` is empty and this
+// build has no library.
 std::string why_no_mpi(const std::string& plugin_path = "");
 
 class MpiWorld {
@@ -42,8 +42,8 @@ class MpiWorld {
   // The number of other ranks whose memory this rank reads. These are the other ranks of this host;
   // 0 if the system refuses.
   std::uint32_t neighbor_count() const;
-  // Ends every process of the run. Returns if MPI cannot end them in time, or if leave() was called
-  // before.
+  // Ends every process of the run. Returns if MPI cannot end the processes in time, or if leave()
+  // was called before.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

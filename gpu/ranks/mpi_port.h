@@ -38,9 +38,9 @@ class MpiPort {
   // reports for a message goes to `failure`.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
-  // The next three functions wait for other ranks without a deadline, so their callers have one.
-  // host_ranks() returns the ranks of this host in order, including this rank. The result is empty
-  // if MPI cannot tell. Every rank calls host_ranks() at the same time, once.
+  // The next three functions wait for other ranks without a deadline. Their callers have a
+  // deadline. host_ranks() returns the ranks of this host in order, including this rank. The result
+  // is empty if MPI cannot tell. Every rank calls host_ranks() at the same time, once.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
   // has returned at least two ranks. Sends the first rank's data to all ranks of the host; returns

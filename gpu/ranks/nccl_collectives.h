@@ -18,8 +18,8 @@ namespace sluice {
 enum class NcclReduction : std::uint8_t {
   kExact,  // all to all, then a sum in rank order
   // NCCL's own reduce-scatter and all-reduce, if the types are equal. An all-reduce moves about
-  // half as many bytes as kExact. Sums are in fp32 or in the elements' type. Their order changes
-  // with length and topology.
+  // half as many bytes as kExact. Sums are in fp32 or in the elements' type. The order of the
+  // additions changes with length and topology.
   kPlain,
 };
 
@@ -32,9 +32,9 @@ struct NcclOptions {
 // The reason why NCCL cannot be used; empty if NCCL can be used.
 std::string why_no_nccl(const std::string& library = "");
 std::string nccl_version(const std::string& library = "");
-// Sets the environment variables that NCCL and the CUDA runtime read at their first call. Then NCCL
-// makes connections together with the communicator, not at the first operation. Calls
-// prepare_cuda_environment(). Does not change variables that are already set.
+// Sets the environment variables that NCCL and the CUDA runtime read at their first call. With
+// these variables, NCCL makes connections together with the communicator, not at the first
+// operation. Calls prepare_cuda_environment(). Does not change variables that are already set.
 // Requires: no other thread runs yet.
 void prepare_nccl_environment();
 

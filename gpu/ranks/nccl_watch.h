@@ -1,5 +1,5 @@
-// Watches NCCL's operations. An operation waits for other ranks from the end of earlier work on,
-// and this wait has a limit. NCCL's reports from its background work are also watched. The first
+// Watches NCCL's operations. An operation may wait for other ranks only for a limited time, counted
+// from the end of earlier work. NCCL's reports from its background work are also watched. The first
 // failure is latched (RankFailure) and becomes a failure of the device. Only after that, NCCL's
 // work is ended, so that no unfinished operation looks like a result.
 //
@@ -50,8 +50,8 @@ class NcclWatch {
   // Waits until the communicator's operations are over, then forgets the communicator.
   void remove(NcclCommunicator& communicator);
 
-  // begin() is called before the calls that enqueue one operation, and end() after them. end()
-  // takes the result of begin().
+  // begin() is called before the calls that enqueue one operation, and end() is called after these
+  // calls. end() takes the result of begin().
   std::unique_ptr<Operation> begin(StreamId stream);
   void end(std::unique_ptr<Operation> operation, NcclCommunicator& communicator,
            std::string_view kind, std::string_view subject, StreamId stream);

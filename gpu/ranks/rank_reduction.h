@@ -23,7 +23,8 @@ struct ElementRange {
 };
 
 struct RankReduction {
-  // Ranges of an all_reduce begin at multiples of this number, which vectors divide.
+  // Ranges of an all_reduce begin at multiples of this number, so that they begin at a multiple of
+  // a vector.
   static constexpr std::uint64_t kElementsAlign = 64;
 
   const std::byte* source = nullptr;

@@ -30,7 +30,8 @@ struct RankWait {
   std::chrono::nanoseconds timeout() const;
   // The time between two calls of on_wait.
   std::chrono::nanoseconds interval() const;
-  // "rank 2 has not answered rank 0 in all_gather of "h.3"". Ranks may repeat.
+  // A text such as "rank 2 has not answered rank 0 in all_gather of "h.3"". `missing_ranks` may
+  // contain a rank more than once.
   std::string text(std::vector<std::uint32_t> missing_ranks, std::uint32_t own_rank) const;
   // The error text after the timeout has passed.
   std::string late_text(const std::string& waiting) const;

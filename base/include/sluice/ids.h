@@ -1,6 +1,6 @@
-// The ids of units, tensors and blocks. They are types, so that an id of one kind cannot be passed
-// as another kind. Ids count from 0 in the order of the model. Units have the order of
-// ModelSpec::units. Tensors and blocks count through all units in the order of the units.
+// The ids of units, tensors and blocks. Each kind of id is a type, so that an id of one kind cannot
+// be passed as another kind. Ids count from 0 in the order of the model. Unit ids follow the order
+// of ModelSpec::units. Tensor ids and block ids count through all units in the order of the units.
 #pragma once
 
 #include <cstdint>

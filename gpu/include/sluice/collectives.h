@@ -10,8 +10,8 @@
 // adds in rank order in fp32 and rounds once (base/ordered_sum.h), so all implementations give the
 // same bits. No operation waits for another rank longer than the timeout.
 // Failure: the first failed operation of a rank is latched. The stream's synchronize() and
-// on_failure() report it, and every later operation of the rank, on any object, fails at once with
-// the same error.
+// on_failure() report that failure, and every later operation of the rank, on any object, fails
+// immediately with the same error.
 #pragma once
 
 #include <cstddef>
@@ -121,9 +121,9 @@ class Collectives {
   // running and is never called again.
   virtual void on_failure(std::function<void(const Error&)> handler) = 0;
 
-  // Tells the other ranks that this rank cannot go on. Then the other ranks' operations fail at
-  // once, or their processes end. If the ranks are processes, the calling process may end here,
-  // too.
+  // Tells the other ranks that this rank cannot go on. The operations of the other ranks then fail
+  // immediately, or their processes end. If the ranks are processes, the calling process may end
+  // here, too.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

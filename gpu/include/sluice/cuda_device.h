@@ -44,9 +44,9 @@ class CudaDevice : public Device {
 
 // The number of GPUs that the process may use on this machine; 0 without a driver.
 int cuda_device_count();
-// The reason why GPU `ordinal` cannot be used; empty when it can.
+// The reason why GPU `ordinal` cannot be used; empty if it can be used.
 std::string why_no_cuda_device(int ordinal = 0);
-// "NVIDIA H200, compute capability 9.0, 139.8 GiB".
+// A text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
 // Requires: why_no_cuda_device() is empty.
 std::string describe_cuda_device(int ordinal = 0);
 

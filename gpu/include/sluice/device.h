@@ -6,9 +6,9 @@
 // Thread rule: every function may be called from any thread. Work on one stream runs in the order
 // in which it was enqueued; streams run concurrently unless an event orders them. Host functions
 // run on a thread of the device; they must be short and must not call the device.
-// Invariants: a call that uses an event means the event's latest record at the time of the call, as
-// in CUDA. So a new record of the event does not disturb an earlier wait. An event that was never
-// recorded counts as complete.
+// Invariants: a call that uses an event refers to the event's latest record at the time of the
+// call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
+// was never recorded counts as complete.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum class StreamId : std::uint32_t {};
 enum class EventId : std::uint32_t {};
 
 // If kernels of two streams are ready, the stream of higher priority goes first. Priorities are a
-// hint. They do not affect copies, or a device that runs all streams at the same time.
+// hint. Priorities do not affect copies, or a device that runs all streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
 class Device {
@@ -46,8 +46,8 @@ class Device {
   virtual void free(std::byte* memory) noexcept = 0;
   virtual std::uint64_t capacity_bytes() const = 0;
   virtual std::uint64_t allocated_bytes() const = 0;
-  // The bytes that allocate() can still hand out. On a GPU, at most the memory that other processes
-  // have left free.
+  // The bytes that allocate() can still hand out. On a GPU, the result is at most the memory that
+  // other processes have left free.
   virtual std::uint64_t free_bytes() const { return capacity_bytes() - allocated_bytes(); }
 
   // Prepares host memory for asynchronous copies (CUDA page-locks the memory). A copy lies within
@@ -90,8 +90,8 @@ class Device {
   // An exception from `function` is a failure of the stream's work. After a failure on any stream,
   // later copies, fills and computation are skipped. Copies, fills and computation that were
   // already enqueued may be skipped, too. Events still complete and host functions still run,
-  // because they report completions and no waiter may hang. Before using results of earlier work,
-  // call synchronize(), which rethrows the failure.
+  // because both report completions and every waiter must wake. Before using results of earlier
+  // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
 };
 

@@ -1,6 +1,6 @@
-// The Device over host memory. A budget stands for the GPU's memory. Each stream is a worker thread
-// with a FIFO queue, and each event is a ticket. The host device is asynchronous like a real GPU,
-// so that a release before completion shows as a bug here, too.
+// The Device over host memory. A budget takes the place of a GPU's memory. Each stream is a worker
+// thread with a FIFO queue, and each event is a ticket. The host device is asynchronous like a real
+// GPU, so that a release before completion shows as a bug here, too.
 // Thread rule: as Device.
 #pragma once
 
@@ -17,7 +17,7 @@ struct HostDeviceOptions {
   // Sleeping slows each stream's copies to this bandwidth; 0 = the speed of memory. For tests and
   // for emulating a bus. Bounds: 0, or at least 1 MB/s.
   std::uint64_t copy_bytes_per_second = 0;
-  // The result of Device::has_own_memory(). With true, tests see what an engine does with a GPU.
+  // The result of Device::has_own_memory(). If true, tests see what an engine does with a GPU.
   bool has_own_memory = false;
 };
 
@@ -29,8 +29,8 @@ class HostDevice : public Device {
   virtual void launch(StreamId stream, std::function<void()> work) = 0;
 
   // Emulates computation without using the CPU. `stream` is busy for `duration_ns` from the moment
-  // when the work could start: the work is enqueued, and nothing is left to wait for. Durations add
-  // up exactly, even if sleeps end late.
+  // when the work could start. Work could start when it has been enqueued and everything that it
+  // waits for is done. Durations add up exactly, even if sleeps end late.
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 
