@@ -122,7 +122,7 @@ typedef struct sluice_step_report {
   double clip_factor;         // the factor that multiplied the gradient
   double loss_scale;          // the gradients' scale
   uint64_t nvme_read_bytes;   // since the previous report
-  uint64_t nvme_write_bytes;  // likewise
+  uint64_t nvme_write_bytes;  // since the previous report
   int64_t stall_ns;           // the time that computation waited for units and gradient slots
   int64_t optimizer_ns;       // the time that the call waited after the norm was known
   uint32_t schedule_changes;  // how often units were not used as expected

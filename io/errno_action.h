@@ -19,7 +19,7 @@ enum class ErrnoAction : std::uint8_t {
 
 struct ErrnoRule {
   ErrnoAction action = ErrnoAction::kFail;
-  const char* advice = "";  // "check the drive with smartctl": ends a message
+  const char* advice = "";  // ends a message: "check the drive with smartctl"
 };
 
 // The rule for `error`, a positive errno, of a transfer of `kind`.

@@ -52,11 +52,11 @@ std::string_view name_of(TraceKind kind);
 inline constexpr std::uint32_t kTraceNone = 0xffffffffu;  // no unit, block or use
 
 // Values of TraceRecord::detail.
-inline constexpr std::uint8_t kTraceParameters = 0;  // for transfers and copies
+inline constexpr std::uint8_t kTraceParameters = 0;  // the plane of transfers and copies
 inline constexpr std::uint8_t kTraceOptimizerState = 1;
 inline constexpr std::uint8_t kTraceActivations = 2;
 inline constexpr std::uint8_t kTraceGradients = 3;
-inline constexpr std::uint8_t kTraceGather = 0;  // for collectives
+inline constexpr std::uint8_t kTraceGather = 0;  // the operation of collectives
 inline constexpr std::uint8_t kTraceReduce = 1;
 inline constexpr std::uint8_t kTraceReduceAndGather = 2;  // the result is whole on every rank
 inline constexpr std::uint8_t kTraceVote = 3;

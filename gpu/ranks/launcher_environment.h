@@ -18,7 +18,7 @@ struct Launch {
   // is 0 and local_rank_count is 1.
   std::uint32_t local_rank = 0;
   std::uint32_t local_rank_count = 1;
-  bool knows_local_ranks = false;  // the launcher has set both
+  bool knows_local_ranks = false;  // the launcher has set both numbers
   // The address and port at which torchrun's ranks meet; empty and 0 for other launchers.
   std::string master_address;
   std::uint16_t master_port = 0;

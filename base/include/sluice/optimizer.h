@@ -19,7 +19,7 @@ enum class OptimizerKind : std::uint8_t {
   kAdamW,    // decoupled decay
   kAdam,     // decay as an L2 term
   kLion,     // decoupled decay
-  kAdagrad,  // L2
+  kAdagrad,  // decay as an L2 term
   kSgd,      // momentum; decay as an L2 term
 };
 
