@@ -1,5 +1,5 @@
-// The drain of a step with some gradients that wait on storage, in the bound's simulation. It
-// drains one use's gradient at a time. Gradients that wait on storage go there block by block
+// The drain of a step with some gradients that wait on storage, in the bound's simulation. One
+// use's gradient is drained at a time. Gradients that wait on storage go there block by block
 // through the staging slots, as in engine/flow/gradient_spill.h.
 //
 // Thread rule: one thread, because one simulation owns the object.
@@ -17,8 +17,8 @@ namespace sluice {
 class SimulatedSpill {
  public:
   // All arguments must outlive the object. `on_host` is called when a gradient that waits in host
-  // memory has its turn. For a gradient that waits on storage, `on_left` is called when it has left
-  // its slot, and `on_home` when it is stored and in the norm.
+  // memory has its turn. `on_left` is called when a gradient that waits on storage has left its
+  // slot, and `on_home` when this gradient is stored and in the norm.
   struct Callbacks {
     std::function<void(std::uint32_t use)> on_host;
     std::function<void(std::uint32_t use)> on_left;

@@ -1,8 +1,8 @@
 // Checkpoints in a folder. Each checkpoint is a folder of its own, "step-000000012", or
-// "step-000000012.1" if this step was saved before. A checkpoint appears whole or not at all. It is
-// written under a name that begins with a dot, and its files and its folder are synced. Then a
-// rename, which is synced too, gives the checkpoint its name. "latest" is a link that is replaced
-// in the same way. Older checkpoints are removed only afterwards.
+// "step-000000012.1" if this step was saved before. A checkpoint appears whole or not at all. The
+// checkpoint is written under a name that begins with a dot, and the files and the folder are
+// synced. Then a rename, which is synced too, gives the checkpoint its name. "latest" is a link
+// that is replaced in the same way. Older checkpoints are removed only afterwards.
 //
 // Thread rule: plain functions of one thread; with several ranks, rank 0 calls them.
 #pragma once

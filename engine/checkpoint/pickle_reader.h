@@ -1,5 +1,5 @@
 // Reads the pickles of torch.save(): the small set of opcodes and names that tensors in
-// dictionaries use. Nothing is executed; an opcode or a name outside of that set is an error.
+// dictionaries use. Nothing is executed, and any other opcode or name is an error.
 //
 // Thread rule: plain data and a pure function.
 #pragma once

@@ -1,7 +1,7 @@
-// A durable store as a source. It reads the files of all ranks in place, so that a state can
-// continue at another number of ranks, stage or block size, or become a portable checkpoint. The
-// files of all ranks must be on this host's paths. The source keeps other jobs out of the store as
-// long as it exists.
+// A durable store as a source. The files of all ranks are read in place. So a state can continue at
+// another number of ranks, stage or block size, or become a portable checkpoint. The files of all
+// ranks must be on this host's paths. The source keeps other jobs out of the store as long as it
+// exists.
 //
 // Thread rule: one thread at a time.
 // Invariant: only the lock files' text is written.

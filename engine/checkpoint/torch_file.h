@@ -1,6 +1,6 @@
 // A file of torch.save() with one tensor or one number in it: a zip archive of a pickle and of raw
-// elements. Only the ranges that are asked for are read; the archive's checksum of the elements is
-// compared before the first of them.
+// elements. Only requested ranges are read. Before the first read, the elements are compared with
+// the archive's checksum.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -19,8 +19,8 @@ namespace sluice {
 
 class TorchFile {
  public:
-  // `key`: where the file holds a dictionary, the entry that counts.
-  // Fails with: kInput naming the file and what it has instead.
+  // `key` names the entry to read if the file holds a dictionary.
+  // Fails with: kInput naming the file and the content found.
   TorchFile(const std::string& path, const std::string& key);
 
   const std::string& path() const { return path_; }
@@ -28,7 +28,7 @@ class TorchFile {
   // The tensor's shape. Requires: has_tensor().
   const std::vector<std::uint64_t>& shape() const;
   std::uint64_t element_count() const;
-  // A number, or the one element of a tensor. Fails with: kInput.
+  // Returns the number, or the only element of the tensor. Fails with: kInput.
   std::uint64_t count();
   // Copies elements [first_element, ...) as fp32.
   // Fails with: kInput for another type or a range beyond the end; kDamaged; kIo.

@@ -1,5 +1,5 @@
-// A universal checkpoint of DeepSpeed as a source: of each parameter a folder with its fp32 master,
-// its moments and its step, as ds_to_universal writes them. No pickle is executed.
+// A universal checkpoint of DeepSpeed, as ds_to_universal writes it, as a source. Each parameter
+// has a folder with an fp32 master, moments and the step. No pickle is executed.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -16,13 +16,13 @@
 
 namespace sluice {
 
-// The folder of the parameters in `folder`: its "zero", or that of the tag that its
-// "latest_universal" names. Nothing: it is no universal checkpoint.
+// Returns the folder with the parameters, which is "zero" in `folder` or in the tag's folder that
+// "latest_universal" names. Returns nothing if `folder` is no universal checkpoint.
 std::optional<std::string> universal_parameters(const std::string& folder);
 
 class UniversalSource final : public StateSource {
  public:
-  // `parameters`: as universal_parameters() has it.
+  // `parameters` is a result of universal_parameters().
   // Fails with: kInput, naming the file.
   explicit UniversalSource(const std::string& parameters);
 

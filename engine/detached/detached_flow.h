@@ -2,7 +2,7 @@
 // given, several at the same time. The record of a block on storage is read into a lane, changed
 // there and written home, while the records of other blocks come and go. The record of a block in
 // host memory is changed in place. When there are no more jobs, free lanes read ahead the blocks
-// that are expected next. These are the blocks that followed the last block the time before.
+// that are expected next. Blocks are expected in the same order as the time before.
 //
 // Thread rule: all functions on the scheduler's thread, except where they say otherwise.
 // Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes. A
@@ -69,7 +69,7 @@ class DetachedFlow {
   const std::string& note() const { return note_; }
 
  private:
-  // A place in which a record is changed. It is a lane, or nothing for a record in host memory.
+  // A place in which a record is changed. Flights of records on storage have a lane.
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;

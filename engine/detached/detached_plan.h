@@ -1,10 +1,10 @@
 // How the state of a detached optimizer is cut into blocks, and where each block lives. Pure; any
 // thread.
 //
-// A block's record has up to four arrays, one after the other, each padded to 256 elements. They
-// hold the 16 bits that the parameter got last, the master (only the low half for bf16, the whole
-// master for fp16), exp_avg and exp_avg_sq. Arrays that parameters and optimizer do not need are
-// missing.
+// A block's record has up to four arrays, one after the other, each padded to 256 elements. The
+// arrays are the 16 bits that the parameter got last, the master (only the low half for bf16, the
+// whole master for fp16), exp_avg and exp_avg_sq. Arrays that the parameters and the optimizer do
+// not need are missing.
 #pragma once
 
 #include <cstdint>

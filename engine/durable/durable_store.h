@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/store/durable_identity.h"
 #include "engine/flow/commits.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/commit_choice.h"
+#include "engine/store/durable_identity.h"
 #include "engine/store/store_files.h"
 #include "engine/store/tiers.h"
 
@@ -42,7 +42,7 @@ class DurableStore {
 
   // The numbers of the config that differ from the numbers of the last commit.
   std::vector<std::string> changes() const { return identity_.changes(record().settings); }
-  // The settings of the next records, with those changes.
+  // The settings of the next records, which include changes().
   std::string accepted_settings() const {
     return identity_.settings(identity_.accepted_changes(record().settings, record().step));
   }

@@ -6,9 +6,9 @@
 //
 // Thread rule: the application's thread; private parts on the scheduler's, unless they say
 // otherwise.
-// Progress: a fetch starts only when the activation that it overwrites has been released, and is at
-// home or on its way there. So the fetch's staging slot waits only for the drive and for queued
-// copies. The staging slot of a store waits for enqueued computation and for the drive.
+// Progress: a fetch starts only when the overwritten activation has been released, and is at home
+// or on the way there. So the fetch's staging slot waits only for the drive and for queued copies.
+// The staging slot of a store waits for enqueued computation and for the drive.
 #pragma once
 
 #include <array>

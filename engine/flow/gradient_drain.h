@@ -1,15 +1,15 @@
 // Takes each unit's gradient from the device to the gradient set in host memory. The unit's first
-// gradient of the step is copied; those of further micro-batches or repeated uses are added (one
-// fp32 addition and one rounding per element). When the last one has been added, the unit's squared
-// norm is taken. Gradients that wait on the device never leave the device. They are copied, added
-// and summed up there with the same bits, and only the sums of squares come to the host. Gradients
-// that wait on storage go there through engine/flow/gradient_spill.h.
+// gradient of the step is copied. Gradients of further micro-batches or repeated uses are added
+// (one fp32 addition and one rounding per element). After the last addition, the unit's squared
+// norm is taken. Gradients that wait on the device never leave the device. Such gradients are
+// copied, added and summed up on the device with the same bits, and only the sums of squares come
+// to the host. Gradients that wait on storage go there through engine/flow/gradient_spill.h.
 // The schedule, or close(), says which gradient is the last. At close(), units without a gradient
 // get a gradient of zeros. Owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. They add each use's gradient before it goes to the set, or they add the unit's complete sum
-// over the step. In the latter case, the sum is copied back to the slot first.
+// uses. The ranks add each use's gradient before it goes to the set, or they add the unit's
+// complete sum over the step. In the latter case, the sum is copied back to the slot first.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -41,8 +41,8 @@ namespace sluice {
 class GradientDrain {
  public:
   // All arguments must outlive the drain; `math` may be null where no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is in the set and in the norm. It does not run for
-  // a gradient that is not finite, because an update that does not wait for the norm must not use
+  // `on_final` runs when a unit's final gradient is in the set and in the norm. `on_final` does not
+  // run for a gradient that is not finite. An update that does not wait for the norm must not use
   // such a gradient.
   GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
                 Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
@@ -66,8 +66,8 @@ class GradientDrain {
   // `slot`. If the schedule has changed, a unit with a final gradient may get another gradient. The
   // earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
-  // No more gradients will come, so the present ones are final. In the set, the gradients of units
-  // without one become zero. Later calls do nothing. Requires: no update reads the set any more.
+  // No more gradients will come, so the present ones are final. Units without a gradient get zeros
+  // in the set. Later calls do nothing. Requires: no update reads the set any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.

@@ -54,8 +54,8 @@ class GradientSpill {
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
-  // A staging slot. It holds a block of the gradient; its partner, if it has one, holds the same
-  // block of the sum so far.
+  // A staging slot. The slot holds a block of the gradient. If there is a sum so far, a partner
+  // slot holds the sum's block.
   struct Slot {
     Transfer transfer;
     BlockId block{};

@@ -1,8 +1,8 @@
-// Host buffers for the parameters of blocks whose home is storage or the device. These slots are
-// shared by the prefetcher and the optimizer pass. A block has at most one slot, with the block's
-// newest bytes in host memory. So bytes that one of the two has read or made are not read again by
-// the other. Parameters fetched for backward wait in their slot for the update, and updated
-// parameters wait for the next forward.
+// Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher
+// shares the slots with the optimizer pass. A block has at most one slot, with the block's newest
+// bytes in host memory. So bytes that one of the two has read or made are not read again by the
+// other. Parameters fetched for backward wait in their slot for the update, and updated parameters
+// wait for the next forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as
@@ -36,8 +36,8 @@ class ParameterSlots {
   // Adds a user to a bound slot.
   void join(std::uint32_t slot, SlotUser user);
   // Removes a user. When the last user leaves, the slot becomes free, or it stays bound for a later
-  // user. It stays bound if `keep` is set, the bytes are valid, and fewer slots than permitted are
-  // kept.
+  // user. The slot stays bound if `keep` is set, the bytes are valid, and fewer slots than
+  // permitted are kept.
   void leave(std::uint32_t slot, SlotUser user, bool keep);
   // Frees the kept slots that have no users.
   void drop_kept();
@@ -62,7 +62,7 @@ class ParameterSlots {
   }
   // The bytes are about to change, or are no longer valid.
   void invalidate(std::uint32_t slot) { slots_[slot].version.reset(); }
-  // The bytes are now those of `version`.
+  // The slot's bytes are now the parameters at `version`.
   void set_version(std::uint32_t slot, std::uint64_t version) { slots_[slot].version = version; }
 
   std::byte* data(std::uint32_t slot) const { return tiers_.parameter_slot(slot); }

@@ -1,12 +1,14 @@
-// Decides which block of an update comes next, and whether the block may be updated yet. In this
-// the policies of optimizer.overlap differ (docs/design/updates.md). This class knows gradients,
-// coefficients and orders. Lanes, transfers and arithmetic belong to the optimizer pass.
+// Decides which block of an update comes next, and whether the block may be updated yet. The
+// policies of optimizer.overlap differ in these decisions (docs/design/updates.md). This class
+// knows gradients, coefficients and orders. Lanes, transfers and arithmetic belong to the optimizer
+// pass.
 //
-//   serial       nothing starts before apply()
-//   deferred     blocks start, to be read ahead, in forward order; updates wait for apply()
-//   eager        blocks start when their parameters have been fetched for backward, and are updated
-//                when their gradient is final; from apply() on in forward order
-//   speculative  as eager, where the update can be tentative; the rest as deferred from apply() on
+// `serial`: nothing starts before apply().
+// `deferred`: blocks start in forward order, to be read ahead. Their updates wait for apply().
+// `eager`: blocks start when their parameters have been fetched for backward, and are updated when
+// their gradient is final. From apply() on, blocks start in forward order.
+// `speculative`: as `eager` where the update can be tentative. The other blocks start as under
+// `deferred`, from apply() on.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -83,7 +85,7 @@ class UpdateOrder {
   void set_tentative(BlockId block) { states_[index_of(block)] = State::kTentative; }
   bool is_tentative(BlockId block) const { return states_[index_of(block)] == State::kTentative; }
   void set_waiting(BlockId block) { states_[index_of(block)] = State::kWaiting; }
-  // The block has been updated permanently. Returns whether it is the last block of its unit. The
+  // The block has been updated permanently. Returns whether the block is the last of its unit. The
   // last block of all units ends an update that is being applied.
   bool count_updated(const BlockPlace& block);
   std::uint64_t updated_count() const { return updated_count_; }

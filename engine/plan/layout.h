@@ -27,8 +27,8 @@ namespace sluice {
 
 // The alignment of tensors, units and blocks, in elements.
 inline constexpr std::uint64_t kAlignElements = 256;
-// The alignment of everything that goes to storage, in bytes. It satisfies O_DIRECT on every drive
-// seen so far.
+// The alignment of everything that goes to storage, in bytes. This alignment satisfies O_DIRECT on
+// every drive seen so far.
 inline constexpr std::uint64_t kStorageAlignBytes = 4096;
 
 // The formats of the states of one element.
@@ -61,7 +61,7 @@ struct StateFormat {
 struct Shard {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  // Whether the rank has the gradients, or the parameters, of all parts all the same.
+  // Whether the rank has the gradients, or the parameters, of all parts and not only of its own.
   bool keeps_all_gradients = false;
   bool keeps_all_parameters = false;
   std::uint64_t keep_gathered_bytes = 0;  // units up to this size stay whole; without padding

@@ -1,7 +1,7 @@
-// The hyperparameters of each tensor's update. They are the optimizer's, without decay if the
-// tensor says so, and with the changes of the first group in the config that names the tensor.
-// Tensors of one group with equal decay share a set, and a set's coefficients are computed once per
-// step.
+// The hyperparameters of each tensor's update. A tensor has the optimizer's values, without decay
+// if the tensor says so, and with the changes of the first group in the config that names the
+// tensor. Tensors of one group with equal decay share a set, and a set's coefficients are computed
+// once per step.
 //
 // Thread rule: constant after construction, callable from any thread.
 #pragma once

@@ -2,8 +2,8 @@
 // function of (layout, model, budgets, choices). Mandatory pools come first, and each is one sum
 // with a comment. The rest of a budget is filled with state, and state that saves the most traffic
 // goes first. The placement is fixed for a run. Because every step uses the state in the same
-// cyclic order, a fixed choice is as good as any cache, and it can be predicted and explained.
-// Constant after construction.
+// cyclic order, a fixed choice is as good as any cache. A fixed choice can also be predicted and
+// explained. Constant after construction.
 #pragma once
 
 #include <cstddef>
@@ -112,8 +112,8 @@ struct Placement {
   bool gradient_spills(UnitId unit) const { return gradient_tier[index_of(unit)] == Tier::kNvme; }
   // Whether some gradients come to a lane from outside host memory.
   bool gradients_leave() const { return lane_gradients.count != 0; }
-  // The bytes on the device: of the pools that the tiers cut from one slab, and of these pools and
-  // the ranks' memory together.
+  // The bytes of the device's pools, which the tiers cut from one slab, and the sum of these bytes
+  // and the ranks' memory.
   std::uint64_t device_slab_bytes() const {
     return resident_parameter_bytes + window_bytes + gradient_slots.size_bytes() +
            device_gradient_bytes + device_record_bytes + tally_bytes +

@@ -43,8 +43,8 @@ class PlacementPlanner {
   Placement take() { return std::move(placement_); }
 
  private:
-  // The homes in use, on which the sizes of buffers depend. They are found once for each choice of
-  // homes and not for each size, because models have many blocks.
+  // The homes in use, on which the sizes of buffers depend. The homes in use are found once for
+  // each choice of homes and not for each size, because models have many blocks.
   struct HomesInUse {
     bool parameters_on_storage = false;
     bool parameters_on_device = false;

@@ -33,8 +33,8 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns `expected` up to `acquired`, then the unexpected use, then the uses that may still come.
 // If `expected` has the unexpected use at a later place, only the uses after this place may still
-// come; otherwise all of the rest may. It is then unknown whether a gradient of the rest will be
-// its unit's last.
+// come; otherwise all of the rest may. In the result, no use is marked as giving its unit's first
+// or last gradient from `acquired` on, because this is then unknown.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // One forward pass without gradients.

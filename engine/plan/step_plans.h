@@ -1,7 +1,7 @@
-// Everything known about a step before it runs: its schedule, the places of units in the device
-// window, and the movement of its boundary activations. The sequence of activations stays the same
-// even if the schedule changes. A plan is made once for each number and order of micro-batches, and
-// kept.
+// Everything that is known about a step before the step runs: the schedule, the places of units in
+// the device window, and the movement of boundary activations. The sequence of activations stays
+// the same even if the schedule changes. A plan is made once for each number and order of
+// micro-batches, and kept.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -34,8 +34,7 @@ class StepPlans {
 
   // Empty where the application keeps activations. References stay valid.
   const ActivationPlan& inference_activations() const { return inference_activations_; }
-  // Fails with: kInvalidArgument for a step larger than the one that the activation pools are made
-  // for.
+  // Fails with: kInvalidArgument for a step that is too large for the activation pools.
   const ActivationPlan& activations(std::uint32_t micro_batches, MicroBatchOrder order);
 
   // The plan of a step that leaves the schedule of `plan` at `progress` to use `unit`.

@@ -1,6 +1,6 @@
-// The bytes that one step moves between host and storage, known before the step runs. They are the
-// fetches of the window plan, and the reads and writes of the optimizer pass. A meter counts the
-// bytes of the real steps for comparison.
+// The bytes that one step moves between host and storage, known before the step runs. The bytes are
+// those of the window plan's fetches and of the optimizer pass's reads and writes. A meter counts
+// the bytes of the real steps for comparison.
 //
 // Thread rule: the predictions are pure; one thread at a time uses a meter.
 #pragma once
@@ -33,7 +33,7 @@ class TrafficMeter {
   IoCounters at_resume_;
 };
 
-// The bytes on storage of those parameters of `unit` that are at home there.
+// The bytes of the parameters of `unit` that are at home on storage.
 std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placement, UnitId unit);
 
 // The bytes of gradients waiting on storage that a step writes; the step reads as many. Every
@@ -42,9 +42,9 @@ std::uint64_t nvme_parameter_bytes(const Layout& layout, const Placement& placem
 std::uint64_t gradient_spill_bytes(const Layout& layout, const Placement& placement,
                                    const Schedule& schedule);
 
-// The traffic of one step. It has every fetch of `plan`, each block's state once in and once out,
-// and the bytes that `activations` moves. A speculative step that is redone moves each block's
-// state once more.
+// The traffic of one step. The traffic consists of every fetch of `plan`, each block's state once
+// in and once out, and the bytes that `activations` moves. A speculative step that is redone moves
+// each block's state once more.
 Traffic predict_step_traffic(const Layout& layout, const Placement& placement,
                              const Schedule& schedule, const WindowPlan& plan,
                              const ActivationPlan& activations = {});

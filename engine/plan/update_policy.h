@@ -20,8 +20,8 @@ class UpdatePolicy {
   OverlapPolicy choose() const;
   // The gradient is multiplied by this so that its norm respects clip_norm.
   double clip_factor(double norm) const;
-  // A step has ended. `was_clipped` says whether its update differed from the one that speculation
-  // assumes.
+  // A step has ended. `was_clipped` says whether the step's update differed from the update that
+  // speculation assumes.
   void note(bool was_clipped) { recent_clips_ = recent_clips_ << 1 | (was_clipped ? 1 : 0); }
   // Computation has left its schedule. From now on, a unit's last gradient cannot be known for
   // certain, and an eager update cannot be undone.

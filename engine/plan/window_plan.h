@@ -23,8 +23,8 @@ struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
   // Uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
-  // another place. Each entry is the last earlier use of its unit. These uses must have been
-  // released and computed before a copy may start.
+  // another place. Each entry is the last earlier use of its unit. All uses in the list must have
+  // been released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -69,9 +69,9 @@ WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          std::uint32_t concurrent_leases);
 
 // The smallest window that plan_window() accepts; larger windows are accepted, too. With one or two
-// leases, the size is leased_bytes_max(). With more leases it is nearly always the same. It may be
-// larger then, because finding the places that waste the fewest bytes would mean trying all of
-// them.
+// leases, the size is leased_bytes_max(). With more leases, the size is nearly always
+// leased_bytes_max(), too. The smallest window may be larger with more leases, because finding the
+// best places would mean trying all places.
 std::uint64_t least_window_bytes(const Schedule& schedule,
                                  std::span<const std::uint64_t> unit_bytes,
                                  std::uint32_t concurrent_leases);

@@ -1,5 +1,6 @@
 // Says before a run what the run will need and cost: memory by pool, bytes per step, and the step's
-// time by resource and policy. Says the same for other homes of the state. Pure: asks no machine.
+// time by resource and policy. Gives these numbers for other homes of the state, too. Pure: asks no
+// machine.
 #pragma once
 
 #include <optional>
@@ -27,8 +28,8 @@ struct PlanRequest {
 // The first line of an obstacle, for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// The same as plan_run(), but for a plan that does not fit, or for homes that several ranks cannot
-// have, sets `obstacle` to the message and does not throw.
+// The same as plan_run(), but without an exception for a plan that does not fit, or for homes that
+// several ranks cannot have. In these cases `obstacle` is set to the message.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 

@@ -39,8 +39,8 @@ class Scheduler {
   // The same, but ignores failures, so that the engine can shut down in order.
   void await_settled(const std::function<bool()>& ready);
 
-  // Lets `settle` run after every batch of tasks, before waiters are checked. It runs again until
-  // it returns false because nothing has moved. An empty function ends these calls.
+  // Lets `settle` run after every batch of tasks, before waiters are checked. Then `settle` runs
+  // again until it returns false because nothing has moved. An empty function ends these calls.
   void settle_with(std::function<bool()> settle);
 
   // Keeps `error` if it is the first failure, and wakes every waiter.

@@ -1,6 +1,6 @@
 // How the time of a step was spent: computation, as measured on its stream, and every wait with its
-// reason. The step loop reports when computation arrives at a unit, when it resumes with the unit,
-// and for which reason the unit is not ready in between. When the step ends, these reports are
+// reason. The step loop reports the times when computation arrives at a unit and resumes with the
+// unit, and the reason why the unit is not ready in between. When the step ends, these reports are
 // combined.
 //
 // While a trace is written, spans are recorded when they end, and running spans are announced. So
@@ -33,8 +33,8 @@ namespace sluice {
 enum class Blame : std::uint8_t { kIo, kOptimizer, kOther };
 Blame blame_of(TraceReason reason);
 
-// The time when an operation among ranks began on its stream; 0 = not begun yet. It is read after
-// an event that follows the operation.
+// The time when an operation among ranks began on its stream; 0 = not begun yet. The time is read
+// after an event that follows the operation.
 using BeginTime = std::atomic<std::uint64_t>;
 
 // The present cause of a wait.

@@ -47,7 +47,7 @@ enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
 
-// One transfer of one block's plane. Its owner keeps it in place until `done` runs.
+// One transfer of one block's plane. The owner must not move the object until `done` runs.
 struct Transfer {
   // Set once by the owner: runs on the scheduler's thread when the transfer has ended, with success
   // or failure. After a failure, the scheduler has failed() and the bytes are invalid.
@@ -87,7 +87,7 @@ class BlockStore {
   // wait for transfer.done. Until then `target` belongs to the transfer.
   void fetch(Transfer& transfer, BlockId block, Plane plane, std::byte* target,
              std::uint64_t version);
-  // Starts writing `source` as `version`, one more than the home holds. As fetch().
+  // Starts writing `source` as `version`, which is the version after the home's. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
   // Whether a copy that no commit names is free for such a store. Always true for scratch state.
@@ -114,8 +114,8 @@ class BlockStore {
   PlaneCopies* copies() { return copies_ ? &*copies_ : nullptr; }
   // The plane's version on storage. For a plane at home in memory, the version of its last save().
   std::uint64_t stored_version(BlockId block, Plane plane) const;
-  // The table of the commit under way or, without one, of the valid commit. It lists every plane
-  // with the copy that the commit names.
+  // The table of the commit under way or, without one, of the valid commit. The table lists every
+  // plane with the copy that the commit names.
   std::vector<CommitPlane> committed_planes() const;
   // Sets storage to the state that a commit's table lists. Requires: a store of the same planes; no
   // transfer is in flight.

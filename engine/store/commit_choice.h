@@ -37,8 +37,8 @@ struct CommitChoice {
   std::optional<std::uint32_t> older;   // the slot of the commit before, if it is still there
   std::uint32_t next_slot = 0;          // for the next record
   std::uint64_t next_generation = 1;
-  // Twins that do not hold their slot's record. They are written again from the other twin, before
-  // the first store.
+  // Twins that do not hold their slot's record. Such twins are written again from the other twin,
+  // before the first store.
   std::vector<SlotTwin> mends;
 };
 

@@ -1,12 +1,12 @@
 // The expected content of every block on storage: a checksum and a version for each stored plane.
-// They are kept in memory, where no drive can change them. The previous checksum is kept too, so
+// The table is kept in memory, where no drive can change it. The previous checksum is kept too, so
 // that messages can name the kind of damage. The files hold only data: a place in this table is the
 // block's identity.
 //
-// A read that does not match is one of these:
-//   stale        the bytes of the version before, or never written: a lost write
-//   misdirected  the bytes of another block: a write that went to the wrong place
-//   damaged      neither: flipped bits, a torn write
+// A read that does not match the table is of one of three kinds.
+// `stale`: the bytes of the version before, or none were written; a write was lost.
+// `misdirected`: the bytes of another block; a write went to the wrong place.
+// `damaged`: other bytes, from flipped bits or a torn write.
 // Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does
 // no harm.
 //

@@ -1,7 +1,7 @@
 // The lock file of a store on one storage path, NAME.lock. Every job takes the lock before it
-// writes a byte, so a second job learns who the first job is. The file is never unlinked. It
+// writes a byte, so a second job learns who the first job is. The file is never unlinked. The file
 // carries the mark of the store's creation, which says whose files may lie on the path, and whether
-// all of them were made.
+// all files were made.
 //
 // Thread rule: one thread at a time.
 // Invariants: the lock belongs to this process alone, and ends in every case when the process ends.

@@ -85,8 +85,8 @@ class Tiers {
   std::byte* host_activations(std::uint32_t home) const;  // Requires: homed in host memory
   std::byte* activation_staging(std::uint32_t slot) const;
   std::byte* commit_buffer(std::uint32_t buffer) const;
-  // All memory that takes part in transfers from and to storage. These are the parameter slots, the
-  // lanes, and the staging of activations and gradients, at the arena's end.
+  // All memory that takes part in transfers from and to storage. This memory has the parameter
+  // slots, the lanes, and the staging of activations and gradients, at the arena's end.
   std::span<std::byte> transfer_memory() const;
 
   // Storage.

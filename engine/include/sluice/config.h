@@ -33,8 +33,7 @@ std::string_view name_of(Verify verify);
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
 std::string_view name_of(NonFinitePolicy policy);
 
-// When blocks are updated (docs/design/updates.md). The choice changes no bit of the
-// result.
+// When blocks are updated (docs/design/updates.md). The choice changes no bit of the result.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
 std::string_view name_of(OverlapPolicy policy);
@@ -63,8 +62,8 @@ std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
 // gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
-// factor. With a dynamic scale, a step whose gradients overflow is skipped, whatever `non_finite`
-// says.
+// factor. With a dynamic scale, a step whose gradients overflow is skipped, independent of
+// `non_finite`.
 struct LossScaleOptions {
   // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
@@ -82,8 +81,9 @@ struct LossScaleOptions {
   double minimum = 1;
 };
 
-// The order in which gradients are added over the ranks. kExact: rank order, the same bits
-// everywhere. kNccl, on GPUs: the order that NCCL chooses by length and topology.
+// The order in which gradients are added over the ranks. `kExact` stands for rank order, which
+// gives the same bits everywhere. `kNccl`, on GPUs, stands for the order that NCCL chooses by
+// length and topology.
 enum class RankReduction : std::uint8_t { kExact, kNccl };
 std::string_view name_of(RankReduction reduction);
 
@@ -177,10 +177,10 @@ struct Config {
     // their own. 0 = all ranks. A divisor of the number of ranks.
     std::uint32_t group_ranks = 0;
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
-    // Stage 3: units whose parameters take at most this many bytes stay whole on every rank's
-    // device, as at stage 2, as far as memory.device has room for them beside the window. A larger
-    // value saves gathers, but takes more device memory. The time of a gather below the default
-    // size is latency and does not depend on its length. 0 = none.
+    // At stage 3, units whose parameters take at most this many bytes stay whole on every rank's
+    // device, as at stage 2, if memory.device has room beside the window. A larger value saves
+    // gathers, but takes more device memory. The time of a gather below the default size is latency
+    // and does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;

@@ -1,5 +1,5 @@
 // A config file as read: JSON with comments. Every key and value is checked against the schema
-// (configs/sluice.schema.json, embedded in the library), and the place of each key is kept so that
+// (configs/sluice.schema.json, embedded in the library). The place of each key is kept, so that
 // later errors can name file, line and column. Only set() changes an object after construction. Any
 // thread may call the other functions once no set() will follow.
 #pragma once

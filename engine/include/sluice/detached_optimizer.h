@@ -98,10 +98,10 @@ class DetachedOptimizer {
   // How many tensors have an update that has not written the parameter yet.
   std::uint32_t pending_tensors();
 
-  // Copies elements [first_element, ...) of a tensor's state, as fp32. kParameter and kMaster exist
-  // only for 16-bit parameters, and are zero before the first update. kParameter gives the 16 bits
-  // that were last made from the master. Moments that the optimizer does not keep are zero. Waits
-  // for updates of the tensor that have begun.
+  // Copies elements [first_element, ...) of a tensor's state, as fp32. `kParameter` and `kMaster`
+  // exist only for 16-bit parameters, and are zero before the first update. `kParameter` gives the
+  // 16 bits that were last made from the master. Moments that the optimizer does not keep are zero.
+  // Waits for updates of the tensor that have begun.
   // Fails with: kInvalidArgument for a tensor, a kind or a range that does not exist; kIo and
   // others.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,

@@ -1,6 +1,7 @@
 // Sluice's facade: an engine keeps a model's parameters and optimizer state in device memory, in
-// host memory and on storage. It brings each unit to the device just before computation uses it,
-// and applies the optimizer once per step. Placement never changes a bit of the result.
+// host memory and on storage. The engine brings each unit to the device just before computation
+// uses the unit, and applies the optimizer once per step. Placement never changes a bit of the
+// result.
 //
 //   Engine engine(config, model, device);
 //   engine.initialize(values);

@@ -38,8 +38,7 @@ struct ModelSpec {
   // The order in which one micro-batch acquires units. An empty forward_order means 0, 1, ...; an
   // empty backward_order means the reverse of forward_order. A unit may appear more than once (a
   // tied head acquires the embedding again), and then its gradients are added. Steps in another
-  // order cost waits
-  // (sluice/step.h).
+  // order have to wait for transfers (sluice/step.h).
   std::vector<UnitId> forward_order;
   std::vector<UnitId> backward_order;
 
@@ -48,8 +47,8 @@ struct ModelSpec {
   std::uint32_t concurrent_leases = 1;
 
   // Entry i has the bytes that forward use i of a micro-batch passes to use i + 1. Backward passes
-  // a gradient of the same size back. There is one entry less than in forward_order. Empty: the
-  // application keeps its activations.
+  // a gradient of the same size in the other direction. There is one entry less than in
+  // forward_order. Empty: the application keeps its activations.
   std::vector<std::uint64_t> boundary_bytes;
 
   std::uint64_t element_count() const;

@@ -61,7 +61,7 @@ class StateSource {
   // Fails with: kInput where the source's state does not fit `wanted`.
   virtual void prepare(const StateDescription& wanted) { (void)wanted; }
   // Fills `values` with elements [first_element, first_element + values.size()) of kMaster, kExpAvg
-  // or kExpAvgSq. These kinds are a complete state, because compute parameters are the masters
+  // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
   // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
   // and never for a frozen unit, whose masters are its parameters. Called on the application's
   // thread.

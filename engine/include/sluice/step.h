@@ -1,8 +1,8 @@
-// The values that an application holds during a step: a Lease pins a unit on the device while
-// computation uses it; a Step or an Inference is one walk through the schedule. All are move-only,
-// and all must be gone before their engine.
+// The objects that an application holds during a step. A Lease keeps a unit on the device while
+// computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
+// objects are move-only and must be destroyed before their engine.
 //
-// Thread rule: one thread at a time, not necessarily the one that made them.
+// Thread rule: one thread at a time, which need not be the thread that made the object.
 #pragma once
 
 #include <cstddef>
@@ -78,7 +78,7 @@ class Lease {
 };
 
 // Keeps one boundary activation on the device until the lease ends. Config::Activations says
-// whether the engine keeps activations. The lease ends in the same way as a Lease.
+// whether the engine keeps activations. An ActivationLease ends in the same way as a Lease.
 class ActivationLease {
  public:
   ActivationLease(ActivationLease&& other) noexcept;
@@ -86,7 +86,7 @@ class ActivationLease {
   ~ActivationLease();
 
   // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes long. Only work on the lease's stream
-  // may write it (if saved) or read it (if loaded).
+  // may write this memory (after save()) or read it (after load()).
   // Fails with: kInvalidArgument when the lease has ended.
   std::byte* data() const;
 
@@ -121,10 +121,10 @@ class Step {
   // unit beside the leased units; kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
-  // For activations that the engine keeps. save() gives memory for activation `ref`, and work
-  // enqueued on `stream` after this call writes it. load() gives the saved activation `ref`, and
-  // such work reads it. Calls follow the sequence of engine/plan/activation_plan.h, which skips no
-  // use and repeats none. Both block until the needed transfers are under way.
+  // For activations that the engine keeps. For activation `ref`, save() gives memory that work
+  // enqueued on `stream` after this call writes. For a saved activation, load() gives memory that
+  // such work reads. Calls follow the sequence of engine/plan/activation_plan.h, which skips no use
+  // and repeats none. Both block until the needed transfers are under way.
   // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
   // keeps activations itself; kIo and others when a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);

@@ -18,7 +18,7 @@ namespace sluice {
 enum class Work : std::uint8_t { kStorage, kCopyUp, kCpu };
 inline constexpr std::size_t kWorkCount = 3;
 
-// How long each worker was busy, and how long at least one of them was.
+// How long each worker was busy, and how long at least one worker was busy.
 struct WorkTimes {
   std::array<std::int64_t, kWorkCount> busy_ns{};  // by Work
   std::int64_t any_ns = 0;
@@ -71,8 +71,8 @@ struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   // The fewest bytes that a step may read under overlap. Parameters that are still in host memory
-  // are not read again for the update or for the next forward. Under the serial policy, this is the
-  // same as nvme_read_bytes.
+  // are not read again for the update or for the next forward. Under the serial policy, equal to
+  // nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
   // Boundary activations moved from the device to their homes and back; included above where their
   // homes are on storage.
@@ -130,7 +130,7 @@ struct StepReport {
   RankTraffic rank_traffic;  // likewise
   PhaseMarks buffers;        // likewise: the most in use, with homes and gradients
   // Boundary activations moved since the previous report, from the device to their homes and back.
-  // They are included above where their homes are on storage.
+  // These bytes are included above where the homes are on storage.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
   std::vector<std::string> notes;  // for the user: slow transfers, repeated reads
