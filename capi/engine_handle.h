@@ -41,8 +41,8 @@ struct sluice_engine : sluice::Handle {
   std::map<std::uint64_t, sluice::Lease> leases;
   std::uint64_t next_lease_id = 1;
   std::deque<std::string> notes;
-  std::string note;         // the last note returned
-  std::string application;  // text of the checkpoint or commit that was opened
+  std::string note;                             // the last note returned
+  std::string application;                      // text of the checkpoint or commit that was opened
   std::optional<std::string> next_application;  // text for the next commits
   std::string saved_path;                       // the last saved checkpoint
 };
