@@ -1,4 +1,4 @@
-// The exit codes of the sluice command; scripts rely on them (docs/cli.md).
+// The exit codes of the sluice command. Scripts rely on these numbers (docs/cli.md).
 #pragma once
 
 #include <sluice/error.h>

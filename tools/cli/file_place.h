@@ -1,5 +1,5 @@
-// The file that a path leads to. Links are followed, also to a file that does not exist yet, so
-// that two paths of one file are noticed before either of them is opened. Thread rule: any thread.
+// The file that a path leads to. Links are followed, even to a file that does not exist yet. So two
+// paths to the same file are noticed before either path is opened. Thread rule: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -13,13 +13,13 @@ enum class FileKind { kMissing, kRegular, kFolder, kBlockDevice, kOther };
 
 struct FilePlace {
   std::string path;    // as the user gave it
-  std::string folder;  // of the target: absolute, without links; empty = it does not exist
-  std::string target;  // what is at the end of all links, or would be
-  // One of this process's own, such as 1 for /dev/stdout.
+  std::string folder;  // of the target; absolute, without links; empty = no such folder
+  std::string target;  // the path at the end of all links; the file need not exist
+  // Set if the path names a descriptor of this process, such as 1 for /dev/stdout.
   std::optional<int> descriptor;
-  int error = 0;  // errno, where the path cannot be followed
+  int error = 0;  // errno if the path cannot be followed
   FileKind kind = FileKind::kMissing;
-  // For an existing file:
+  // These fields are for an existing file.
   mode_t mode = 0;
   uid_t owner = 0;
   gid_t group = 0;
@@ -30,12 +30,12 @@ struct FilePlace {
 
 FilePlace place_of(const std::string& path);
 
-// The same regular file, or the same name for one that is missing. Devices and pipes are never the
-// same.
+// Whether both are the same regular file, or the same name of a missing file. Devices and pipes are
+// never the same.
 bool is_same_file(const FilePlace& a, const FilePlace& b);
 
-// The regular file that is open as `descriptor`, such as standard output; kOther for everything
-// else.
+// The regular file that is open as `descriptor`, such as standard output. Returns kOther if no
+// regular file is open there.
 FilePlace place_of_descriptor(int descriptor);
 
 }  // namespace sluice

@@ -1,22 +1,24 @@
-// Ctrl-C, SIGTERM and SIGHUP. Each is answered at once, by a line from the handler. Before there is
-// anything to save, the first one ends the process; later it sets a flag that a loop looks at
-// between steps, and the second one ends the process. Storage files have no names, and temporary
-// files are removed, so nothing is left behind in either case. A signal that was ignored when the
-// process started (nohup) stays ignored.
+// Ctrl-C, SIGTERM and SIGHUP. The handler answers each signal immediately with a line. Before there
+// is anything to save, the first signal ends the process. Later, the first signal sets a flag that
+// a loop checks between steps, and the second signal ends the process. Storage files have no names,
+// and temporary files are removed, so nothing is left behind in either case. A signal that was
+// ignored when the process started (nohup) stays ignored.
 //
-// Thread rule: one thread; interrupted() from any.
+// Thread rule: one thread; interrupted() from any thread.
 #pragma once
 
 namespace sluice {
 
-// From here on a signal ends the process with exit code 130, and says that nothing was written.
+// From this call on, a signal ends the process with exit code 130, and a line says that nothing was
+// written.
 void catch_interrupts();
 
-// From here on the first signal prints `answer`, which ends with a line feed, and sets the flag;
-// the next one ends the process by that signal. `answer` must live as long as the process.
+// From this call on, the first signal prints `answer` and sets the flag. The second signal ends the
+// process by that signal. `answer` must end with a line feed and live as long as the process.
 void defer_interrupts(const char* answer);
 
-// For ranks whose answers would only repeat another's: signals work as before, and print nothing.
+// From this call on, signals work as before but print nothing. For ranks whose answers would only
+// repeat another rank's answer.
 void silence_interrupts();
 
 bool interrupted();

@@ -1,6 +1,6 @@
 // The checks that every number on the command line has to pass. The parser alone would wrap -1
 // around to 2^64 - 1, read 010 as 8, and let NaN through every range. People write 8B, 24G and
-// 7000MB/s; this is the one place that reads such numbers.
+// 7000MB/s. Only this file reads such numbers.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -17,13 +17,14 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB or 24G, above 0.
 CLI::Validator is_size();
 
-// "7000MB/s" for 7000MB, "7G" for 7GB: as drives are advertised. For options with is_size().
+// Accepts rates as drives are advertised: "7000MB/s" for 7000MB, "7G" for 7GB. For options with
+// is_size().
 CLI::Validator rate_suffix();
 
-// To be called once, when all options are there. Makes each numeric option of `app` and its
-// subcommands require text that is a decimal number, whole and not negative where the type is, and
-// finite. It may end in K, M, B, G or T, in any case: thousands, millions, billions (both B and G)
-// and trillions.
+// To be called once, when all options are defined. Makes each numeric option of `app` and its
+// subcommands require a finite decimal number. For an integer type the number must be whole, and
+// for an unsigned type not negative. The number may end in K, M, B, G or T, in upper or lower case,
+// for thousands, millions, billions (both B and G) and trillions.
 void check_numbers(CLI::App& app);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Options that name files. In --help a file that is read is a FILE, and one that is written an
-// OUTPUT; a test goes through every OUTPUT.
+// Options that name files. In --help, "FILE" is a file that is read, and "OUTPUT" is a file that is
+// written. A test checks every OUTPUT option.
 //
 // Thread rule: at start-up.
 #pragma once

@@ -1,5 +1,5 @@
-// Errors of the library name keys of a config. Where a command sets such a key by an option of its
-// own, its user knows the option.
+// Errors of the library name the keys of a config. Where a command sets such a key by a
+// command-line option, the message should name the option.
 //
 // Thread rule: any thread.
 #pragma once
@@ -15,13 +15,13 @@ namespace sluice {
 struct OptionWord {
   std::string_view key;     // "storage.paths"
   std::string_view option;  // "--path"
-  bool is_given = true;     // else the key is the config's
+  bool is_given = true;     // false: the value comes from the config, and its key stays
 };
 
-// The error with each key, in quotes or not, replaced by its option.
+// Returns `error` with each key, in quotes or not, replaced by the key's option.
 Error in_words_of(std::initializer_list<OptionWord> words, const Error& error);
 
-// Runs `work` and returns what it does. Fails with: as `work`, in the command's own words.
+// Runs `work` and returns its result. Fails with: as `work`, but the message names options.
 template <class Work>
 auto with_words(std::initializer_list<OptionWord> words, const Work& work) {
   try {

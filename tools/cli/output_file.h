@@ -1,15 +1,15 @@
-// The one way in which the command writes files. An output is compared with every input and every
-// other output, and its folder is tried, before anything is opened. It then appears under a
-// temporary name and gets its own by rename:
+// The one way in which the command writes files. Before anything is opened, an output is compared
+// with every input and every other output, and its folder is tried. The output is then created
+// under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  its own name as soon as the run is accepted: what
 //                                               grows, so that a killed run leaves what it had
 //
-// Until accept() or commit() an older file of that name stays as it was; an output that goes
-// without either leaves nothing. A symbolic link is followed and its target replaced. A path that
-// is not a regular file (/dev/null, a pipe, /dev/stdout) is opened as it is, and several outputs
-// may go there.
+// Until accept() or commit(), an older file of that name stays as it was. An output that is
+// destroyed before either call leaves nothing. A symbolic link is followed, and its target is
+// replaced. A path that is not a regular file (/dev/null, a pipe, /dev/stdout) is opened directly,
+// and several outputs may write to it.
 //
 // Thread rule: one thread per set.
 #pragma once
@@ -32,31 +32,31 @@
 namespace sluice {
 
 enum class OutputMode {
-  kOrdinary,  // as the user's umask and the file that is replaced have it
-  kPrivate,   // the owner's alone: what names tensors and paths
+  kOrdinary,  // permissions from the user's umask and the replaced file
+  kPrivate,   // only for the owner, because the text names tensors and paths
 };
 
 class OutputFile {
  public:
-  // `option` stands in messages: "--json". `path` empty: not asked for; the functions below do
-  // nothing then.
+  // `option` is the output's name in messages, such as "--json". An empty `path` means that no
+  // output is wanted. The functions below then do nothing.
   OutputFile(std::string option, const std::string& path, OutputMode mode = OutputMode::kOrdinary);
 
   bool is_wanted() const { return !place_.path.empty(); }
-  // The written data can be read back from path().
+  // Whether the written data can be read back from path().
   bool is_regular() const { return !place_.descriptor && place_.kind != FileKind::kOther; }
   const std::string& option() const { return option_; }
   const std::string& path() const { return place_.path; }
   const FilePlace& place() const { return place_; }
 
-  // Refuses an output that cannot be written, as far as that can be known beforehand. Leaves
-  // nothing behind.
+  // Refuses an output that cannot be written, as far as this is known before the first write.
+  // Leaves nothing behind.
   // Fails with: kInput, with path, reason and remedy; kNoSpace, kUnsupported.
   void check();
 
-  // Opens it; write() does so, too. Fails with: as check().
+  // Opens the output. write() does this, too. Fails with: as check().
   void begin();
-  // Requires: begun. Stays this object's.
+  // The open descriptor, which this object still owns. Requires: the output is begun.
   int descriptor() const;
 
   // Fails with: kNoSpace, kIo. A piece that could not be written whole is cut off again.
@@ -68,18 +68,19 @@ class OutputFile {
     if (buffer_.size() >= kBufferBytes) empty_buffer();
   }
 
-  // Gives it its own name. If that fails, a line on standard error says so, and commit() tries
-  // again: other outputs have been accepted by then, so nothing can be refused any more.
-  // Requires: begun.
+  // Gives the output its final name. If the rename fails, a line on standard error reports the
+  // failure, and commit() tries again. It is too late to refuse, because other outputs have already
+  // been accepted.
+  // Requires: the output is begun.
   void accept() noexcept;
-  // Makes it durable under its own name, and ends it. Where all is written but the name cannot be
-  // had, the temporary file stays, and the message names it.
+  // Makes the output durable under its final name, and closes it. If all data is written but the
+  // rename fails, the temporary file stays, and the message names this file.
   // Fails with: kNoSpace, kIo.
   void commit();
-  // Ends it. Without its own name it is gone.
+  // Closes the output. An output that does not have its final name yet is removed.
   void discard() noexcept;
 
-  // The error for an errno of this output; `what` is what was attempted.
+  // The error for an errno of this output. `what` names the operation that failed.
   Error failure(std::string_view what, int error) const;
 
  private:
@@ -98,29 +99,31 @@ class OutputFile {
   std::string option_;
   FilePlace place_;
   OutputMode mode_;
-  bool is_checked_ = false;  // what fails now was possible before
+  bool is_checked_ = false;  // a failure from now on comes from a later change
   bool is_begun_ = false;
   bool is_accepted_ = false;
   std::uint64_t size_bytes_ = 0;
   std::uint64_t written_back_bytes_ = 0;
-  TemporaryFile file_;  // of what is replaced
-  UniqueFd opened_;     // of what is opened as it is
+  TemporaryFile file_;  // for an output that replaces a file
+  UniqueFd opened_;     // for an output that is opened directly
   std::string buffer_;
 };
 
 // All outputs of a command, and the inputs that they must not touch.
 class OutputFiles {
  public:
-  // `what` stands in messages: "the text", "--init". Empty paths are none. The output of option
-  // `successor` may replace it: the input has been read by then.
+  // `what` is the input's name in messages, such as "the text" or "--init". Empty paths are
+  // ignored. The output of option `successor` may replace this input, because the input has been
+  // read by then.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);
-  // Another process's output, which is compared and not written.
+  // Adds another process's output, which is compared and not written.
   void reserve(std::string option, const std::string& path);
 
-  // Compares all, then checks each. Prints a line for each temporary file that a killed process
-  // left. Fails with: kInput where two are one file; as OutputFile::check().
+  // Compares all files, then checks each output. Prints a line for each temporary file that a
+  // killed process left. Fails with: kInput where two of them are the same file; as
+  // OutputFile::check().
   void check();
   void discard() noexcept;
 
@@ -138,10 +141,11 @@ class OutputFiles {
   std::vector<std::unique_ptr<OutputFile>> outputs_;
 };
 
-// For commands with one file, in one piece.
+// Writes `text` as the whole output and commits it. For commands that write a file in one piece.
 void write_whole(OutputFile& output, std::string_view text);
 
-// Outputs are written each on its own: a disk that is too full for one may still hold the next.
+// Attempts each output independently, because a disk that is too full for one output may still hold
+// the next.
 class FirstFailure {
  public:
   template <class Write>
@@ -152,7 +156,7 @@ class FirstFailure {
       note(error);
     }
   }
-  // Throws the first failure; the others have been printed by then.
+  // Throws the first failure. The other failures have been printed by then.
   void rethrow() const;
 
  private:

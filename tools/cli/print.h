@@ -1,7 +1,7 @@
 // Text for people, on standard output (`say`) and standard error (`warn`). Nothing here throws, so
-// that a full disk behind a log never ends a run. Text that cannot be printed is lost; for standard
-// output, a line on standard error says so once. On a terminal, `say` breaks lines that are too
-// long for it; `say_text` prints its text unchanged, such as JSON.
+// that a full disk behind a log never ends a run. Text that cannot be printed is lost. For standard
+// output, one line on standard error reports the loss. On a terminal, `say` breaks lines that are
+// too long for the terminal. `say_text` prints text unchanged, such as JSON.
 //
 // Thread rule: any thread.
 #pragma once
@@ -12,13 +12,14 @@
 
 namespace sluice {
 
-// A closed descriptor 0, 1 or 2 would be given to the next file that is opened, and printed text
-// would go into that file. So such descriptors are opened onto /dev/null. For the start of main().
+// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed. Otherwise the next opened
+// file would get such a descriptor, and printed text would go into that file. For the start of
+// main().
 void keep_standard_descriptors() noexcept;
 
 void say_text(std::string_view text) noexcept;
 void warn_text(std::string_view text) noexcept;
-// As say_text, in lines that fit the terminal, if there is one.
+// As say_text. If standard output is a terminal, breaks the lines to fit.
 void say_fitted(std::string_view text);
 
 template <class... Arguments>
@@ -26,7 +27,7 @@ void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) noex
   try {
     say_fitted(fmt::format(format, std::forward<Arguments>(arguments)...));
   } catch (...) {
-    // Memory is used up: the text is lost, and the run goes on.
+    // There is no memory left. The text is lost, and the run goes on.
   }
 }
 
@@ -39,10 +40,10 @@ void warn(fmt::format_string<Arguments...> format, Arguments&&... arguments) noe
   }
 }
 
-// Shows what has been said so far, where standard output is a terminal, a pipe or a log.
+// Flushes the text said so far to standard output.
 void flush_said() noexcept;
 
-// The errno of the first failure of standard output; 0 = it has taken everything.
+// The errno of the first failure of standard output; 0 = no failure.
 int said_failure() noexcept;
 
 }  // namespace sluice

@@ -1,10 +1,11 @@
-// A new file under a unique name beside the file that it is to replace. The name goes with the
-// object, and with a process that is ended by a signal which it handles. A process that is killed
-// leaves the file. A file stays locked (flock) while its process has it open. So a later process
-// can tell a leftover from a file that is being written, whatever the process numbers are: in
-// containers these come again.
+// A new file under a unique name, beside the file to be replaced. The name is removed with the
+// object, and also when a signal that the process handles ends the process. A process that is
+// killed leaves the file. A file stays locked (flock) while its process keeps the file open. So a
+// later process can tell a leftover from a file that is being written. Process numbers could not
+// tell, because in containers the numbers repeat.
 //
-// Thread rule: one thread per object; remove_temporary_files() from any, and from signal handlers.
+// Thread rule: one thread per object. remove_temporary_files() is callable from any thread and from
+// signal handlers.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +20,7 @@ namespace sluice {
 class TemporaryFile {
  public:
   TemporaryFile() = default;
-  // `target`: absolute, without links; it need not exist. `mode` is as for open(2).
+  // `target` is an absolute path without links and need not exist. `mode` is as for open(2).
   // Fails with: std::system_error, with the errno of open(2).
   TemporaryFile(const std::string& target, mode_t mode);
   TemporaryFile(TemporaryFile&& other) noexcept;
@@ -27,9 +28,9 @@ class TemporaryFile {
   ~TemporaryFile();
 
   int descriptor() const { return descriptor_.get(); }
-  const std::string& name() const { return name_; }  // empty once it has the target's name
-  // Gives the file the target's name, in place of the file that has it. Returns 0 or an errno; then
-  // the temporary name stays.
+  const std::string& name() const { return name_; }  // empty once the file has the target's name
+  // Renames the file to the target's name and so replaces the target. Returns 0 or an errno; after
+  // an error, the temporary name stays.
   int replace_target();
   // Leaves the file under its temporary name for good.
   void keep();
@@ -43,8 +44,8 @@ class TemporaryFile {
   UniqueFd descriptor_;
 };
 
-// Temporary files for `target` that dead processes have left. It leaves out files that are being
-// written, and those whose file system cannot tell.
+// The temporary files for `target` that dead processes have left. Leaves out files that are being
+// written, and files on a file system without locks.
 std::vector<std::string> leftovers_of(const std::string& target);
 
 // Removes the names of all temporary files of this process. Safe in a signal handler.

@@ -1,7 +1,7 @@
-// Output for terminals: their width, colours where they are wanted, lines that fit, and the
-// progress of long work. Files and pipes get none of it: their lines stay as long as they are.
+// Output for terminals: the width, colours where they are wanted, lines that fit, and the progress
+// of long work. Files and pipes get unchanged lines without colours or progress.
 //
-// Thread rule: functions from any thread; a Progress has one thread that uses it.
+// Thread rule: functions from any thread. One thread uses a Progress.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@
 namespace sluice {
 
 bool is_terminal(int descriptor);
-// The width of the terminal behind `descriptor`; 80 where it does not tell.
+// The width of the terminal behind `descriptor`; 80 if the width is unknown.
 std::size_t terminal_columns(int descriptor);
 
 enum class Colour { kGood, kWarning, kBad };
@@ -23,12 +23,13 @@ enum class Colour { kGood, kWarning, kBad };
 // and TERM is not "dumb".
 std::string coloured(int descriptor, Colour colour, std::string_view text);
 
-// `text` with each line that is longer than `columns` broken between words. The rest stands
-// under the line's last column, which begins after two spaces, so that tables stay tables.
+// Returns `text` with each line that is longer than `columns` broken between words. In a table, the
+// rest of a broken line is placed under the last column, which begins after two spaces. So tables
+// stay tables.
 std::string fitted(std::string_view text, std::size_t columns);
 
-// Says on standard error what takes so long and since when, from the second second on; where that
-// is no terminal, nothing. Goes with the object.
+// Shows on standard error which work is going on and for how long, after the first second. Shows
+// nothing if standard error is no terminal. The destructor removes the line.
 class Progress {
  public:
   explicit Progress(std::string what, bool is_quiet = false);

@@ -10,11 +10,12 @@
 
 namespace sluice {
 
-// One message: an unknown command or option with the nearest known one, arguments that nothing
-// takes, or else what the parser says; and where help is. `error` is what parsing `app` has thrown.
+// Returns a message about one mistake and where to find help. The mistake is an unknown command or
+// option (with the nearest known name), an argument that no option takes, or else the parser's own
+// message. `error` is the exception from parsing `app`.
 std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error);
 
-// `sluice help WORDS`. Fails with: kInvalidArgument, where there is no such command.
+// The text of `sluice help WORDS`. Fails with: kInvalidArgument if there is no such command.
 std::string help_text(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace sluice

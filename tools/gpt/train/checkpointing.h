@@ -1,9 +1,9 @@
-// The part of `sluice train` that outlives its process, in checkpoints and in a durable store:
-// where the run begins, and what is saved on the way. Each also has what the trainer needs beside
-// the state: the number of steps so far, which is also the position in the data and in the
-// schedule, and which config and which text made it.
+// The part of `sluice train` that outlives its process, in checkpoints and in a durable store. This
+// part decides where the run begins, and what is saved on the way. Each saved state also records
+// the number of steps so far, which is also the position in the data and in the schedule. The
+// record includes the config and the text that made the state.
 //
-// Thread rule: one thread; of several ranks all take part.
+// Thread rule: one thread. With several ranks, all ranks take part.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@
 
 namespace sluice {
 
-// The matrix products of a run that went on were computed by others than before.
+// A point at which a run went on with other kernels for its matrix products.
 struct KernelChange {
-  std::uint64_t steps = 0;  // that the run had made
+  std::uint64_t steps = 0;  // of the run until then
   std::string before;
   std::string after;
 };
 
 struct CheckpointOptions {
-  std::string root;         // empty: none are made
+  std::string root;         // empty: no checkpoints are made
   std::uint64_t every = 0;  // steps; 0 = only at the end
   std::uint32_t keep = 0;   // 0 = all
   std::string resume;       // empty, "newest" or "required"
@@ -36,53 +36,57 @@ struct CheckpointOptions {
   bool accepts_config = false;
   bool accepts_data = false;
   bool accepts_kernels = false;
-  std::string command;  // that goes on
+  std::string command;  // the command that resumes the run
 };
 
-// The same command with --resume, as a shell takes it.
+// The same command with --resume, quoted for a shell.
 std::string command_that_goes_on(std::span<char* const> words);
 
-// config.json of a checkpoint's folder, for programs that know GPT-2 by it: transformers reads the
-// folder as it is.
+// The text of config.json in a checkpoint's folder. With this file, transformers reads the folder
+// without a conversion.
 std::string gpt2_config_text(const gpt::GptConfig& model);
 
 class Checkpointing {
  public:
-  // On rank 0, takes the folder for this process.
-  // Fails with: kInput where another has it, or options do not fit together.
+  // Rank 0 locks the checkpoints' folder for this process.
+  // Fails with: kInput where another process has locked the folder, or options do not fit together.
   Checkpointing(const CheckpointOptions& options, const TrainConfig& config, std::uint32_t rank,
                 std::uint32_t rank_count);
 
   bool is_on() const { return !options_.root.empty(); }
-  // The kernels that compute the matrix products from now on. They are kept with the state, and a
-  // run that goes on with others says so. To be called before resume().
+  // Names the kernels that compute the matrix products from now on. The name is kept with the
+  // state, and a run that goes on with other kernels reports the change. To be called before
+  // resume().
   void set_products(std::string products) { settings_[kProducts] = std::move(products); }
-  // Lines for the user: which checkpoints were skipped, and why.
+  // Lines for the user that say which checkpoints were skipped, and why.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // All changes of that kind since the run began. After resume().
+  // All changes of kernels since the run began. To be called after resume().
   const std::vector<KernelChange>& kernel_changes() const { return kernel_changes_; }
 
   bool has_store() const { return !config_.engine.storage.state.name.empty(); }
 
-  // Gives the engine the state of the store's last commit, or of the newest checkpoint that is
-  // whole, whichever has more steps. Returns the steps that the run has been through; nothing where
-  // it begins anew.
-  // Fails with: kInput where there is one and it was not asked for, none although it was, none that
-  // can be read, or it is of another model, config or text.
+  // Gives the engine the state of the store's last commit or of the newest complete checkpoint. The
+  // state with more steps is taken. Returns the number of steps that the run has made; nothing
+  // where the run begins anew.
+  // Fails with: kInput where a state exists but no resume was asked for, where the required state
+  // is missing or unreadable, or where the state is of another model, config or text.
   std::optional<std::uint64_t> resume(Engine& engine, const InitialValues& values);
-  // The text that the store's commit of the state after so many steps keeps.
+  // The options for the step that ends with `steps` steps made. With a store, they have the text
+  // that the commit keeps.
   FinishOptions finish_options(std::uint64_t steps) const;
-  // The place where resume() has found the state, or looked for it.
+  // The place where resume() has found the state, or else has looked for a state.
   std::string origin() const;
-  // So many steps are done. Saves when it is time; a failed save is printed, and tried again later.
+  // To be called when `steps` steps are done. Saves when a checkpoint is due. A failed save is
+  // printed, and the next checkpoint tries again.
   void step_ended(Engine& engine, std::uint64_t steps);
-  // The run ends. Saves what is not saved yet.
+  // To be called at the end of the run. Saves the state unless it is saved already.
   // Fails with: as Engine::save().
   void run_ended(Engine& engine, std::uint64_t steps);
-  // The command that goes on where this run ends.
+  // The command that resumes the run where this process ends.
   const std::string& command() const { return options_.command; }
-  // The step of the newest one that this run has saved or begun from; nothing where there is none.
+  // The folder of the newest checkpoint that this run has saved or begun from; empty where there is
+  // none.
   const std::string& saved_path() const { return saved_path_; }
 
  private:
@@ -96,8 +100,8 @@ class Checkpointing {
                                                  const std::vector<Candidate>& found);
   std::optional<std::uint64_t> resume_store(Engine& engine, const InitialValues& values,
                                             const std::vector<Candidate>& found);
-  // `where`: the state whose `application` it is.
-  // Other kernels than before are an error for a store, and a note for a checkpoint.
+  // `where` names the state that has the text `application`.
+  // A change of kernels is an error for a store, and a note for a checkpoint.
   enum class Kernels : std::uint8_t { kMayChange, kStay };
   std::uint64_t check_application(const std::string& where, const std::string& application,
                                   Kernels kernels);
@@ -110,7 +114,7 @@ class Checkpointing {
   const CheckpointOptions options_;
   const TrainConfig& config_;
   const bool is_first_;                          // rank
-  std::map<std::string, std::string> settings_;  // which decide the run's numbers
+  std::map<std::string, std::string> settings_;  // the settings that decide the run's numbers
   std::string text_;                             // the data's length and checksum
   std::optional<CheckpointLock> lock_;
   std::vector<std::string> notes_;

@@ -1,7 +1,8 @@
-// A text or token file as training and validation data. It is read piece by piece and not mapped: a
-// mapped file would count as the process's memory, and one cut meanwhile would end it with SIGBUS.
-// The last part of the file is for validation. Which sequences a step sees follows from (seed,
-// step, micro-batch) alone. Constant after construction; callable from any thread.
+// A text or token file as training and validation data. The file is read piece by piece and not
+// mapped. A mapped file would count as the process's memory, and if it were truncated meanwhile,
+// SIGBUS would end the process. The last part of the file is for validation. The sequences of a
+// step depend only on (seed, step, micro-batch). Constant after construction; callable from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace sluice {
 
-// One micro-batch: sequences x context tokens each, and for each token the one that follows it.
+// One micro-batch: sequences x context tokens, and for each token the token that follows.
 struct TokenBatch {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> targets;
@@ -22,24 +23,26 @@ struct TokenBatch {
 
 class Dataset {
  public:
-  // Fails with: kInput when the file is missing, unreadable, empty, has tokens beyond the
-  // vocabulary, or either part is shorter than one sequence and its successor; kConfig when no file
-  // is given.
+  // Fails with: kInput when the file is missing, unreadable or empty, has tokens beyond the
+  // vocabulary, or has a part that is too short for one sequence and its successor; kConfig when no
+  // file is given.
   explicit Dataset(const TrainConfig& config, std::uint32_t rank_count = 1);
 
   std::uint64_t token_count() const { return token_count_; }
   std::uint64_t training_tokens() const { return training_tokens_; }
   std::uint64_t validation_tokens() const { return token_count_ - training_tokens_; }
 
-  // Several ranks have micro-batches of their own, numbered through all of them in a step.
-  // Fails with: kInput when the file has been cut since.
+  // Each rank has micro-batches of its own. They are numbered within a step, over all ranks.
+  // Fails with: kInput when the file has become shorter since the constructor read it.
   TokenBatch training_batch(std::uint64_t step, std::uint32_t micro_batch) const;
 
-  // `count` batches spread evenly over the validation part (fewer when it is shorter than that).
+  // `count` batches, spread evenly over the validation part. There are fewer batches when this part
+  // is too short for `count`.
   std::vector<TokenBatch> validation_batches(std::uint32_t count) const;
 
-  // Mean cross-entropy, in nats per token, of `batches` under the bigram model of the training part
-  // with add-one smoothing. A model that has learned more than pairs has to beat it.
+  // The mean cross-entropy of `batches`, in nats per token, under the bigram model of the training
+  // part with add-one smoothing. A model that has learned more than pairs of tokens has to beat
+  // this number.
   double bigram_cross_entropy(std::span<const TokenBatch> batches) const;
 
  private:

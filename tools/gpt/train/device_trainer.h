@@ -1,5 +1,5 @@
-// Trains the GPT on a GPU through the engine's public API: one lease for each use of a unit, whose
-// kernels are enqueued on one stream of the device while the engine moves other units.
+// Trains the GPT on a GPU through the engine's public API. Each use of a unit has one lease. The
+// kernels of all uses are enqueued on one stream of the device, while the engine moves other units.
 //
 // Thread rule: one thread at a time. The engine, its device, the model and the dataset must outlive
 // the trainer.
@@ -16,7 +16,7 @@ namespace sluice {
 
 class DeviceTrainer final : public Training {
  public:
-  // `gpt` has the shape that `config` says, on `device`.
+  // `gpt` lies on `device` and has the shape that `config` gives.
   DeviceTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
                 gpt::DeviceGpt& gpt);
 

@@ -1,5 +1,5 @@
-// Ranks that compute on hosts have to multiply alike. Otherwise the bits that a run ends with would
-// depend on which rank had which batch.
+// Ranks that compute on hosts must use the same kernels for matrix products. Otherwise the bits of
+// the result would depend on the assignment of batches to ranks.
 #pragma once
 
 #include <sluice/engine.h>
@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// Every rank calls it in the same place; for one rank, or on a GPU, it does nothing.
-// Fails with: kRanks, naming this rank's library and kernels and a rank that has others.
+// Every rank makes this call in the same place. Does nothing for one rank, or on a GPU.
+// Fails with: kRanks, naming this rank's library and kernels, and a rank whose kernels differ.
 void require_same_kernels(Engine& engine, const TrainingDevice& device);
 
 }  // namespace sluice

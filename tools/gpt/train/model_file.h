@@ -1,8 +1,9 @@
-// A GPT saved as safetensors: the fp32 master weights under GPT-2's names, the model's shape in the
-// metadata. Published GPT-2 models, which lack that metadata, are understood by their shapes (64
-// elements per head), or, in a folder, by its config.json. Such a folder may have several files
-// with an index, as Hugging Face and `sluice train --checkpoint` write them. Names may have a
-// prefix, such as "transformer.", and elements may be fp32, bf16 or fp16.
+// A GPT saved as safetensors, with the fp32 master weights under GPT-2's names and the model's
+// shape in the metadata. Published GPT-2 models lack this metadata. They are understood by the
+// shapes of their tensors (64 elements per head) or, in a folder, by the folder's config.json. Such
+// a folder may have several files with an index, as Hugging Face and `sluice train --checkpoint`
+// write them. Names may have a prefix, such as "transformer.", and elements may be fp32, bf16 or
+// fp16.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +25,20 @@ void save_model(OutputFile& output, const gpt::GptConfig& config, Engine& engine
 
 class ModelFile {
  public:
-  // `path`: a file or a folder, as SafetensorsReader takes them.
-  // Fails with: kInput when it is not a GPT with every tensor of its shape.
+  // `path` names a file or a folder that SafetensorsReader can read.
+  // Fails with: kInput when the file is no GPT, or lacks a tensor, or has a tensor of a wrong
+  // shape.
   explicit ModelFile(const std::string& path);
 
   const gpt::GptConfig& config() const { return config_; }
-  // As SafetensorsReader::read(), under the names that this project gives the tensors.
+  // As SafetensorsReader::read(), but with the names that this project gives the tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;
 
   // Fails with: kInput naming the first key of section "model" in which the file differs from
   // `config`.
   void require_shape_of(const gpt::GptConfig& config) const;
 
-  // For Engine::initialize(): the saved masters, bit for bit. The file must outlive it.
+  // The saved masters, bit for bit, for Engine::initialize(). This object must outlive the result.
   InitialValues initial_values() const;
 
  private:

@@ -1,7 +1,7 @@
-// The order in which a step's micro-batches go through the units: what each order moves, and which
-// one `batch.order: auto` takes. Vertical order saves the parameters that horizontal order fetches
-// again for every micro-batch. Its price is the room and the traffic of the activations between
-// units, of all micro-batches at once. Pure; any thread.
+// Chooses the order in which a step's micro-batches go through the units: computes the traffic of
+// each order, and the choice for `batch.order: auto`. Vertical order saves the parameters that
+// horizontal order fetches again for every micro-batch. In return, it needs room and traffic for
+// the activations between units, of all micro-batches at the same time. Pure; any thread.
 #pragma once
 
 #include <array>
@@ -16,27 +16,28 @@ namespace sluice {
 
 struct OrderPlan {
   MicroBatchOrder order{};
-  std::string obstacle;  // why it cannot be; then nothing below holds
+  std::string obstacle;  // why the order is impossible; if set, the fields below mean nothing
   Traffic traffic;       // a step's
-  // Parameters and activations, between host and device, a step.
+  // The parameter and activation bytes that a step copies between host and device.
   std::uint64_t copied_bytes = 0;
 };
 
-// Horizontal, then vertical. The activations of `config` have the step's micro-batches; `model` is
-// validated().
+// Plans horizontal order, then vertical order. The activations in `config` state the step's number
+// of micro-batches; `model` is validated().
 std::array<OrderPlan, 2> plan_orders(const Config& config, const ModelSpec& model,
                                      const RunMachine& machine);
 
-// The order that "auto" takes: vertical if it is possible and moves fewer bytes to and from
-// storage, or as many there and fewer between host and device. Horizontal where backward uses a
-// unit more than once (tied weights): there the order changes bits, and a budget must not.
+// The order that "auto" takes. Vertical order is taken if it is possible and moves fewer bytes to
+// and from storage. With equally many bytes, it is taken if it moves fewer bytes between host and
+// device. Where backward uses a unit more than once (tied weights), "auto" always takes horizontal
+// order. In this case the order changes bits, and a budget must not change bits.
 MicroBatchOrder better_order(const std::array<OrderPlan, 2>& plans, const ModelSpec& model);
 
-// Settles `order`, and the activations' order with it, alike on all ranks that have the same config
-// and machine.
+// Settles `order` and, with it, the activations' order. The result is the same on all ranks with
+// the same config and machine.
 void resolve_order(TrainConfig& config, const RunMachine& machine);
 
-// "micro-batches vertical: ... ; horizontal: ...": a line for people.
+// A line for people: "micro-batches vertical: ... ; horizontal: ...".
 std::string describe(const std::array<OrderPlan, 2>& plans, MicroBatchOrder chosen);
 
 }  // namespace sluice

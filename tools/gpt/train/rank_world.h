@@ -1,5 +1,5 @@
-// The ranks of a `sluice train`: what the launcher says (gpu/ranks/launcher_environment.h), what
-// connects them where there are several (MPI, and NCCL between GPUs), and this rank's share of its
+// The ranks of a `sluice train`. Reads what the launcher says (gpu/ranks/launcher_environment.h),
+// connects several ranks (by MPI, and by NCCL between GPUs), and computes this rank's share of its
 // host.
 //
 // Thread rule: one thread.
@@ -23,21 +23,22 @@ namespace sluice {
 // Fails with: kConfig for settings that several ranks cannot have.
 void check_ranks_config(const TrainConfig& config);
 
-// Gives "auto" its meaning for one of several ranks of a host: its part of the cores, and the host
-// to compute on.
+// Replaces "auto" for one of several ranks of a host. Such a rank gets a part of the cores, and
+// computes on the host.
 void share_host_among(std::uint32_t ranks, TrainConfig& config);
 
 class RankWorld {
  public:
-  // Starts MPI when the environment tells of several ranks, unless they compute on GPUs and
-  // torchrun says where they meet.
-  // Fails with: kConfig for an environment that contradicts itself and for settings that several
-  // ranks cannot have, kUnsupported without MPI or NCCL or with a launcher that does not start MPI.
+  // Starts MPI when the environment names several ranks, unless these ranks compute on GPUs and
+  // torchrun tells them where to meet.
+  // Fails with: kConfig for an environment that contradicts itself, or for settings that several
+  // ranks cannot have; kUnsupported without MPI or NCCL, or with a launcher that does not start
+  // MPI.
   explicit RankWorld(const TrainConfig& config);
 
   bool are_several() const { return launch_ && launch_->rank_count > 1; }
   std::uint32_t rank() const { return are_several() ? launch_->rank : 0; }
-  // How many share this host.
+  // The number of ranks on this host.
   std::uint32_t host_ranks() const {
     return are_several() ? std::max(1u, launch_->local_rank_count) : 1;
   }
@@ -48,16 +49,17 @@ class RankWorld {
   // Fails with: kConfig.
   void share_host(TrainConfig& config) const;
   GpuChoice gpu() const;
-  // Null for one rank. `device` must outlive it, and so must this.
+  // Null for one rank. This object and `device` must outlive the result.
   // Fails with: kRanks, kUnsupported.
   std::unique_ptr<Collectives> join(TrainingDevice& device);
 
-  // Ends what connects the ranks, when all have come to the end. The last call.
+  // Closes the connections between the ranks when all ranks have come to the end. This is the last
+  // call.
   // Fails with: kRanks.
   void leave();
 
-  // Says why on standard error, and ends every rank: by MPI, or by ending this one, which torchrun
-  // and the others' deadline notice.
+  // Prints `failure` on standard error and ends every rank, by MPI where MPI connects them.
+  // Otherwise ends this rank, and torchrun and the other ranks' deadlines notice the end.
   // Requires: are_several().
   [[noreturn]] void give_up(const std::exception& failure);
 
@@ -73,7 +75,7 @@ class RankWorld {
   std::optional<Launch> launch_;
   std::atomic<bool> has_told_ = false;
   std::unique_ptr<MpiWorld> mpi_;
-  // GPU ranks tell each other by messages between hosts where to meet.
+  // The device for messages between hosts, by which GPU ranks tell each other where to meet.
   std::unique_ptr<HostDevice> meeting_device_;
 };
 

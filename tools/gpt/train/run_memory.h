@@ -1,5 +1,5 @@
-// How `sluice train` and `sluice plan` deal out the machine's memory: what the program and its
-// activations take, budgets where the config names none, and whether all of it fits. Any thread.
+// The division of the machine's memory by `sluice train` and `sluice plan`. Covers the needs of the
+// program and its activations, default budgets, and the check that all of it fits. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 
 namespace sluice {
 
-// Bytes of activations that the run keeps beside the engine's pools: on the host, or with
-// `device_is_host` false on a GPU.
+// The bytes of activations that the run keeps beside the engine's pools. They lie on the host if
+// `device_is_host`, otherwise on a GPU.
 std::uint64_t kept_activation_bytes(const TrainConfig& config, bool device_is_host);
 
-// The memory that `ranks` on this host have to share, and what each takes beside its pools, with
-// `activation_bytes` of activations. Several ranks deal out all memory of the machine, so that all
-// get the same budgets; one rank deals out the free memory.
+// The memory that `ranks` on this host have to share, and the bytes that each rank takes beside its
+// pools, including `activation_bytes` of activations. Several ranks divide all memory of the
+// machine, so that all get the same budgets. A single rank takes only the free memory into account.
 HostMemory share_of_host(bool device_is_host, std::uint64_t activation_bytes, std::uint32_t ranks);
 
-// Fills in the budgets that are "auto"; those of a GPU stay what is free there when the engine is
-// made.
-// Fails with: kOutOfMemory when the application leaves nothing to deal out.
+// Fills in the budgets that are "auto". A GPU's budget stays "auto", so the engine uses the memory
+// that is free there when the engine is made.
+// Fails with: kOutOfMemory when the application leaves no memory for the budgets.
 void settle_budgets(Config::Memory& memory, const HostMemory& host);
 
-// The machine as each of `rank_count` ranks plans for it.
+// The description of the machine with which each of `rank_count` ranks plans.
 RunMachine machine_of(const HostMemory& host, std::uint32_t rank_count);
 
-// Compares the memory that each of `ranks` will take of this host with what is free, and returns
-// it; memory.check "warn" only prints a shortage. To be called before any of them has its pools.
-// `config` has budgets and order.
+// Compares the memory that the ranks of this host will take with the free memory, and returns these
+// numbers. With memory.check "warn", a shortage is only printed. To be called before any rank has
+// its pools. Budgets and order in `config` must be settled.
 // Fails with: kOutOfMemory for a budget that is too small, and when the sum is too large.
 HostMemory check_memory(const TrainConfig& config, const RunMachine& machine, HostMemory host);
 

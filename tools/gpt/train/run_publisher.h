@@ -1,5 +1,5 @@
-// Keeps the status page of a `sluice train` up to date (tools/report/status_page.h). It costs a few
-// microseconds per step, and never fails a run.
+// Keeps the status page of a `sluice train` up to date (tools/report/status_page.h). An update
+// takes a few microseconds per step, and never makes a run fail.
 //
 // Thread rule: one thread.
 #pragma once
@@ -18,12 +18,12 @@ namespace sluice {
 
 class RunPublisher {
  public:
-  // Without run.status, or without a folder for it, there is no page. A page that cannot be made is
-  // named by problem().
+  // Makes no page without run.status, or without a folder for the page. problem() says why a page
+  // could not be made.
   RunPublisher(const TrainConfig& config, const Engine& engine);
 
   const std::string& problem() const { return problem_; }
-  // The run is behind `step` and does this.
+  // Publishes that the run has ended `step` and is now in `phase`.
   void enter(RunPhase phase, std::uint64_t step);
   void step_ended(const StepRecord& record, const StepReport& report);
 
@@ -31,7 +31,7 @@ class RunPublisher {
   std::string problem_;
   std::unique_ptr<StatusPage> page_;
   RunStatus status_{};
-  TraceCounts counts_{};  // when the last step ended
+  TraceCounts counts_{};  // the counts at the end of the last step
 };
 
 }  // namespace sluice

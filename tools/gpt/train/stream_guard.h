@@ -1,5 +1,6 @@
-// Waits for a stream when it goes, also when an exception passes: work that was enqueued uses local
-// variables of the function that leaves. Both must outlive it. Thread rule: one thread.
+// The destructor waits for a stream, also when an exception leaves the function, because enqueued
+// work uses the function's local variables. Device and stream must outlive the guard. Thread rule:
+// one thread.
 #pragma once
 
 #include <sluice/device.h>
@@ -15,7 +16,7 @@ class StreamGuard {
     try {
       device_.synchronize(stream_.id());
     } catch (...) {
-      // The failure that is on its way already, or the one that it led to.
+      // This is the failure that is being thrown already, or a consequence of that failure.
     }
   }
 

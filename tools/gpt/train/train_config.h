@@ -1,5 +1,5 @@
-// The config of `sluice train`: the sections model, data, batch, optimizer (the schedule of the
-// learning rate) and run of a config file, beside the engine's own. Plain data.
+// The config of `sluice train`. It has the engine's config and the sections model, data, batch,
+// optimizer (the schedule of the learning rate) and run of a config file. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// Where computation runs; kAuto takes a GPU where there is one that can.
+// The device that computes. kAuto takes a GPU where a suitable one is available.
 enum class DeviceChoice : std::uint8_t { kAuto, kCuda, kHost };
 
 enum class TokenFormat : std::uint8_t { kAuto, kBytes, kUint16 };
@@ -27,7 +27,7 @@ struct TrainConfig : LearningRateOptions {
   double validation_fraction = 0.05;
   std::uint32_t sequences = 8;  // in one micro-batch
   std::uint32_t micro_batches = 1;
-  // Nothing = auto, which resolve_order() replaces (tools/gpt/train/order_choice.h).
+  // No value means "auto", which resolve_order() replaces (tools/gpt/train/order_choice.h).
   std::optional<MicroBatchOrder> order;
   DeviceChoice device = DeviceChoice::kAuto;
   gpt::MatmulWish matmul;  // on the host
@@ -41,8 +41,8 @@ struct TrainConfig : LearningRateOptions {
 // Fails with: kConfig, with the place in the file, for values that do not fit together.
 TrainConfig train_config(const ConfigDocument& document);
 
-// The model as the engine sees it, with the values that cross from unit to unit where the engine
-// keeps them.
+// The model as the engine sees it. Where the engine keeps the values that cross from unit to unit,
+// the model describes them, too.
 ModelSpec training_model(const TrainConfig& config);
 
 }  // namespace sluice

@@ -24,13 +24,13 @@ struct RunRecord {
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;
   std::uint64_t seed = 0;
-  std::uint64_t resumed_steps = 0;  // before this run, which began at a checkpoint
+  std::uint64_t resumed_steps = 0;  // steps made before this run, which began at a checkpoint
   std::vector<StepRecord> steps;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
   gpt::MatrixKernels matrix_kernels;
-  gpt::MatrixWork matrix_work;               // on the host, the validation's included
+  gpt::MatrixWork matrix_work;               // on the host, including the validation
   std::vector<KernelChange> kernel_changes;  // since the run began, over all resumes
-  unsigned threads = 0;                      // of the computation on the host, and of the optimizer
+  unsigned threads = 0;                      // for computation on the host and for the optimizer
   Traffic predicted;
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
@@ -44,22 +44,23 @@ struct RunRecord {
   std::optional<StepLimits> limits;
 };
 
-// The pools of every tier with their reasons, and each tier's sum against its budget.
+// A table of the pools of every tier with their reasons. Compares each tier's sum with its budget.
 std::string pool_table(const Engine& engine, std::uint64_t activation_bytes,
                        const HostMemory& memory);
 
-// Which library took which share of the multiply-adds; empty on a GPU.
+// The share of each library in the multiply-adds; empty on a GPU.
 std::string matrix_report(const RunRecord& run);
 
-// Where the time of the steps except the first went, and how near they came to their limits.
+// The use of the steps' time, and the steps' distance from their limits. The first step is left
+// out.
 std::string time_report(const RunRecord& run);
 
-// One line for `record`, or, on a terminal, a bar that replaces the one before it.
+// Shows one line for each step or, on a terminal, one bar that every step redraws.
 class ProgressDisplay {
  public:
   ProgressDisplay(std::uint64_t steps, double flops_per_token, bool quiet);
   void show(const StepRecord& record);
-  // Leaves the bar's line, so that further output starts on a new one.
+  // Ends the bar's line, so that further output starts on a new line.
   void finish();
 
  private:

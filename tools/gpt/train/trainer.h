@@ -1,6 +1,6 @@
-// Trains the GPT on the host through the engine's public API, as any application would: one lease
-// for each use of a unit, computation submitted to a stream of the device. Where the engine keeps
-// activations, a use also holds leases on the values that cross the unit's boundaries.
+// Trains the GPT on the host through the engine's public API, as any application would. Each use of
+// a unit has one lease, and its computation is submitted to a stream of the device. Where the
+// engine keeps activations, a use also holds leases on the values that cross the unit's boundaries.
 //
 // Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
 // trainer.
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// The computation on the host that `config` asks for.
+// The shape and the options of the computation on the host that `config` asks for.
 // Fails with: kUnsupported for run.matmul, as choose_matmul().
 gpt::BatchShape batch_shape(const TrainConfig& config);
 gpt::GptComputeOptions compute_options(const TrainConfig& config);
@@ -40,7 +40,7 @@ class Trainer final : public Training {
     std::uint32_t micro_batch = 0;
     std::uint64_t step = 0;
   };
-  // The activations of the boundaries that it holds.
+  // The leases that a use holds on the activations at its boundaries, and their addresses.
   struct BoundaryLeases {
     std::vector<ActivationLease> leases;
     gpt::Boundaries boundaries;
@@ -48,11 +48,11 @@ class Trainer final : public Training {
 
   ParameterList parameters_of(const Lease& lease) const;
   GradientList gradients_of(const Lease& lease) const;
-  // The number of a micro-batch among those that are under way at once.
+  // The index of a micro-batch among the micro-batches that are under way at the same time.
   std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
   void forward(Step& step, const Use& use, double& loss);
   void backward(Step& step, const Use& use);
-  // `forward_use`: the place in forward order.
+  // `forward_use` is the use's place in forward order.
   template <class Walk>
   BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
                                Pass pass);
@@ -62,7 +62,7 @@ class Trainer final : public Training {
   Engine& engine_;
   HostDevice& device_;
   ModelSpec model_;
-  const std::uint32_t at_once_;  // micro-batches
+  const std::uint32_t at_once_;  // micro-batches at the same time
   gpt::GptCompute compute_;
   Stream stream_;  // last: its work uses all of the above
 };

@@ -1,5 +1,5 @@
-// The interface that trains the GPT through the engine's public API: Trainer on the host
-// (trainer.h), DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
+// The interface that trains the GPT through the engine's public API. Trainer implements it on the
+// host (trainer.h), DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,20 @@ class Training {
   Training& operator=(const Training&) = delete;
   virtual ~Training() = default;
 
-  // Step number `step`, counted from 0: forward and backward over its micro-batches, then the
-  // update.
+  // Trains step number `step`, counted from 0: forward and backward over the step's micro-batches,
+  // then the update.
   virtual TrainedStep train_step(std::uint64_t step) = 0;
 
-  // Options for the next steps' finish(), such as the text that a durable store keeps for the run.
+  // Sets the options for finish() of the next steps, such as the text that a durable store keeps
+  // for the run.
   void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  // Mean cross-entropy in nats per token.
+  // The mean cross-entropy of `batches` in nats per token.
   virtual double evaluate(std::span<const TokenBatch> batches) = 0;
 
   virtual std::uint64_t activation_bytes() const = 0;
 
-  // The work of the matrix products so far, by library; nothing on a GPU.
+  // The multiply-adds of the matrix products so far, by library; zero on a GPU.
   virtual gpt::MatrixWork matrix_work() const { return {}; }
 
  protected:

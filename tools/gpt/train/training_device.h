@@ -1,4 +1,4 @@
-// Where a training run computes: the device that run.device asks for, and on a GPU the model's
+// The device on which a training run computes, as run.device asks. On a GPU, also the model's
 // memory and kernels, which are made before the engine takes the rest of the memory. Thread rule:
 // one thread at a time.
 #pragma once
@@ -15,46 +15,49 @@
 
 namespace sluice {
 
-// Which GPU, if one is taken.
+// The GPU to take, if a GPU is taken at all.
 struct GpuChoice {
   int ordinal = 0;
   CudaMemorySource memory_source = {};
 };
 
-// Fails with: kUnsupported when run.device is "cuda" and no GPU computes what `config` asks for,
-// whichever it is.
+// Fails with: kUnsupported when run.device is "cuda" and `config` asks for computation that Sluice
+// supports on no GPU.
 void check_gpu_config(const TrainConfig& config);
-// The device that "auto" takes on this machine.
+// Whether a run with `config` computes on the host on this machine.
 bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
 class TrainingDevice {
  public:
-  // "auto" takes a GPU that is there and computes what `config` asks for, otherwise the host.
-  // Fails with: kUnsupported when run.device is "cuda" and no GPU can, or when the host lacks what
-  // run.matmul names; kOutOfMemory.
+  // "auto" takes a GPU if the machine has one that can compute what `config` asks for; otherwise
+  // the host.
+  // Fails with: kUnsupported when run.device is "cuda" and no GPU can compute what `config` asks
+  // for, or when the host lacks what run.matmul names; kOutOfMemory.
   explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
   TrainingDevice(const TrainingDevice&) = delete;
   TrainingDevice& operator=(const TrainingDevice&) = delete;
 
   Device& device() { return *device_; }
-  HostDevice* host() { return host_; }  // null where the device is another one
+  HostDevice* host() { return host_; }  // null where the device is no host device
   bool is_host() const { return host_ != nullptr; }
-  CudaDevice* gpu() { return gpu_; }    // as host()
+  CudaDevice* gpu() { return gpu_; }  // null where the device is no GPU
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
 
-  // The library and kernels of the matrix products; a GPU's kernels are named by the GPU.
+  // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
+  // kernels.
   const gpt::MatrixKernels& matrix_kernels() const { return matrix_kernels_; }
-  // A library that would compute them faster, if it were there; empty when none would.
+  // Names a library that would compute the products faster if it were installed; empty when there
+  // is none.
   const std::string& missed_gain() const { return missed_gain_; }
 
-  // All must outlive it.
+  // This object and all arguments must outlive the trainer.
   std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
                                          Engine& engine);
 
  private:
   std::unique_ptr<Device> device_;
-  HostDevice* host_ = nullptr;  // device_, where that is the host
+  HostDevice* host_ = nullptr;  // device_, if it is the host
   CudaDevice* gpu_ = nullptr;
   std::unique_ptr<gpt::DeviceOps> ops_;
   std::unique_ptr<gpt::DeviceGpt> gpt_;
