@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/store/durable_identity.h"
 #include "engine/flow/commits.h"
 #include "engine/ranks/ranks.h"
 #include "engine/store/commit_choice.h"
-#include "engine/store/durable_identity.h"
 #include "engine/store/store_files.h"
 #include "engine/store/tiers.h"
 
