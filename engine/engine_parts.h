@@ -18,7 +18,8 @@
 
 namespace sluice {
 
-// The ranks' collectives outlive the engine, so they must drop what refers to the engine.
+// The ranks' collectives outlive the engine, so references to the engine have to be removed from
+// them.
 struct RanksHold {
   explicit RanksHold(Ranks& held) : ranks(held) {}
   RanksHold(const RanksHold&) = delete;

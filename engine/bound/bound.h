@@ -12,7 +12,7 @@
 namespace sluice {
 
 // Boundary activations count as busy time of storage and copies, beside a schedule that is ideal
-// otherwise. No step ends before their transfers have ended.
+// otherwise. No step ends before the transfers of its activations have ended.
 
 // T_bound of `policy` (not kAuto), with the placement's lanes.
 // Under kSpeculative, no step is redone. Requires: rates.units has an entry per unit.

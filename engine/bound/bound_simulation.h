@@ -5,12 +5,13 @@
 // waits needlessly.
 //
 // The rules:
+//
 // A storage line serves parameter fetches first, then reads of state, then writes. The CPU serves
 // norms and additions before Adam.
 // The next step begins when the norm of the previous step is known. Under `serial`, it begins when
 // all blocks of the previous step are home.
-// A use waits until all of its unit's blocks have their update. Fetches and lanes share parameter
-// slots, so neither reads a block that the other has in host memory or is reading.
+// A use waits until all of its unit's blocks have their update. Parameter fetches and lanes share
+// the parameter slots, so neither reads a block that the other has in host memory or is reading.
 // As many slots as the placement allows keep their blocks. Under `eager` and `speculative`, blocks
 // of the step's last fetch stay until the update. Blocks updated after the turn stay until the next
 // forward.
@@ -19,8 +20,8 @@
 // The device's work on gradients that wait there takes no time, because it goes through each byte
 // once, at the rate of the device's memory, beside computation that is bound by arithmetic. The
 // device's updates go through about ten times as many bytes, so they are a resource of their own
-// beside computation. They run block by block as soon as the norm is known, or under `eager` as
-// soon as the unit's gradient is there.
+// beside computation. These updates run block by block as soon as the norm is known, or under
+// `eager` as soon as the unit's gradient is there.
 // Parameters at home on the device are ready for a use, or gathered in place, without a copy.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as they are free, and Adam waits for the

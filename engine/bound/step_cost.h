@@ -1,5 +1,5 @@
-// The rates of a machine, and the cost of a step at these rates. The bounds are computed from them
-// (engine/bound/bound.h). Plain data; pure.
+// The rates of a machine, and the cost of a step at these rates. The bounds are computed from these
+// rates and costs (engine/bound/bound.h). Plain data; pure.
 #pragma once
 
 #include <array>

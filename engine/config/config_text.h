@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// Returns JSON with all keys of configs/sluice.schema.json that the engine reads. engine_config()
-// makes the same config from this JSON again, apart from Config::Activations::micro_batches and
+// Returns JSON with all keys of configs/sluice.schema.json that the engine reads. From this JSON,
+// engine_config() makes the same config again, apart from Config::Activations::micro_batches and
 // order, which applications set.
 std::string config_text(const Config& config);
 

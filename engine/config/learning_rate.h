@@ -17,10 +17,10 @@ enum class ScheduleShape : std::uint8_t { kConstant, kLinear, kCosine, kOneCycle
 
 enum class WarmupShape : std::uint8_t { kLinear, kLog };
 
-// How updates are counted for the warm-up and the decay. kSluice: the first update makes the first
-// step of the warm-up, and the last update of the run ends the decay. kDeepspeed: as in DeepSpeed's
-// engine, which advances its scheduler after each update. Update s then has the scheduler's step s
-// - 1, and the first two updates have the starting rate.
+// How updates are counted for the warm-up and the decay. `kSluice`: the first update makes the
+// first step of the warm-up, and the last update of the run ends the decay. `kDeepspeed`: as in
+// DeepSpeed's engine, which advances its scheduler after each update. Update s then has the
+// scheduler's step s - 1, and the first two updates have the starting rate.
 enum class ScheduleCount : std::uint8_t { kSluice, kDeepspeed };
 
 struct ScheduleOptions {

@@ -48,8 +48,8 @@ class DurableStore {
   }
   std::uint64_t config_hash() const { return identity_.config_hash(); }
 
-  // For a new store. name_data() gives the data files their names. When the first commit is
-  // durable, name_records() gives the record files their names, and then the store exists.
+  // In a new store, name_data() gives the data files their names. When the first commit is durable,
+  // name_records() gives the record files their names, and then the store exists.
   void name_data();
   void name_records();
   const std::string& name() const { return name_; }

@@ -4,7 +4,7 @@
 // the window and staging slots are free. The block store transfers activations to and from storage:
 // they are verified and watched, and parameters that computation waits for go first.
 //
-// Thread rule: the application's thread; private parts on the scheduler's, unless they say
+// Thread rule: the application's thread; private functions on the scheduler's thread, unless stated
 // otherwise.
 // Progress: a fetch starts only when the overwritten activation has been released, and is at home
 // or on the way there. So the fetch's staging slot waits only for the drive and for queued copies.
@@ -46,8 +46,8 @@ class ActivationFlow {
   void release(const LeasedActivation& lease) noexcept;
   // Fails with: kInvalidArgument when accesses of the plan are missing or still held.
   void require_complete() const;
-  // Returns the totals since the last call, when no computation uses the window any more. Requires:
-  // the plan is complete.
+  // Waits until no computation uses the window any more, and returns the totals since the last
+  // call. Requires: the plan is complete.
   // Fails with: the engine's first failure, or the device's.
   struct Report {
     std::uint64_t out_bytes = 0;  // left the device, in whole storage units

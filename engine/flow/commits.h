@@ -2,8 +2,8 @@
 // it, and when it becomes valid. The commit of step v begins when every block is on storage at
 // version v. The optimizer pass stores the blocks that live on storage, and the home saver those
 // that live in memory. The commit itself, a flush and a small record, runs beside the next step.
-// Stores of later versions wait until the commit's table is taken. If all copies are named, they
-// wait until the commit is valid.
+// A store of a later version waits until the commit's table is taken. If all copies are named, such
+// a store waits until the commit is valid.
 //
 // With several ranks a commit is valid once all ranks have it. Before a rank votes on step v + 1,
 // it waits for its own commit of v. So the vote tells all ranks that the commit is valid.
@@ -47,6 +47,7 @@ class Commits {
   HomeSaver& saver() { return saver_; }
 
   // For the optimizer pass:
+  //
   // Whether stores of `version` may begin, because the commits of all earlier steps have their
   // tables.
   bool may_store(std::uint64_t version) const;

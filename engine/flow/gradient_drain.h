@@ -13,8 +13,8 @@
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
-// released lease. Copies of a gradient that will be added also wait for a staging slot, which the
-// worker frees. The drain never waits for the prefetcher or for a later use.
+// released lease. The copies of a gradient that will be added also wait for a staging slot, which
+// the worker frees. The drain never waits for the prefetcher or for a later use.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ class GradientDrain {
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
-  // Takes the gradient slot that has been free for longest, if there is a free slot. Uses take
+  // Takes the gradient slot that has been free for longest, if there is a free slot. The uses take
   // slots in the order of the schedule, and slots become free in the order of release. So a use's
   // slot does not depend on timing and is the same on every rank, as reductions in memory
   // registered with NCCL require. The slot's bytes are zero after zeroed_event().

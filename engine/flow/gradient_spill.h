@@ -3,7 +3,7 @@
 // rounding per element, as in the gradient set) and counted in the unit's norm. Then the block goes
 // to storage. One gradient is processed at a time.
 //
-// Thread rule: scheduler's thread only, except where said.
+// Thread rule: scheduler's thread only, except where stated.
 // Progress: a block waits for one staging slot, or for two if it is added to a sum. Earlier blocks
 // free their staging slots when they are at home. A block also waits for copies, the worker, and
 // storage. Nothing reads a unit's gradients while more may come (engine/flow/optimizer_pass.h).

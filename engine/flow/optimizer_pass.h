@@ -2,10 +2,10 @@
 // back. Several blocks are in flight, so that reading, computing and writing overlap. If all of a
 // unit's state is on the device, the same arithmetic runs there (engine/flow/device_updates.h). A
 // lane holds one block from the start of its reads to the end of its writes.
-// engine/flow/update_order.h decides which block comes next, and when it may be updated.
-// Speculative updates are written to shadow copies on storage. apply() adopts these copies, or lets
-// the updates be repeated from the old state. With a durable store, a lane keeps its block until a
-// copy is free that no commit names (engine/flow/commits.h).
+// The choice of the next block, and of the time of its update, is made by
+// engine/flow/update_order.h. Speculative updates are written to shadow copies on storage. Later
+// apply() adopts these copies, or lets the updates be repeated from the old state. With a durable
+// store, a lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for a parameter slot that copies under way
@@ -53,8 +53,8 @@ class OptimizerPass {
   void fetched(UnitId unit);
   // The unit's gradient of the step is complete and in the set.
   void gradient_is_final(UnitId unit);
-  // Every gradient is final, and `coefficients` are known. `as_assumed` says whether they are the
-  // announced coefficients.
+  // Every gradient is final, and `coefficients` are known. `as_assumed` says whether the
+  // coefficients are as announced.
   // Requires: is_begun().
   void apply(const StepCoefficients& coefficients, bool as_assumed);
   // Cancels the announced update: apply() will not be called. Lanes drop the blocks that they have
@@ -115,8 +115,8 @@ class OptimizerPass {
     bool is_void = false;       // of a cancelled update: only waits for work under way
     bool must_redo = false;     // the coefficients assumed for it were wrong
     bool is_assuming = false;   // its update with assumed coefficients is running
-    // A weight has overflowed with the assumed coefficients. This is an error only if they turn out
-    // to be right.
+    // A weight has overflowed with the assumed coefficients. The overflow is an error only if the
+    // assumed coefficients turn out to be right.
     std::optional<Error> overflow;
   };
 

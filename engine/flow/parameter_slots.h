@@ -1,8 +1,8 @@
 // Host buffers for the parameters of blocks whose home is storage or the device. The prefetcher
 // shares the slots with the optimizer pass. A block has at most one slot, with the block's newest
-// bytes in host memory. So bytes that one of the two has read or made are not read again by the
-// other. Parameters fetched for backward wait in their slot for the update, and updated parameters
-// wait for the next forward.
+// bytes in host memory. So neither the prefetcher nor the pass reads bytes again that the other has
+// read or made. Parameters fetched for backward wait in their slot for the update, and updated
+// parameters wait for the next forward.
 //
 // Thread rule: scheduler's thread only.
 // Invariants: a slot is free, or bound to one block and held by its users or kept. As soon as

@@ -8,7 +8,7 @@
 // fetches. A shard at home on the device is gathered from its home.
 //
 // Thread rule: scheduler's thread only.
-// Progress: a read waits for a parameter slot, and copies free the slots. Copies wait for
+// Progress: a read waits for a parameter slot, and copies free the slots. The copies wait for
 // computation under released leases, and this computation waits only for copies earlier in the
 // schedule. A block waits for its update, and the update waits for nothing in this step. All waits
 // follow the same order, so there is no cycle.
@@ -74,8 +74,8 @@ class Prefetcher {
   // the pass knows the reason for that wait.
   WaitCause waits_for() const;
 
-  // The event recorded after a unit's last copy. For a unit homed on the device it is never
-  // recorded, and so counts as complete.
+  // The event recorded after a unit's last copy. For a unit homed on the device, this event is
+  // never recorded, and so counts as complete.
   EventId ready_event(UnitId unit) const { return ready_events_[index_of(unit)].id(); }
   // The stream whose work precedes every gather.
   StreamId stream() const { return copy_stream_.id(); }

@@ -5,7 +5,7 @@
 // gathered for each use instead (engine/flow/prefetcher.h). For such a unit, this class only knows
 // when the shard has been updated.
 //
-// Thread rule: scheduler's thread only; event() from any.
+// Thread rule: scheduler's thread only; event() from any thread.
 #pragma once
 
 #include <cstdint>

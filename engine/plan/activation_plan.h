@@ -1,10 +1,10 @@
 // Boundary activations are the values that each forward use of a unit passes to the next, and the
-// gradients that each backward use passes back. Where the engine keeps them (Config::Activations),
-// an application saves and loads activations in a sequence that the schedule fixes. So the movement
-// of activations can be planned, like the movement of parameters. The plan says which place in the
-// device's activation window each activation has, and which activations have to leave for their
-// home and come back. The plan is a pure function of (shape, places) and fixes the traffic to the
-// byte. Callable from any thread.
+// gradients that each backward use passes back. Where the engine keeps activations
+// (Config::Activations), an application saves and loads them in a sequence that the schedule fixes.
+// So the movement of activations can be planned, like the movement of parameters. The plan says
+// which place in the device's activation window each activation has, and which activations have to
+// leave for their home and come back. The plan is a pure function of (shape, places) and fixes the
+// traffic to the byte. Callable from any thread.
 //
 // The sequence: forward use k of a micro-batch loads value k - 1 and saves value k. Backward use k
 // (the reverse of forward use k) loads value k - 1 for the recomputation, loads gradient k and
@@ -102,8 +102,8 @@ class ActivationHomes {
 struct ActivationNeeds {
   ActivationHomes homes;
   // The places in the window, each as large as the largest boundary. If no activation may leave,
-  // both have a place for every activation. Otherwise `places_least` counts places for the held
-  // accesses, and `places_wanted` also counts places for the accesses that are read ahead.
+  // both numbers have a place for every activation. Otherwise `places_least` counts places for the
+  // held accesses, and `places_wanted` also counts places for the accesses that are read ahead.
   std::uint32_t places_least = 0;
   std::uint32_t places_wanted = 0;
 };

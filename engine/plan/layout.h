@@ -121,7 +121,7 @@ class Layout {
 
   std::uint64_t block_elements() const { return block_elements_; }
   std::uint64_t parameter_count() const { return parameter_count_; }  // without padding
-  // This rank's parameters, master and moments at rest, with padding.
+  // The bytes of this rank's parameters, masters and moments at rest, with padding.
   std::uint64_t state_bytes() const;
 
   // The exact bytes of one block's states. A frozen block has no record, and its unit has no

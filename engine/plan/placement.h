@@ -1,9 +1,9 @@
 // The tier that is home to each block's states, and the size of every pool in every tier. A pure
-// function of (layout, model, budgets, choices). Mandatory pools come first, and each is one sum
-// with a comment. The rest of a budget is filled with state, and state that saves the most traffic
-// goes first. The placement is fixed for a run. Because every step uses the state in the same
-// cyclic order, a fixed choice is as good as any cache. A fixed choice can also be predicted and
-// explained. Constant after construction.
+// function of (layout, model, budgets, choices). Mandatory pools come first, and the code computes
+// each of them as one commented sum. The rest of a budget is filled with state, and state that
+// saves the most traffic goes first. The placement is fixed for a run. Because every step uses the
+// state in the same cyclic order, a fixed choice is as good as any cache. A fixed choice can also
+// be predicted and explained. Constant after construction.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +33,10 @@ struct SlotPool {
 struct Placement {
   bool fills_device = false;  // as in PassNeeds
 
-  // The homes, by block. If one block of a unit is at home on the device, all of them are. Frozen
-  // blocks have no record, and host memory counts as the home of the missing record. If a record is
-  // at home on the device, its parameters and gradients are there too, and the unit is updated
-  // there.
+  // The homes, by block. If one block of a unit is at home on the device, all blocks of this unit
+  // are. Frozen blocks have no record, and host memory counts as the home of the missing record. If
+  // a record is at home on the device, its parameters and gradients are there too, and the unit is
+  // updated there.
   std::vector<Tier> parameter_tier;
   std::vector<Tier> record_tier;
   // Where a step's gradients wait for the update, by unit. Frozen units have no gradients, and
@@ -61,8 +61,9 @@ struct Placement {
   SlotPool gradient_staging;  // pieces of gradients to be added, or on their way to their place
   std::uint64_t host_parameter_bytes = 0;
   std::uint64_t host_record_bytes = 0;
-  SlotPool parameter_slots;  // parameters on their way between storage, device and update: one per
-                             // lane, the rest for the prefetcher
+  // Parameters on their way between storage, device and update. Each lane has a slot, and the rest
+  // is for the prefetcher.
+  SlotPool parameter_slots;
   std::uint32_t kept_slots = 0;  // how many of the rest may keep bytes for a later use
   SlotPool lanes;                // records of the blocks in the optimizer pass
   SlotPool lane_gradients;       // gradients of these blocks that do not wait in host memory
@@ -184,12 +185,12 @@ bool shadows_serve_all(const Layout& layout, Placement placement);
 // Gives a durable store `count` copies of all of the state (durable_copies()).
 // Requires: add_shadows() has been called already if shadows are needed.
 void add_copies(const Layout& layout, std::uint32_t count, Placement& placement);
-// The number of copies that `config` needs. Two copies are the one that the last commit names, and
-// the one that updates write. A tentative update needs a third copy at times when neither of the
-// two may be overwritten.
+// The number of copies that `config` needs. One copy is named by the last commit, and a second copy
+// is written by updates. A tentative update needs a third copy at times when neither the first nor
+// the second may be overwritten.
 std::uint32_t durable_copies(const Config& config, std::uint32_t ranks);
-// Whether "auto" may speculate. With a durable store it may do so only where no third copy is
-// needed.
+// Whether "auto" may speculate. With a durable store, "auto" may speculate only where no third copy
+// is needed.
 bool may_speculate_by_itself(const Config& config, std::uint32_t ranks);
 // The bytes that each unit needs in the device window; 0 for a unit that is wholly on the device.
 std::vector<std::uint64_t> window_unit_bytes(const Layout& layout, const Placement& placement);

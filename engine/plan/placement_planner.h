@@ -1,6 +1,6 @@
 // One attempt to place the state under given budgets: the device's pools first
-// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). Only for
-// these two files and for engine/plan/placement_budget.cc, which decides what is attempted.
+// (engine/plan/placement_planner.cc), then the host's (engine/plan/placement_host.cc). Used only by
+// these two files and by engine/plan/placement_budget.cc, which decides what is attempted.
 //
 // Whether everything fits may depend on a choice. For example, the first unit on the device frees
 // host memory from its parameters, but takes host memory for buffers of their update. So an attempt

@@ -1,5 +1,5 @@
 // The sequence of unit uses in one step, known in advance from the model's orders. Prefetch,
-// eviction and the final gradients follow from it. Pure.
+// eviction and the final gradients follow from this sequence. Pure.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns `expected` up to `acquired`, then the unexpected use, then the uses that may still come.
 // If `expected` has the unexpected use at a later place, only the uses after this place may still
-// come; otherwise all of the rest may. In the result, no use is marked as giving its unit's first
-// or last gradient from `acquired` on, because this is then unknown.
+// come. Otherwise all remaining uses may still come. In the result, no use is marked as giving its
+// unit's first or last gradient from `acquired` on, because this is then unknown.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // One forward pass without gradients.

@@ -21,6 +21,7 @@ std::vector<double> storage_weights(const Config::Storage& storage);
 
 // Deals out pieces of storage. Each piece goes to the drive that is furthest behind its share of
 // the bytes so far.
+//
 //   weights {3, 1}, equal pieces -> drives 0 0 1 0, 0 0 1 0, ...
 class DriveDealer {
  public:

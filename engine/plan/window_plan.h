@@ -22,7 +22,7 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
-  // Uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
+  // The uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
   // another place. Each entry is the last earlier use of its unit. All uses in the list must have
   // been released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
@@ -40,7 +40,7 @@ struct WindowResident {
 
 struct WindowPlan {
   std::vector<WindowUse> uses;  // one per entry of the schedule
-  // After the schedule's last change: the first use planned then, and the units in the window.
+  // The first use planned at the schedule's last change, and the units in the window at that time.
   std::uint32_t first_use = 0;
   std::vector<WindowResident> residents;  // by place
 };
@@ -52,9 +52,9 @@ struct WindowProgress {
   bool is_partly_fetched = false;  // some blocks of the next use have been fetched
 };
 
-// `unit_bytes[u]` is the size of unit u in the window, or 0 for a unit homed on the device. Uses k
-// - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units stay.
-// Every window of at least least_window_bytes() works.
+// `unit_bytes[u]` is the size of unit u in the window, or 0 for a unit homed on the device. The
+// uses k - concurrent_leases + 1 .. k - 1 are still held when use k is acquired, so their units
+// stay. Every window of at least least_window_bytes() works.
 // Fails with: kOutOfMemory when the window cannot hold the leases of some use, naming the bytes
 // that would suffice.
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,

@@ -1,4 +1,5 @@
-// How much computation a step needs to hide everything else: for `sluice plan`, in tokens. Pure.
+// How much computation a step needs to hide everything else. `sluice plan` prints this amount in
+// tokens. Pure.
 #pragma once
 
 #include <optional>

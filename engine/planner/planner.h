@@ -43,6 +43,7 @@ struct PlannedPlacement {
   StepCost step;           // under that policy
   double compute_s = 0;
   // Only for the config's own placement:
+  //
   // The cost of a step under each policy, as if the config named the policy, because buffers depend
   // on it.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;

@@ -9,7 +9,7 @@
 //
 // Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, everything else on
 // the application's thread.
-// Invariants: the order of every sequence follows from the schedule alone. Gathers come in the
+// Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
 // order of uses, reductions in the order of backward uses, gathers of units homed on the device in
 // forward order, and votes in the order of the application's calls. Ranks may interleave the four
 // kinds differently, so each kind is a sequence of its own.
@@ -49,7 +49,7 @@ class Ranks {
   Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device);
   // The device memory that this object takes.
   std::uint64_t device_bytes() const { return buffer_.size_bytes() + partial_.size_bytes(); }
-  // Takes the memory that reductions need. device_bytes() is then rank_buffer_bytes() of
+  // Takes the memory that reductions need. Afterwards device_bytes() is rank_buffer_bytes() of
   // engine/plan/sharding.h. Called once.
   void reserve(const Config::Sharding& sharding, const Layout& layout);
 

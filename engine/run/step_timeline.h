@@ -55,8 +55,8 @@ class StepTimeline {
   // `schedule` must outlive the step. An inference records only its acquire() calls.
   void begin(const Schedule& schedule, std::uint64_t step);
 
-  // From the next arriving use on, `schedule` is the schedule. Waits until this use arrives, and
-  // the use's own wait, count as caused by the change.
+  // Replaces the schedule from the next arriving use on. The waits before this use arrives, and the
+  // use's own wait, count as caused by the change.
   void follow(const Schedule& schedule);
 
   // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
@@ -72,7 +72,7 @@ class StepTimeline {
   // activation of `unit`, or for room. Both events stay unchanged until the step has ended.
   void pause(EventId asked, EventId granted, std::uint32_t unit);
 
-  // From now on, `use` waits for `cause`, or for nothing. kTraceNone stands for the end of the
+  // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the
   // step.
   void waits_for(std::uint32_t use, WaitCause cause);
   void ready() { waits_for(kTraceNone, {}); }
@@ -161,7 +161,7 @@ class StepTimeline {
   std::vector<Segment> segments_;  // in order of time
   std::vector<Pause> pauses_;      // likewise
 
-  // Laid out so far: up to cursor_ns_, in `phase_` of next_use_.
+  // Everything up to cursor_ns_ has been laid out; cursor_ns_ lies in `phase_` of next_use_.
   Phase phase_ = Phase::kComputing;
   std::uint32_t next_use_ = 0;
   std::size_t next_segment_ = 0;

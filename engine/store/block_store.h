@@ -1,9 +1,9 @@
 // Blocks on storage. Turns (block, plane, version) into transfers of an IoQueue and keeps the table
 // of versions. A block's version is the number of updates that it has seen. Every fetch names the
-// version that it expects, so last step's weights can never pass for this step's. The bytes are
-// verified too. Their checksum is computed when they are written and again whenever they are read,
-// on the queue's thread that completes the transfer. A read that fails or brings other bytes is
-// repeated once.
+// version that it expects, so the last step's weights can never be taken for this step's weights.
+// The bytes are verified too. A checksum of the bytes is computed when they are written and again
+// whenever they are read, on the queue's thread that completes the transfer. A read that fails or
+// brings other bytes is repeated once.
 //
 // Thread rule: all functions on the scheduler's thread, except the blocking ones at the end, which
 // the application's thread calls while no step is active.
@@ -38,11 +38,11 @@ namespace sluice {
 
 // The two separate parts of a block: the compute parameters, and the optimizer's record. Two
 // further kinds of data are stored beside the state: the gradients of a block, and pieces of
-// activations. Tiers numbers the pieces, which belong to no block. Each new content counts as a
-// version.
+// activations. The pieces belong to no block and are numbered by Tiers. Each new content counts as
+// a version.
 enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
-// The target of a store. kShadow is the copy that is not home, for a tentative update.
+// The target of a store. `kShadow` is the copy that is not home, for a tentative update.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
 
 class BlockStore;
@@ -90,7 +90,8 @@ class BlockStore {
   // Starts writing `source` as `version`, which is the version after the home's. As fetch().
   void store(Transfer& transfer, BlockId block, Plane plane, std::byte* source,
              std::uint64_t version, StoreTarget target = StoreTarget::kHome);
-  // Whether a copy that no commit names is free for such a store. Always true for scratch state.
+  // Whether store() to `target` finds a free copy that no commit names. Always true for scratch
+  // state.
   bool may_store(BlockId block, Plane plane, StoreTarget target) const;
   // Starts writing a plane that is at home in memory, for a commit of a durable store. As fetch().
   // Requires: may_store(); `source` holds the plane's version, and stays as it is.
@@ -107,7 +108,7 @@ class BlockStore {
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
-  // For transfers outside of this class.
+  // The watch, for transfers outside of this class.
   TransferWatch& watch() { return watch_; }
 
   // Null: the state is scratch.

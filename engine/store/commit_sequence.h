@@ -27,10 +27,10 @@ using CommitSequence = std::vector<CommitStage>;
 
 // For the record of a state.
 CommitSequence commit_sequence(std::uint32_t data_file_count);
-// For a void record and for the repair of a twin, which name no new data. The twins' content is
-// flushed first. Without this flush, a killed process may have left content that reads see but a
-// power cut would remove, and both twins would be torn. `first_twin`: a twin that does not hold the
-// slot's record, if there is one, so that the whole twin is written last.
+// The sequence for a void record or for the repair of a twin, which name no new data. The twins'
+// content is flushed first. Without this flush, a killed process may have left content that reads
+// see but a power cut would remove, and both twins would be torn. `first_twin`: a twin that does
+// not hold the slot's record, if there is one, so that the whole twin is written last.
 CommitSequence void_sequence(std::uint32_t first_twin);
 CommitSequence mend_sequence(std::uint32_t twin);
 

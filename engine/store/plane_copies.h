@@ -30,9 +30,9 @@ class PlaneCopies {
   std::uint8_t named_by_next(std::uint32_t plane) const { return planes_[plane].next; }
   std::uint8_t named(std::uint32_t plane) const { return planes_[plane].counts; }
 
-  // The copy that a store may go to. This is a copy that is neither home nor named. If there is
-  // none, kYes allows the home itself, provided that no commit names the home; no read of the home
-  // may then be under way. Empty: the store has to wait for a commit.
+  // The copy that a store may go to. Such a copy is neither home nor named. If no such copy exists,
+  // kYes allows the home itself, provided that no commit names the home; no read of the home may
+  // then be under way. Empty: the store has to wait for a commit.
   enum class InPlace : std::uint8_t { kNo, kYes };
   std::optional<std::uint8_t> target(std::uint32_t plane, InPlace in_place) const;
   // A store to `copy` has ended, so `copy` becomes home.
@@ -43,7 +43,7 @@ class PlaneCopies {
   // Requires: no commit is under way.
   void begin_commit();
   bool is_committing() const { return is_committing_; }
-  // The commit is valid on every rank. Copies that only the commit before names become free.
+  // The commit is valid on every rank. Copies that are named only by the commit before become free.
   // Requires: a commit is under way.
   void end_commit();
 

@@ -50,7 +50,7 @@ struct StoreFinding {
 StoreFinding find_store(const std::string& name, std::span<const StorePath> paths);
 
 StoreId random_store_id();
-// Unlinks the files with that id. Requires: the paths' locks.
+// Unlinks the files whose names have `id`. Requires: the paths' locks.
 void remove_store_files(std::span<const StorePath> paths, const StoreId& id);
 
 class StoreFiles {

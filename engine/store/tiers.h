@@ -1,6 +1,6 @@
 // The memory and the files of a placement, allocated once and cut into pools: one slab of device
-// memory, one arena of host memory, one scratch file per storage path. If the state is durable, the
-// store's data files hold it, and scratch files hold the rest. Hands out addresses; other
+// memory, one arena of host memory, one scratch file per storage path. With a durable store, the
+// store's data files hold the state, and scratch files hold the rest. Hands out addresses; other
 // components decide who may use which slot at what time. Constant after construction, callable from
 // any thread.
 #pragma once

@@ -1,7 +1,7 @@
 // A checkpoint holds the whole state of a training in a folder of safetensors files with a
-// manifest. Training can continue from it with other placements and budgets, at another number of
-// ranks, or in another program (docs/checkpoints.md). Engine::save() writes a checkpoint, and
-// open_checkpoint() returns the source for Engine::restore().
+// manifest. Training can continue from a checkpoint with other placements and budgets, at another
+// number of ranks, or in another program (docs/checkpoints.md). Engine::save() writes a checkpoint,
+// and open_checkpoint() returns the source for Engine::restore().
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct SavedCheckpoint {
 
 enum class CheckpointPrecision : std::uint8_t {
   kAsSaved,
-  // Masters are copied exactly, and parameters are rounded from them to the engine's type; a unit
+  // Masters are copied exactly, and parameters are the masters rounded to the engine's type. A unit
   // that was frozen starts with zero moments.
   kConvert,
 };

@@ -171,8 +171,9 @@ struct Config {
 
   // The part of the state that ranks share (docs/design/ranks.md); ignored for a single rank.
   struct Sharding {
-    std::uint32_t stage = 3;  // ZeRO: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
-                              // parameters
+    // The ZeRO stage. Ranks share nothing (0), optimizer state (1), also gradients (2), or also
+    // parameters (3).
+    std::uint32_t stage = 3;
     // The number of consecutive ranks that share a copy of the state; other ranks have copies of
     // their own. 0 = all ranks. A divisor of the number of ranks.
     std::uint32_t group_ranks = 0;

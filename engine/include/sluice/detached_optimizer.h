@@ -40,7 +40,8 @@ struct DetachedTensor {
 };
 
 // One step of one tensor. Parameter and gradient are contiguous. From begin() to wait() of the
-// tensor, both belong to the optimizer, which writes the parameter and reads the gradient.
+// tensor, parameter and gradient belong to the optimizer, which writes the parameter and reads the
+// gradient.
 struct DetachedUpdate {
   std::uint32_t tensor = 0;
   void* parameter = nullptr;
@@ -101,7 +102,7 @@ class DetachedOptimizer {
   // Copies elements [first_element, ...) of a tensor's state, as fp32. `kParameter` and `kMaster`
   // exist only for 16-bit parameters, and are zero before the first update. `kParameter` gives the
   // 16 bits that were last made from the master. Moments that the optimizer does not keep are zero.
-  // Waits for updates of the tensor that have begun.
+  // The call waits for updates of the tensor that have begun.
   // Fails with: kInvalidArgument for a tensor, a kind or a range that does not exist; kIo and
   // others.
   void read(std::uint32_t tensor, StateKind kind, std::uint64_t first_element,

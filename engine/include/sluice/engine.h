@@ -93,8 +93,8 @@ class Engine {
   // Fails further with: kRanks when the ranks disagree about model or config, or a rank is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
          const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
-  // Without close(), an update under way is not finished. The failure of an update that no call has
-  // thrown is passed to the function of set_last_words().
+  // Without close(), an update under way is not finished. The function of set_last_words() receives
+  // an update's failure that no call has thrown.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -119,7 +119,7 @@ class Engine {
   // With Config::Storage::State: continues from the store's last commit that every rank has. If
   // there is no file of the store's name, makes the store with the state of step 0. The bits are
   // the same as without a break, under any placement, policy and budgets.
-  // Replaces initialize() and restore(). initialize() makes a store, too, and fails with
+  // Replaces initialize() and restore(). A call of initialize() makes a store, too, and fails with
   // kInvalidArgument where a store exists already; restore() replaces the state of an old store.
   // Fails with: kInvalidArgument without a store; kInput for numbers of the config that have
   // changed; kIo, kDamaged; and as initialize(). The constructor has refused a store that is in
@@ -159,8 +159,9 @@ class Engine {
   // Fails with: kInvalidArgument while a step or an inference is active; the engine's first
   // failure.
   void close();
-  // The destructor passes a failure that no call has thrown to `last_words`, on the destructor's
-  // thread. By default such a failure is not reported. An exception from `last_words` is dropped.
+  // If no call has thrown a failure, the destructor calls `last_words` with the failure, on the
+  // destructor's thread. By default such a failure is not reported. An exception from `last_words`
+  // is dropped.
   void set_last_words(std::function<void(const std::string& message)> last_words);
   // The number of updates that every block of the state has seen. Under overlap, this number is one
   // less than StepReport::step until the update has ended; drain() waits for the end.

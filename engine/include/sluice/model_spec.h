@@ -1,6 +1,6 @@
 // The engine's view of a model: the tensors that form each unit, and the order in which computation
 // uses the units. The application gives shapes and names; values are not included. Plain data,
-// written by the application, read by layout.
+// written by the application and read by the layout.
 #pragma once
 
 #include <cstdint>

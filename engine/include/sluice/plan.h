@@ -1,6 +1,6 @@
-// The same plan of a run as the engine makes. The plan says how much memory the run takes in each
-// tier, and how many bytes a step moves. No engine, device or file is needed, so a laptop can plan
-// for a cluster.
+// The plan of a run, identical to the plan that the engine makes. The plan says how much memory the
+// run takes in each tier, and how many bytes a step moves. No engine, device or file is needed, so
+// a laptop can plan for a cluster.
 #pragma once
 
 #include <cstdint>

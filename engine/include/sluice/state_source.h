@@ -2,7 +2,7 @@
 // elements [a, b) of one kind of a tensor's state, and every rank asks only for the ranges that the
 // rank owns. So a state may be written by one number of ranks and read by another.
 //
-// Thread rule: each function says its own.
+// Thread rule: stated at each function.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// The variables that, with its options, determine the next values of a loss scale.
+// The variables of a loss scale that, with its options, determine the next values.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t hysteresis_left = 1;  // overflows until the scale is halved, including that one

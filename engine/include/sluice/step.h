@@ -22,9 +22,9 @@ class Layout;
 class StepLoop;
 
 // Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
-// lease's stream behind all work enqueued there. Work enqueued later must not touch the unit. If
-// the unit's previous lease was on another stream, this later work also waits for the previous
-// lease's work.
+// lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
+// unit. If the unit's previous lease was on another stream, work enqueued after the end also waits
+// for the previous lease's work.
 class Lease {
  public:
   Lease(Lease&& other) noexcept;
@@ -34,8 +34,8 @@ class Lease {
   UnitId unit() const { return use_.unit; }
 
   // Device memory of tensor number `tensor` of the unit (in the order of UnitSpec::tensors), in the
-  // compute dtype, 256 B aligned. Only work on the lease's stream may read it.
-  // Fails with: kInvalidArgument when the unit has no such tensor, or the lease has ended.
+  // compute dtype, 256 B aligned. Only work on the lease's stream may read this memory. Fails with:
+  // kInvalidArgument when the unit has no such tensor, or the lease has ended.
   const std::byte* parameter(std::size_t tensor) const;
   // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
   // Fails with: the same, and kInvalidArgument when T is not the compute dtype.
@@ -124,7 +124,7 @@ class Step {
   // For activations that the engine keeps. For activation `ref`, save() gives memory that work
   // enqueued on `stream` after this call writes. For a saved activation, load() gives memory that
   // such work reads. Calls follow the sequence of engine/plan/activation_plan.h, which skips no use
-  // and repeats none. Both block until the needed transfers are under way.
+  // and repeats none. Both calls block until the needed transfers are under way.
   // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
   // keeps activations itself; kIo and others when a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);

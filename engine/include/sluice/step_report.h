@@ -35,16 +35,17 @@ struct StepTimes {
   std::int64_t exposed_optimizer_ns = 0;  // waits for the update: its reads and writes, Adam, norms
   std::int64_t other_ns = 0;              // before the first lease; time without another cause
   std::array<std::int64_t, kTraceReasons> wait_ns{};  // by TraceReason
-  // The part of the waits that were for a unit, and the part of these that were for an update.
+  // The time for which computation waited for units, and the part of this time that was due to
+  // updates.
   std::int64_t stall_ns = 0;
   std::int64_t stall_for_update_ns = 0;
   WorkTimes work;  // the workers' times in this step
 
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // The time in which storage, copies or the optimizer worked and nothing waited for them. Waits
-  // for other ranks are not included.
+  // The time in which storage, copies or the optimizer worked and nothing waited for them. Time
+  // spent on waits for other ranks is not included.
   std::int64_t hidden_ns() const;
-  // The same as a share of work.any_ns; 1 when no worker was busy.
+  // The share of hidden_ns() in work.any_ns; 1 when no worker was busy.
   double hidden_share() const;
 };
 
@@ -109,7 +110,8 @@ struct FinishOptions {
 struct StepReport {
   double loss_scale = 1;   // the loss had been multiplied by it
   std::uint64_t step = 0;  // updates that the state has, or is about to have, after this step
-  // The norm of the gradient after the division, as the mean over ranks, before clipping.
+  // The norm of the gradient before clipping. The gradient is the mean over ranks and has been
+  // divided.
   double gradient_norm = 0;
   double clip_factor = 1;  // the gradient was multiplied by it to respect clip_norm
   bool skipped = false;    // non-finite gradient under policy "skip": nothing was updated
@@ -123,7 +125,7 @@ struct StepReport {
   // needed.
   std::uint32_t schedule_changes = 0;
   std::int64_t optimizer_ns = 0;  // finish()'s wait after the norm; serial: to the last write
-  // The bytes since the previous report. Under overlap they include the update that was still
+  // The bytes since the previous report. Under overlap, the bytes include the update that was still
   // running at the previous report.
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
