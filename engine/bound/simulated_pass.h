@@ -3,7 +3,7 @@
 //
 // Thread rule: one thread, because one simulation owns the object.
 // Progress: a block in the pass waits for its own jobs, for the arrival of its parameters in its
-// slot, and for its gradient or the norm. These jobs, arrivals and gradients never wait for a lane
+// slot, and for its gradient or the norm. Such jobs, arrivals and gradients never wait for a lane
 // of the same or a later pass.
 #pragma once
 

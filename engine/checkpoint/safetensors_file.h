@@ -37,7 +37,7 @@ class SafetensorsFile {
   // The checksum of everything before the data.
   const Checksum128& beginning_sum() const { return beginning_sum_; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  // Tensors of any type; null when none has that name.
+  // Finds a tensor of any type; null when no tensor has that name.
   const Entry* find(const std::string& name) const;
   // Copies bytes [first_byte, ...) of a tensor.
   // Fails with: kInput when the file has been truncated since; kIo.

@@ -47,7 +47,7 @@ struct DetachedJob {
 
 class DetachedFlow {
  public:
-  // All must outlive it.
+  // All arguments must outlive the object.
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
                const DetachedOptimizer::QueueDecorator& decorate);
@@ -70,7 +70,7 @@ class DetachedFlow {
   const std::string& note() const { return note_; }
 
  private:
-  // A place in which a record is changed. Flights of records on storage have a lane.
+  // A place in which a record is changed. For a record on storage, this place is a lane.
   struct Flight {
     DetachedFlow* flow = nullptr;
     std::byte* lane = nullptr;

@@ -57,8 +57,8 @@ class GradientDrain {
 
   // Takes the gradient slot that has been free for longest, if there is a free slot. The uses take
   // slots in the order of the schedule, and slots become free in the order of release. So a use's
-  // slot does not depend on timing and is the same on every rank, as reductions in memory
-  // registered with NCCL require. The slot's bytes are zero after zeroed_event().
+  // slot does not depend on timing and is the same on every rank. Reductions in memory registered
+  // with NCCL require this. The slot's bytes are zero after zeroed_event().
   std::optional<std::uint32_t> try_take_slot();
   EventId zeroed_event(std::uint32_t slot) const { return zeroed_events_[slot].id(); }
 

@@ -8,11 +8,11 @@
 // store, a lane keeps its block until a copy is free that no commit names (engine/flow/commits.h).
 //
 // Thread rule: scheduler's thread only.
-// Progress: a lane waits for its own reads and writes, for a parameter slot that copies under way
-// will free, for the step's gradients or coefficients, for the worker, and for a commit. A commit
-// waits for stores of earlier versions and for the drives, but never for a lane that waits for the
-// commit. Nothing in the step waits for a lane, except the next step's use of the block's unit.
-// Blocks of one update are independent, so any order gives the same bits.
+// Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
+// step's gradients or coefficients. It also waits for a parameter slot that copies under way will
+// free. A commit waits for stores of earlier versions and for the drives, but never for a lane that
+// waits for the commit. Nothing in the step waits for a lane, except the next step's use of the
+// block's unit. Blocks of one update are independent, so any order gives the same bits.
 #pragma once
 
 #include <cstdint>

@@ -46,11 +46,11 @@ class Prefetcher {
   // call.
   void begin(const Schedule& schedule, const WindowPlan& plan, std::uint64_t version,
              bool keeps_for_update);
-  // Starts no more fetches. Work under way ends; wait for idle().
+  // Starts no more fetches. Work under way continues until it ends; wait for idle().
   void stop();
-  // The progress of the schedule, for a new plan. To change the schedule, call stop(), wait for
-  // idle(), and call resume() with the plan from use `acquired` on. The uses before `acquired` stay
-  // as they are.
+  // Returns how far the schedule has come, for use in a new plan. To change the schedule, call
+  // stop(), wait for idle(), and call resume() with the plan from use `acquired` on. The uses
+  // before `acquired` stay as they are.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }

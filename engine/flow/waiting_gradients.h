@@ -1,8 +1,8 @@
 // The gradients that wait for their update, as the pool meter counts them. In memory, all blocks of
 // a unit count from the unit's first gradient of the step, and the part of the set that other ranks
-// own counts as well. On storage, each block counts from its first write. Blocks count until the
-// update has used them. A unit's gradients of one step are gone before the next step brings new
-// ones.
+// own counts as well. On storage, each block counts from its first write. A block's gradient counts
+// until the update has used it. A unit's gradients of one step are gone before the next step brings
+// new ones.
 //
 // Thread rule: scheduler's thread only.
 #pragma once
@@ -17,7 +17,7 @@ namespace sluice {
 
 class WaitingGradients {
  public:
-  // All must outlive it.
+  // All arguments must outlive the object.
   WaitingGradients(const Layout& layout, const Placement& placement, Scheduler& scheduler);
 
   void begin_step() { units_.clear(); }

@@ -27,7 +27,7 @@ struct HostMemory {
   std::uint64_t room_bytes() const { return room.size_bytes / ranks; }  // of one rank
 };
 
-// The memory for the pools of this process, as if it were the only rank on its host.
+// The memory for the pools of this process, as if no other rank were on the host.
 HostMemory process_memory(bool device_is_host);
 
 // Returns a message if the sum is more than the room. The message lists the parts and says what to

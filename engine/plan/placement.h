@@ -77,7 +77,7 @@ struct Placement {
   SlotPool activation_staging;  // pieces between the device and storage
 
   // Storage. With two copies, a block whose parameters and record are both on storage has a shadow
-  // beside its home, so that its update can be tentative.
+  // beside its home, so that an update can be tentative.
   std::uint32_t storage_copies = 1;
   std::uint64_t shadow_bytes = 0;
   std::uint64_t nvme_parameter_bytes = 0;  // of one copy

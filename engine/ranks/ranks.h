@@ -10,9 +10,9 @@
 // Thread rule: gathers(), reduce() and take_traffic() on the scheduler's thread, everything else on
 // the application's thread.
 // Invariants: the order of every sequence follows from the schedule alone. The gathers come in the
-// order of uses, reductions in the order of backward uses, gathers of units homed on the device in
-// forward order, and votes in the order of the application's calls. Ranks may interleave the four
-// kinds differently, so each kind is a sequence of its own.
+// order of uses, and reductions in the order of backward uses. The gathers of units homed on the
+// device come in forward order, and votes in the order of the application's calls. Ranks may
+// interleave the four kinds differently, so each kind is a sequence of its own.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ class Ranks {
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // Which kinds of state are 1/N on every rank. Each of these functions implies the ones before.
+  // Whether ranks share the optimizer's state, or the parameters, so that each rank has 1/N. Each
+  // of these functions implies the ones before.
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The number of ranks, from rank 0 on, that have all of the state between them.

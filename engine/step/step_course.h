@@ -1,6 +1,6 @@
-// The path of the step under way through its schedule: which use comes next, and how the schedule
-// changes when computation leaves it. The rest of the step is then planned anew, and the next step
-// of the same shape is expected to follow the changed schedule.
+// The path of the step under way through its schedule. Says which use comes next, and how the
+// schedule changes when computation leaves it. The rest of the step is then planned anew, and the
+// next step of the same shape is expected to follow the changed schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs there.
@@ -15,7 +15,7 @@ namespace sluice {
 
 class StepCourse {
  public:
-  // All must outlive it. `model` is validated().
+  // All arguments must outlive the object. `model` is validated().
   // Fails with: kOutOfMemory when the window cannot hold the leases.
   StepCourse(const ModelSpec& model, const Layout& layout, const Placement& placement)
       : layout_(layout), plans_(model, layout, placement) {}

@@ -16,7 +16,7 @@ namespace sluice {
 
 class StepFailure {
  public:
-  // All must outlive it. `commits` may be null.
+  // All arguments must outlive the object. `commits` may be null.
   StepFailure(const OptimizerPass& pass, const Commits* commits, Device& device,
               Scheduler& scheduler)
       : pass_(pass), commits_(commits), device_(device), scheduler_(scheduler), probe_(device) {}

@@ -13,7 +13,7 @@
 // Invariants, per block and plane: home(v) -> [fetches] -> home(v) -> store(v+1) -> home(v+1); a
 // fetch and a store to the home never overlap. With two copies on storage, a store may go to the
 // shadow, which is the copy that is not home. The home then stays at v. The shadow waits until
-// adopt() makes it home, or until another store overwrites it.
+// adopt() makes the shadow home, or until another store overwrites it.
 #pragma once
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 // commit on every rank. This rule makes the working files a checkpoint.
 //
 // Thread rule: one thread at a time; in an engine, the scheduler's thread.
-// Invariants: a named copy keeps the content that it had when it was named, and the home keeps its
-// content too. At most two commits exist: the valid one and the one under way.
+// Invariants: a named copy keeps the content that it had when a commit named it, and the home keeps
+// its content, too. At most two commits exist: the valid one and the one under way.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ namespace sluice {
 
 class StateAccess {
  public:
-  // All must outlive it.
+  // All arguments must outlive the object.
   StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
               BlockStore& store, Device& device, Scheduler& scheduler);
 

@@ -3,10 +3,10 @@
 // NAME.ID.rRANK.dataK. The record files NAME.ID.rRANK.commit0 and .commit1 lie on two paths, or on
 // the only one.
 //
-// Files are made without a name. The marks and names are then written in this order: every path's
-// mark says "creating ID"; the data files get names, and the folders are synced; the record files
-// get names, and the folders are synced; every mark says "made ID". So a store whose creation was
-// interrupted differs from a store that has lost a path.
+// Files are made without a name. Then every path's mark says "creating ID". The data files get
+// names, and the folders are synced. The record files get names, and the folders are synced again.
+// At the end, every mark says "made ID". So a store whose creation was interrupted differs from a
+// store that has lost a path.
 //
 // Thread rule: one thread at a time.
 #pragma once

@@ -48,8 +48,8 @@ struct OpenCheckpoint {
 };
 
 // Opens a saved checkpoint. `folder` is the folder of one checkpoint, such as "latest" below the
-// root of all checkpoints. Checks the manifest, and every file's length and header; each range is
-// compared with its checksum when it is read.
+// root of all checkpoints. Checks the manifest, and every file's length and header. A range is
+// compared with its checksum later, when the range is read.
 // Fails with: kInput and kDamaged, naming file, field, the expected and the found value.
 OpenCheckpoint open_checkpoint(const std::string& folder,
                                CheckpointPrecision precision = CheckpointPrecision::kAsSaved);

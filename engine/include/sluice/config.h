@@ -1,6 +1,6 @@
 // The configuration of an engine: precision, hyperparameters that stay fixed, budgets, placement
-// and storage. Plain data: an application fills it in code or reads it from a config file
-// (docs/configuration.md; configs/sluice.schema.json is the table of keys).
+// and storage. Plain data, which an application fills in code or reads from a config file
+// (docs/configuration.md). The keys are listed in configs/sluice.schema.json.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // An optimizer for applications that keep parameters and gradients themselves, such as a program in
 // PyTorch. Moments and exact fp32 masters live in host memory or on storage, and each update
-// streams them past the CPU. Only the tensors have to be declared beforehand. An update names the
-// tensors that have a gradient, in any order, each with its own step and hyperparameters.
+// streams them through the CPU. Only the tensors have to be declared beforehand. An update names
+// the tensors that have a gradient, in any order, each with its own step and hyperparameters.
 //
 //   DetachedOptimizer optimizer(config, {{.name = "weight", .element_count = 1 << 20}});
 //   optimizer.begin(updates);  // the state is read, updated and written in the background

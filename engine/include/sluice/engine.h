@@ -60,8 +60,8 @@ struct Placement;
 struct SaveOptions;
 struct SavedCheckpoint;
 
-// Wraps the queue that an engine opens, for example to slow the queue down, to observe it, or to
-// make it fail in tests.
+// Wraps the queue that an engine opens. Tests, for example, slow the queue down or make requests
+// fail.
 using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 struct OpenOptions {

@@ -63,7 +63,7 @@ using SafetensorsBytes =
     std::function<void(std::size_t index, std::uint64_t first_byte, std::span<std::byte> bytes)>;
 
 // Writes `tensors` in their order to a file, piece by piece. The file appears whole and durable
-// under its name; if anything fails, an older file of that name stays as it was.
+// under its name. If anything fails, an older file of the same name stays unchanged.
 // Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
 // comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.
 void write_safetensors_file(const std::string& path, std::span<const SafetensorsTensor> tensors,

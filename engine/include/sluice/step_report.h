@@ -72,8 +72,8 @@ struct Traffic {
   std::uint64_t nvme_read_bytes = 0;
   std::uint64_t nvme_write_bytes = 0;
   // The fewest bytes that a step may read under overlap. Parameters that are still in host memory
-  // are not read again for the update or for the next forward. Under the serial policy, equal to
-  // nvme_read_bytes.
+  // are not read again for the update or for the next forward. Under the serial policy, the number
+  // equals nvme_read_bytes.
   std::uint64_t nvme_read_bytes_least = 0;
   // Boundary activations moved from the device to their homes and back; included above where their
   // homes are on storage.
