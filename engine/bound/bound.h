@@ -1,5 +1,5 @@
-// The least time that a step can take, from rates alone. T_min is the busy time of the step's
-// scarcest resource. T_bound is the time of the ideal schedule under a policy, found by a
+// The least time that a step can take, computed only from rates. T_min is the busy time of the
+// step's scarcest resource. T_bound is the time of the ideal schedule under a policy, found by a
 // simulation block by block (engine/bound/bound_simulation.h has the rules). The engine can close
 // the distance to T_bound, but not the distance between T_bound and T_min, which is due to the
 // policy. Pure: no I/O, no clock; callable from any thread.

@@ -64,8 +64,8 @@ LearningRateOptions learning_rate_options(const ConfigDocument& document);
 // All options in one line, to compare two runs.
 std::string describe(const ScheduleOptions& schedule);
 
-// The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. One
-// cycle and range test: Smith 2018, as DeepSpeed defines them.
+// The learning rate of update `step`, which counts from 0. Cosine: Loshchilov & Hutter 2017. The
+// one-cycle schedule and the range test follow Smith 2018, as DeepSpeed defines them.
 double learning_rate_at(const LearningRateOptions& options, std::uint64_t step);
 
 }  // namespace sluice

@@ -2,7 +2,7 @@
 // files and the first commit are the same as engines of these ranks would make.
 //
 // Thread rule: one thread.
-// Invariant: the store does not exist until all of it is durable. If the process is killed before,
+// Invariant: the store does not exist until all of it is durable. If the process is killed earlier,
 // the next opening or making of a store of this name removes the remains.
 #pragma once
 

@@ -9,10 +9,10 @@
 //
 // Thread rule: scheduler's thread only.
 // Progress: a lane waits for its own reads and writes, for the worker, for a commit, and for the
-// step's gradients or coefficients. It also waits for a parameter slot that copies under way will
-// free. A commit waits for stores of earlier versions and for the drives, but never for a lane that
-// waits for the commit. Nothing in the step waits for a lane, except the next step's use of the
-// block's unit. Blocks of one update are independent, so any order gives the same bits.
+// step's gradients or coefficients. A lane also waits for a parameter slot that copies under way
+// will free. A commit waits for stores of earlier versions and for the drives, but never for a lane
+// that waits for the commit. Nothing in the step waits for a lane, except the next step's use of
+// the block's unit. Blocks of one update are independent, so any order gives the same bits.
 #pragma once
 
 #include <cstdint>

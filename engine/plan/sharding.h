@@ -18,9 +18,9 @@ std::uint32_t group_size(const Config::Sharding& sharding, std::uint32_t count);
 Shard shard_of(const Config::Sharding& sharding, std::uint32_t rank, std::uint32_t count);
 
 // Whether ranks add up the gradient of every use, and not only each unit's sum over a step. Stages
-// with sharded gradients always add up every use's gradient. Other stages add every use's gradient
-// with one micro-batch or in vertical order, because all stages give the same bits there. Otherwise
-// these stages communicate once per step.
+// with sharded gradients always add up every use's gradient. With one micro-batch or in vertical
+// order, other stages also add up every use's gradient, because all stages give the same bits
+// there. Otherwise these stages communicate once per step.
 bool reduces_each_use(const Shard& shard, std::uint32_t micro_batches, MicroBatchOrder order);
 
 // The device memory that each of `count` ranks needs beside the pools. With hybrid sharding, fp32

@@ -18,7 +18,7 @@ class UpdatePolicy {
 
   // Returns the policy for the step that begins; never kAuto.
   OverlapPolicy choose() const;
-  // The gradient is multiplied by this so that its norm respects clip_norm.
+  // The factor by which the gradient is multiplied so that the norm respects clip_norm.
   double clip_factor(double norm) const;
   // A step has ended. `was_clipped` says whether the step's update differed from the update that
   // speculation assumes.

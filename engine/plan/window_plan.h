@@ -1,7 +1,7 @@
 // The bytes of the device window that each use of a unit occupies, and the uses that must fetch.
 // Because the schedule is known, the plan decides the whole residency of a step in advance by
 // Belady's rule: evict the unit that is needed last. The plan is a pure function of (schedule,
-// sizes, window). So it fixes the traffic of a step to the byte, and timing has no influence.
+// sizes, window). So the plan fixes the traffic of a step to the byte, and timing has no influence.
 //
 // With several leases, held units can lie in the way of the next unit. If the rule fails for this
 // reason, the step is planned again with a retreat. A retreat has a place for each stay, such that

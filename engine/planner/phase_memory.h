@@ -1,8 +1,8 @@
 // The peak memory that one rank has in use in each phase of a step, derived from placement and
-// schedule. It predicts StepReport::buffers. Under the policy "serial", the values are exact for
-// state at home, the window, gradients, and pools that count all the time. The values of buffers
-// are limits, because their use depends on a run's timing. Under the other policies, the values of
-// gradients and shadows are limits, too. Pure.
+// schedule. The result predicts StepReport::buffers. Under the policy "serial", the values are
+// exact for state at home, the window, gradients, and pools that count all the time. The values of
+// buffers are limits, because their use depends on a run's timing. Under the other policies, the
+// values of gradients and shadows are limits, too. Pure.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ class Planning {
 
   const Layout& layout() const { return layout_; }
 
-  // The rates with this many times the request's computation.
+  // The rates for a step with this many times the request's computation.
   Rates rates(double compute_factor = 1) const;
   double compute_s(const Rates& rates) const;  // per step
 

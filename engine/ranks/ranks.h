@@ -57,8 +57,8 @@ class Ranks {
   std::uint32_t count() const { return count_; }
   bool are_several() const { return count_ > 1; }
 
-  // Whether ranks share the optimizer's state, or the parameters, so that each rank has 1/N. Each
-  // of these functions implies the ones before.
+  // Whether ranks share the optimizer's state, or the parameters, so that each rank has 1/N.
+  // shard_parameters() implies shard_optimizer().
   bool shard_optimizer() const { return shard_.count > 1; }
   bool shard_parameters() const { return shard_optimizer() && !shard_.keeps_all_parameters; }
   // The number of ranks, from rank 0 on, that have all of the state between them.

@@ -40,8 +40,9 @@ class Integrity {
   // `plane_count`: two for each block, numbered by the block store.
   Integrity(Verify verify, std::size_t plane_count);
 
-  // Whether `version` of `plane` carries a checksum. All versions carry a checksum, or none, or one
-  // in eight. With one in eight, each version selects a different eighth of the planes.
+  // Whether `version` of `plane` carries a checksum. Either all versions carry a checksum, or no
+  // version does, or one version in eight does. With one in eight, each version selects a different
+  // eighth of the planes.
   bool wants(std::uint32_t plane, std::uint64_t version) const;
 
   // Notes the checksum of the bytes written as `version`. `sum` is empty if wants() returned false.

@@ -30,9 +30,9 @@
 // Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
 // object and the numbers, and changes nothing. Examples are an id that does not exist, a range
 // beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
-// Error too, each with its own code. Destructors cannot throw: a Lease that outlives its Step, or a
-// Step that outlives its Engine, aborts or is undefined. Elsewhere SLUICE_CHECK aborts only where
-// Sluice contradicts itself; please report such a defect.
+// Error too, each with its own code. Destructors cannot throw. If a Lease outlives its Step, or a
+// Step outlives its Engine, the program aborts or its behavior is undefined. Elsewhere SLUICE_CHECK
+// aborts only where Sluice contradicts itself; please report such a defect.
 #pragma once
 
 #include <functional>

@@ -123,8 +123,8 @@ class Step {
 
   // For activations that the engine keeps. For activation `ref`, save() gives memory that work
   // enqueued on `stream` after this call writes. For a saved activation, load() gives memory that
-  // such work reads. Calls follow the sequence of engine/plan/activation_plan.h, which skips no use
-  // and repeats none. Both calls block until the needed transfers are under way.
+  // such work reads. The calls follow the sequence of engine/plan/activation_plan.h, which skips no
+  // use and repeats none. Both calls block until the needed transfers are under way.
   // Fails with: kInvalidArgument when `ref` is not next, too many are held, or the application
   // keeps activations itself; kIo and others when a transfer has failed.
   ActivationLease save(const ActivationRef& ref, const Stream& stream);
