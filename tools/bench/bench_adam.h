@@ -1,5 +1,6 @@
-// Adam against the memory: the update and four yardsticks take turns in one process, so that a
-// disturbance of a round meets all of them. Not thread-safe: one measurement at a time.
+// Compares the speed of Adam with the speed of the memory. The update and four yardsticks take
+// turns in one process, so that a disturbance affects all of them equally. Not thread-safe: one
+// measurement at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace sluice {
 
-// A state layout as `sluice bench adam` names it.
+// A layout of the state, with its name in `sluice bench adam`.
 struct BenchCase {
   std::string_view name;
   MasterLayout layout;
@@ -25,14 +26,14 @@ inline constexpr BenchCase kBenchCases[] = {
 
 // The kind of arrays.
 enum class BenchInput : std::uint8_t {
-  kPlain,      // they begin at a page
-  kUnaligned,  // they begin one element behind it, so that vectors cross cache lines
+  kPlain,      // the arrays begin at a page
+  kUnaligned,  // they begin one element later, so vectors cross cache lines
   kDenormal,   // gradients and moments too small for a normal fp32 number
 };
 
 std::string_view name_of(BenchInput input);
 
-// Median and quartiles over the rounds.
+// The median and quartiles over the rounds.
 struct Spread {
   double median = 0;
   double low = 0;
@@ -46,12 +47,12 @@ struct BenchResult {
   Spread parameters_per_s;
   Spread update_gb_per_s;
   Spread limit_gb_per_s;    // move_like_update(): the same streams without arithmetic
-  Spread percent_of_limit;  // of the ratios within a round
+  Spread percent_of_limit;  // of the ratios within each round
   Spread memcpy_gb_per_s;   // read and written bytes
   Spread triad_gb_per_s;    // STREAM's: a = b + s * c in fp64, 24 bytes per element
 };
 
-// Bytes of memory that one measurement takes.
+// The bytes of memory that one measurement takes.
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
 
 struct BenchOptions {
@@ -61,7 +62,7 @@ struct BenchOptions {
   unsigned rounds = 0;
 };
 
-// `progress` is called before each round with its number from 0.
+// `progress` is called before each round with the round's number, counted from 0.
 BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                        const std::function<void(unsigned)>& progress);
 

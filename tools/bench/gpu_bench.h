@@ -1,6 +1,7 @@
-// Measurements of a GPU and of training on it: copies between host and device, the optimizer's
-// kernel against the device's memory, and steps of GPT-2 with its state in several places. They
-// take any device, so that tests run them on the host. Thread rule: one measurement at a time.
+// Measurements of a GPU and of training on it. They cover copies between host and device, the
+// optimizer's kernel compared with the device's memory, and steps of GPT-2 with its state in
+// several places. The functions take any device, so that tests run them on the host. Thread rule:
+// one measurement at a time.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 
 namespace sluice {
 
-// Median and extremes of the rounds.
+// The median and extremes of the rounds.
 struct GpuSpread {
   double median = 0;
   double least = 0;
@@ -27,9 +28,9 @@ GpuSpread gpu_spread(std::vector<double> values);
 
 struct CopyBench {
   std::string direction;     // "up", "down", "both"
-  GpuSpread gb_per_s;        // through the Device, as the engine copies; both: of both together
+  GpuSpread gb_per_s;        // through Device, as in the engine; for "both", the sum
   GpuSpread plain_gb_per_s;  // the same bytes by the plain loop, in the same rounds
-  GpuSpread percent;         // of the ratios within a round
+  GpuSpread percent;         // of the ratios within each round
 };
 
 struct CopyBenchOptions {
@@ -37,9 +38,9 @@ struct CopyBenchOptions {
   std::uint64_t piece_bytes = 0;
   unsigned rounds = 0;
 };
-// Copies `up` and `down` of so many bytes by a plain loop; returns seconds.
+// Copies this many bytes up and down by a plain loop, and returns the seconds.
 struct PlainCopy {
-  std::byte* host_up = nullptr;  // null = not this way
+  std::byte* host_up = nullptr;  // null = no copy in this direction
   std::byte* device_up = nullptr;
   std::byte* host_down = nullptr;
   std::byte* device_down = nullptr;
@@ -48,44 +49,46 @@ using PlainCopies = std::function<double(const PlainCopy& ends)>;
 std::vector<CopyBench> bench_copies(Device& device, const CopyBenchOptions& options,
                                     const PlainCopies& plain);
 
-// AdamW over bf16 parameters with a split master and bf16 gradients: parameter, low half, both
-// moments and gradient are read, all but the last are written.
+// The bytes for AdamW over bf16 parameters with a split master and bf16 gradients. The parameter,
+// the low half, both moments and the gradient are read. All of them except the gradient are
+// written.
 inline constexpr std::uint64_t kAdamBytesPerParameter = 14 + 12;
 struct AdamKernelBench {
   std::uint64_t parameters = 0;
   GpuSpread gb_per_s;
   GpuSpread copy_gb_per_s;  // device to device, bytes read and written
-  GpuSpread percent;        // of the ratios within a round
+  GpuSpread percent;        // of the ratios within each round
 
   double parameters_per_s() const { return gb_per_s.median * 1e9 / kAdamBytesPerParameter; }
 };
 AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_t parameters,
                                   unsigned rounds);
 
-// Steps of `config` with an engine, after one that is not counted.
+// The result of training steps with an engine, after one step that is not counted.
 struct StepBench {
-  double tokens_per_s = 0;  // the median step
+  double tokens_per_s = 0;  // in the median step
   GpuSpread step_s;
-  double stall_s = 0;         // of the median step
-  double compute_step_s = 0;  // the same passes alone: nothing moves, nothing is updated
+  double stall_s = 0;         // in the median step
+  double compute_step_s = 0;  // the same passes without transfers and updates
   double percent_of_compute = 0;
-  // The busy time of the scarcest resource (engine/bound/bound.h), and the median step's share of
-  // it.
+  // The busy time of the scarcest resource (engine/bound/bound.h), and its ratio to the median
+  // step.
   double t_min_s = 0;
   double percent_of_t_min = 0;
-  // The most that the engine had in use.
+  // The peak memory use of the engine.
   std::array<std::uint64_t, kStepPhases> device_most_bytes{};  // by StepPhase
   std::uint64_t device_pool_bytes = 0;
   std::uint64_t host_pool_bytes = 0;
   std::uint64_t nvme_bytes = 0;
   std::uint64_t activation_bytes = 0;
 };
-// Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for it.
-// `rates` of storage, copies and the optimizer; computation's is measured.
+// Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for `config`.
+// `rates` has the rates of storage, copies and the optimizer. The rate of computation is measured.
 StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
                          unsigned steps, Rates rates);
 
-// The drive under `path`, reading, writing and both, in `rates`. The file there has no name.
+// Measures the drive under `path`, reading, writing and both, and sets its rates in `rates`. The
+// test file has no name.
 // Fails with: kNoSpace, kInput, kIo.
 void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rates);
 

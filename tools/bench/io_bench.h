@@ -1,8 +1,8 @@
-// Measures the drives behind storage paths the way the engine uses them: scratch files without a
+// Measures the drives behind storage paths under the engine's conditions: scratch files without a
 // name, O_DIRECT, an arena on huge pages, one queue. Every page carries its place and version, and
-// every read checks them: a rate with wrong bytes is worth nothing.
+// every read checks them, because a rate with wrong bytes is worth nothing.
 //
-// Thread rule: one thread uses it; completions come from the queue's threads.
+// Thread rule: one thread uses an IoBench; completions come from the queue's threads.
 #pragma once
 
 #include <condition_variable>
@@ -23,8 +23,8 @@ namespace sluice {
 
 enum class IoPattern : std::uint8_t {
   kRead,   // front to back
-  kWrite,  // front to back, over what is there
-  kMixed,  // the optimizer's: each block read, then written back with other bytes
+  kWrite,  // front to back, over existing data
+  kMixed,  // as in the optimizer: each block is read, then overwritten
 };
 
 std::string_view name_of(IoPattern pattern);
@@ -33,7 +33,7 @@ struct IoCase {
   IoPattern pattern = IoPattern::kRead;
   std::uint64_t request_bytes = 0;  // a multiple of 4096
   std::uint32_t depth = 0;          // requests in flight
-  // The path to measure by itself; nothing: all of them at once.
+  // The path to measure alone. No value means all paths at the same time.
   std::optional<std::uint32_t> drive = std::nullopt;
 };
 
@@ -44,8 +44,8 @@ struct IoMeasurement {
 };
 
 struct IoBenchOptions {
-  std::vector<std::string> paths;  // requests go to them in turn
-  std::uint64_t file_bytes = 0;    // on each path; rounded down to whole requests
+  std::vector<std::string> paths;  // requests use the paths in turn
+  std::uint64_t file_bytes = 0;    // on each path, rounded down to whole requests
   std::uint64_t request_bytes_max = 0;
   std::uint32_t depth_max = 0;
 };
@@ -55,16 +55,16 @@ class IoBench {
   using OpenQueue = std::function<std::unique_ptr<IoQueue>(std::span<std::byte> memory,
                                                            std::span<const int> files)>;
 
-  // Creates the files and writes them once, since the first write into fresh space costs more.
-  // `open_queue` is given the buffers and files of all requests; its queue has a depth of at least
-  // depth_max.
+  // Creates the files and writes them once, because the first write into fresh space costs more.
+  // `open_queue` gets the buffers and files of all requests, and must return a queue with a depth
+  // of at least depth_max.
   // Fails with: kNoSpace, kInput, kIo (storage paths), kOutOfMemory.
   IoBench(const IoBenchOptions& options, const OpenQueue& open_queue);
   ~IoBench();
   IoBench(const IoBench&) = delete;
   IoBench& operator=(const IoBench&) = delete;
 
-  // Goes once over the case's files.
+  // Makes one pass over the case's files.
   // Fails with: kIo, kDamaged (a page that does not begin with the stamp that was written).
   IoMeasurement measure(const IoCase& io_case);
 
@@ -72,11 +72,11 @@ class IoBench {
   bool is_direct() const;
 
  private:
-  // One request in flight and its buffer; the bench's thread owns it between completions.
+  // One request in flight and its buffer. Between completions, the bench's thread owns the slot.
   struct Slot {
     IoRequest request;
     IoBench* bench = nullptr;
-    std::uint64_t index = 0;  // of the request in the pass
+    std::uint64_t index = 0;  // the request's number in the pass
     std::uint32_t file = 0;
   };
 
@@ -91,7 +91,7 @@ class IoBench {
   std::vector<DirectFile> files_;
   AlignedBuffer arena_;
   std::vector<Slot> slots_;
-  std::vector<std::uint64_t> versions_;  // of every page of each file, between passes
+  std::vector<std::uint64_t> versions_;  // for every page of each file; valid between passes
   std::uint64_t next_request_ = 0;
   std::uint64_t requests_ = 0;  // of a pass
 

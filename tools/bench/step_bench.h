@@ -1,7 +1,7 @@
-// The engine under emulated computation: a model of equal units on a host device whose compute
-// stream is busy for stated times, storage behind a throttled queue, everything else real. So the
-// limits of a step are known exactly, whatever the machine's drive and processor do, and its time
-// can be compared with them.
+// Runs the engine under emulated computation. The model has equal units, the host device's compute
+// stream is busy for given times, and storage lies behind a throttled queue. Everything else is
+// real. So the limits of a step are known exactly, independent of the machine's drive and
+// processor, and the step's time can be compared with the limits.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -23,20 +23,20 @@ namespace sluice {
 struct StepBenchModel {
   std::uint64_t parameters = 0;
   std::uint32_t units = 0;
-  std::string path;                    // of the storage
+  std::string path;                    // the folder of the storage
   std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
-  // Share of the state; 0 = all of it on storage, 1 = all of it in host memory.
+  // The share of the state in host memory: 0 = all of it on storage, 1 = all of it in host memory.
   double memory_share = 0;
   unsigned threads = 0;            // of the optimizer; 0 = the granted cores
-  std::uint32_t window_units = 3;  // that the device window has room for
-  bool window_holds_all = false;   // or all of them
-  // The state lies in a durable store with a commit every so many steps; 0 = in scratch files. Each
-  // of a commit's flushes keeps the throttled drive for so long.
+  std::uint32_t window_units = 3;  // the units that fit the device window
+  bool window_holds_all = false;   // true: all units fit the window
+  // The number of steps per commit of a durable store; 0 = the state lies in scratch files. Each
+  // flush of a commit occupies the throttled drive for flush_s.
   std::uint32_t commit_every = 0;
   double flush_s = 5e-3;
 };
 
-// Adam and gradient norms: parameters a second.
+// The rates of Adam and of gradient norms, in parameters a second.
 struct CpuRates {
   double adam = 0;
   double norm = 0;
@@ -44,7 +44,7 @@ struct CpuRates {
 
 // A step's time, and the engine's report of it.
 struct MeasuredStep {
-  double step_s = 0;  // from its begin_step to the next
+  double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
 };
 
@@ -55,16 +55,17 @@ class StepBench {
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();
 
-  // `warm` steps, then as many measured ones as asked for, then one to end the last; drained.
+  // Runs `warm` steps, `measured` steps, and one more step to end the last of them. Then waits
+  // until the engine has drained. Returns the measured steps.
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
-  // The rates of Adam and the norms in the steps of the last run(), beside everything else.
+  // The rates of Adam and of the norms in the steps of the last run(), beside all other work.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
-  // How much later the drive was than its throttle so far, summed over all requests.
+  // The seconds by which the drive was later than its throttle so far, summed over all requests.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }
 
-  // The bounds of this engine's plan at `rates`.
+  // The bounds for this engine's plan with `rates`.
   StepCost bound(const Rates& rates) const;
   StepCost minimum(const Rates& rates) const;
 
@@ -78,18 +79,17 @@ class StepBench {
   CpuRates cpu_rates_;
   ModelSpec model_;
   std::unique_ptr<HostDevice> device_;
-  Config::Storage storage_;             // with a store, to be removed at the end
-  ThrottledQueue* throttle_ = nullptr;  // the engine's
+  Config::Storage storage_;             // of a durable store, which the destructor removes
+  ThrottledQueue* throttle_ = nullptr;  // the engine's queue
   std::unique_ptr<Engine> engine_;
   Stream stream_;
 };
 
-// Seconds that one step's storage traffic takes at least with all of the state there and bf16: 14
-// bytes read and 12 written per parameter.
+// The least time in seconds for one step's storage traffic with bf16 and all of the state on
+// storage, which is 14 bytes read and 12 bytes written per parameter.
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters);
 
-// Adam and norms over split bf16 state on `threads` threads, measured now, with nothing else at
-// work.
+// Measures Adam and norms over split bf16 state on `threads` threads, with no other work.
 CpuRates measure_cpu_rates(std::uint64_t parameters, unsigned threads);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// `sluice bench adam`: the speed of the CPU update, and its share of what this machine's memory
-// allows, measured in the same run.
+// `sluice bench adam` measures the speed of the CPU update, and compares it with the limit of this
+// machine's memory, measured in the same run.
 #pragma once
 
 #include <cstdint>

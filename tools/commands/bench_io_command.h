@@ -1,5 +1,5 @@
-// `sluice bench io`: the rates of the drives behind storage paths, by request size and depth, and a
-// calibration file of them.
+// `sluice bench io` measures the rates of the drives behind storage paths, by request size and
+// depth, and writes them to a calibration file.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct BenchIoOptions {
   std::string json_file;
 };
 
-// Prints a table and writes the calibration: with several paths, of all at once and of each by
-// itself. Returns the exit code.
+// Prints a table and writes the calibration. With several paths, the rates are those of all drives
+// at the same time, and also of each drive alone. Returns the exit code.
 // Fails with: kConfig (an option), kNoSpace, kInput, kIo, kDamaged, kUnsupported.
 int run_bench_io(const BenchIoOptions& options);
 

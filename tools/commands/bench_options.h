@@ -26,7 +26,7 @@ struct BenchCommands {
   }
 };
 
-// `commands` is filled in when `app` parses, and must be there by then.
+// Parsing fills in `commands`, which must live until `app` has parsed.
 void add_bench(CLI::App& app, BenchCommands& commands);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// `sluice bench step`: the time of a training step under every overlap policy, against the limits
-// that emulated computation and a throttled drive set.
+// `sluice bench step` measures the time of a training step under every overlap policy. It compares
+// the times with the limits that emulated computation and a throttled drive set.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ struct BenchStepOptions {
   std::vector<std::string> policies;  // empty = all
   std::uint64_t parameters = 100'000'000;
   std::uint32_t units = 16;
-  unsigned steps = 12;  // measured of each policy and regime
+  unsigned steps = 12;  // measured steps for each policy and regime
   std::string path = "/var/tmp";
   std::string rate = "1GB";            // of the throttled drive, a second
   std::optional<std::uint32_t> lanes;  // empty = a tenth of the blocks
-  std::uint32_t window_units = 3;      // that the device window has room for
-  std::string trace_file;              // empty = none; else of one regime and policy
-  double memory_share = 0;             // of the state in host memory
-  std::uint32_t commit_every = 0;      // of a durable store; 0 = scratch files
-  double flush_ms = 5;                 // that one keeps the drive
+  std::uint32_t window_units = 3;      // the units that fit the device window
+  std::string trace_file;              // empty = none; otherwise needs one regime and one policy
+  double memory_share = 0;             // the share of the state in host memory
+  std::uint32_t commit_every = 0;      // steps per commit of a durable store; 0 = scratch files
+  double flush_ms = 5;                 // the time for which a flush occupies the drive
   std::string json_file;
 };
 

@@ -1,4 +1,4 @@
-// `sluice config`: importing a DeepSpeed file, and looking at configs without running them.
+// `sluice config` imports a DeepSpeed file, and shows configs without running them.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct ConfigImportOptions {
   DeepspeedValues values;
 };
 
-// Options of check, show and rates.
+// The options of `check`, `show` and `rates`.
 struct ConfigShowOptions {
   std::string file;
   std::vector<std::string> assignments;
   DeepspeedValues values;
   bool as_json = false;
-  std::uint64_t steps = 0;  // of rates; 0 = run.steps
+  std::uint64_t steps = 0;  // for `rates`; 0 = run.steps
 };
 
 struct ConfigDiffOptions {

@@ -1,5 +1,5 @@
-// The command line of `sluice config` and its subcommands, and the options that say what "auto" is
-// in a DeepSpeed file.
+// The command line of `sluice config` and its subcommands, and the options that give a value to
+// "auto" in a DeepSpeed file.
 //
 // Thread rule: at start-up.
 #pragma once
@@ -31,13 +31,14 @@ struct ConfigCommands {
   }
 };
 
-// `commands` is filled in when `app` parses, and must be there by then.
+// Parsing fills in `commands`, which must live until `app` has parsed.
 void add_config(CLI::App& app, ConfigCommands& commands);
 
-// The options of `sluice plan` about a model's file and a machine that is not this one.
+// Adds the options of `sluice plan` that name a model's file and another machine.
 void add_plan_model(CLI::App* plan, PlanOptions& options);
 
-// --batch, --lr and the like, except --steps, which some commands have for themselves.
+// Adds --batch, --lr and similar options. Leaves out --steps, which some commands define
+// themselves.
 void add_deepspeed_values(CLI::App* command, DeepspeedValues& values);
 
 }  // namespace sluice

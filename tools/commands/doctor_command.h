@@ -1,5 +1,5 @@
-// `sluice doctor`: checks what this machine offers. It says of each thing whether it is fine,
-// slower than it could be, or in the way, with the line that mends it.
+// `sluice doctor` checks what this machine offers. Each finding is fine, slower than possible, or
+// an obstacle, and names the command that repairs it.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,15 @@ enum class Health : std::uint8_t { kOk, kWarn, kFail };
 struct Finding {
   Health health = Health::kOk;
   std::string subject;  // "io_uring", "storage /var/tmp"
-  std::string text;     // what is there
-  std::string remedy;   // a line to run or change; empty when fine
+  std::string text;     // what the check found
+  std::string remedy;   // a command to run or a line to change; empty when fine
 };
 
-// Looks at everything; leaves nothing behind.
+// Runs all checks, and leaves nothing behind.
 std::vector<Finding> examine(const DoctorOptions& options);
 
-// Prints a line for each finding, and its remedy. Returns kExitResource when one of them failed.
+// Prints a line for each finding and its remedy. Returns kExitResource when one of the checks
+// failed.
 int run_doctor(const DoctorOptions& options);
 
 }  // namespace sluice

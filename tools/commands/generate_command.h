@@ -1,5 +1,5 @@
-// `sluice generate`: continues a prompt with a saved model. Parameters are read unit by unit from
-// the file, so memory holds one unit.
+// `sluice generate` continues a prompt with a saved model. Parameters are read from the file unit
+// by unit, so memory holds only one unit.
 #pragma once
 
 #include <cstdint>

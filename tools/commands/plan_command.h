@@ -1,4 +1,4 @@
-// `sluice plan`: what a run will need and cost, before it starts.
+// `sluice plan` says before a run starts what the run will need and cost.
 #pragma once
 
 #include <optional>
@@ -13,17 +13,19 @@ namespace sluice {
 struct PlanOptions {
   std::string config_file;
   std::vector<std::string> assignments;
-  DeepspeedValues deepspeed;  // of a DeepSpeed file
+  DeepspeedValues deepspeed;  // used for a DeepSpeed file
   std::uint32_t ranks = 1;
-  bool stages = false;  // also what each ZeRO stage leaves on a rank
-  std::string model;  // a config.json, or a folder with one, instead of the config's; empty = none
+  bool stages = false;  // also print the memory of a rank under each ZeRO stage
+  // Replaces the config's model: a config.json, or a folder with one; empty = none.
+  std::string model;
   std::optional<std::uint64_t> sequence;  // with `model`: tokens of a sequence
-  std::string gpu;                        // to plan for, by name; empty = as the config says
-  std::string host_memory;                // instead of memory.host; empty = as the config says
-  std::optional<double> parameters;       // of the whole model, instead of the config's
-  std::uint32_t layers = 1;               // with `parameters`: units, all alike
-  std::optional<double> tokens;           // of a step and rank; else as the config's batch
-  std::string bytes_written_rating;       // of the drives together: "1200TB"; empty = not asked
+  // The name of the GPU to plan for; empty = as in the config.
+  std::string gpu;
+  std::string host_memory;           // replaces memory.host; empty = as in the config
+  std::optional<double> parameters;  // of the whole model; replaces the config's model
+  std::uint32_t layers = 1;          // with `parameters`: the number of equal units
+  std::optional<double> tokens;      // of a step and rank; otherwise from the config's batch
+  std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
   std::string json_file;
 };

@@ -1,5 +1,5 @@
-// The model that `sluice plan` reckons with: the config's GPT, one of --parameters in --layers that
-// are all alike, or one of a config.json (--model); and the GPU that it is planned for.
+// The model and the GPU for `sluice plan`. The model is the config's GPT, or has --parameters in
+// --layers equal units, or comes from a config.json (--model).
 //
 // Thread rule: any thread.
 #pragma once
@@ -16,26 +16,26 @@
 
 namespace sluice {
 
-// A GPU by name. Memory and dense bf16 rates with fp32 sums are NVIDIA's data sheets'.
+// A GPU by name. The memory and the rate (dense bf16 with fp32 sums) are from NVIDIA's data sheets.
 struct GpuPreset {
   const char* name;
   std::uint64_t memory_bytes;
   double flops;
 };
 
-// Fails with: kConfig for a name that is not known, with those that are.
+// Fails with: kConfig for an unknown name, listing the known names.
 const GpuPreset& gpu_preset(const std::string& name);
-// The share of a data sheet's rate that products of matrices reach, as plans assume.
+// The share of a data sheet's rate that matrix products reach, as plans assume.
 inline constexpr double kReachedShare = 0.4;
 // The part of a GPU's memory that the driver and the libraries keep.
 inline constexpr std::uint64_t kGpuContextBytes = std::uint64_t{1} << 30;
 
 struct PlanModel {
   ModelSpec spec;
-  std::vector<double> forward_flops;   // of a micro-batch, by unit
-  std::uint64_t activation_bytes = 0;  // that the application keeps
+  std::vector<double> forward_flops;   // of one micro-batch, for each unit
+  std::uint64_t activation_bytes = 0;  // of activations that the application keeps
   double tokens = 0;                   // of a step and rank
-  std::string description;             // of --model: a line; else empty
+  std::string description;             // a line about --model; otherwise empty
 };
 
 // Fails with: kInput, kConfig.

@@ -1,4 +1,4 @@
-// `sluice state`: durable stores, seen from outside of a run.
+// `sluice state` works on durable stores from outside of a run.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,16 @@ struct StateOptions {
   std::string config_file;
   std::vector<std::string> assignments;
   std::string json_file;
-  std::string folder;       // of `export`: checkpoints; of `import`: one, or where they are
-  std::uint32_t ranks = 1;  // of `import`
-  bool converts = false;    // likewise
+  // For `export`: where to write checkpoints; for `import`: a checkpoint or a folder of
+  // checkpoints.
+  std::string folder;
+  std::uint32_t ranks = 1;  // for `import`
+  bool converts = false;    // for `import`
 };
 
 void add_state(CLI::App& app, StateOptions& options);
-// `state`: the parsed subcommand. `verify` fails where it has found damage.
-// Fails with: kInput, kConfig, kDamaged, and what export and import fail with.
+// `state` is the parsed subcommand. `verify` fails if there is damage.
+// Fails with: kInput, kConfig, kDamaged, and the errors of export_state() and import_state().
 int run_state(const CLI::App& state, const StateOptions& options);
 
 }  // namespace sluice

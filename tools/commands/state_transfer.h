@@ -1,5 +1,5 @@
-// `sluice state export` and `import`: between durable stores and portable checkpoints. And what all
-// of `sluice state` shares.
+// `sluice state export` and `import` copy between durable stores and portable checkpoints. This
+// file also has the functions that all of `sluice state` shares.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,11 +13,11 @@ namespace sluice {
 ConfigDocument read_state_config(const StateOptions& options);
 // Fails with: kInput where the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
-// Writes --json, where it was asked for.
+// Writes the --json file if the user asked for one.
 void write_state_json(const StateOptions& options, const nlohmann::ordered_json& document);
 
-// Both return an exit code. Fail with: kInput, kDamaged, kNoSpace, kUnsupported and others; nothing
-// half made is left.
+// Both return an exit code. Fail with: kInput, kDamaged, kNoSpace, kUnsupported and others; no
+// incomplete result is left.
 int export_state(const StateOptions& options);
 int import_state(const StateOptions& options);
 

@@ -1,4 +1,4 @@
-// `sluice top`: what running jobs are doing, from their status pages.
+// `sluice top` shows what running jobs are doing, from their status pages.
 #pragma once
 
 namespace sluice {
@@ -9,7 +9,7 @@ struct TopOptions {
   bool as_prometheus = false;  // once
 };
 
-// Shows all runs of this user, on a terminal anew every second until Ctrl-C.
+// Shows all runs of this user. On a terminal, refreshes the view every second until Ctrl-C.
 // Fails with: kConfig without XDG_RUNTIME_DIR.
 int run_top(const TopOptions& options);
 

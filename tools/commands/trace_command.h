@@ -1,4 +1,4 @@
-// `sluice trace`: reads what `train --trace` recorded.
+// `sluice trace` reads the files that `train --trace` recorded.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace sluice {
 
 struct TraceSummaryOptions {
-  std::vector<std::string> files;    // one of each rank
-  std::string calibration;           // of bench io --json; empty = none
-  std::string bytes_written_rating;  // of the drives together: "1200TB"; empty = not asked
+  std::vector<std::string> files;    // one file of each rank
+  std::string calibration;           // written by `bench io --json`; empty = none
+  std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
 };
 
 struct TraceHtmlOptions {
@@ -19,7 +19,7 @@ struct TraceHtmlOptions {
   std::string calibration;
 };
 
-// Each file that is named is written.
+// Writes each output that has a name.
 struct TraceExportOptions {
   std::vector<std::string> files;
   std::string chrome_file;
@@ -30,7 +30,7 @@ struct TraceExportOptions {
 struct TraceDiffOptions {
   std::string before;
   std::string after;
-  double percent = 5;  // a step longer by more is a regression: exit code 3
+  double percent = 5;  // a step that is longer by more is a regression (exit code 3)
 };
 
 struct TraceWhatIfOptions {

@@ -25,7 +25,7 @@ struct TraceCommands {
   }
 };
 
-// `commands` is filled in when `app` parses, and must be there by then.
+// Parsing fills in `commands`, which must live until `app` has parsed.
 void add_trace(CLI::App& app, TraceCommands& commands);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// `sluice train`: trains a GPT on a text with its state wherever the config puts it.
+// `sluice train` trains a GPT on a text. The config chooses where the state lies.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ struct TrainOptions {
   std::string init_file;
   std::string trace_file;
   CheckpointOptions checkpoints;
-  DeepspeedValues deepspeed;  // of a DeepSpeed file
+  DeepspeedValues deepspeed;  // used for a DeepSpeed file
   bool quiet = false;
 };
 
 // Returns the exit code (tools/cli/exit_codes.h).
-// Fails with: the error of a bad config, text, model file, path or budget, before the first step
-// and with nothing left behind.
+// Fails with: the error of a bad config, text, model file, path or budget. Such an error comes
+// before the first step and leaves nothing behind.
 int run_train(const TrainOptions& options);
 
 }  // namespace sluice

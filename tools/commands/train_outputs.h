@@ -1,5 +1,5 @@
-// The files that a training run writes, and those that it must not touch. Rank 0 writes for all,
-// but for the traces: each rank has its own.
+// The files that a training run writes, and the files that it must not touch. Rank 0 writes for all
+// ranks, except that each rank writes its own trace.
 //
 // Thread rule: one thread.
 #pragma once
@@ -15,7 +15,7 @@
 namespace sluice {
 
 struct TrainOutputs {
-  // Compares all and checks each. Fails with: as OutputFiles::check().
+  // Compares all files and checks each output. Fails with: as OutputFiles::check().
   TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks);
 
   OutputFiles files;

@@ -1,11 +1,11 @@
-// `sluice version`: what this program is and was built with.
+// `sluice version` prints the version of this program and how it was built.
 #pragma once
 
 #include <string>
 
 namespace sluice {
 
-// The one line of `sluice --version`.
+// Returns the one line of `sluice --version`.
 std::string version_line();
 
 int run_version(bool as_json);

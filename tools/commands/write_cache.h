@@ -1,5 +1,5 @@
-// The write caches of the drives behind a folder, as the kernel reports them: whether what a drive
-// has taken survives a power cut before a flush, and whether the kernel flushes at all.
+// The write caches of the drives behind a folder, as the kernel reports them. They decide whether
+// written data survives a power cut before a flush, and whether the kernel flushes at all.
 //
 // Thread rule: any thread.
 #pragma once
@@ -11,11 +11,11 @@ namespace sluice {
 
 struct DriveCache {
   std::string drive;  // "nvme0n1"
-  std::string mode;   // "write back", "write through"; empty: the kernel says nothing
+  std::string mode;   // "write back", "write through"; empty = not reported
 };
 
-// The drives of the file system of `folder`: several for RAID and the like, none for tmpfs or a
-// network mount. `sysfs` is where the kernel's tree lies: "/sys".
+// Returns the drives of the file system of `folder`. There are several drives for RAID and similar
+// arrays, and none for tmpfs or a network mount. `sysfs` is the root of the kernel's tree, "/sys".
 std::vector<DriveCache> drive_caches(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

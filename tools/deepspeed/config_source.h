@@ -1,5 +1,5 @@
-// The one way in which commands read a config: a file of Sluice, or one of DeepSpeed, which is
-// recognised by its keys and imported.
+// The one way in which commands read a config. A config is a file of Sluice or of DeepSpeed. A
+// DeepSpeed file is recognised by its keys and imported.
 //
 // Thread rule: one thread.
 #pragma once
@@ -15,20 +15,20 @@ namespace sluice {
 
 struct ConfigSource {
   ConfigDocument document;
-  std::optional<ImportReport> report;  // of a DeepSpeed file
+  std::optional<ImportReport> report;  // for a DeepSpeed file
 
-  // The place of a key's value in the file that the user has written.
+  // The place of the key's value in the user's file.
   std::string origin_of(const std::string& key) const;
 };
 
-// `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE; they come last, and
-// what they give also resolves an "auto". `values.ranks` is what the launcher says, if that is
-// more than one.
-// Fails with: kInput, kConfig; for a DeepSpeed file with all that is refused in one message.
+// `argument` is a path, or DeepSpeed's base64. `assignments` are KEY=VALUE. They are applied last,
+// and their values also replace an "auto". `values.ranks` is the launcher's number of ranks if
+// there are several.
+// Fails with: kInput, kConfig. For a DeepSpeed file, one message lists everything that is refused.
 ConfigSource read_config_source(const std::string& argument, DeepspeedValues values,
                                 const std::vector<std::string>& assignments);
 
-// The name of an argument in messages: base64 is too long for one.
+// The name of an argument in messages, because base64 text would be too long.
 std::string name_of_source(const std::string& argument);
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// Turns a DeepSpeed file into a config of Sluice, and says for every key what became of it. A key
-// that would train other numbers, or needs what Sluice lacks, is refused by name and place, with
-// what to write instead. A key that DeepSpeed refuses is refused, too. Mistakes that are often
-// copied and can mean only one thing are understood and reported.
+// Turns a DeepSpeed file into a config of Sluice, and reports the treatment of every key. A key is
+// refused if it would change the trained numbers, or needs a feature that Sluice lacks. The message
+// has the key's name and place, and says what to write instead. A key that DeepSpeed refuses is
+// refused, too. Common mistakes with only one possible meaning are understood and reported.
 //
 // Thread rule: any thread.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// Values for "auto", and those that a file leaves to the program which calls DeepSpeed.
+// The values for "auto", and for settings that a file leaves to the program which calls DeepSpeed.
 struct DeepspeedValues {
   std::optional<std::uint64_t> batch;          // sequences of a micro-batch
   std::optional<std::uint64_t> micro_batches;  // of a step
@@ -31,10 +31,10 @@ struct DeepspeedValues {
 };
 
 struct ImportLine {
-  std::string place = {};      // NAME:LINE:COLUMN, or NAME
-  std::string key = {};        // as the file has it; empty = of the whole file
+  std::string place = {};      // "NAME:LINE:COLUMN", or "NAME"
+  std::string key = {};        // as in the file; empty = the line is about the whole file
   std::string value = {};      // as JSON
-  std::string new_key = {};    // of a mapped one
+  std::string new_key = {};    // of a mapped key
   std::string new_value = {};  // as JSON
   std::string text = {};
 };
@@ -42,9 +42,9 @@ struct ImportLine {
 struct ImportReport {
   std::vector<ImportLine> mapped;
   std::vector<ImportLine> not_needed;
-  std::vector<ImportLine> understood;  // meant otherwise than written
+  std::vector<ImportLine> understood;  // keys understood as something else
   std::vector<ImportLine> refused;
-  std::vector<std::string> options;  // that "auto" asks for
+  std::vector<std::string> options;  // options that "auto" asks for
 };
 
 struct ImportedConfig {
@@ -52,28 +52,28 @@ struct ImportedConfig {
   ImportReport report;
 };
 
-// Whether `text` is a DeepSpeed file: its keys are DeepSpeed's and none is Sluice's alone. Text
-// that is no Hjson is none.
+// Whether `text` is a DeepSpeed file: it has keys of DeepSpeed and no key that only Sluice has.
+// Text that is not Hjson is no DeepSpeed file.
 bool is_deepspeed_file(std::string_view text);
 
-// `name` is what messages call the text.
-// Fails with: kConfig for text that is no Hjson. Whatever else is wrong stands in the report.
+// `name` is the name of the text in messages. Fails with: kConfig for text that is not Hjson. All
+// other errors are listed in the report.
 ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
                                 const DeepspeedValues& values);
 
-// All that is refused, in one message.
+// One message about all keys that are refused.
 std::string refusals(const ImportReport& report, const std::string& name);
 // "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none refused".
 std::string summary_of(const ImportReport& report, const std::string& name);
 
-// The whole report, a line for each key.
+// The whole report, with a line for each key.
 std::string describe(const ImportReport& report, const std::string& name);
-// The same as JSON, with the config.
+// The whole report as JSON, with the config.
 std::string report_json(const ImportedConfig& imported, const std::string& name);
 
-// The text of a config file, or the text that `argument` itself is in base64, as DeepSpeed takes
-// it.
-// Fails with: kInput when it is neither.
+// Returns the text of the config file `argument`. If `argument` is base64, as DeepSpeed accepts it,
+// returns the decoded text.
+// Fails with: kInput when `argument` is neither.
 std::string config_text(const std::string& argument);
 
 }  // namespace sluice

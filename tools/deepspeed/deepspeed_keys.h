@@ -1,5 +1,6 @@
-// The table of DeepSpeed's configuration keys (deepspeed_keys.json): one row a key, with what
-// becomes of it. The importer, `sluice config explain` and docs/deepspeed_keys.md all read it.
+// The table of DeepSpeed's configuration keys (deepspeed_keys.json). Each key has a row that says
+// how the importer treats it. The importer and `sluice config explain` read this table, and
+// docs/deepspeed_keys.md is made from it.
 //
 // Thread rule: any thread.
 #pragma once
@@ -14,38 +15,41 @@
 namespace sluice {
 
 enum class DeepspeedClass : std::uint8_t {
-  kMap,      // its value goes into keys of Sluice
-  kDerive,   // Sluice works it out itself
-  kNote,     // it has no effect on training
-  kRefuse,   // it changes the numbers, or needs what Sluice lacks: an error, as `refuse` says
-  kError,    // no key of DeepSpeed, which refuses or misreads it
-  kForeign,  // no key of DeepSpeed, which ignores it
-  kAlias,    // another name of `is`
+  kMap,     // the key's value goes into keys of Sluice
+  kDerive,  // Sluice derives the value itself
+  kNote,    // the key has no effect on training
+  // An error for the values in `refuse`, which change the numbers or need what Sluice lacks.
+  kRefuse,
+  kError,    // no key of DeepSpeed; DeepSpeed refuses or misreads it
+  kForeign,  // no key of DeepSpeed; DeepSpeed ignores it
+  kAlias,    // another name of the key `is`
 };
 
 struct DeepspeedKey {
   std::string key;  // dotted
   DeepspeedClass key_class = DeepspeedClass::kNote;
   std::string type;     // section, bool, int, number, string, enum, path, pair, object, any
-  bool strict = false;  // of a section: DeepSpeed refuses keys in it that it does not know
+  bool strict = false;  // for a section: DeepSpeed refuses unknown keys in it
   nlohmann::ordered_json fallback;  // DeepSpeed's default; null = none
-  std::string option;               // that says what "auto" is; empty = it is the default
-  std::string refuse;               // which values are refused
+  // The option that replaces "auto"; empty = the default replaces it.
+  std::string option;
+  std::string refuse;  // the values that are refused
   std::optional<double> least, most;
-  std::vector<std::string> values;  // of an enum
-  std::vector<std::string> to;      // keys of Sluice
-  std::string is;                   // of an alias
-  std::string why;                  // for people
+  std::vector<std::string> values;  // for an enum
+  std::vector<std::string> to;      // the keys of Sluice that get the value
+  std::string is;                   // for an alias: the key's real name
+  std::string why;                  // the reason, for people
 };
 
 const std::vector<DeepspeedKey>& deepspeed_keys();
 
-// Null when there is no such key.
+// Returns null when there is no such key.
 const DeepspeedKey* find_deepspeed_key(std::string_view key);
 
 std::string_view name_of(DeepspeedClass key_class);
 
-// "; did you mean "gradient_clipping"?" for the key nearest to `key`, or nothing when none is near.
+// Returns a hint such as "; did you mean "gradient_clipping"?" with the key that is most similar to
+// `key`. The hint is empty if no key is similar.
 std::string deepspeed_key_hint(const std::string& key);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Reads Hjson, of which JSON is a part: comments (#, //, /* */), keys and strings without quotes,
-// commas that may be missing or trail, a document without its outer braces. DeepSpeed reads its
+// Reads Hjson, an extension of JSON. Hjson allows comments (#, //, /* */), keys and strings without
+// quotes, missing and trailing commas, and a document without outer braces. DeepSpeed reads its
 // files as Hjson. The reader keeps the place of each key for messages. (https://hjson.github.io/)
 //
 // Thread rule: any thread.
@@ -17,17 +17,17 @@ namespace sluice {
 using OrderedJson = nlohmann::ordered_json;
 
 struct HjsonDocument {
-  std::string name;  // what messages call it
+  std::string name;  // the document's name in messages
   std::string text;
-  OrderedJson root;                           // an object
-  std::map<std::string, std::size_t> places;  // dotted key -> where it begins in `text`
+  OrderedJson root;                           // always an object
+  std::map<std::string, std::size_t> places;  // dotted key -> the key's offset in `text`
 
-  // "NAME:LINE:COLUMN" of a key, or NAME for one that is not in the text.
+  // Returns "NAME:LINE:COLUMN" of a key, or "NAME" for a key that is not in the text.
   std::string place_of(const std::string& key) const;
 };
 
-// Fails with: kConfig and "NAME:LINE:COLUMN: ..." for what is no Hjson, a key that is given twice,
-// an outermost value that is no object, and nesting beyond 32 levels.
+// Fails with: kConfig and "NAME:LINE:COLUMN: ..." for text that is not Hjson, a duplicate key, an
+// outermost value that is no object, or more than 32 levels of nesting.
 HjsonDocument read_hjson(std::string_view text, std::string name);
 
 }  // namespace sluice

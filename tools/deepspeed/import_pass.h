@@ -1,7 +1,7 @@
-// One import under way: the file's entries as the table of keys knows them, the config that grows,
-// and the report. deepspeed_import.cc drives it; import_*.cc have a part of the file each.
+// The state of an import: the file's entries by the table of keys, the growing config, and the
+// report. deepspeed_import.cc drives the import, and each import_*.cc handles a part of the file.
 //
-// Thread rule: one thread. The document and the values must outlive it.
+// Thread rule: one thread. The document and the values must outlive the pass.
 #pragma once
 
 #include <map>
@@ -20,28 +20,28 @@ class ImportPass {
       : document_(document), values_(values) {}
 
   struct Entry {
-    std::string written;  // the key as the file has it
+    std::string written;  // the key as written in the file
     OrderedJson value;
     OrderedJson written_value;
     const DeepspeedKey* row = nullptr;
   };
 
   const DeepspeedValues& values() const { return values_; }
-  // Null where the file has no such key, or "auto" for the default.
+  // Returns null if the file has no such key, or if "auto" there means the default.
   const Entry* find(const std::string& key) const;
   bool is_auto(const std::string& key) const;
   bool has_section(const std::string& key) const { return sections_.contains(key); }
-  // Nothing where there is none, or one that has been refused.
+  // Returns the number at `key`; nothing if there is no number, or if it has been refused.
   std::optional<double> number(const std::string& key) const;
-  // Also of one that has been refused.
+  // As number(), but also returns a refused number.
   std::optional<double> written_number(const std::string& key) const;
   std::optional<std::uint64_t> integer(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;
   std::optional<std::string> text(const std::string& key) const;
-  // DeepSpeed's default of `key`, from the table.
+  // Returns DeepSpeed's default of `key`, from the table.
   double default_number(const std::string& key) const;
 
-  // `value` goes to `new_key`, for `key` of the file or for its default.
+  // Sets `new_key` to `value`, on behalf of the file's `key` or its default.
   void map(const std::string& key, const std::string& new_key, const OrderedJson& value,
            const std::string& text = "");
   void not_needed(const std::string& key, const std::string& text);
@@ -49,7 +49,8 @@ class ImportPass {
   void refuse(const std::string& key, const std::string& text);
   void ask_for(const std::string& option);
 
-  // Adds the file's entries, from outside to inside, each judged by its row.
+  // Adds the file's entries, outer sections before inner ones. The table's row decides about each
+  // entry.
   void add_members(const OrderedJson& object, const std::string& path, const std::string& written,
                    bool is_strict);
   void set_entry(const std::string& key, const OrderedJson& value);
@@ -69,11 +70,11 @@ class ImportPass {
 
   const HjsonDocument& document_;
   const DeepspeedValues& values_;
-  std::map<std::string, Entry> entries_;  // by the table's key
+  std::map<std::string, Entry> entries_;  // by the key's name in the table
   std::map<std::string, std::string> sections_;
 };
 
-// The parts of a file.
+// Each function imports one part of the file.
 void import_batch(ImportPass& pass);
 void import_zero(ImportPass& pass);
 void import_storage(ImportPass& pass);
@@ -81,8 +82,8 @@ void import_precision(ImportPass& pass);
 void import_optimizer(ImportPass& pass);
 void import_scheduler(ImportPass& pass);
 
-// `value` as the row's type, or nothing and what is wrong with it in `why`; `note` says what was
-// meant otherwise than written.
+// Returns `value` in the row's type. If that fails, returns nothing and puts the reason into `why`.
+// `note` describes a value that was understood as something else.
 std::optional<OrderedJson> value_of_type(const DeepspeedKey& row, const OrderedJson& value,
                                          std::string& why, std::string& note);
 // Whether the row refuses `value`.

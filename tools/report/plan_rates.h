@@ -1,5 +1,6 @@
 // The rates that a plan uses. Calibration files of `sluice bench io` and `sluice bench adam` take
-// precedence over assumed rates, and stated ones over both; each rate says where it is from.
+// precedence over assumed rates. Rates stated by options take precedence over both. Each rate is
+// listed with its source.
 #pragma once
 
 #include <optional>
@@ -14,26 +15,26 @@ namespace sluice {
 struct PlanRateOptions {
   std::string io_file;    // empty = none
   std::string adam_file;  // empty = none
-  // As on the command line: sizes a second, and numbers such as "2e9".
+  // The texts of the options: sizes a second, or numbers such as "2e9".
   std::string read, write, copy;  // empty = not stated
   std::string duplex;             // "full", "half"
   std::optional<double> adam;     // parameters a second, of the CPU
   std::optional<double> device_adam;
-  std::optional<double> flops;    // of the device, as reached
+  std::optional<double> flops;  // of the device; the rate reached in practice
 };
 
 struct PlanRates {
-  Rates rates;                       // without unit times
+  Rates rates;                       // without the units' times
   double flops = 0;                  // a second
-  std::vector<std::string> sources;  // a line each
+  std::vector<std::string> sources;  // one line for each rate
 };
 
-// Storage's part of `rates` from bytes a second of reading and of writing, and `interference`: the
-// time of both at once over the sum of one after the other, 1 on a half-duplex drive, 0.5 on one
-// that does both at full rate.
+// Sets the storage rates in `rates`. `read` and `write` are bytes a second. `interference` is the
+// time of reading and writing at the same time, divided by the time of one after the other. It is 1
+// on a half-duplex drive, and 0.5 on a drive that does both at full rate.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
-// Fails with: kConfig (an option), kInput (a calibration file that cannot be read or is none).
+// Fails with: kConfig (an option), kInput (a file that cannot be read or is no calibration file).
 PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format);
 
 }  // namespace sluice

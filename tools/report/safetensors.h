@@ -1,5 +1,5 @@
 // Writes a file of named fp32 tensors in the safetensors format, as an output of a command.
-// engine/checkpoint/safetensors_file.h reads it.
+// engine/checkpoint/safetensors_file.h reads such files.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,14 @@ struct SavedTensor {
 using TensorSource =
     std::function<void(std::size_t index, std::uint64_t first_element, std::span<float> values)>;
 
-// Writes `tensors` in order, asking `source` piece by piece, and commits the file. `metadata` goes
-// into the header. Fails with: as OutputFile; the target is then as it was before.
+// Writes `tensors` in order, with values from `source` piece by piece, and commits the file.
+// `metadata` goes into the header. Fails with: as OutputFile; after a failure, the target is
+// unchanged.
 void write_safetensors(OutputFile& file, std::span<const SavedTensor> tensors,
                        const std::map<std::string, std::string>& metadata,
                        const TensorSource& source);
 
-// Asks `source` for the same pieces in the same order, and writes nothing.
+// Calls `source` for the same pieces in the same order as write_safetensors(), and writes nothing.
 void read_as_if_written(std::span<const SavedTensor> tensors, const TensorSource& source);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
-// The state that each ZeRO stage leaves on one of several ranks, as `sluice plan --stages` shows
-// it: by kind at rest, and the most in use in each phase of a step, with the homes that the config
-// chooses and the stage has. Pure.
+// The state that each ZeRO stage leaves on one of several ranks, for `sluice plan --stages`.
+// Computes the bytes at rest by kind, and the peak use in each phase of a step. Homes are as in the
+// config where the stage offers them. Pure.
 #pragma once
 
 #include <array>
@@ -12,21 +12,22 @@
 
 namespace sluice {
 
-// Bytes of one rank. `window` has the parameters that stage 3 brings together on the device, for
-// the leases and two units ahead. Parameters include all those that stage 3 keeps gathered.
+// The bytes of one rank. `window_bytes` are the parameters that stage 3 gathers on the device, for
+// the leases and two units ahead. `parameter_bytes` include the parameters that stage 3 keeps
+// gathered.
 struct StageMemory {
-  // At rest, wherever.
+  // The bytes at rest, on any tier.
   std::uint64_t parameter_bytes = 0;
   std::uint64_t window_bytes = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t optimizer_bytes = 0;
-  // Homes that the config names and the stage does not have: "auto" takes their place.
-  std::string left_to_auto;  // such as "parameters"; empty, none
-  std::string obstacle;      // why the budgets do not hold it; then nothing below holds
+  // The homes that the config names but the stage does not offer. "auto" replaces them.
+  std::string left_to_auto;  // such as "parameters"; empty = none
+  std::string obstacle;      // why the budgets are too small; then the fields below mean nothing
   PhaseMarks most_in_use{};
 };
 
-// By stage.
+// Returns one entry for each stage, by its number.
 std::array<StageMemory, 4> memory_by_stage(const PlanRequest& request);
 std::string stage_table(const PlanRequest& request);
 

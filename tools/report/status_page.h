@@ -1,9 +1,9 @@
-// The status page of a running process: one page of memory in $XDG_RUNTIME_DIR/sluice/PID, mode
-// 0600, which the process writes after every step and `sluice top` reads. The format is private to
-// one version of Sluice. Reading needs no lock: a sequence counter is odd while the writer is at
-// work, and a checksum tells a damaged page. The writer holds a lock (flock) on the file for as
-// long as it lives, so that a page whose process was killed is known as such, also from another
-// process namespace or after its number has come again.
+// The status page of a running process is one page of memory in $XDG_RUNTIME_DIR/sluice/PID with
+// mode 0600. The process writes this page after every step, and `sluice top` reads it. The format
+// is private to one version of Sluice. Reading needs no lock. A sequence counter is odd during a
+// write, and a checksum detects a damaged page. The writer holds a lock (flock) on the file until
+// it ends. So a reader recognises the page of a killed process, even from another process
+// namespace, and even after the process number is in use again.
 //
 // Thread rule: one thread writes; read_status_pages() from any.
 #pragma once
@@ -26,8 +26,8 @@ namespace sluice {
 enum class RunPhase : std::uint32_t { kStarting, kTraining, kEvaluating, kSaving };
 std::string_view name_of(RunPhase phase);
 
-// Bytes that a link or the drives have moved in the last step, and how long they were busy with it,
-// summed over transfers under way at once.
+// The bytes that a link or the drives have moved in the last step, and the busy time. The busy time
+// is a sum over all transfers, including transfers at the same time.
 struct LinkStatus {
   std::uint64_t size_bytes;
   std::uint64_t busy_ns;
@@ -40,16 +40,16 @@ enum class StatusLink : std::uint8_t {
   kCopyFromDevice
 };
 inline constexpr std::size_t kStatusLinks = 4;
-// "storage_read": as in JSON and Prometheus.
+// The name in JSON and for Prometheus, such as "storage_read".
 std::string_view name_of(StatusLink link);
 
 struct TierStatus {
   std::uint64_t pool_bytes;    // planned
   std::uint64_t budget_bytes;  // 0 for storage
-  std::uint64_t in_use_bytes;  // the most at any one time since the step before the last
+  std::uint64_t in_use_bytes;  // the peak since the step before the last
 };
 
-// Plain bytes, without pointers. Times are those of the last step; a rank's own, without others'.
+// Plain bytes, without pointers. The times are of the last step, and of this rank only.
 struct RunStatus {
   std::uint32_t pid;
   std::uint32_t rank;
@@ -57,13 +57,13 @@ struct RunStatus {
   RunPhase phase;
   std::int64_t started_unix_ns;
   std::int64_t updated_unix_ns;
-  std::uint64_t step;    // that have ended, also before this run; 0 = none
-  std::uint64_t steps;   // that there will be
-  std::uint64_t tokens;  // of a step, of all ranks
+  std::uint64_t step;    // steps ended, also before this run; 0 = none
+  std::uint64_t steps;   // the number of steps at the end
+  std::uint64_t tokens;  // of one step, over all ranks
   double loss;
   double gradient_norm;
   double step_s;
-  double flops_per_token;  // of the model; 0 = not known
+  double flops_per_token;  // of the model; 0 = unknown
   std::int64_t total_ns;
   std::int64_t compute_ns;
   std::int64_t exposed_io_ns;
@@ -76,7 +76,7 @@ struct RunStatus {
   std::array<TierStatus, kTiers> tiers;
 
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
-  // All ranks together.
+  // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
   // The reason that computation waited for most in the last step.
   TraceReason longest_wait() const;
@@ -85,17 +85,18 @@ static_assert(std::is_trivially_copyable_v<RunStatus> && sizeof(RunStatus) < 307
 
 class StatusPage {
  public:
-  // Makes the page, and the folder where it is missing, and removes a dead process's page of this
-  // number. `folder` empty: no page, and the calls below do nothing.
-  // Fails with: kIo, naming the file; then there is no page either.
+  // Makes the page, and also the folder if it is missing. A page that a dead process with the same
+  // process number has left is removed. With an empty `folder` there is no page, and the calls
+  // below do nothing.
+  // Fails with: kIo, naming the file. No page remains after a failure.
   explicit StatusPage(const std::string& folder);
-  // Removes it.
+  // Removes the page.
   ~StatusPage();
   StatusPage(const StatusPage&) = delete;
   StatusPage& operator=(const StatusPage&) = delete;
 
   bool is_there() const { return memory_ != nullptr; }
-  // Writes `status`, with pid, start time and the time of now.
+  // Writes `status` with the pid, the start time and the current time.
   void write(RunStatus status) noexcept;
 
  private:
@@ -105,18 +106,18 @@ class StatusPage {
   std::int64_t started_unix_ns_ = 0;
 };
 
-// $XDG_RUNTIME_DIR/sluice; empty where that is not set.
+// Returns $XDG_RUNTIME_DIR/sluice; empty if the variable is not set.
 std::string status_folder();
 
 struct FoundPage {
   std::string name;  // of the file
   bool is_alive = false;
-  std::string problem;              // why the page is not to be trusted; then there is no status
-  std::optional<RunStatus> status;  // of a dead process: its last one
+  std::string problem;              // why the page is unusable; then there is no status
+  std::optional<RunStatus> status;  // the last status, if the process is dead
 };
 
-// All pages in `folder`, by number. A page of a dead process is removed when it has been read once;
-// a file that is no page, another user's or another version's is left alone.
+// All pages in `folder`, sorted by process number. A page of a dead process is removed after one
+// read. A file that is no page, or belongs to another user or another version, stays untouched.
 std::vector<FoundPage> read_status_pages(const std::string& folder);
 
 }  // namespace sluice

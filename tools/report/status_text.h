@@ -1,5 +1,5 @@
-// Status pages (status_page.h) as `sluice top` shows them: for people, as JSON, and as text for
-// Prometheus. Pure, any thread.
+// The output of `sluice top` about status pages (status_page.h): a view for people, JSON, and text
+// for Prometheus. Pure, any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// `now_unix_ns`: the time that ages count to.
+// `now_unix_ns` is the current time, from which ages are computed.
 std::string status_view(std::span<const FoundPage> pages, std::int64_t now_unix_ns);
 // {"runs": [...], "ended": [...], "problems": [...]} (docs/cli.md).
 std::string status_json(std::span<const FoundPage> pages, std::int64_t now_unix_ns);

@@ -1,6 +1,6 @@
-// How near a run's steps come to their limits: T_min and T_bound (engine/bound/bound.h) from the
-// rates that the run has counted itself, those of storage from its calibration file where there is
-// one.
+// Compares a run's steps with their limits T_min and T_bound (engine/bound/bound.h). The limits
+// follow from the rates that the run has measured. The storage rates come from a calibration file
+// if the run has one.
 //
 // Thread rule: one thread at a time.
 #pragma once
@@ -24,15 +24,16 @@ struct StepLimits {
 
 class LimitMeter {
  public:
-  // `engine` must outlive the meter. `calibration`: written by `sluice bench io`; empty = none. One
-  // without all of reads, writes and both counts as none.
+  // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
+  // none. A file that lacks reads, writes or the mix of both is ignored.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
              MicroBatchOrder order, std::string calibration);
 
-  // A step has ended. The first counts for nothing: it touches memory for the first time.
+  // To be called at the end of each step. The first step is ignored, because it touches memory for
+  // the first time.
   void note(const StepReport& report);
 
-  // Nothing before the third step.
+  // Returns nothing before the third step.
   std::optional<StepLimits> limits() const;
 
  private:

@@ -1,5 +1,5 @@
-// The figures of a training run's steps: one row of CSV and one line of JSON for each, written when
-// the step ends, so that a run that is killed leaves those of all steps before.
+// The figures of a training run's steps. Each step has one row of CSV and one line of JSON. They
+// are written when the step ends, so a killed run leaves the figures of all earlier steps.
 //
 // Thread rule: one thread.
 #pragma once
@@ -35,24 +35,26 @@ struct StepRecord {
   OverlapPolicy policy = OverlapPolicy::kSerial;
 };
 
-// JSON has no NaN: null. A skipped step's norm is such a number.
+// Returns null for NaN, which JSON does not have. The gradient norm of a skipped step is such a
+// number.
 nlohmann::ordered_json json_number(double value);
-// The figures of a step in `--json`, without its limits, which are known at the end of the run.
+// The figures of a step in `--json`, without the limits, which are known only at the end of the
+// run.
 nlohmann::ordered_json json_of(const StepRecord& step);
 
 class StepLog {
  public:
-  // Every `every`-th step is written, and the last one. The files must outlive the log.
+  // The log has every `every`-th step and the last step. The files must outlive the log.
   StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every);
 
   bool is_due(const StepRecord& step) const { return step.step % every_ == 0; }
-  // Opens the files and writes the header of the CSV file. A run that goes on after `steps_before`
-  // keeps the files' rows of those steps. Fails with: as OutputFile.
+  // Opens the files and writes the header of the CSV file. A run that resumes after `steps_before`
+  // steps keeps the files' rows of these steps. Fails with: as OutputFile.
   void begin(std::uint64_t steps_before);
-  // Gives them their names.
+  // Gives both files their final names.
   void accept() noexcept;
-  // A file that fails gets no more rows, which a line on standard error says once: training goes
-  // on.
+  // If a write fails, one line on standard error says so, and the file gets no more rows. Training
+  // goes on.
   void add(const StepRecord& step);
   // Adds the last step. Fails with: the first failure of each file.
   void finish_csv();
@@ -72,7 +74,7 @@ class StepLog {
   std::uint64_t every_;
   Rows csv_;
   Rows json_lines_;
-  std::optional<StepRecord> pending_;  // the newest step, where it is not written
+  std::optional<StepRecord> pending_;  // the newest step, if it is not written yet
 };
 
 }  // namespace sluice

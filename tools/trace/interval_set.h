@@ -1,7 +1,7 @@
-// Spans of time laid over each other: how long at least one of them lasted, and how many there were
-// at once, in any stretch of time.
+// A set of intervals of time. For any stretch of time, tells how long at least one interval lasted,
+// and how many intervals overlapped on average.
 //
-// Thread rule: add(), then seal(), then questions from any thread.
+// Thread rule: first add(), then seal(), from one thread; then queries from any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,36 +12,36 @@ namespace sluice {
 
 class IntervalSet {
  public:
-  // kDepth: depth() will be asked for, which takes 32 bytes an interval; without it, intervals that
-  // come in order of time take next to nothing.
+  // kDepth allows calls of depth() and takes 32 bytes for each interval. Without kDepth, intervals
+  // that are added in order of time take next to no memory.
   enum class For : std::uint8_t { kBusy, kDepth };
   explicit IntervalSet(For use = For::kBusy) : use_(use) {}
 
-  // [begin, end); nothing when it is empty.
+  // Adds [begin, end). An empty interval is ignored.
   void add(std::uint64_t begin_ns, std::uint64_t end_ns);
-  // No more will be added.
+  // To be called after the last add().
   void seal();
 
-  // How much of [begin, end) lies in some interval.
+  // The part of [begin, end) that lies in at least one interval.
   std::uint64_t busy_ns(std::uint64_t begin_ns, std::uint64_t end_ns) const;
   std::uint64_t busy_ns() const { return busy_ns(0, UINT64_MAX); }
-  // The share of [begin, end) that does; 0 of nothing.
+  // This part as a share of [begin, end); 0 if [begin, end) is empty.
   double share(std::uint64_t begin_ns, std::uint64_t end_ns) const;
-  // How many intervals there are at once, on the average over [begin, end).
+  // The average number of simultaneous intervals over [begin, end).
   // Requires: kDepth.
   double depth(std::uint64_t begin_ns, std::uint64_t end_ns) const;
 
   using Interval = std::pair<std::uint64_t, std::uint64_t>;
-  // Those that touch or overlap joined, in order of time.
+  // The intervals in order of time. Intervals that touch or overlap are joined.
   const std::vector<Interval>& joined() const { return joined_; }
 
  private:
-  // Sorted times with the sums of all before each.
+  // Sorted times. For each time, also the sum of all earlier times.
   struct Times {
     std::vector<std::uint64_t> at;
     std::vector<double> sum_before;
     void seal();
-    // Sum of (time - at) over all that are before `time`.
+    // The sum of (time - at) over all `at` before `time`.
     double passed(std::uint64_t time_ns) const;
   };
 

@@ -1,5 +1,5 @@
 // The meaning of a trace's records: each step's time by part and by cause, the cause of every wait,
-// and how each drive, link and processor was used.
+// and the use of each drive, link and processor.
 //
 // Thread rule: pure; the trace must outlive the analysis.
 // Invariants: the parts of a step sum to its time; every wait has one cause.
@@ -18,9 +18,9 @@
 
 namespace sluice {
 
-// Why something waited. docs/tracing.md has the rules.
+// The reason for a wait. docs/tracing.md has the rules.
 enum class StallCause : std::uint8_t {
-  kEngine,  // no cause: hand-overs between threads
+  kEngine,  // no other cause; hand-overs between threads
   kLatePrefetch,
   kBandwidth,
   kLatencyTail,
@@ -38,16 +38,16 @@ std::string_view name_of(StallCause cause);
 
 // A wait and its cause.
 struct Stall {
-  const TraceRecord* record = nullptr;  // of kind kWait, or of the Adam that came late
+  const TraceRecord* record = nullptr;  // the kWait, or the Adam update that came late
   std::uint64_t begin_ns = 0;
   std::uint64_t end_ns = 0;
   StallCause cause = StallCause::kEngine;
-  bool is_of_pass = false;  // the optimizer pass waited, not computation
+  bool is_of_pass = false;  // true: the optimizer pass waited; false: computation
 
   std::uint64_t duration_ns() const { return end_ns - begin_ns; }
 };
 
-// Where a step's time went.
+// The parts of a step's time.
 struct StepShare {
   std::uint64_t step = 0;
   std::uint64_t begin_ns = 0;
@@ -56,16 +56,17 @@ struct StepShare {
   std::int64_t exposed_io_ns = 0;
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
-  // Storage, copies to the device or the optimizer were at work: as the engine has metered it, or
-  // else by the records.
+  // The time in which storage, copies to the device or the optimizer were at work. The engine
+  // measured this time; if it did not, the time follows from the records.
   std::uint64_t background_ns = 0;
-  std::int64_t rank_wait_ns = 0;  // of exposed I/O, waits for other ranks
-  bool is_open = false;           // the run was killed in it
+  std::int64_t rank_wait_ns = 0;  // the part of exposed I/O that waits for other ranks
+  bool is_open = false;           // the run was killed in this step
   std::array<std::int64_t, kStallCauses> by_cause{};
 
   std::int64_t total_ns() const { return static_cast<std::int64_t>(end_ns - begin_ns); }
   std::int64_t exposed_ns() const { return exposed_io_ns + exposed_optimizer_ns; }
-  // With the waits for what was at work it sums to background, unless those are longer.
+  // The part of `background_ns` that no wait for storage, copies or the optimizer covers. It is 0
+  // if these waits are longer.
   std::int64_t hidden_ns() const;
 };
 
@@ -77,10 +78,10 @@ struct Percentiles {
 };
 Percentiles percentiles_of(std::vector<std::uint64_t> durations_ns);
 
-// One direction of one drive, copies of one direction, or collectives of one sort.
+// A flow: one direction of one drive, the copies in one direction, or the collectives of one sort.
 struct FlowKey {
   TraceKind kind = TraceKind::kRead;
-  std::uint32_t drive = 0;  // of collectives: their TraceRecord::detail
+  std::uint32_t drive = 0;  // for collectives, their TraceRecord::detail
 
   auto operator<=>(const FlowKey&) const = default;
 };
@@ -90,21 +91,22 @@ struct FlowStats {
   std::uint32_t drive = 0;
   std::uint64_t spans = 0;
   std::uint64_t size_bytes = 0;
-  std::uint64_t busy_ns = 0;  // with at least one under way at the drive
-  Percentiles queue;          // from the request to when the drive took it up
-  Percentiles device;         // from there until the last byte
-  Percentiles whole;          // with checksum and hand-over
+  std::uint64_t busy_ns = 0;  // with at least one transfer under way at the drive
+  Percentiles queue;          // from the request to the start at the drive
+  Percentiles device;         // from the start to the last byte
+  Percentiles whole;          // the whole time, with checksum and hand-over
 
   FlowKey key() const { return {kind, drive}; }
   double bytes_per_second() const;
 };
 
-// "read drive 0", "copy to device", "gather".
+// A name for people, such as "read drive 0", "copy to device" or "gather".
 std::string name_of(const FlowKey& flow);
 
-// Nothing for records that move nothing.
+// Returns nothing for records that move no bytes.
 std::optional<FlowKey> flow_of(const TraceRecord& record);
-// When the drive or link took up `record`, and when its last byte was there.
+// The time at which the drive or link started the transfer of `record`, and the time of the last
+// byte.
 std::uint64_t started_ns(const TraceRecord& record);
 std::uint64_t moved_ns(const TraceRecord& record);
 
@@ -117,7 +119,7 @@ class TraceAnalysis {
   // In order of time.
   const std::vector<Stall>& stalls() const { return stalls_; }
   const std::vector<FlowStats>& flows() const { return flows_; }
-  // The flow of both directions of a drive.
+  // The transfers of a drive in both directions.
   const IntervalSet& drive(std::size_t index) const { return drives_[index]; }
   std::size_t drive_count() const { return drives_.size(); }
   const IntervalSet& processor() const { return processor_; }
@@ -126,7 +128,7 @@ class TraceAnalysis {
  private:
   using Index = std::unordered_map<std::uint64_t, std::vector<const TraceRecord*>>;
 
-  // Activations have no blocks: they are found by their unit.
+  // Activations have no blocks, so they are found by their unit.
   static std::uint64_t read_key(std::uint32_t block_or_unit, std::uint8_t plane) {
     return std::uint64_t{block_or_unit} << 8 | plane;
   }
@@ -152,14 +154,15 @@ class TraceAnalysis {
                           std::uint64_t end_ns) const;
 
   const TraceFile& trace_;
-  std::vector<IntervalSet> drives_;                 // from the drive's taking a request up
-  IntervalSet requests_{IntervalSet::For::kDepth};  // from the request on, all drives
+  std::vector<IntervalSet> drives_;  // each interval begins at the drive's start
+  // The requests to all drives. Each interval begins at the request.
+  IntervalSet requests_{IntervalSet::For::kDepth};
   IntervalSet processor_;
   IntervalSet link_up_;
   IntervalSet link_down_;
   IntervalSet background_;
   Index reads_;                                    // by block and plane
-  Index copies_;                                   // to the device, by unit
+  Index copies_;                                   // copies to the device, by unit
   Index lanes_;                                    // by block
   std::array<std::uint64_t, 4> median_read_ns_{};  // at the drive, by plane
   std::vector<StepShare> steps_;

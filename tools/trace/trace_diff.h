@@ -1,5 +1,5 @@
-// Two traces side by side: how much longer the second one's steps are, by part and by unit, with
-// 95 % confidence intervals of the differences (Welch's t).
+// Compares two traces. Computes how much longer the steps of the second trace are, by part and by
+// unit, with 95 % confidence intervals of the differences (Welch's t).
 //
 // Thread rule: pure.
 #pragma once
@@ -16,10 +16,10 @@ struct TraceChange {
   std::string name;
   double before_ms = 0;
   double after_ms = 0;
-  double margin_ms = 0;  // the difference is after - before, give or take this; NaN with one step
+  double margin_ms = 0;  // half the confidence interval of after - before; NaN with one step
 
   double difference_ms() const { return after_ms - before_ms; }
-  // The interval leaves no doubt about the sign.
+  // Whether the confidence interval lies on one side of 0.
   bool is_certain() const;
 };
 
@@ -27,14 +27,14 @@ struct TraceDiff {
   TraceChange step;
   std::vector<TraceChange> parts;
   std::vector<TraceChange> causes;
-  std::vector<TraceChange> units;  // computation and waits, those that changed most first
+  std::vector<TraceChange> units;  // computation and waits, largest change first
 
-  // The step is longer by more than `percent`, and not by chance.
+  // Whether the step has become longer by more than `percent`, and the difference is certain.
   bool is_regression(double percent) const;
 };
 
-// The first step of each is left out where there are others: it touches memory for the first time.
-// Fails with: kInput when one of them has no step.
+// Leaves out the first step of each trace if there are others, because it touches memory for the
+// first time. Fails with: kInput when one of the traces has no step.
 TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after);
 
 std::string text_of(const TraceDiff& diff);

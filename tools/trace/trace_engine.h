@@ -1,5 +1,5 @@
-// How a trace describes the engine that wrote it: units, budgets, placement. Plain data, read from
-// the section "engine"; a trace without that section has none of it.
+// A trace's description of the engine that wrote it: units, budgets, placement. Plain data from the
+// section "engine"; empty for a trace without this section.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct TracedEngine {
   std::uint64_t state_bytes = 0;
   std::vector<TracedUnit> units;
   std::vector<TracedPool> pools;
-  std::vector<std::string> parameter_tier;  // by unit: that of its first block
+  std::vector<std::string> parameter_tier;  // for each unit, the tier of its first block
   std::vector<std::string> record_tier;
   std::uint64_t device_bytes = 0, device_budget_bytes = 0;
   std::uint64_t host_bytes = 0, host_budget_bytes = 0;
@@ -52,7 +52,7 @@ struct TracedEngine {
   std::uint64_t largest_unit_bytes() const;
 };
 
-// A damaged section counts as none.
+// A damaged section is treated as a missing section.
 TracedEngine engine_of(const TraceFile& trace);
 
 }  // namespace sluice

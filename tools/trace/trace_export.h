@@ -1,4 +1,5 @@
-// Traces for other programs: Chrome's JSON (Perfetto opens it), CSV and JSON of the records.
+// Writes traces for other programs: Chrome's JSON (which Perfetto opens), and the records as CSV
+// and JSON.
 #pragma once
 
 #include <vector>
@@ -8,9 +9,9 @@
 
 namespace sluice {
 
-// A process for each rank. Steps, computation, waits and updates are slices of threads; transfers,
-// which overlap, are async events; flows lead from a block's read to the computation that uses it;
-// counters show each drive's depth and rate.
+// Writes a process for each rank. Steps, computation, waits and updates become slices of threads.
+// Transfers become async events, because they overlap. Flow arrows lead from a block's read to the
+// computation that uses the block. Counters show each drive's depth and rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 // One row per record, with names instead of numbers.

@@ -1,5 +1,5 @@
-// The page of a trace: one HTML file with all it needs, to be opened from disk. Long traces are
-// thinned out: spans closer together than some time are joined, so that the file stays below 5 MB.
+// The page of a trace is one self-contained HTML file, to be opened from disk. In a long trace,
+// spans that lie close together are joined, so that the file stays below 5 MB.
 #pragma once
 
 #include <string>

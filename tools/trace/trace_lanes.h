@@ -1,4 +1,4 @@
-// Spans of a trace as the page wants them: by lane, joined where they are too close to be told
+// The spans of a trace for the page: sorted by lane, joined where they are too close to be told
 // apart, and packed.
 //
 // Thread rule: pure.
@@ -15,7 +15,7 @@ namespace sluice {
 struct LaneSpan {
   std::uint64_t begin_us = 0;
   std::uint64_t length_us = 0;
-  std::uint32_t subject = 0;  // a number for the page's list of texts
+  std::uint32_t subject = 0;  // an index in the page's list of texts
   std::uint32_t unit = kTraceNone;
 };
 
@@ -25,21 +25,22 @@ struct TraceLane {
   std::vector<LaneSpan> spans;  // in order of time
 };
 
-// Texts that spans refer to.
+// The texts that spans refer to.
 const std::vector<std::string>& lane_subjects();
 
-// Lanes for computation, waits, each drive and direction, copies and the optimizer. Times from
-// `origin_ns` on.
+// The lanes for computation, waits, each drive and direction, copies and the optimizer. All times
+// count from `origin_ns`.
 std::vector<TraceLane> lanes_of(const TraceAnalysis& analysis, std::uint64_t origin_ns);
-// Records of one kind as spans.
+// The records of one kind as spans.
 std::vector<LaneSpan> spans_of(const TraceAnalysis& analysis, TraceKind kind,
                                std::uint64_t origin_ns);
 
-// Joins spans of one unit and subject that begin less than `apart_us` after the end of the one
-// before.
+// Joins two spans of the same unit and subject if the second begins less than `apart_us` after the
+// end of the first.
 void join_spans(std::vector<LaneSpan>& spans, std::uint64_t apart_us);
 
-// Base64 of four varints a span: begin after the one before, length, subject, unit + 1 (0 = none).
+// Packs each span into four varints, and the whole into Base64. The varints are the begin (counted
+// from the span before), the length, the subject, and unit + 1 (0 = none).
 std::string pack_spans(const std::vector<LaneSpan>& spans);
 
 }  // namespace sluice

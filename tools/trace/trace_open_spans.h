@@ -1,8 +1,8 @@
-// Spans that had begun and not ended when a run was killed: the trace announces them
-// (trace_begin()), and here they get the end of the trace as theirs.
+// The spans that had begun but not ended when a run was killed. The trace announces such spans
+// (trace_begin()). Here they end with the trace.
 //
 // Thread rule: pure.
-// Invariant: a trace that was ended properly has none; a span is never there twice.
+// Invariant: a trace that was closed properly has no open spans, and no span is in the trace twice.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// Adds those of `begun` whose record did not follow to the records of `file`.
+// Adds each span of `begun` to the records of `file`, unless the span's own record is in the file.
 void add_open_spans(TraceFile& file, const std::vector<TraceRecord>& begun);
 
 }  // namespace sluice

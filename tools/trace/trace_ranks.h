@@ -1,4 +1,4 @@
-// Which rank the others wait for: the one that came last to each collective.
+// Finds the rank that the others wait for, which is the last rank to enter a collective.
 //
 // Thread rule: pure.
 #pragma once
@@ -12,17 +12,17 @@ namespace sluice {
 
 struct RankLag {
   std::uint32_t rank = 0;
-  std::uint64_t last = 0;     // collectives that this rank came to last
-  std::uint64_t late_ns = 0;  // by how much later than the one before it, added up
+  std::uint64_t last = 0;     // collectives that this rank entered last
+  std::uint64_t late_ns = 0;  // the sum of its delays behind the rank before
 };
 
 struct RankLags {
-  std::uint64_t collectives = 0;  // that all of the ranks at hand have a record of
+  std::uint64_t collectives = 0;  // collectives that every traced rank has a record of
   std::vector<RankLag> ranks;     // in the order of the analyses
 };
 
-// Counts the collectives of traced steps, not those of evaluations. A rank whose trace is missing
-// does not count.
+// Counts the collectives of traced steps, but not of evaluations. Ranks without a trace are
+// ignored.
 RankLags rank_lags(const std::vector<TraceAnalysis>& ranks);
 
 }  // namespace sluice

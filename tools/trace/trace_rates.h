@@ -1,4 +1,4 @@
-// The rates of the machine that a trace was taken on, as its records show them.
+// The rates of the machine that a trace was taken on, computed from the trace's records.
 //
 // Thread rule: pure.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// With the time of each unit's computation. The first step is left out.
+// The result includes the time of each unit's computation. The first step is left out.
 Rates rates_of(const TraceAnalysis& analysis, const Layout& layout);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The trace of one run of the command: started before the engine is built, ended after it is gone,
-// and then summarised.
+// The trace of one run of the command. It starts before the engine is built, ends after the engine
+// is destroyed, and is then summarised.
 //
 // Thread rule: one thread at a time; one session in a process at a time.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// The run whose trace it is.
+// The rank that the trace is from, and the number of ranks.
 struct TraceRank {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
@@ -21,20 +21,21 @@ struct TraceRank {
 
 struct TraceEnd {
   std::string summary;           // lines for the user
-  std::optional<Error> failure;  // why the file is not whole
+  std::optional<Error> failure;  // why the file is incomplete
 };
 
 class TraceSession {
  public:
-  // `output` not wanted: there is no trace. It must outlive the session; its own name it gets by
-  // accept(), or when the trace is finished. `ring_bytes`: of each thread's ring.
+  // If `output` is not wanted, there is no trace. `output` must outlive the session, and gets its
+  // final name by accept() or at the end of the trace. `ring_bytes` is the size of each thread's
+  // ring.
   // Fails with: as OutputFile::begin().
   TraceSession(OutputFile& output, std::uint64_t ring_bytes, TraceRank rank = {});
   ~TraceSession();
   TraceSession(const TraceSession&) = delete;
   TraceSession& operator=(const TraceSession&) = delete;
 
-  // Ends the trace. The written part of it has its own name then.
+  // Ends the trace. The written part then has its final name.
   TraceEnd finish();
 
  private:

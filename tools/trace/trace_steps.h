@@ -1,9 +1,9 @@
-// The steps that the figures of a trace are over, and their means. Every report that speaks of "the
-// step" takes these, the run's own too, so that all say the same.
+// The steps from which the figures of a trace are computed, and their means. Every report about
+// "the step" uses these means, including the run's own report, so that all reports agree.
 //
-// It is a mean, not a median: the parts of a step add up to it, its product with the number of
-// steps is the run, and the rates behind T_min, T_bound and every prediction are means as well.
-// Beside a median, a limit from mean rates may look beaten.
+// "The step" is a mean, not a median. The parts of a step add up to the mean, and the mean times
+// the number of steps is the run. The rates behind T_min, T_bound and every prediction are means as
+// well. Beside a median, a limit from mean rates may look beaten.
 //
 // Thread rule: pure.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// All steps that ended, without the first one where there are others: it touches memory for the
-// first time and finds nothing in it.
+// All steps that ended. The first step is left out if there are others, because it touches memory
+// for the first time and finds no data there.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {
@@ -27,19 +27,19 @@ struct StepMeans {
   double exposed_optimizer_s = 0;
   double other_s = 0;
   double background_s = 0;  // storage, copies or the optimizer were at work
-  double hidden_s = 0;      // of that, while nothing waited for them
+  double hidden_s = 0;      // the part of background_s without a wait for it
   double least_s = 0;       // the shortest and the longest step
   double most_s = 0;
 
   double share_of_step(double part_s) const { return total_s <= 0 ? 0 : part_s / total_s; }
-  // 1 when nothing was at work.
+  // Returns 1 when nothing was at work.
   double hidden_share() const { return background_s <= 0 ? 1 : hidden_s / background_s; }
 };
 
-// All zeros without a step.
+// Returns zeros if `steps` is empty.
 StepMeans means_of(const std::vector<StepShare>& steps);
 
-// The means in one line: what binds, and the most that can be won elsewhere.
+// The means in one line, which names the limit and the most that improvements elsewhere can save.
 std::string verdict_of(const TraceAnalysis& rank);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The summary of traces on a terminal: a verdict, where a step's time went, how the drives did, and
-// what is waited for most, with what would help. At most 40 lines.
+// The summary of traces on a terminal: a verdict, the parts of a step's time, the drives' rates,
+// and the longest waits with their remedies. At most 40 lines.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-// The rate of all drives together, for comparison; 0 = not known.
+// The rates of all drives together, for comparison; 0 = unknown.
 struct PeakRates {
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
@@ -19,26 +19,27 @@ struct PeakRates {
 
 struct SummaryOptions {
   PeakRates peaks;
-  std::uint64_t bytes_written_rating = 0;  // of the drives together; 0 = not known
+  std::uint64_t bytes_written_rating = 0;  // of all drives together; 0 = unknown
 };
 
 std::string summary_of(const std::vector<TraceAnalysis>& ranks, const SummaryOptions& options);
 
-// Waits of one cause, and of one kind of buffer where it is that.
+// The waits with the same cause. If the cause is a missing buffer, the waits are also for the same
+// kind of buffer.
 struct StallGroup {
   StallCause cause = StallCause::kEngine;
-  TraceReason reason = TraceReason::kNone;  // the one that took most of the time
+  TraceReason reason = TraceReason::kNone;  // the reason with the longest time
   std::uint64_t spans = 0;
   std::uint64_t total_ns = 0;
-  std::uint32_t unit = kTraceNone;   // the one that was waited for longest
-  std::uint32_t block = kTraceNone;  // likewise, in the longest of its waits
+  std::uint32_t unit = kTraceNone;   // the unit with the longest waits
+  std::uint32_t block = kTraceNone;  // the block of this unit's longest wait
 };
 
-// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first: without those
-// that neither computation nor the end of a step waited for, and those without a cause.
+// The exposed waits of the steady steps (tools/trace/trace_steps.h), longest first. Leaves out
+// waits without a cause, and waits that delayed neither computation nor the end of a step.
 std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis);
 
-// A remedy for `group`, in numbers.
+// A remedy for the waits of `group`, with numbers.
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine);
 

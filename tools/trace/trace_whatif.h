@@ -1,9 +1,9 @@
 // Predicts a step on another machine or under other settings. Rates and times are taken from a
-// trace, the engine is planned again from the trace's description of it, and the bound's simulation
-// (engine/bound/bound_simulation.h) plays the step through. Where the recorded step took longer
-// than its own simulation, the difference is added to every prediction; where it took less, the
-// prediction is scaled. Either is shown as the model's error, and a model that is too far off
-// predicts nothing.
+// trace, and the engine is planned again from the trace's description. Then the bound's simulation
+// (engine/bound/bound_simulation.h) runs the step. If the recorded step took longer than its own
+// simulation, the difference is added to every prediction. If it took less time, the prediction is
+// scaled. Both cases are shown as the model's error, and a model with too large an error predicts
+// nothing.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,23 +16,25 @@
 
 namespace sluice {
 
-// Error for the recorded step: a model that is wrong by more says nothing about other settings.
+// The largest allowed error of the model for the recorded step. With a larger error, the model is
+// no evidence about other settings.
 inline constexpr double kWhatIfErrorMax = 0.25;
 
 struct WhatIf {
   double measured_s = 0;   // the recorded steps' mean
-  StepCost replayed;       // the recorded step in the model
-  StepCost changed;        // with the settings
-  double predicted_s = 0;  // changed, and what the model leaves out
+  StepCost replayed;       // the model's cost of the recorded step
+  StepCost changed;        // the model's cost with the settings
+  double predicted_s = 0;  // `changed`, plus what the model leaves out
   OverlapPolicy policy{};
   Rates rates;                        // recorded
-  std::vector<std::string> left_out;  // of the model, in words
+  std::vector<std::string> left_out;  // the parts that the model leaves out, in words
 
   // The error of the model alone for the recorded step.
   double error() const { return replayed.step_s / measured_s - 1; }
 };
 
-// `settings`: KEY=VALUE, where VALUE is a factor ("2x") or, as the key has it, a number or size.
+// `settings` are KEY=VALUE, where VALUE is a factor ("2x"), a number or a size, depending on the
+// key.
 //   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
 //   nvme.latency                                       a factor
 //   drives                                             a number, of what was one
