@@ -1,5 +1,5 @@
-// Oracles for the 16-bit conversions, written without looking at bits: values as doubles, rounding
-// by division and nearbyint. Slow and plain; pure functions.
+// Oracles for the 16-bit conversions that do not use bit patterns. Values are doubles, and rounding
+// uses division and nearbyint. Slow and plain; pure functions.
 #pragma once
 
 #include <algorithm>
@@ -44,18 +44,18 @@ inline double oracle_decode(SmallFloatFormat format, std::uint16_t pattern) {
 
 enum class Ties { kToEven, kAwayFromZero };
 
-// The value of the format nearest to `value`. Requires: not NaN.
+// The value of the format nearest to `value`. Requires: `value` is not NaN.
 inline double oracle_round(SmallFloatFormat format, double value, Ties ties) {
   if (value == 0.0 || std::isinf(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.lowest_exponent());
   const double unit = std::ldexp(1.0, exponent - format.mantissa_bits);
-  const double steps = value / unit;  // exact: a power of two
+  const double steps = value / unit;  // exact, because unit is a power of two
   const double rounded = (ties == Ties::kToEven ? std::nearbyint(steps) : std::round(steps)) * unit;
   if (std::fabs(rounded) <= format.max_finite()) return rounded;
   return std::copysign(std::numeric_limits<double>::infinity(), value);
 }
 
-// Whether two doubles are the same number, with the sign of zero.
+// Whether two doubles are the same number, including the sign of zero.
 inline bool same_value(double a, double b) {
   return a == b && std::signbit(a) == std::signbit(b);
 }

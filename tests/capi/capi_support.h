@@ -48,7 +48,8 @@ class CApi : public testing::Test {
     ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
   }
 
-  // Every use of a step but its begin and finish; each gradient is `factor` times its parameter.
+  // Makes every use of a step, but neither begins nor finishes the step. Each gradient is `factor`
+  // times the parameter.
   void walk(float factor = 1) {
     for (const std::uint32_t unit : {0u, 1u}) use(unit, SLUICE_FORWARD, factor);
     for (const std::uint32_t unit : {1u, 0u}) use(unit, SLUICE_BACKWARD, factor);

@@ -1,7 +1,7 @@
-// The duties of every implementation of Collectives, as cases. A case is a body that each rank runs
-// on its own device; the factory decides whether ranks are threads of this process or whether this
-// process is one rank (tests/gpu/ranks/local_collectives_test.cc, mpi_collectives_test.cc). Values
-// follow from rank and index, and the expected results are computed here, in plain loops.
+// The duties of every implementation of Collectives, as test cases. A case is a body that each rank
+// runs on its own device. With one factory all ranks are threads of this process, and with another
+// this process is one rank (tests/gpu/ranks/local_collectives_test.cc, mpi_collectives_test.cc).
+// Values follow from rank and index, and the expected results are computed here, in plain loops.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 
 namespace sluice {
 
-// Around what implementations move at once, too.
+// Includes sizes near the pieces that implementations move.
 constexpr std::uint64_t kShardBytes[] = {0, 1, 255, 4096, 16_KiB, 16_KiB + 1, 70'001, 9_MiB + 13};
 constexpr std::uint64_t kShardElementsMax = 600'000;
 constexpr std::uint64_t kShardElements[] = {
@@ -126,8 +126,8 @@ TEST_P(CollectivesContract, AllReduceGivesEveryRankTheSameSums) {
   });
 }
 
-// Sums wrap around, minima are of unsigned values, and no words are read when they have
-// changed: each result goes into the next operation.
+// Sums wrap around, and minima are of unsigned values. Each result goes into the next operation, so
+// an implementation that reads words after they have changed fails.
 TEST_P(CollectivesContract, IntegersAddUpAndTheLeastIsFound) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -178,7 +178,7 @@ TEST_P(CollectivesContract, BroadcastCopiesFromAnyRoot) {
   });
 }
 
-// A root needs nothing from the others, so it may be ahead of those who are slow.
+// A root needs nothing from the other ranks, so it may be ahead of slow ranks.
 TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -204,7 +204,7 @@ TEST_P(CollectivesContract, BroadcastsInARowKeepTheirData) {
   });
 }
 
-// The call returns while its stream is held; work enqueued after it waits for it.
+// The call returns while its stream is held. Later work on the stream waits for the operation.
 TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");
@@ -230,7 +230,7 @@ TEST_P(CollectivesContract, OperationsRunInTheOrderOfTheirStream) {
   });
 }
 
-// A rank that is held back keeps the others in the barrier. A second sequence tells it to go on.
+// A rank that is held back keeps the others in the barrier. A second sequence releases this rank.
 TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;
@@ -252,8 +252,8 @@ TEST_P(CollectivesContract, BarrierWaitsForEveryRank) {
   });
 }
 
-// Three sequences, of small and of large operations: each has its own order, and ranks may differ
-// in how they interleave them.
+// Uses three sequences of small and large operations. Each sequence has its own order, and each
+// rank may interleave the sequences differently.
 TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> all;
@@ -300,7 +300,8 @@ TEST_P(CollectivesContract, SequencesDoNotWaitForEachOther) {
   });
 }
 
-// Even and odd ranks on their own, in reverse order: rank 0 of a group is its last.
+// The even ranks form one group and the odd ranks another, both in reverse order. So rank 0 of a
+// group is the last rank of the world in the group.
 TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   run([](Collectives& ranks, Device& device) {
     std::vector<std::uint32_t> group;
@@ -328,7 +329,7 @@ TEST_P(CollectivesContract, GroupsOfRanksAreOnTheirOwn) {
   });
 }
 
-// Every rank draws the same program and works out what must be there in the end.
+// Every rank draws the same random program and computes the expected values at the end.
 TEST_P(CollectivesContract, RandomProgramsGiveTheirValues) {
   run([](Collectives& ranks, Device& device) {
     const Stream stream(device, "test");

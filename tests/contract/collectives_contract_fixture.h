@@ -1,6 +1,6 @@
-// The fixture of the collectives contract (collectives_contract.h): who runs a case on every rank,
-// device memory that the host fills, and values that follow from rank and index. Used by one thread
-// at a time, of each rank.
+// The fixture of the collectives contract (collectives_contract.h). It runs a case on every rank,
+// and has device memory that the host fills and values that follow from rank and index. Used by one
+// thread of each rank at a time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using RankBody = std::function<void(Collectives& collectives, Device& device)>;
 
 struct CollectivesFactory {
   std::string name;
-  // Runs the body on every rank, or on the one that this process is.
+  // Runs the body on every rank, or only on this process's rank.
   std::function<void(const RankBody& body)> run;
 };
 
@@ -65,7 +65,8 @@ inline std::byte rank_byte(std::uint32_t rank, std::uint64_t i) {
   return static_cast<std::byte>((rank + 1) * 73 + i * 29 + (i >> 8) * 7);
 }
 
-// Magnitudes so uneven that fp32 cannot hold the sum of two: the order of three shows.
+// The magnitudes are so uneven that fp32 cannot hold the sum of two values. So the sum of three
+// values depends on the order.
 inline float rank_value(std::uint32_t rank, std::uint64_t i, std::uint32_t salt = 0) {
   const std::uint64_t key = (i * 2654435761u + rank * 40503u + salt * 977u) ^ (i >> 3);
   const float mantissa = static_cast<float>(key % 2001) - 1000.0f;
@@ -90,7 +91,7 @@ inline float rounded(DType type, float value) {
   save_value(type, bits, 0, value);
   return load_value(type, bits, 0);
 }
-// The definition of a reduction: rank order, fp32, one rounding.
+// The definition of a reduction: a sum in rank order in fp32, with one rounding at the end.
 inline float expected_sum(DType source, DType target, std::uint32_t ranks, std::uint64_t i,
                           std::uint32_t salt = 0) {
   float sum = rounded(source, rank_value(0, i, salt));

@@ -1,4 +1,4 @@
-// The contract of collectives (collectives_contract.h): many operations at once. Cases as there.
+// Cases of the collectives contract (collectives_contract.h) with many operations at the same time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,8 +15,9 @@
 
 namespace sluice {
 
-// Hundreds of operations of random kinds and sizes on each of three sequences, all under way at
-// once, with delays that differ between ranks. Each is prepared and checked on its stream.
+// Runs hundreds of operations of random kinds and sizes on each of three sequences, all at the same
+// time, with delays that differ between ranks. Each operation is prepared and checked on its
+// stream.
 TEST_P(CollectivesContract, ManyOperationsUnderWayKeepTheirData) {
   run([](Collectives& ranks, Device& device) {
     const std::uint32_t n = ranks.rank_count();

@@ -18,7 +18,7 @@ namespace sluice {
 
 struct DeviceFactory {
   std::string name;
-  // Null when the machine has no such device; the cases then skip.
+  // Returns null when the machine has no such device. The cases are then skipped.
   std::function<std::unique_ptr<Device>(std::uint64_t memory_bytes)> make;
 };
 
@@ -49,7 +49,7 @@ class HostArray {
   AlignedBuffer buffer_;
 };
 
-// Holds a stream back until it is opened; opening twice or never is fine.
+// Holds a stream back until the gate is opened. A gate may be opened twice, or never.
 class Gate {
  public:
   ~Gate() { open(); }

@@ -51,8 +51,8 @@ TEST_P(DeviceContract, WaitOnAnEventOfTheSameStreamPasses) {
   device().synchronize(stream.id());
 }
 
-// The second record can complete only after the wait has passed: a wait that looked at the event
-// when it ran, and not when it was called, would hang.
+// The second record can complete only after the wait has passed. So the case would hang if a wait
+// took the event's state at the time when it runs, and not at the time of the call.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -71,7 +71,7 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// Nor where the earlier record has completed meanwhile, and the wait has not been come to yet.
+// The same if the earlier record has completed, but the stream has not reached the wait yet.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -108,7 +108,7 @@ TEST_P(DeviceContract, RecordingAgainDoesNotCutAnEarlierWaitShort) {
   device().wait(consumer.id(), event.id());
   device().call_host(consumer.id(), [&] { in_order = first_done; });
   device().record(event.id(), fast.id());
-  device().synchronize(event.id());  // the record on `fast`, which nothing holds back
+  device().synchronize(event.id());  // waits for the record on `fast`, which nothing delays
   std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for a wrong wait to pass
   gate.open();
   device().synchronize(consumer.id());
@@ -169,7 +169,7 @@ TEST_P(DeviceContract, ElapsedTimeGrowsAlongAStream) {
   for (std::size_t i = 1; i < events.size(); ++i) {
     EXPECT_GE(device().elapsed_ns(events[i - 1].id(), events[i].id()), 0);
   }
-  // The sleep is a lower bound of what lies between; how long it really took does not matter.
+  // The sleep is a lower bound of the time between the records. The real duration does not matter.
   EXPECT_GE(device().elapsed_ns(events[9].id(), events[10].id()), 9'000'000);
   EXPECT_LE(device().elapsed_ns(events[10].id(), events[9].id()), -9'000'000);
   EXPECT_EQ(device().elapsed_ns(events[4].id(), events[4].id()), 0);

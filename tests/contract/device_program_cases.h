@@ -16,8 +16,8 @@ namespace sluice {
 
 // Whole pipelines.
 
-// Up, across and down on three streams through two slots each: every slot is reused 150 times, and
-// a missing or misplaced wait shows as a wrong item.
+// Copies items up, across and down on three streams, each through two slots. Every slot is reused
+// 150 times, so a missing or misplaced wait gives a wrong item.
 TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
   constexpr std::uint64_t kItems = 300;
   constexpr std::uint64_t kItemBytes = 32_KiB;
@@ -56,8 +56,8 @@ TEST_P(DeviceContract, PipelineThroughTwoSlotsDeliversEveryItem) {
   EXPECT_EQ(std::memcmp(target.data(), source.data(), kItems * kItemBytes), 0);
 }
 
-// Random operations on shared cells, ordered by events alone, against the same ones in program
-// order.
+// Compares random operations on shared cells, ordered only by events, with the same operations in
+// program order.
 TEST_P(DeviceContract, RandomProgramOrderedByEventsEqualsSequentialRun) {
   constexpr std::size_t kStreams = 8;
   constexpr std::size_t kCells = 12;

@@ -40,8 +40,8 @@ TEST_P(DeviceContract, HostFunctionsAndCopiesKeepTheirOrder) {
   for (std::uint64_t i = 0; i < 200; ++i) ASSERT_EQ(copies.as<std::uint64_t>()[i], i * i);
 }
 
-// The copy stands behind work that only this thread can release: were copy() to wait for it, or to
-// run ahead of it, the case would hang or see the wrong bytes.
+// The copy is enqueued behind work that only this thread can release. If copy() waited for this
+// work, the case would hang. If the copy ran before this work, the case would see the wrong bytes.
 TEST_P(DeviceContract, EnqueueingReturnsBeforeTheWorkIsDone) {
   const Stream stream(device(), "test");
   const Event event(device());

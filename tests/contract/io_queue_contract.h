@@ -1,8 +1,8 @@
-// The duties of every IoQueue, as cases over a factory. Include it in one source of a test program
-// and name the implementation:
+// The duties of every IoQueue, as test cases over a factory. Include this header in one source of a
+// test program and name the implementation:
 //   INSTANTIATE_TEST_SUITE_P(Sync, IoQueueContract,
 //                            ::testing::Values(IoQueueFactory{"sync", make_sync_queue}));
-// Cases are skipped where the implementation answers kUnsupported.
+// Cases are skipped if the implementation fails with kUnsupported.
 #pragma once
 
 #include "tests/contract/io_queue_flush_cases.h"

@@ -28,7 +28,7 @@ struct IoQueueFactory {
   std::unique_ptr<IoQueue> (*make)(const IoQueueOptions&);
 };
 
-// The name that test lists show, where an address would change with every run.
+// Test lists show this name, because an address would change with every run.
 inline void PrintTo(const IoQueueFactory& factory, std::ostream* stream) {
   *stream << factory.name;
 }
@@ -48,7 +48,7 @@ class IoQueueContract : public ::testing::TestWithParam<IoQueueFactory> {
     return GetParam().make({.depth = depth});
   }
 
-  // A file in the page cache, without alignment, `size_bytes` long.
+  // Opens a file of `size_bytes` in the page cache, without alignment.
   UniqueFd open_plain(std::uint64_t size_bytes, int flags = O_RDWR) {
     const std::string path = directory_.file("plain");
     UniqueFd file(::open(path.c_str(), flags | O_CREAT | O_CLOEXEC, 0600));

@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about flushes. Part of io_queue_contract.h. That a flush
-// reaches the kernel is seen where the kernel refuses it: nothing tells from outside what is
+// The cases of the IoQueue contract about flushes. Part of io_queue_contract.h. A refusal by the
+// kernel shows that a flush reaches the kernel. Nothing else shows from outside which data is
 // durable.
 #pragma once
 
@@ -38,7 +38,7 @@ TEST_P(IoQueueContract, AFlushEndsWithoutBytesAndIsCounted) {
   EXPECT_EQ(counters.read_requests, 0u);
 }
 
-// A pipe can be written to, and cannot be flushed.
+// A pipe can be written to, but cannot be flushed.
 TEST_P(IoQueueContract, AFlushThatTheKernelRefusesFailsOnce) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -59,7 +59,8 @@ TEST_P(IoQueueContract, AFlushThatTheKernelRefusesFailsOnce) {
   EXPECT_EQ(queue->counters().flush_requests, 1u);
 }
 
-// Flushes between transfers, more than the queue is deep: each ends once, and no byte is lost.
+// Submits flushes between transfers, more than the queue's depth. Each request ends once, and no
+// byte is lost.
 TEST_P(IoQueueContract, FlushesAndTransfersGoSideBySide) {
   constexpr std::size_t kRequests = 60;
   const UniqueFd file = open_plain(kRequests);

@@ -1,4 +1,4 @@
-// The cases of the IoQueue contract about requests and the queue as such: empty ones, waiting,
+// The cases of the IoQueue contract about requests and the queue itself: empty requests, waiting,
 // freeing, destruction, counters, limits. Part of io_queue_contract.h.
 #pragma once
 
@@ -92,7 +92,8 @@ TEST_P(IoQueueContract, WaitIdleReturnsAfterTheCallbacksHave) {
   }
 }
 
-// Two threads keep the queue busy without a pause; wait_idle() waits for what was there before it.
+// Two threads keep the queue busy without a pause. wait_idle() waits only for the requests that
+// were submitted before the call.
 TEST_P(IoQueueContract, WaitIdleIsNotStarvedByOthers) {
   const UniqueFd file = open_plain(4096);
   const auto queue = make_queue(4);
@@ -149,7 +150,7 @@ TEST_P(IoQueueContract, CountersTellWhatTheCallerAskedFor) {
   batch.set(1, IoKind::kWrite, file.get(), 100, std::span(data).subspan(100, 50));
   batch.set(2, IoKind::kRead, file.get(), 1000, std::span(data).subspan(200, 7));
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    batch.submit_and_wait(*queue);  // counted before the callback: no wait_idle() needed
+    batch.submit_and_wait(*queue);  // counted before the callback, so no wait_idle() needed
     const IoCounters counters = queue->counters();
     EXPECT_EQ(counters.write_requests, 2 * round);
     EXPECT_EQ(counters.write_bytes, 150 * round);

@@ -1,6 +1,7 @@
-// The cases of the IoQueue contract about who goes first. Depth 1, and one request whose callback
-// holds the queue up until all others wait: then the order of completion is that of the start. (The
-// sync queue is not held up; its order is that of one submit().) Part of io_queue_contract.h.
+// The cases of the IoQueue contract about priorities. The queue has depth 1, and the callback of
+// one request blocks the queue until all other requests wait. Then requests complete in the order
+// in which they start. (The sync queue is not blocked; its order is the order of one submit().)
+// Part of io_queue_contract.h.
 #pragma once
 
 #include <future>
@@ -12,7 +13,8 @@
 
 namespace sluice::test {
 
-// The numbers of requests with these priorities, submitted together, in the order they completed.
+// Submits requests with these priorities together, and returns their numbers in the order of
+// completion.
 inline std::vector<std::size_t> order_of_completion(IoQueue& queue,
                                                     const std::vector<IoPriority>& priorities) {
   struct Blocker {
@@ -30,7 +32,7 @@ inline std::vector<std::size_t> order_of_completion(IoQueue& queue,
   static std::mutex mutex;
   static std::vector<const IoRequest*> completed;
   completed.clear();
-  std::vector<IoRequest> requests(priorities.size());  // without a file: they fail at once
+  std::vector<IoRequest> requests(priorities.size());  // without a file, so they fail immediately
   std::vector<IoRequest*> pointers;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].priority = priorities[i];
@@ -74,9 +76,9 @@ TEST_P(IoQueueContract, LowPriorityIsNotStarved) {
   const auto place = [&](std::size_t request) {
     return static_cast<std::size_t>(std::ranges::find(order, request) - order.begin());
   };
-  EXPECT_EQ(place(2), kPassedOver);          // after sixteen high ones
-  EXPECT_EQ(place(0), kPassedOver + 1);      // as long overdue
-  EXPECT_EQ(place(1), 2 * kPassedOver + 2);  // after sixteen others
+  EXPECT_EQ(place(2), kPassedOver);          // after sixteen requests with high priority
+  EXPECT_EQ(place(0), kPassedOver + 1);      // equally long overdue
+  EXPECT_EQ(place(1), 2 * kPassedOver + 2);  // after sixteen other requests
 }
 
 }  // namespace sluice::test

@@ -1,5 +1,5 @@
-// The cases of the IoQueue contract about bytes: what is moved where, and what ends a transfer.
-// Part of io_queue_contract.h.
+// The cases of the IoQueue contract about bytes: the place of the moved bytes, and the end of a
+// transfer. Part of io_queue_contract.h.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,8 +20,8 @@
 
 namespace sluice::test {
 
-// Random reads and writes of a scratch file, many at once, against a copy in memory. Requests of
-// one round touch different blocks, since the queue promises no order.
+// Compares many simultaneous random reads and writes of a scratch file with a copy in memory.
+// Requests of one round touch different blocks, because the queue promises no order.
 TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   constexpr std::uint64_t kBlocks = 48;
   constexpr std::uint64_t kBlockBytes = 64_KiB;
@@ -60,7 +60,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// Pieces of every length at every offset, written in one cut of the file and read in another.
+// Pieces of every length at every offset. The file is written in one division into pieces and read
+// in another.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);
@@ -163,9 +164,9 @@ TEST_P(IoQueueContract, FailuresNameTheirErrnoAndLeaveOthersAlone) {
   EXPECT_EQ(counters.write_requests, 0u);
 }
 
-// The one short write that a kernel can be made to give: up to the limit of file size. Where that
-// is a page's end, resuming meets the kernel's errno; inside a page, it gets no further and gives
-// up.
+// Only one short write can be forced from a kernel: a write that stops at the limit of the file
+// size. If the limit is at a page's end, the resumed write gets the kernel's errno. Inside a page,
+// the resumed write makes no progress, and the queue gives up.
 TEST_P(IoQueueContract, ShortWriteIsResumed) {
   struct Case {
     std::uint64_t limit_bytes;
@@ -192,7 +193,8 @@ TEST_P(IoQueueContract, ShortWriteIsResumed) {
   }
 }
 
-// Lengths beyond 32 bits. /dev/null takes them without looking at the memory, which has no pages.
+// Transfers with lengths beyond 32 bits. /dev/null accepts them without reading the memory, which
+// has no pages.
 TEST_P(IoQueueContract, LargeTransfersMoveWholly) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer would look at all 5 GiB";

@@ -1,7 +1,7 @@
-// Arrays for the optimizer's tests: seeded values, ordinary ones mixed with every kind of special
-// one, at a chosen offset from alignment and with guard elements on both sides. Two copies of one
-// object start equal, so that whatever a kernel does wrongly, outside its range too, shows as a
-// difference. Not thread-safe.
+// Arrays for the optimizer's tests. They hold seeded values, ordinary values mixed with every kind
+// of special value, at a chosen offset from alignment. Guard elements lie on both sides. Two copies
+// of one object start equal, so every error of a kernel shows as a difference, even outside of the
+// kernel's range. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace sluice {
 
 enum class Values {
-  kOrdinary,  // what training meets
+  kOrdinary,  // values that occur in training
   kAny,       // also denormals, zeros of both signs, infinities, NaNs, rounding ties, random bits
 };
 
@@ -108,7 +108,7 @@ class OptimizerData {
   float exp_avg(std::uint64_t i) const { return exp_avg_[i + options_.offset_elements]; }
   float exp_avg_sq(std::uint64_t i) const { return exp_avg_sq_[i + options_.offset_elements]; }
 
-  // Empty when all bits are equal (NaN counts as equal to NaN), else what differs first.
+  // Describes the first difference; empty when all bits are equal. NaN counts as equal to NaN.
   std::string difference(const OptimizerData& other) const {
     for (std::size_t i = 0; i < exp_avg_.size(); ++i) {
       if (!same(master_at(i), other.master_at(i)))
@@ -148,7 +148,7 @@ class OptimizerData {
     half_gradient_[i] = options_.gradient_dtype == DType::kFp16 ? fp16_from_float(gradient)
                                                                 : bf16_from_float(gradient);
   }
-  // The halves of a NaN are free, but the compute parameter has to show it too.
+  // The halves of a NaN may differ, but the compute parameter has to be NaN, too.
   bool same_halves(std::size_t i, const OptimizerData& other) const {
     if (std::isnan(master_at(i))) return is_nan_half(high_[i]) && is_nan_half(other.high_[i]);
     return high_[i] == other.high_[i] && (low_.empty() || low_[i] == other.low_[i]);
@@ -164,7 +164,7 @@ class OptimizerData {
 
   Options options_;
   std::vector<float> fp32_;
-  std::vector<std::uint16_t> high_;  // the compute parameter, where it is no master
+  std::vector<std::uint16_t> high_;  // the compute parameter, if it is not the master itself
   std::vector<std::int16_t> low_;
   std::vector<float> exp_avg_;
   std::vector<float> exp_avg_sq_;
@@ -172,7 +172,8 @@ class OptimizerData {
   std::vector<std::uint16_t> half_gradient_;
 };
 
-// One column of gradients per kind; elements of a kind differ in magnitude and sign.
+// The gradient of an element in a step. Elements take one of several kinds of sequences in turn;
+// elements of one kind differ in magnitude and sign.
 inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std::mt19937& random) {
   const float magnitude = std::ldexp(1.0f, static_cast<int>(element / 8 % 24) * 3 - 50);
   const auto since = static_cast<int>(step);
@@ -188,7 +189,7 @@ inline float adversarial_gradient(std::uint64_t element, std::uint64_t step, std
   }
 }
 
-// Every optimizer there is.
+// Coefficients of every optimizer.
 inline std::vector<UpdateCoefficients> all_test_coefficients() {
   return {adam_coefficients({.weight_decay = 0.1}, 1e-3, 3, 0.37f),
           adam_l2_coefficients({.weight_decay = 0.1}, 1e-3, 3, 0.37f),

@@ -1,9 +1,10 @@
-// The same formulas as base/optimizer_math.h in fp64, for one element, and beside each value a
-// bound of how far fp32 can be from it: the running error bound of numerical analysis (Higham,
-// "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds half a unit in
-// the last place of its result, kUnit times its magnitude, or half of the smallest denormal number;
-// errors of its operands pass through as the operation has it. Coefficients are the fp32 ones, so
-// that the bound is about the arithmetic and not about what fp32 makes of 0.999.
+// The formulas of base/optimizer_math.h in fp64, for one element. Each value has a bound on the
+// distance of the fp32 result. This is the running error bound of numerical analysis (Higham,
+// "Accuracy and Stability of Numerical Algorithms", 3.3). Every fp32 operation adds an error of
+// half a unit in the last place of its result. This error is kUnit times the result's magnitude, or
+// half of the smallest denormal number. The errors of the operands propagate by the rules of the
+// operation. The coefficients have fp32 values, so that the bound is about the arithmetic and not
+// about the fp32 rounding of 0.999.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace sluice {
 
-// A value in fp64, and how far its fp32 twin is off at most.
+// A value in fp64, and the largest possible error of its fp32 twin.
 struct Bounded {
   double value = 0;
   double error = 0;
@@ -22,10 +23,10 @@ struct Bounded {
   double largest() const { return std::fabs(value) + error; }
 };
 
-inline constexpr double kUnit = 0x1p-24;        // relative, of one rounding
-inline constexpr double kUnderflow = 0x1p-150;  // absolute, of one rounding
+inline constexpr double kUnit = 0x1p-24;        // the relative error of one rounding
+inline constexpr double kUnderflow = 0x1p-150;  // the absolute error of one rounding near zero
 
-// The result of one operation that is rounded. The factor stands for products of small terms.
+// The rounded result of one operation. The factor covers the products of small terms.
 inline Bounded rounded(double value, double error) {
   return {value, (error + kUnit * (std::fabs(value) + error) + kUnderflow) * (1 + 0x1p-20)};
 }
@@ -43,7 +44,7 @@ inline Bounded operator+(Bounded a, Bounded b) {
 inline Bounded operator-(Bounded a, Bounded b) {
   return rounded(a.value - b.value, a.error + b.error);
 }
-// Infinite where the divisor may be 0.
+// The error is infinite if the divisor may be 0.
 inline Bounded operator/(Bounded a, Bounded b) {
   const double quotient = a.value / b.value;
   const double least = std::fabs(b.value) - b.error;
@@ -59,8 +60,8 @@ inline Bounded root(Bounded a) {
 
 struct BoundedElement {
   Bounded p, m, v;
-  double largest = 0;     // |p| so far
-  double absolute_m = 0;  // exp_avg of |g|: what it would be without cancellation
+  double largest = 0;     // the largest |p| so far
+  double absolute_m = 0;  // exp_avg of |g|, which has no cancellation
   // The closed form of docs/architecture.md for AdamW, in units in the last place of `largest`.
   double weight_roundings = 0;
   double updates = 0;  // sum of (3 t + 9) U_t
@@ -90,7 +91,7 @@ inline void bounded_step(const AdamL2Coefficients& c, BoundedElement& e, double 
   adam_with_gradient(c.adam, e,
                      double{c.adam.gradient_scale} * Bounded{gradient} + double{c.l2} * e.p, step);
 }
-// The sign is that of the exact direction as long as the error does not reach it.
+// The sign is certain if the direction's error is smaller than its magnitude.
 inline void bounded_step(const LionCoefficients& c, BoundedElement& e, double gradient, double) {
   const Bounded g = double{c.gradient_scale} * Bounded{gradient};
   const Bounded direction = double{c.beta1} * e.m + double{c.one_minus_beta1} * g;

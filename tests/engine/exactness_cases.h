@@ -1,5 +1,5 @@
-// The placements and policies whose training has to equal training in memory. Pure, except for the
-// folders of a config.
+// The placements and policies under which training has to give the same result as training in
+// memory. Pure, except for the folders of a config.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace sluice::test {
 struct Case {
   std::string name;
   void (*change)(Config& config);
-  bool is_gpu = false;  // as far as the engine can tell
+  bool is_gpu = false;  // the device imitates a GPU
 };
 
 inline void PrintTo(const Case& value, std::ostream* out) {
@@ -89,7 +89,8 @@ inline const Case kCases[] = {
      [](Config& c) { c.memory = {.device_bytes = 1400_KiB, .host_bytes = 600_KiB}; }, true},
 };
 
-// A policy, and a bound on the norm: 0 = none, else one that never, sometimes or always bites.
+// A policy, and a bound on the gradient norm. The bound is 0 (none), or clips never, sometimes or
+// always.
 struct PolicyCase {
   std::string name;
   OverlapPolicy policy = OverlapPolicy::kSerial;
@@ -100,7 +101,7 @@ inline void PrintTo(const PolicyCase& value, std::ostream* out) {
   *out << value.name;
 }
 
-// Between the gradient norms of the toy's first steps.
+// A bound that lies between the gradient norms of the toy's first steps.
 inline constexpr double kBitesSometimes = -1;
 inline double bound_that_bites_sometimes(std::uint32_t micro_batches) {
   switch (micro_batches) {

@@ -1,5 +1,5 @@
-// Reads what twin.py wrote: the configuration of a training run in PyTorch and its outcome. Plain
-// data.
+// Reads the files of twin.py, which have the configuration and the results of a training run in
+// PyTorch. Plain data.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -33,7 +33,7 @@ struct GoldenRun {
   std::vector<Tensors> gradients;  // per step, before clipping
   Tensors parameters;              // after the last step
 
-  // tokens[t] and the token after it, for one step.
+  // tokens[t] and the next token, for one step.
   struct MicroBatch {
     std::vector<std::uint32_t> tokens, targets;
   };
@@ -54,7 +54,7 @@ struct GoldenRun {
   }
 };
 
-// `path` without its ending: "<tests/golden>/gpt2_tied".
+// `path` has no file ending, for example "<tests/golden>/gpt2_tied".
 inline GoldenRun read_golden_run(const std::string& path) {
   std::ifstream json_file(path + ".json");
   std::ifstream values(path + ".f32", std::ios::binary);
@@ -100,9 +100,10 @@ inline GoldenRun read_golden_run(const std::string& path) {
   return run;
 }
 
-// norm(parameters - the twin's) / norm(the twin's whole update). `parameters` and `initial` hold
-// the values after and before the run. Key biases (the middle third of c_attn.bias) are left out:
-// softmax does not see them, so their gradient is rounding noise, of which Adam makes full steps.
+// Returns norm(parameters - the twin's parameters) / norm(the twin's whole update). `parameters`
+// and `initial` hold the values after and before the run. Key biases (the middle third of
+// c_attn.bias) are left out. They do not change the softmax, so their gradient is rounding noise,
+// and Adam makes full steps from this noise.
 inline double relative_update_error(const GoldenRun& run, const GoldenRun::Tensors& parameters,
                                     const GoldenRun::Tensors& initial) {
   double difference = 0;

@@ -1,8 +1,8 @@
-// How many cases a randomized test runs and where it begins: SLUICE_TEST_CASES and SLUICE_TEST_SEED
-// in the environment, set by tools/test.sh --cases and --seed; SLUICE_TEST_CASES_SCALE multiplies
-// the default (--slow). Without a first seed from there, one seed of the day comes on top, so that
-// not every run repeats the same cases; it is printed. Pure, except for the environment, the date
-// and standard output.
+// The number of cases and the first seed of a randomized test. They come from SLUICE_TEST_CASES and
+// SLUICE_TEST_SEED in the environment, which tools/test.sh sets for --cases and --seed.
+// SLUICE_TEST_CASES_SCALE multiplies the default number (--slow). If the environment gives no first
+// seed, one more case has a seed from the date, so that not every run repeats the same cases. This
+// seed is printed. Pure, except for the environment, the date and standard output.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@ inline Campaign campaign(std::uint64_t default_cases) {
       .cases = number("SLUICE_TEST_CASES", default_cases * number("SLUICE_TEST_CASES_SCALE", 1))};
 }
 
-// The seeds of a campaign, and that of the day, as 20261122.
+// The seeds of a campaign, and the seed of the day, such as 20261122.
 inline std::vector<std::uint64_t> seeds_of(const Campaign& campaign) {
   std::vector<std::uint64_t> seeds;
   for (std::uint64_t i = 0; i < campaign.cases; ++i) seeds.push_back(campaign.first_seed + i);

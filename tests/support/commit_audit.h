@@ -1,10 +1,10 @@
-// An IoQueue that wraps a real one and checks what a durable store may rely on, request by request:
-//   - a commit record is written when all that it names has been written and flushed, with the
-//     checksums that it says; its twin when the first one is flushed;
-//   - nothing that the last durable record or the one under way names is written again.
-// It knows nothing of the engine but its files and the format of records.
+// An IoQueue that wraps a real one and checks the order of a durable store's requests:
+//   - a commit record is written after all data that it names has been written and flushed, with
+//   the record's checksums; the record's twin is written after the record is flushed;
+//   - data that the last durable record names, or the record under way, is not overwritten.
+// The audit knows nothing of the engine except the files and the format of records.
 //
-// Thread rule: as IoQueue; violations() when the queue is idle.
+// Thread rule: as IoQueue; the audit may be read when the queue is idle.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@
 namespace sluice::test {
 
 struct CommitAudit {
-  std::uint64_t records = 0;            // that have become durable
+  std::uint64_t records = 0;            // records that have become durable
   std::uint64_t stores = 0;             // writes to data files
-  std::vector<std::string> violations;  // empty: all held
+  std::vector<std::string> violations;  // empty if every check held
 };
 
-// `audit` outlives the queue.
+// `audit` must outlive the queue.
 std::unique_ptr<IoQueue> make_audit_queue(std::unique_ptr<IoQueue> inner, CommitAudit& audit);
 
 }  // namespace sluice::test

@@ -1,5 +1,5 @@
-// Counts what operator new gives out, in programs that are linked with counted_new.cc.
-// Thread rule: any thread allocates; one counts.
+// Counts the allocations by operator new, in programs that are linked with counted_new.cc. Thread
+// rule: any thread allocates; one thread counts.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Allocations {
   std::uint64_t largest_bytes = 0;
 };
 
-void count_allocations();   // from now on, from zero
-Allocations allocations();  // since then; counting ends
+void count_allocations();   // starts to count at zero
+Allocations allocations();  // returns the counts and ends counting
 
 }  // namespace sluice::test

@@ -1,5 +1,5 @@
-// Random delays before every task of every flow: of the engine's own threads, of the device's
-// streams, of storage. And a watchdog, for tests in which a hang is a result.
+// Random delays before every task of the engine's threads, of the device's streams and of storage.
+// Also a watchdog, for tests that may hang.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace sluice::test {
 
-// As long as it lives, each task of the engine's threads (scheduler, worker) first waits up to
-// `us_max`, mostly not at all. One at a time.
+// While this object exists, each task of the engine's threads (scheduler, worker) first waits up to
+// `us_max`. Most tasks do not wait. Only one such object may exist at a time.
 class TaskDelays {
  public:
   TaskDelays(std::uint64_t seed, std::uint32_t us_max);
@@ -24,11 +24,12 @@ class TaskDelays {
   TaskDelays& operator=(const TaskDelays&) = delete;
 };
 
-// A host device on which all work waits likewise. `inner` is its machinery.
+// Returns a host device whose work waits in the same way. The device uses `inner` for everything
+// else.
 std::unique_ptr<HostDevice> make_delayed_device(std::unique_ptr<HostDevice> inner,
                                                 std::uint64_t seed, std::uint32_t us_max);
 
-// Ends the program with a message unless it is destroyed in time.
+// Ends the program with a message unless the watchdog is destroyed in time.
 class Watchdog {
  public:
   Watchdog(std::chrono::seconds limit, std::string message);

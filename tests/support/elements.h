@@ -1,4 +1,4 @@
-// One element of an array of any type, for oracles. Pure.
+// Access to one element of an array of any element type, for oracles. Pure.
 #pragma once
 
 #include <cstddef>

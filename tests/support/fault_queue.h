@@ -1,7 +1,8 @@
-// An IoQueue that wraps a real one and does what real drives and kernels do too rarely. Faults of
-// the kernel (errno, short transfers) are injected below the rules of io/transfer_progress.h, which
-// then have to deal with them; faults of the drive (lost, misplaced and altered writes) go
-// unreported. Seeded: the same seed does the same in the same order of submission.
+// An IoQueue that wraps a real one and injects faults that are rare on real drives and kernels.
+// Faults of the kernel (errno, short transfers) are injected below the rules of
+// io/transfer_progress.h, which have to handle the faults. Faults of the drive (lost, misplaced and
+// altered writes) are not reported. The same seed and the same order of submission give the same
+// faults.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,16 @@ namespace sluice::test {
 enum class Fault : std::uint8_t {
   kNone,
   // Faults of the kernel.
-  kErrno,          // an attempt is answered with `error`
+  kErrno,          // an attempt fails with `error`
   kHalf,           // an attempt moves half
   kOneBlockShort,  // an attempt moves all but its last 4 KiB
   kZeroBytes,      // an attempt moves nothing
   kDelayed,        // the request is held for some milliseconds
-  kReordered,      // the request goes after those submitted within some milliseconds
+  kReordered,      // the requests of the next milliseconds overtake this one
   kHang,           // the request is held until wait_idle() or destruction
-  // Faults of the drive; they concern writes, and make the next write theirs where a read is
-  // chosen.
-  kBitFlip,      // one bit of what was written is another
+  // Faults of the drive. They affect only writes; if the chosen request is a read, they affect the
+  // next write.
+  kBitFlip,      // one bit of the written data is flipped
   kLostWrite,    // nothing is written
   kMisdirected,  // written to the place of an earlier write of the same length
 };
@@ -31,19 +32,20 @@ enum class Fault : std::uint8_t {
 struct FaultOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kErrno;
-  // The request (counted from 0 over the queue's life) that meets the fault; later ones too when
-  // `sticky`.
+  // The number of the request that meets the fault, counted from 0 over the queue's life. With
+  // `sticky`, later requests meet the fault, too.
   std::uint64_t at = UINT64_MAX;
   int error = 0;  // for kErrno
   bool sticky = false;
-  // Each request waits a random time up to this before it goes on, and is overtaken by others
-  // meanwhile.
+  // Each request first waits a random time up to this limit. Meanwhile, other requests overtake the
+  // waiting one.
   std::uint32_t delay_us_max = 0;
 };
 
 class FaultQueue : public IoQueue {
  public:
-  // How many requests have met the fault so far, and where the last one's bytes should have gone.
+  // The number of requests that have met the fault so far, and the right offset of the last such
+  // request.
   virtual std::uint64_t struck() const = 0;
   virtual std::uint64_t struck_offset_bytes() const = 0;
 };

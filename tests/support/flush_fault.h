@@ -1,5 +1,5 @@
-// An IoQueue that wraps a real one. The first `passed` flushes pass. The next one fails with
-// `error`, or, where that is 0, is not answered until the queue is waited for.
+// An IoQueue that wraps a real one. The first `passed` flushes pass. The next flush fails with
+// `error`. If `error` is 0, the flush does not complete until someone waits for the queue.
 //
 // Thread rule: as IoQueue.
 #pragma once

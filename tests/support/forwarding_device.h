@@ -1,4 +1,4 @@
-// A host device that leaves all to another one, for tests that change one thing about it.
+// A host device that forwards every call to another one, for tests that change one function.
 #pragma once
 
 #include <cstddef>

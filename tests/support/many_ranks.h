@@ -1,6 +1,6 @@
-// One rank of a world of any size, over a host device: the other ranks are made up. They say what
-// this one says, unless a test has one of them say something else, and add nothing to what is
-// reduced.
+// One rank of a world of any size, over a host device. The other ranks are imaginary. They
+// contribute the same data as this rank, unless a test changes their data, and they add nothing to
+// reductions.
 //
 // Thread rule: as Collectives.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace sluice::test {
 
-// Changes what another rank says: `said` is what this one does, whole or a piece of it.
+// Changes the data of another rank. `said` holds this rank's data, or a piece of this data.
 using OtherRank =
     std::function<void(std::uint32_t rank, std::string_view subject, std::span<std::byte> said)>;
 
@@ -40,7 +40,7 @@ class ManyRanks final : public HostCollectives {
   void abort(std::string_view) noexcept override {}
 
  private:
-  // The contribution of `of_rank` where this one brings `size_bytes` at `own`.
+  // The contribution of `of_rank`, given this rank's contribution of `size_bytes` at `own`.
   std::vector<std::byte> said_by(std::uint32_t of_rank, std::string_view subject,
                                  const std::byte* own, std::uint64_t size_bytes) const {
     std::vector<std::byte> said(own, own + size_bytes);

@@ -1,5 +1,5 @@
-// A control group with a limit of memory, for tests of what happens at that limit. A test forks a
-// child that enters it; the group goes with this object, after the child.
+// A control group with a memory limit, for tests of the behaviour at the limit. A test forks a
+// child that enters the group. This object removes the group after the child has ended.
 #pragma once
 
 #include <sys/stat.h>
@@ -36,10 +36,12 @@ class MemoryGroup {
     if (exists()) ::rmdir(folder_.c_str());
   }
 
-  // Making one takes root, and a hierarchy that is not mounted read-only.
+  // Whether the group could be made, which needs root and a hierarchy that is not mounted
+  // read-only.
   bool exists() const { return !folder_.empty(); }
 
-  // Runs `body` in a child in the group. Returns its text, or "status N" if the child ended before.
+  // Runs `body` in a child in the group. Returns the text from `body`, or "status N" if the child
+  // ended first.
   std::string run(const std::function<std::string()>& body) const {
     std::array<int, 2> pipe{};
     if (::pipe(pipe.data()) != 0) return "no pipe";
@@ -62,7 +64,7 @@ class MemoryGroup {
   }
 
  private:
-  // Where a group of this process can have groups below it, and the file of their limit.
+  // The folders where this process may make groups, each with the file name of the limit.
   static std::vector<std::pair<std::string, std::string>> parents() {
     std::vector<std::pair<std::string, std::string>> found;
     std::ifstream file("/proc/self/cgroup");

@@ -1,5 +1,5 @@
-// A state that was read from an engine, in plain arrays, as a source for another. Counts what it is
-// asked for. Thread rule: one thread at a time.
+// Holds a state that was read from an engine in plain arrays, and is a StateSource for another
+// engine. Counts the elements that are read. Thread rule: one thread at a time.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline constexpr StateKind kSourceKinds[] = {StateKind::kMaster, StateKind::kExp
 
 class MemorySource final : public StateSource {
  public:
-  // All ranks take part.
+  // All ranks take part in this call.
   explicit MemorySource(Engine& engine) : position_(engine.position()) {
     for (const TensorPlace& tensor : engine.layout().tensors()) {
       for (const StateKind kind : kSourceKinds) {

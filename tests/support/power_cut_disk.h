@@ -1,9 +1,9 @@
-// A drive of files in memory, as an IoQueue, whose power can be cut. Data that has not been flushed
-// is then kept, dropped or torn, sector by sector, in any combination, by seed. Reads see what has
-// been written, as they do through a drive's cache.
+// An IoQueue over files in memory that simulates a drive whose power can be cut. A cut keeps, drops
+// or tears unflushed data, sector by sector, in any combination, by seed. Reads return written data
+// even before a flush, as with a drive's cache.
 //
-// Requests wait for run_one(), which completes one of them drawn by seed; or, for code that waits
-// for its requests, are completed within submit(), which throws PowerCut at a point set before.
+// Requests wait for run_one(), which completes one of them, chosen by seed. For code that waits for
+// its requests, submit() completes requests itself and throws PowerCut at a given point.
 //
 // Thread rule: one thread.
 #pragma once
@@ -24,7 +24,7 @@ class PowerCutDisk final : public IoQueue {
  public:
   explicit PowerCutDisk(std::uint64_t seed) : random_(seed) {}
 
-  // Returns its descriptor.
+  // Returns the file's descriptor.
   int add_file(std::uint64_t size_bytes);
   std::span<std::byte> bytes(int file) { return files_[static_cast<std::size_t>(file)].now; }
 
@@ -33,23 +33,24 @@ class PowerCutDisk final : public IoQueue {
   IoCounters counters() const override { return {}; }
   std::string_view name() const override { return "power cut"; }
 
-  // Completes one waiting request. Returns false where none waits.
+  // Completes one waiting request. Returns false if no request waits.
   bool run_one();
-  // From here on requests complete within submit(), until `requests` have: then it throws.
+  // From this call on, submit() completes its requests itself. After `requests` completions,
+  // submit() throws.
   void complete_at_once(std::uint64_t requests);
   void let_requests_wait() { is_at_once_ = false; }
-  // Writes end well and are not made.
+  // With true, writes report success but change nothing.
   void lose_writes(bool loses) { loses_writes_ = loses; }
-  // The next request of `kind` fails; a write is not made.
+  // The next request of `kind` fails. A failed write changes nothing.
   void fail_next(IoKind kind, int error) { failing_ = {kind, error}; }
-  // Stores data as if flushed long ago.
+  // Stores data as if it had been flushed long ago.
   void put(int file, std::uint64_t offset_bytes, std::span<const std::byte> data);
-  // Alters bits where they are stored, as media do.
+  // Flips stored bits, as a failing medium does.
   void flip(int file, std::uint64_t offset_bytes, std::uint8_t bits);
 
-  // The power fails: what waits never happened, or did in part, and is forgotten.
+  // Cuts the power. Waiting requests have no effect or a partial effect, and are forgotten.
   void cut();
-  // The process ends: written data stays, waiting writes may have come through.
+  // Ends the process. Written data stays, and waiting writes may or may not have been done.
   void kill();
 
  private:
@@ -65,7 +66,7 @@ class PowerCutDisk final : public IoQueue {
   };
   struct Waiting {
     IoRequest* request = nullptr;
-    std::uint64_t sequence = 0;  // of the last write completed when it came
+    std::uint64_t sequence = 0;  // number of the last write that was complete when the request came
   };
 
   File& file_of(const IoRequest& request) {

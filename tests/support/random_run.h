@@ -1,4 +1,4 @@
-// A random run to plan: a small model, a config, and ranks, of all kinds that can be planned. The
+// A random run to plan, of any kind that can be planned: a small model, a config, and ranks. The
 // same seed gives the same run. Thread rule: one thread.
 #pragma once
 
@@ -28,12 +28,12 @@ class RandomRun {
 
   const ModelSpec& model() const { return model_; }  // validated()
   const Config& config() const { return config_; }   // without budgets and paths
-  // A device that is large enough for anything.
+  // A machine whose device is large enough for every model here.
   const RunMachine& machine() const { return machine_; }
 
   std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
   bool one_in(std::uint64_t count) { return below(count) == 0; }
-  // From 1 byte to `most`, any magnitude.
+  // A random number from 1 to `most`, with a random magnitude.
   std::uint64_t any_magnitude(double most) {
     return static_cast<std::uint64_t>(
         std::exp2(std::uniform_real_distribution<double>(0, std::log2(most))(random_)));
@@ -100,7 +100,7 @@ class RandomRun {
         check_homes(config_.sharding, machine_.ranks, config_.placement);
         return;
       } catch (const Error&) {
-        continue;  // homes that do not go together
+        continue;  // this combination of homes is not allowed
       }
     }
   }

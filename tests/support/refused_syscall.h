@@ -1,5 +1,5 @@
-// Runs a piece of a test on a thread for which the kernel refuses one system call: how older
-// kernels, containers and simpler file systems look from inside. A seccomp filter, which needs no
+// Runs a piece of a test on a thread for which the kernel refuses one system call, as older
+// kernels, containers and simpler file systems do. This is done by a seccomp filter, which needs no
 // privilege and ends with its thread.
 #pragma once
 
@@ -15,8 +15,9 @@ namespace sluice::test {
 
 struct RefusedSyscall {
   long number = 0;  // SYS_...
-  int error = 0;    // what the kernel answers
-  // Only calls with all bits of `bits` set in this argument are refused; 0 bits: every call.
+  int error = 0;    // the errno that the kernel returns
+  // The index of an argument. Only calls with all bits of `bits` set in this argument are refused.
+  // If `bits` is 0, every call is refused.
   unsigned argument = 0;
   std::uint32_t bits = 0;
 };
@@ -38,7 +39,7 @@ inline bool refuse_for_this_thread(const RefusedSyscall& refused) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Returns false, without running `body`, where filters are not allowed: skip the test then.
+// Returns false without running `body` if filters are not allowed. The test should then be skipped.
 template <class Body>
 [[nodiscard]] bool run_with_refused(const RefusedSyscall& refused, const Body& body) {
   bool filtered = false;

@@ -1,8 +1,8 @@
-// A training job whose only purpose is its boundary activations: each use reads the bytes that it
-// gets, compares every one with the expected value, and hands on bytes that depend on step,
-// boundary, micro-batch and kind. So a stale, misplaced, torn or early activation is seen by the
-// use that gets it. Its gradients are zeros, so parameters decay, and each use compares them too.
-// As many leases as the model says are held at once. Thread rule: one thread at a time.
+// A training job that tests only boundary activations. Each use compares every byte of its inputs
+// with the expected value, and passes on bytes that depend on step, boundary, micro-batch and kind.
+// So each use notices a stale, misplaced, torn or early activation. The gradients are zeros, so the
+// parameters decay, and each use checks the parameters, too. The job holds as many leases at the
+// same time as the model allows. Thread rule: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -17,30 +17,31 @@
 
 namespace sluice::test {
 
-// `units` small units in a row; the last one is the first one again if `is_tied`.
+// A model with `units` small units in a row. If `is_tied`, the last use is a second use of the
+// first unit.
 ModelSpec relay_model(std::uint32_t units, std::vector<std::uint64_t> boundary_bytes,
                       std::uint32_t leases = 1, bool is_tied = false);
 
 struct RelayDelays {
   std::uint64_t seed = 1;
-  std::uint32_t us_max = 0;  // before each piece of work of the device
+  std::uint32_t us_max = 0;  // the longest delay before each piece of the device's work
   std::uint64_t copy_bytes_per_second = 0;
 };
 
 class Relay {
  public:
-  // `streams`: uses take turns on so many.
+  // The uses take turns on `streams` streams.
   Relay(const Config& config, const ModelSpec& model, std::uint32_t streams = 1,
         const QueueDecorator& decorate = {}, const RelayDelays& delays = {});
 
   StepReport step(std::uint32_t micro_batches, MicroBatchOrder order);
   void evaluate();
-  // Stops after `uses` uses, and abandons the step.
+  // Stops after `uses` uses and abandons the step.
   void abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order);
 
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
-  // Activations and units that were not what they ought to be, and how many were looked at.
+  // The number of wrong activations and units, and the number of all that were checked.
   std::uint64_t wrong() const { return wrong_.load(); }
   std::uint64_t seen() const { return seen_.load(); }
 

@@ -1,6 +1,6 @@
-// A number of I/O requests that a test waits for together, and what it needs to see of them: how
-// often each one completed. Thread rule: one thread fills and waits; the callbacks may come from
-// any thread. Invariant: the batch must outlive its requests' completions.
+// A number of I/O requests that a test waits for together. The batch records how often each request
+// completed. Thread rule: one thread fills and waits; the callbacks may come from any thread.
+// Invariant: the batch must outlive its requests' completions.
 #pragma once
 
 #include <condition_variable>
@@ -44,7 +44,7 @@ class RequestBatch {
     request.length_bytes = data.size();
   }
 
-  // Returns when `rounds` completions per request have come in all.
+  // Returns when the number of completions has reached `rounds` times the number of requests.
   void wait(std::size_t rounds = 1) {
     std::unique_lock lock(mutex_);
     completed_.wait(lock, [&] { return completion_count_ >= rounds * pointers_.size(); });
@@ -77,7 +77,7 @@ class RequestBatch {
     const std::scoped_lock lock(mutex_);
     ++entry.completions;
     ++completion_count_;
-    completed_.notify_all();  // under the lock: the waiter may free the batch next
+    completed_.notify_all();  // under the lock, because the waiter may free the batch next
   }
 
   // Constant after construction.

@@ -1,5 +1,5 @@
-// Compares a run of the toy training with its oracle: the state at the end, and what every use of
-// every step and evaluation found on the device. Pure.
+// Compares a run of the toy training with its oracle. Compares the state at the end, and the
+// parameters that every use of every step and evaluation found on the device. Pure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,8 +41,8 @@ inline testing::AssertionResult same_training(const ToyResult& actual, const Toy
   return same_sights(actual.sights, expected.sights);
 }
 
-// Several leases are held, and an unexpected use finds no place beside them: an error that
-// says so is all that can be asked for.
+// Whether `error` says that an unexpected use finds no place beside the leased units. With several
+// leases, the engine cannot do more than report this.
 inline bool leases_lie_in_the_way(const Error& error) {
   return error.code() == ErrorCode::kOutOfMemory &&
          std::string(error.what()).find("beside the units still leased") != std::string::npos;

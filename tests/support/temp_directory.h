@@ -1,5 +1,5 @@
-// A directory of its own for one test, under $TMPDIR or /tmp, removed with all that is in it. Set
-// TMPDIR to a directory on the drive that is to be tested. Thread rule: constant after
+// A directory for one test, under $TMPDIR or /tmp. The destructor removes the directory with its
+// contents. Set TMPDIR to a directory on the drive to be tested. Thread rule: constant after
 // construction.
 #pragma once
 

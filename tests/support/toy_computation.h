@@ -1,5 +1,5 @@
-// The computation of the toy training (tests/support/toy_training.h), for the engine's side of it
-// and for the oracle's. Pure.
+// The computation of the toy training (tests/support/toy_training.h), both for the run through the
+// engine and for the oracle. Pure.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,8 @@ inline float initial_value(const std::string& tensor, std::uint64_t index) {
   return uniform(key + index);
 }
 
-// The uses of a step in `order`. A use keeps its number, its place in horizontal order.
+// The uses of a step in `order`. In every order, a use has the number of its place in horizontal
+// order.
 inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
                             MicroBatchOrder order) {
   const std::size_t forward = model.forward_order.size();
@@ -75,7 +76,7 @@ inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOpti
   return uses;
 }
 
-// The digest of one tensor's parameters, as a use finds them; those of a unit's tensors are
+// The digest of one tensor's parameters, as a use finds them. The digests of a unit's tensors are
 // chained.
 inline std::uint64_t digest_of(const std::byte* parameters, std::uint64_t size_bytes,
                                std::uint64_t digest) {

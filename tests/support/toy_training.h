@@ -2,8 +2,8 @@
 // plain arrays (toy_oracle.cc). The "gradient" of an element depends on the parameter's bits, the
 // step, the micro-batch and the use, so that a stale or misplaced parameter, a lost gradient or a
 // wrong order of additions changes the result. Forward uses, frozen units and inferences have no
-// result. So every use takes a digest of the bytes that it finds on the device, on its stream, at
-// the beginning and at the end of its lease: tests/support/same_training.h compares both.
+// result. So every use computes a digest of the bytes on the device, on the use's stream, at the
+// beginning and at the end of its lease. tests/support/same_training.h compares both digests.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace sluice::test {
 
-// Units of uneven sizes, tensors with and without decay, a unit that is used twice, and one of a
-// single element.
+// A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
+// and a unit of a single element.
 ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1);
 
-// One use of a unit. `number` is its place in the planned step, or anything else that no other use
-// of the step has; "gradients" depend on it.
+// One use of a unit. `number` is the use's place in the planned step, or any other number that is
+// unique in the step. The "gradients" depend on this number.
 struct ToyUse {
   UnitId unit{};
   Pass pass = Pass::kForward;
@@ -34,23 +34,25 @@ struct ToyOptions {
   std::uint32_t micro_batches = 1;
   double learning_rate = 1e-2;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  // Evaluates between the steps when set, as a trainer does.
+  // Whether to evaluate between the steps, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
-  // Held at once, where run_toy() makes the engine; else the model says it.
+  // The number of leases held at the same time, if run_toy() makes the engine. Otherwise the model
+  // has this number.
   std::uint32_t leases = 1;
-  // Streams of the device, on which the uses take turns.
+  // The number of streams on which the uses take turns.
   std::uint32_t streams = 1;
-  // The device of run_toy() stands for a GPU.
+  // Whether the device of run_toy() imitates a GPU.
   bool has_own_memory = false;
-  // Changes what a step does from what is planned.
+  // Makes a step differ from the plan by a change of its uses.
   std::function<void(std::uint64_t step, ToyUses& uses)> change = {};
-  // Each rank computes other gradients. The oracle is all of them; without `reduces_each` it adds
-  // the micro-batches of a rank before it adds the ranks.
+  // Each rank computes different gradients. The oracle computes all ranks. Without `reduces_each`,
+  // the oracle adds the micro-batches of each rank before it adds the ranks.
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 1;
   bool reduces_each = true;
-  // For run_toy(): where the state comes from instead of toy_values(). Steps are counted on.
+  // For run_toy(): the source of the state, instead of toy_values(). The count of steps continues
+  // from the source's.
   StateSource* source = nullptr;
 };
 
@@ -61,10 +63,10 @@ StateBytes read_state(Engine& engine);
 
 // The bytes that a use found on the device.
 struct ToySight {
-  std::uint64_t version = 0;  // updates that its parameters have seen, if they are right
+  std::uint64_t version = 0;  // the expected number of updates of the parameters
   UnitId unit{};
   Pass pass = Pass::kForward;
-  std::uint64_t digest = 0;  // of their bytes
+  std::uint64_t digest = 0;  // of the parameters' bytes
   std::uint64_t digest_at_end = 0;
 
   bool operator==(const ToySight&) const = default;
@@ -78,12 +80,13 @@ struct ToyResult {
   Traffic predicted;
 };
 
-// Runs the job on `engine`, which is not yet initialized; `device` is its device. With a durable
-// store it goes on from the last commit.
+// Runs the job on `engine`, which is not yet initialized; `device` is the engine's device. With a
+// durable store, the job continues from the last commit.
 ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, const Config& config,
                   const ToyOptions& options);
 
-// A new engine on a new host device of memory.device bytes (64 MiB by default), then run_toy().
+// Makes a new engine on a new host device of memory.device bytes (64 MiB by default), then calls
+// run_toy().
 ToyResult run_toy(const Config& config, const ToyOptions& options);
 
 // The same training in plain arrays with the scalar definitions.
@@ -92,7 +95,7 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options);
 // Initial masters, for engines that tests drive themselves.
 InitialValues toy_values();
 
-// One step driven by hand up to, but without, finish(): every unit acquired, computed on and
+// Drives one step by hand, without finish(). Every unit is acquired, used for computation and
 // released.
 void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config, std::uint32_t micro_batches,

@@ -1,5 +1,5 @@
-// A ring whose reads come from a pipe: they stay in the kernel until the test writes, and end short
-// when it writes little.
+// A ring that reads from a pipe. A read stays in the kernel until the test writes, and ends short
+// if the test writes too few bytes.
 #pragma once
 
 #include <fcntl.h>

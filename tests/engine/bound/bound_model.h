@@ -1,5 +1,5 @@
-// The input of the tests of the bounds: a model of blocks that are all alike, its placement and the
-// machine's rates.
+// The input of the tests of the bounds: a model of equal blocks, its placement, and the machine's
+// rates.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ inline constexpr std::uint64_t kBlockElements = 4096;
 inline constexpr std::uint64_t kParameterBytes = 2 * kBlockElements;
 inline constexpr std::uint64_t kRecordBytes = 10 * kBlockElements;
 
-// A bf16 model of blocks that are all alike, and what the bounds want to know of it. The fields
-// stay where they are: StepShape refers to them.
+// A bf16 model of equal blocks, with all that the bounds need. The object must not move, because
+// StepShape refers to its fields.
 struct BoundModel {
   explicit BoundModel(const std::vector<int>& unit_blocks, std::uint64_t window_units = 0)
       : spec(validated(spec_of(unit_blocks))),

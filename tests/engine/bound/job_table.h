@@ -1,5 +1,6 @@
-// Jobs that are listed in advance, each with a predicate that says when it may start, on lines that
-// serve one at a time. Time goes from one end of a job to the next. Part of schedule_oracle.cc.
+// A table of jobs that are listed in advance. Each job has a predicate that says when the job may
+// start, and runs on a line that serves one job at a time. Time moves from the end of one job to
+// the next end. Part of schedule_oracle.cc.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct Job {
   long start = -1;
   long end = -1;
   bool has_ended = false;
-  OracleEvent event{};  // that it is, if any
+  OracleEvent event{};  // the event that this job is, if any
 };
 
 class JobTable {
@@ -35,10 +36,10 @@ class JobTable {
   virtual ~JobTable() = default;
 
  protected:
-  // Called whenever jobs have ended, once all that end with them have.
+  // Called whenever jobs have ended, after all jobs with the same end.
   virtual void settle() = 0;
 
-  using Id = int;  // of a job
+  using Id = int;  // the number of a job
   Id add(Job job) {
     jobs_.push_back(std::move(job));
     return static_cast<Id>(jobs_.size()) - 1;
@@ -66,7 +67,7 @@ class JobTable {
   void start_what_may() {
     for (bool changed = true; changed;) {
       changed = false;
-      for (Job& job : jobs_) {  // what takes no time first, in the order listed
+      for (Job& job : jobs_) {  // jobs without duration first, in the order listed
         if (job.start >= 0 || (job.line != kNone && job.duration + job.latency > 0)) continue;
         if (!job.may_start()) continue;
         start(job);
@@ -89,7 +90,7 @@ class JobTable {
     }
   }
 
-  // To the next time at which a job or its service ends.
+  // Moves the time to the next end of a job or of its service.
   void advance() {
     long next = -1;
     for (const Job& job : jobs_) {

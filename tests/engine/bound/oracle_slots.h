@@ -1,5 +1,6 @@
-// The parameter slots of schedule_oracle.cc: who is in them, what fills them, and what stays when
-// the last user leaves. Users that leave at one instant do so in one order, whatever they came in.
+// The parameter slots of schedule_oracle.cc. For each slot, tracks the users, the job that fills
+// the slot, and whether the block stays when the last user leaves. Users that leave at the same
+// instant leave in a fixed order, which does not depend on the order of their calls.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@ class OracleSlots {
   bool has_room_for_a_lane() const { return free_ > 0; }
   bool has_room_for_a_fetch() const { return free_ > lanes_ - std::min(lanes_, lane_users_); }
 
-  // Returns the job that fills the slot: `job`, if no other job had it.
+  // Returns the job that fills the slot. This is `job` if the block was not in a slot.
   int join(int block, bool is_lane, int job) {
     Slot& slot = slots_[block];
     if (!holds(block)) {

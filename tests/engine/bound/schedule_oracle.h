@@ -1,7 +1,7 @@
-// The schedule that engine/bound/bound_simulation.h describes, written a second time and
-// differently: every job of a number of steps is listed in advance with a predicate that says when
-// it may start, and time goes from one end of a job to the next, looking at all of them each time.
-// Slow and plain. Knows rates and unit times, nothing of layouts.
+// A second, different implementation of the schedule that engine/bound/bound_simulation.h
+// describes. Every job of several steps is listed in advance, with a predicate that says when the
+// job may start. Time moves from the end of one job to the next end, and all jobs are checked each
+// time. Slow and plain. The oracle knows rates and unit times, but no layouts.
 #pragma once
 
 #include <compare>
@@ -19,23 +19,24 @@ struct OracleUse {
   std::vector<int> evicted_uses;
 };
 
-// Times in ticks; 0 = takes none. Blocks differ in their home only; blocks and uses in order.
+// Times are in ticks; 0 = no time. Blocks differ only in their homes. Blocks and uses are listed in
+// order.
 struct OracleCase {
   OverlapPolicy policy = OverlapPolicy::kSerial;
   std::vector<int> unit_blocks;
   std::vector<long> forward, backward;                 // by unit
   std::vector<bool> parameters_in_ram, record_in_ram;  // by block
   std::vector<bool> gradients_on_storage;              // by unit
-  std::vector<bool> on_device;                         // by unit: all of its state
+  std::vector<bool> on_device;                         // by unit; for all of its state
   std::vector<OracleUse> uses;
   bool half_duplex = false;
   long read_parameters = 0, read_record = 0, write_parameters = 0, write_record = 0, latency = 0;
   long read_gradients = 0, write_gradients = 0;
-  long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // a block
+  long copy_up = 0, copy_down = 0, adam = 0, norm = 0, device_adam = 0;  // for one block
   int lanes = 1, slots = 2, kept_slots = 0, gradient_slots = 1, staging = 2;
 };
 
-// The time of begin_step of each of the steps 0..count-1.
+// The times of begin_step in the steps 0..count-1.
 std::vector<long> step_begins(const OracleCase& given, int count);
 
 // The events of a block in a step.
@@ -55,7 +56,7 @@ struct OracleEvent {
   auto operator<=>(const OracleEvent&) const = default;
 };
 
-// The work of drive and CPU in steps 0..count-1, in the order in which they take it up.
+// The work of the drive and the CPU in steps 0..count-1, in the order in which the work starts.
 std::vector<OracleEvent> step_events(const OracleCase& given, int count);
 
 }  // namespace sluice::test

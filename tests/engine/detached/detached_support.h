@@ -1,4 +1,5 @@
-// A detached optimizer's tensors beside their state by update_reference() over plain arrays.
+// The tensors of a detached optimizer, and as the oracle the same state in plain arrays, updated by
+// update_reference().
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@
 
 namespace sluice::test {
 
-// One tensor as the application has it, and its state by the scalar definition.
+// One tensor of the application, and its state by the scalar definition.
 struct DetachedState {
   DType dtype = DType::kFp32;
   std::vector<std::byte> parameter;
@@ -74,8 +75,7 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // The oracle takes the application's parameters; the master of an element that is as it was
-  // stays.
+  // The oracle takes the application's parameters. The master of an unchanged element stays.
   void adopt(DetachedState& tensor) {
     const std::size_t bytes = size_of(tensor.dtype);
     const bool is_first = tensor.oracle_parameter.empty();
@@ -101,7 +101,7 @@ class DetachedTest : public testing::Test {
     return made;
   }
 
-  // The next step of tensor `id`, of which the oracle makes its own at once.
+  // Makes the next step of tensor `id`. The oracle makes this step immediately.
   DetachedUpdate next(OptimizerKind kind, std::uint32_t id) {
     DetachedState& tensor = tensors_[id];
     for (float& g : tensor.gradient) g = normal_(random_);
@@ -156,7 +156,7 @@ class DetachedTest : public testing::Test {
     }
   }
 
-  // Eight steps in which tensors miss gradients, come in other orders and are changed.
+  // Runs eight steps, in which tensors lack gradients, come in different orders and are changed.
   void train(DetachedOptimizer& optimizer, OptimizerKind kind) {
     for (int step = 0; step < 8; ++step) {
       std::vector<std::uint32_t> order;
@@ -166,7 +166,7 @@ class DetachedTest : public testing::Test {
       if (step == 5 && tensors_[1].count() > 7) set(tensors_[1], 7, 3.25f);
       std::vector<DetachedUpdate> updates;
       for (const std::uint32_t id : order) updates.push_back(next(kind, id));
-      // At once, or one after another as their gradients come.
+      // All tensors in one call, or one call for each tensor, as gradients arrive.
       if (step % 3 == 0) {
         optimizer.begin(updates);
       } else {

@@ -25,17 +25,17 @@ struct RankRun {
   std::uint64_t shadow_bytes = 0;
 };
 
-// How ranks run. With `delay_us_max`, all work on their devices waits up to that long first, by
-// chance.
+// The conditions under which ranks run. All work on their devices first waits a random time up to
+// `delay_us_max`.
 struct RankConditions {
   double timeout_s = 60;
   std::uint32_t delay_us_max = 0;
   std::uint64_t seed = 1;
-  bool closes = false;  // the engine, which a durable store commits the last step for
-  std::function<void(std::uint32_t rank, Config& config)> change = {};  // of a rank's own config
+  bool closes = false;  // closes the engine, so that a durable store commits the last step
+  std::function<void(std::uint32_t rank, Config& config)> change = {};  // changes one rank's config
 };
 
-// One engine a rank, on its own device and thread.
+// Runs one engine per rank. Each rank has its own device and thread.
 inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
                                       const ToyOptions& options,
                                       const RankConditions& conditions = {}) {

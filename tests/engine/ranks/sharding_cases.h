@@ -1,5 +1,5 @@
-// The common part of tests of several ranks, as threads or processes: configs by stage, and the
-// comparison with the oracle. Pure, except for the files of a config.
+// The common part of the tests of several ranks, which are threads or processes: configs by stage,
+// and the comparison with the oracle. Pure, except for the files of a config.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace sluice::test {
 
-// Stages 1 and 2 keep parameters on the device; stage 3 has its shards in host memory or on
+// Stages 1 and 2 keep parameters on the device. Stage 3 keeps its shards in host memory or on
 // storage.
 inline Config sharded_config(const std::string& path, std::uint32_t stage, bool uses_nvme,
                              DType dtype) {
@@ -22,7 +22,7 @@ inline Config sharded_config(const std::string& path, std::uint32_t stage, bool 
   if (uses_nvme && !is_replicated) config.placement.parameters = TierChoice::kNvme;
   config.precision = {.parameters = dtype, .gradients = dtype};
   config.sharding.stage = stage;
-  config.sharding.keep_gathered_bytes = 0;  // all of the toy's units are small
+  config.sharding.keep_gathered_bytes = 0;  // otherwise all of the toy's small units stay gathered
   config.threads = 1;
   return config;
 }

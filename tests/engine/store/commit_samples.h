@@ -1,4 +1,4 @@
-// Commit records for tests: of any size, by seed.
+// Random commit records of any size, for tests.
 #pragma once
 
 #include <random>

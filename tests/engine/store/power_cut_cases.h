@@ -1,4 +1,4 @@
-// Configurations for store_simulation.h, by seed. Thread rule: any thread.
+// Random configurations for store_simulation.h. Thread rule: any thread.
 #pragma once
 
 #include <random>

@@ -1,5 +1,5 @@
-// One rank of store_simulation.h: its drive, what it stores, its commits, and how it opens again.
-// Thread rule: one thread.
+// One rank of store_simulation.h, with its drive, its stores and its commits, and its opening after
+// a cut. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -22,28 +22,31 @@ class SimulatedRank {
  public:
   SimulatedRank(const SimulationOptions& options, std::uint32_t rank);
 
-  // A life: from opening to the next cut. The first one begins with the state of step 0, committed.
+  // Begins the first life, in which the state of step 0 is committed. A life lasts from an opening
+  // to the next cut.
   void create();
-  // Opening, in its three parts. Throws Error, and PowerCut after `requests`.
+  // An opening. open() returns the offer; settle() goes back to `step` and mends. Both throw Error,
+  // and throw PowerCut after `requests` requests.
   CommitOffer open(std::uint64_t requests);
   void settle(std::uint64_t step, std::uint64_t requests);
-  // The fault of the state that settle() has left, if there is one.
+  // Describes the fault in the state after settle(), if there is one.
   std::string find_loss();
-  // Alters one bit of one twin. Requires: settled.
+  // Flips one bit of one twin. Requires: settle() was called.
   void flip_record_bit(std::uint64_t random);
 
-  // Moves something on, by `random`, where anything can.
+  // Advances one activity, chosen by `random`, if any activity can advance.
   void advance(std::uint64_t random);
-  // The vote of the next step: all of the last one is stored, and its commit durable here.
+  // Whether this rank may vote for the next step: the last step is stored completely, and its
+  // commit is durable on this rank.
   bool may_vote() const;
-  // All have voted.
+  // To be called when all ranks have voted.
   void begin_step();
 
   void end(bool is_power_cut);
 
-  std::uint64_t step() const { return step_; }             // that is whole here
-  std::uint64_t durable_step() const { return durable_; }  // whose commit has ended here
-  std::uint64_t begun_step() const { return begun_; }      // whose commit has begun here
+  std::uint64_t step() const { return step_; }             // the step that is complete on this rank
+  std::uint64_t durable_step() const { return durable_; }  // the step whose commit has ended here
+  std::uint64_t begun_step() const { return begun_; }      // the step whose commit has begun here
   bool is_writing_record() const { return !writer_->is_idle(); }
   bool went_back() const { return went_back_; }
 
@@ -90,7 +93,7 @@ class SimulatedRank {
   std::unique_ptr<CommitWriter> writer_;
   PlaneCopies copies_{1, 1};
   std::vector<std::unique_ptr<Store>> stores_;  // by plane
-  std::vector<std::uint64_t> versions_;         // of the home
+  std::vector<std::uint64_t> versions_;         // the version at the home
   std::deque<std::function<void()>> messages_;
   std::uint64_t step_ = 0;
   std::uint64_t voted_ = 0;  // the step whose update may be stored

@@ -1,12 +1,12 @@
-// Every order in which a small training can go: its ranks, blocks, lane, stores, commits and votes
-// as a state machine over the product's PlaneCopies, searched exhaustively. In each state that can
-// be reached, a power cut must leave a step that every rank can open, whatever it keeps of what has
-// not been flushed; and none but the last may be without a way on.
+// Searches every order of events in a small training. The ranks, blocks, lanes, stores, commits and
+// votes form a state machine over the product's PlaneCopies. In each reachable state, a power cut
+// must leave a step that every rank can open, whichever unflushed data the cut keeps. Every state
+// except the last must have a next state.
 //
-// Events: a block takes a lane, its store begins once there is a copy for it, the store ends; a
-// commit begins, its data is flushed, its record is durable; all ranks vote. While a store or a
-// flush is under way, a cut may leave anything of it; while a record is written, the one before in
-// its slot or the new one.
+// The events of a block: it takes a lane, its store begins when a copy is free, the store ends. The
+// events of a commit: it begins, its data is flushed, its record is durable. Another event: all
+// ranks vote. A cut during a store or a flush may leave any part of the data. A cut during the
+// write of a record leaves the old or the new record in the slot.
 //
 // Thread rule: pure.
 #pragma once
@@ -16,8 +16,9 @@
 
 namespace sluice::test {
 
-// When a block of step v may be updated: kDeferred after the vote of v; kEager before; kSpeculative
-// before, to a copy that is not the home, and again after the vote where that went against it.
+// The time at which a block may be updated in step v. kDeferred: after the vote of v. kEager:
+// before the vote. kSpeculative: before the vote, to a copy that is not the home, and again after
+// the vote if the vote rejected the update.
 enum class SmallPolicy : std::uint8_t { kDeferred, kEager, kSpeculative };
 
 struct SmallProtocol {
@@ -28,17 +29,17 @@ struct SmallProtocol {
   std::uint32_t steps = 4;
   std::uint32_t commit_every = 1;
   SmallPolicy policy = SmallPolicy::kDeferred;
-  // Wrong on purpose.
+  // Deliberate errors in the protocol.
   bool votes_without_commit = false;  // a rank votes before its own commit is durable
   bool frees_without_vote = false;    // copies are free when this rank's commit is durable
-  bool skips_flush = false;           // of the data
+  bool skips_flush = false;           // the data is not flushed
 };
 
 struct SmallOutcome {
   std::uint64_t states = 0;
-  bool ended = false;      // the last step can be reached
-  std::string deadlock;    // a state without a way on; empty: there is none
-  std::string unopenable;  // a state in which a power cut loses everything
+  bool ended = false;      // the last step is reachable
+  std::string deadlock;    // a state without a next state; empty = none
+  std::string unopenable;  // a state in which a power cut loses everything; empty = none
 };
 
 SmallOutcome explore(const SmallProtocol& protocol);

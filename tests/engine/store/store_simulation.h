@@ -1,9 +1,11 @@
-// Trainings without arithmetic on drives whose power fails: the product's own code of copies,
-// commits and opening over PowerCutDisk, with one or several ranks, and everything that may happen
-// in any order drawn by seed. After each cut the store has to open, at a step that counted or a
-// later one, with every byte of it; cuts come during that, too.
+// Simulates trainings without arithmetic on drives whose power fails. The product's code for
+// copies, commits and opening runs over PowerCutDisk, with one or several ranks. The seed decides
+// all orders that are not fixed. After each cut, the store has to open with every byte of a step,
+// and this step must not be older than the last step that counted. Cuts also happen during the
+// opening.
 //
-// Mutations put one wrong step each into the protocol, so that tests see that they would be found.
+// Each mutation puts one error into the protocol, so that tests can show that the simulation finds
+// the error.
 //
 // Thread rule: one thread.
 #pragma once
@@ -18,26 +20,26 @@ enum class Mutation : std::uint8_t {
   kNone,
   kDataNotFlushed,
   kRecordBeforeData,  // the data is flushed after the record
-  kTwinsAtOnce,       // both written, then both flushed
+  kTwinsAtOnce,       // both twins are written, then both are flushed
   kTwinsNotFlushed,
-  kFreedTooEarly,      // copies that the commit before names are free when the next one begins
-  kOwnCommitSuffices,  // of several ranks: they are free when this rank has the next one
+  kFreedTooEarly,      // copies of the previous commit are free when the next begins
+  kOwnCommitSuffices,  // such copies are free when this rank alone has the next commit
   kStoreInPlace,       // stores go to the home
-  kCommitTooEarly,     // begun before the last store has ended
-  kNewestOverwritten,  // records go to the slot of the newest
-  kGenerationStays,    // records do not count up
-  kVoidLeftOut,        // a rank goes back without taking its newer record back
-  kMendLeftOut,        // twins stay as a cut has left them
+  kCommitTooEarly,     // a commit begins before the last store has ended
+  kNewestOverwritten,  // a record overwrites the newest record
+  kGenerationStays,    // records do not count generations
+  kVoidLeftOut,        // a rank that goes back does not void its newer record
+  kMendLeftOut,        // twins are not repaired after a cut
 };
 
 struct SimulationOptions {
   std::uint64_t seed = 1;
   std::uint32_t ranks = 1;
   std::uint32_t planes = 4;
-  std::uint32_t planes_in_memory = 0;  // of them: stored for commits alone
+  std::uint32_t planes_in_memory = 0;  // of these planes; stored only for commits
   std::uint8_t copies = 2;
   std::uint64_t commit_every = 1;
-  bool is_eager = false;  // updates are stored before the vote of their step
+  bool is_eager = false;  // updates are stored before their step's vote
   std::uint32_t cuts = 8;
   Mutation mutation = Mutation::kNone;
 };
@@ -47,10 +49,10 @@ struct SimulationResult {
   std::uint64_t cuts_in_recovery = 0;
   std::uint64_t steps = 0;
   std::uint64_t went_back = 0;  // ranks that made a record void
-  std::string failure;          // empty: nothing was lost
+  std::string failure;          // empty if nothing was lost
 };
 
-// Runs until so many cuts have come, or the first failure.
+// Runs until the given number of cuts, or until the first failure.
 SimulationResult simulate_store(const SimulationOptions& options);
 
 }  // namespace sluice::test

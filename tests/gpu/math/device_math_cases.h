@@ -1,6 +1,6 @@
-// Cases of DeviceMath, on whatever device: the bits of the CPU's scalar definitions. A test program
-// includes this header once and instantiates DeviceMathTest with its machines. Thread rule: one
-// thread.
+// Test cases of DeviceMath for any device. The results must have the bits of the CPU's scalar
+// definitions. A test program includes this header once and instantiates DeviceMathTest with the
+// program's machines. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,8 @@ struct MathMachineFactory {
   std::function<MathMachine()> make;
 };
 
-// Lengths around the eight elements of an access and the 256 of a leaf, and one of many blocks.
+// Lengths near the 8 elements of an access and the 256 elements of a leaf, and one length of many
+// blocks.
 inline constexpr std::uint64_t kMathCounts[] = {1, 7, 8, 9, 255, 256, 257, 1003, 70001};
 inline constexpr DType kMathTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
 
@@ -80,7 +81,8 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     return {staging.data(), staging.data() + array.size_bytes};
   }
 
-  // Values of every magnitude that the type has, zeros and, `with_special`, infinities and NaNs.
+  // Values of every magnitude of the type, and zeros. With `with_special`, also infinities and
+  // NaNs.
   Bytes random_values(DType type, std::uint64_t count, bool with_special = false) {
     Bytes bytes(count * size_of(type));
     std::uniform_int_distribution<int> exponent(-149, with_special           ? 127
@@ -114,7 +116,7 @@ class DeviceMathTest : public testing::TestWithParam<MathMachineFactory> {
     std::memcpy(&half, bytes.data() + 2 * i, 2);
     return type == DType::kBf16 ? float_from_bf16(half) : float_from_fp16(half);
   }
-  // Equal bits, or both NaN.
+  // Expects equal bits, or that both are NaN.
   static void expect_same(DType type, const Bytes& actual, const Bytes& expected) {
     ASSERT_EQ(actual.size(), expected.size());
     for (std::uint64_t i = 0; i < actual.size() / size_of(type); ++i) {
@@ -216,7 +218,8 @@ TEST_P(DeviceMathTest, UnscalesAndNoticesOverflow) {
   }
 }
 
-// Every optimizer; Adam at several steps, the only one whose numbers depend on them.
+// Coefficients of every optimizer. Adam has several steps, because only its coefficients depend on
+// the step.
 inline std::vector<DeviceCoefficients> all_device_coefficients() {
   std::vector<DeviceCoefficients> all = {lion_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
                                          adagrad_coefficients({.weight_decay = 0.1}, 1e-3, 0.37f),
@@ -228,7 +231,7 @@ inline std::vector<DeviceCoefficients> all_device_coefficients() {
   return all;
 }
 
-// The state of one update on the host, and the same on the device.
+// The state of one update on the host, and the same state on the device.
 struct UpdateState {
   DType parameter_type;
   DType gradient_type;
@@ -303,12 +306,12 @@ TEST_P(DeviceMathTest, UpdatesAsTheCpu) {
   }
 }
 
-// One master beyond what its parameter's type holds, in the last, short access.
+// One master is too large for its parameter's type. It lies in the last, short access.
 TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   const SgdCoefficients c{.gradient_scale = 1, .l2 = 0, .momentum = 0, .learning_rate = -1};
   for (const DType type : kMathTypes) {
-    // The largest that is finite in the parameter's type, and the next number of note: infinity,
-    // what rounds to an infinite bf16, and to an infinite fp16.
+    // The largest number that is finite in the parameter's type, and a number that is not finite
+    // there: infinity for fp32, or a number that rounds to infinity in bf16 or fp16.
     const float largest = type == DType::kFp32   ? 3.4e38f
                           : type == DType::kBf16 ? 3.39e38f
                                                  : 65519.0f;
@@ -341,7 +344,7 @@ TEST_P(DeviceMathTest, NoticesAMasterThatIsNotFinite) {
   }
 }
 
-// One moment that is infinite where its master is not, in the last, short access.
+// One moment is infinite, but its master is finite. It lies in the last, short access.
 TEST_P(DeviceMathTest, NoticesAMomentThatIsNotFinite) {
   for (const DeviceCoefficients& c : {DeviceCoefficients(adam_coefficients({}, 1e-3, 1, 1.0f)),
                                       DeviceCoefficients(adam_l2_coefficients({}, 1e-3, 1, 1.0f)),

@@ -1,6 +1,6 @@
-// The element functions of sluice/dtype.h and base/optimizer_math.h, run on the GPU over arrays:
-// what optimizer_math_cuda_test compares with the CPU. Thread rule: one thread at a time. Fails
-// with: std::runtime_error naming the CUDA call.
+// Runs the element functions of sluice/dtype.h and base/optimizer_math.h on the GPU over arrays.
+// optimizer_math_cuda_test compares the results with the CPU's. Thread rule: one thread at a time.
+// Fails with: std::runtime_error naming the CUDA call.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct AdamInput {
   AdamElement state;
   float gradient;
 };
-// One step of every optimizer there is; the alternative says which.
+// The coefficients for one step of an optimizer. The alternative selects the optimizer.
 using ElementCoefficients = std::variant<AdamCoefficients, AdamL2Coefficients, LionCoefficients,
                                          AdagradCoefficients, SgdCoefficients>;
 std::vector<AdamElement> gpu_update_elements(const ElementCoefficients& coefficients,

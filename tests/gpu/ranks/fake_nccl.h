@@ -1,5 +1,5 @@
-// The requests to the stand-in for NCCL (fake_nccl.cc) since the last call: found by its symbol in
-// the library. Thread rule: any thread.
+// The number of requests to the stand-in for NCCL (fake_nccl.cc) since the last call. The function
+// is found by its symbol in the library. Thread rule: any thread.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,13 +11,13 @@ struct fake_nccl_counts {
   int buffers = 0;      // registered and not given back
   int windows = 0;      // as buffers
   int allocations = 0;  // as buffers
-  // By ranks to whom rank 0's offset in a symmetric window is not their own.
+  // Requests of ranks whose offset in a symmetric window differs from rank 0's offset.
   int unequal_offsets = 0;
 };
 
 extern "C" fake_nccl_counts fake_nccl_take_counts();
 
-// `path` of the library.
+// `path` is the library's path.
 inline fake_nccl_counts take_fake_nccl_counts(const char* path) {
   void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
   SLUICE_CHECK(library != nullptr, "the fake is there");

@@ -1,6 +1,6 @@
-// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc): where they meet, what they
-// send each other, and the offsets of their buffers in memory that is registered in symmetric
-// windows, which have to be equal on all ranks.
+// The common part of the ranks of the stand-in for NCCL (fake_nccl.cc). Here ranks meet and
+// exchange messages. Here the offsets of buffers in symmetric windows are compared, which have to
+// be equal on all ranks.
 // Thread rule: every function from any thread.
 #pragma once
 
@@ -33,11 +33,12 @@ struct FakeNcclMessage {
   bool is_send;
 };
 
-// Where a rank's buffer lies in its window; outside of every window nothing is asked of it.
+// The offset of a rank's buffer in its window. Outside of all windows, the offsets are not
+// compared.
 using FakeNcclOffset = std::int64_t;
 inline constexpr FakeNcclOffset kOutsideOfWindows = -1;
 
-// One rank's contribution to an operation: its part, and the offsets that have to be equal.
+// One rank's contribution to an operation: the data, and the offsets that have to be equal.
 struct FakeNcclPart {
   const void* data = nullptr;
   const char* operation = "";
@@ -51,8 +52,8 @@ struct FakeNcclWorld {
   // Guarded by mutex:
   int size = 0;
   int joined = 0;
-  std::set<int> aborted;  // ranks: their own waiting ends, the others hear of it when they ask
-  std::string violation;  // of what NCCL asks of its callers; the first
+  std::set<int> aborted;  // ranks that stop waiting; others learn of this when they ask
+  std::string violation;  // the first violation of NCCL's rules for callers
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeNcclSent>>> sent;  // by (from, to)
   std::map<std::uint64_t, std::vector<FakeNcclPart>> parts;                       // by operation
   std::map<std::uint64_t, int> done;
@@ -63,7 +64,8 @@ struct FakeNcclWorld {
   };
   std::map<std::uint64_t, Split> splits;
 
-  // All ranks bring a part; `work` reads their data; no rank leaves before all are done.
+  // Waits until all ranks have brought a part. `work` reads the data of all parts. No rank returns
+  // before all are done.
   void meet(std::uint64_t operation, int rank, FakeNcclPart part,
             const std::function<void(const std::vector<const void*>&)>& work);
   void transfer(int rank, const std::vector<FakeNcclMessage>& messages);

@@ -1,6 +1,7 @@
-// Cases of the GPT for GPUs, on whatever device: the same loss and gradients as the CPU's
-// GptCompute, which is held to a reference in double. A test program includes this header once and
-// instantiates DeviceGptTest with device_gpt_cases() for its machines. Thread rule: one thread.
+// Test cases of the GPT for GPUs, on any device. Loss and gradients must match the CPU's
+// GptCompute, which other tests compare with a reference in double. A test program includes this
+// header once and instantiates DeviceGptTest with device_gpt_cases() for the program's machines.
+// Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,8 +22,8 @@ struct DeviceGptCase {
   std::uint64_t attention_scratch_bytes = kAttentionScratchBytes;
 };
 
-// No extent is a multiple of a lane count or of kPartialRows; several pieces of rows, sequences
-// shorter than the context, and one head at a time.
+// No extent is a multiple of a lane count or of kPartialRows. The cases have several pieces of
+// rows, sequences shorter than the context, and one head at a time.
 inline std::vector<DeviceGptCase> device_gpt_cases(const DeviceMachineFactory& machine) {
   return {{machine,
            "tied",
@@ -78,7 +79,7 @@ class DeviceGptTest : public testing::TestWithParam<DeviceGptCase> {
     if (const std::string why = GetParam().machine.why_not(); !why.empty()) GTEST_SKIP() << why;
   }
 
-  // Random parameters, in bf16 rounded, and the result of the CPU from the same ones.
+  // Random parameters, which are rounded for bf16. The CPU's result comes from the same parameters.
   TensorMemory parameters(DType type) const {
     const TensorMemory values(spec_, DType::kFp32);
     fill_random(spec_, values);
@@ -128,7 +129,7 @@ TEST_P(DeviceGptTest, Fp32EqualsTheCpu) {
   expect_close(on_device(DType::kFp32, DType::kFp32), on_cpu(DType::kFp32), 2e-5);
 }
 
-// Activations are rounded to 8 bits of mantissa at every step: a coarse comparison.
+// The comparison is coarse, because activations are rounded to 8 bits of mantissa at every step.
 TEST_P(DeviceGptTest, Bf16IsNearTheCpu) {
   expect_close(on_device(DType::kBf16, DType::kFp32), on_cpu(DType::kBf16), 0.1);
 }
@@ -138,7 +139,7 @@ TEST_P(DeviceGptTest, Bf16GradientsAreTheRoundedOnes) {
   const PassResult rounded = on_device(DType::kBf16, DType::kBf16);
   EXPECT_EQ(rounded.loss, exact.loss);
   for (const auto& [name, gradient] : exact.gradients) {
-    // Tensors that are used twice are rounded twice.
+    // The gradients of tensors that are used twice are rounded twice.
     EXPECT_LT(relative_difference(rounded.gradients.at(name), gradient), 0.01) << name;
   }
 }
@@ -168,7 +169,7 @@ TEST_P(DeviceGptTest, EvaluationHasTheLossOfTraining) {
   gpt.start(DeviceGpt::Mode::kEvaluation, tokens_, targets_, stream.id());
   for (std::uint32_t use = 0; use < gpt.use_count(); ++use)
     gpt.forward(use, units[index_of(spec_.forward_order[use])].const_tensors(), stream.id());
-  double loss = 1.0;  // is added to
+  double loss = 1.0;  // the pass adds its loss to this value
   gpt.add_loss(loss, stream.id());
   device.synchronize(stream.id());
   EXPECT_NEAR(loss - 1.0, on_cpu(DType::kFp32).loss, 1e-4);

@@ -1,5 +1,5 @@
-// A training pass of DeviceGpt with the parameters of TensorMemory, over any device: everything
-// goes to device memory and comes back, as with an engine. Thread rule: one thread at a time.
+// A training pass of DeviceGpt with the parameters of TensorMemory, over any device. All data is
+// copied to device memory and back, as with an engine. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstring>
@@ -33,7 +33,7 @@ inline DeviceUnit device_unit(Device& device, const UnitSpec& unit, DType type) 
   return made;
 }
 
-// Copies between the host and the device through page-locked memory, and waits.
+// Copies between the host and the device through page-locked memory, and waits for each copy.
 class Transfers {
  public:
   Transfers(Device& device, StreamId stream) : device_(device), stream_(stream) {}
@@ -60,7 +60,7 @@ class Transfers {
   StreamId stream_;
 };
 
-// `parameters` of `type`, unit by unit.
+// Copies `parameters`, which are of `type`, to the device unit by unit.
 inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
                                                const ModelSpec& spec,
                                                const TensorMemory& parameters, DType type) {
@@ -75,8 +75,8 @@ inline std::vector<DeviceUnit> units_on_device(Device& device, StreamId stream,
   return units;
 }
 
-// As run_training_pass(). Gradient memory starts as NaN, so that an element that backward forgets
-// shows. `parameters` are of ops.type().
+// As run_training_pass(). Gradient memory starts as NaN, so that an element that the backward pass
+// forgets is noticed. `parameters` are of ops.type().
 inline PassResult run_device_pass(DeviceGpt& gpt, Device& device, const DeviceOps& ops,
                                   const ModelSpec& spec, const TensorMemory& parameters,
                                   const std::vector<std::uint32_t>& tokens,

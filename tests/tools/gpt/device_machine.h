@@ -1,5 +1,5 @@
-// A device and the operations on it, for tests that run on the host device here and on a GPU where
-// there is one. Thread rule: one thread at a time.
+// A device and its operations, for tests that run on the host device, and also on a GPU if the
+// machine has one. Thread rule: one thread at a time.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ inline DeviceMachineFactory host_machine() {
           }};
 }
 
-// A GPU, with the library's products or with plain ones.
+// A GPU, with the library's products or with plain products.
 inline DeviceMachineFactory cuda_machine(ProductKernels products) {
   return {products == ProductKernels::kFast ? "cuda" : "cuda_plain",
           [] { return why_no_cuda_device(); },

@@ -1,5 +1,5 @@
-// Parameters and gradients of a whole model in plain memory, as the engine would hand them out: one
-// 256-byte-aligned array per tensor. It is the part of an engine that the tests of GptCompute need.
+// Parameters and gradients of a whole model in plain memory, in the engine's format: one
+// 256-byte-aligned array per tensor. The tests of GptCompute need only this part of an engine.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace sluice::gpt {
 
-// One array per tensor of every unit. `shift` moves all by so many times 256 bytes.
+// One array per tensor of every unit. `shift` moves all arrays by `shift` * 256 bytes.
 inline std::uint16_t half_from_float(DType dtype, float value) {
   return dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
 }
@@ -67,8 +67,8 @@ void for_each_tensor(const ModelSpec& spec, const Body& body) {
       body(unit, tensor, spec.units[unit].tensors[tensor]);
 }
 
-// Values that leave no gradient tiny: biases and norms are random too, matrices larger than at a
-// real start.
+// Fills in values for which no gradient is tiny. Biases and norms are random, too, and matrices are
+// larger than at a real start.
 inline void fill_random(const ModelSpec& spec, const TensorMemory& parameters) {
   for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
     const CounterRandom random(7, t.name);
@@ -96,9 +96,9 @@ inline void run_forward(GptCompute& compute, const ModelSpec& spec,
     compute.forward(use, parameters.const_pointers(index_of(spec.forward_order[use])));
 }
 
-// Forward and backward in fp32 or bf16; gradients of units used twice are added in fp32, as the
-// engine does for fp32 gradients. Gradient memory starts as NaN, so that an element that backward
-// forgets shows.
+// The result of a forward and a backward pass in fp32 or bf16. If a unit is used twice, its
+// gradients are added in fp32, as in the engine for fp32 gradients. Gradient memory starts as NaN,
+// so that an element that the backward pass forgets is noticed.
 struct PassResult {
   double loss;
   std::map<std::string, std::vector<float>> gradients;
@@ -132,7 +132,7 @@ inline PassResult run_training_pass(GptCompute& compute, const ModelSpec& spec,
   return result;
 }
 
-// ||a - b|| / ||b||; NaN when either holds one.
+// ||a - b|| / ||b||; NaN when a or b has a NaN.
 template <class A, class B>
 double relative_difference(const A& a, const B& b) {
   if (a.size() != b.size()) return std::numeric_limits<double>::quiet_NaN();

@@ -1,6 +1,6 @@
-// GPT-2 in double precision, written as plainly as the formulas: the oracle of the tests in this
-// folder. Forward only: gradients are taken from it by central differences, whose error in double
-// (about 1e-9) is far below that of fp32. Shares no code with tools/gpt.
+// GPT-2 in double precision, written as plainly as the formulas. This is the oracle of the tests in
+// this folder. It has only the forward pass. Gradients are computed by central differences, and
+// their error in double (about 1e-9) is far below fp32's error. Shares no code with tools/gpt.
 #pragma once
 
 #include <cmath>
@@ -130,7 +130,7 @@ inline Vector logits(const GptConfig& config, const Parameters& p,
   return linear(x, transposed, Vector(config.vocabulary, 0.0));
 }
 
-// Derivative of f with respect to *x.
+// The derivative of f with respect to *x.
 template <class Function>
 double central_difference(double* x, const Function& f) {
   constexpr double kStep = 1e-5;

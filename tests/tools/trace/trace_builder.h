@@ -1,5 +1,5 @@
-// Traces with a clock of their own, built record by record or read back from a file, for tests of
-// what is made of them.
+// Builds traces with an artificial clock, record by record, or reads traces back from a file. For
+// tests of programs that use traces.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace sluice::test {
 
-// A trace file in memory with these records, as read_trace() gives it.
+// Returns a trace with these records, as from read_trace().
 inline TraceFile trace_of(std::vector<TraceRecord> records) {
   TraceFile file;
   file.path = "virtual";
@@ -18,7 +18,8 @@ inline TraceFile trace_of(std::vector<TraceRecord> records) {
   return file;
 }
 
-// A read or write: asked for at `begin`, at the drive from `started` to `moved`, done at `end`.
+// A read or write, which is requested at `begin`, is at the drive from `started` to `moved`, and is
+// done at `end`.
 inline TraceRecord transfer(TraceKind kind, std::uint32_t block, std::uint64_t begin,
                             std::uint64_t started, std::uint64_t moved, std::uint64_t end,
                             std::uint8_t plane = kTraceParameters) {

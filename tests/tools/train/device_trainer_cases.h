@@ -1,6 +1,6 @@
-// Cases of training with an engine, on whatever device: the same losses as on the CPU, and the same
-// bits wherever the state lives. A test program includes this header once and instantiates
-// DeviceTrainerTest with its machines. Thread rule: one thread.
+// Test cases of training with an engine, on any device. The losses must match the CPU's, and the
+// bits must not depend on where the state lives. A test program includes this header once and
+// instantiates DeviceTrainerTest with the program's machines. Thread rule: one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -119,13 +119,13 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
     TrainConfig mixed = on_nvme;
     mixed.engine.placement = {.parameters = TierChoice::kHost, .optimizer = TierChoice::kNvme};
     mixed.engine.storage.block_elements = 8192;
-    TrainConfig on_device = on_nvme;  // which makes the update
+    TrainConfig on_device = on_nvme;  // the device makes the update
     on_device.engine.placement = {.optimizer = TierChoice::kDevice};
-    TrainConfig partly_on_device = on_nvme;  // as far as the budget goes
+    TrainConfig partly_on_device = on_nvme;  // as much state as the budget allows
     partly_on_device.engine.placement = {};
     partly_on_device.engine.memory.device_bytes = 1_MiB;
     const Result reference = on_machine(in_memory);
-    TrainConfig scaled = in_memory;  // a power of two changes no bit either
+    TrainConfig scaled = in_memory;  // a scale that is a power of two must change no bit
     scaled.engine.precision.loss_scale.static_scale = 1024;
     for (const TrainConfig& other : {on_nvme, mixed, scaled, on_device, partly_on_device}) {
       const Result actual = on_machine(other);
@@ -137,7 +137,8 @@ TEST_P(DeviceTrainerTest, PlacementChangesNoBit) {
   }
 }
 
-// 140 KiB of device memory for the engine: two of the units at a time, of a state of 1.4 MiB.
+// The engine has 140 KiB of device memory, which holds two units at a time. The whole state is 1.4
+// MiB.
 TEST_P(DeviceTrainerTest, TrainsWhatDoesNotFitTheDeviceBudget) {
   TrainConfig small = config(DType::kBf16);
   small.engine.memory.device_bytes = 1_MiB;

@@ -1,5 +1,5 @@
-// A GPT of a few thousand parameters in an engine on the host device, for tests of what the tools
-// do with an engine. Thread rule: one thread at a time.
+// A GPT of a few thousand parameters in an engine on the host device, for tests of tools that use
+// an engine. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ inline gpt::GptConfig small_gpt() {
   return {.layers = 2, .heads = 2, .embedding = 32, .context = 8, .vocabulary = 256};
 }
 
-// Everything on storage in `folder`.
+// A config with all state on storage in `folder`.
 inline TrainConfig small_train_config(const std::string& folder, DType precision) {
   TrainConfig config;
   config.model = small_gpt();
@@ -48,7 +48,7 @@ class SmallGpt {
   const TrainConfig& config() const { return config_; }
   const ModelSpec& model() const { return model_; }
 
-  // As `sluice train` does.
+  // The initial values as in `sluice train`.
   InitialValues initial_values() const {
     return [this](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
       for (const UnitSpec& unit : model_.units) {
