@@ -60,8 +60,8 @@ TEST_P(IoQueueContract, RandomDirectTransfersKeepEveryByte) {
   }
 }
 
-// Pieces of every length at every offset. The file is written in one division into pieces and read
-// in another.
+// Pieces of every length at every offset. The file is divided into pieces in one way for writing,
+// and in another way for reading.
 TEST_P(IoQueueContract, UnalignedTransfersThroughThePageCacheKeepEveryByte) {
   constexpr std::uint64_t kFileBytes = 300'001;
   const UniqueFd file = open_plain(kFileBytes);

@@ -1,6 +1,7 @@
 // An IoQueue that wraps a real one and checks the order of a durable store's requests:
-//   - a commit record is written after all data that it names has been written and flushed, with
-//   the record's checksums; the record's twin is written after the record is flushed;
+//   - a commit record is written after all data that the record names has been written with the
+//     record's checksums and flushed;
+//   - the record's twin is written after the record is flushed;
 //   - data that the last durable record names, or the record under way, is not overwritten.
 // The audit knows nothing of the engine except the files and the format of records.
 //

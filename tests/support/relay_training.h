@@ -75,7 +75,7 @@ class Relay {
   std::vector<std::vector<float>> masters_;  // by unit
   std::atomic<std::uint64_t> wrong_ = 0;
   std::atomic<std::uint64_t> seen_ = 0;
-  std::vector<Stream> streams_;  // last: their work uses all of the above
+  std::vector<Stream> streams_;  // last, because their work uses all of the above
 };
 
 }  // namespace sluice::test

@@ -49,7 +49,7 @@ struct BenchResult {
   Spread limit_gb_per_s;    // move_like_update(): the same streams without arithmetic
   Spread percent_of_limit;  // of the ratios within each round
   Spread memcpy_gb_per_s;   // read and written bytes
-  Spread triad_gb_per_s;    // STREAM's: a = b + s * c in fp64, 24 bytes per element
+  Spread triad_gb_per_s;    // the triad of STREAM: a = b + s * c in fp64, 24 bytes per element
 };
 
 // The bytes of memory that one measurement takes.

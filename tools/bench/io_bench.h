@@ -100,7 +100,7 @@ class IoBench {
   std::condition_variable completed_;
   std::vector<Slot*> ended_;
 
-  std::unique_ptr<IoQueue> queue_;  // last: its callbacks use all of the above
+  std::unique_ptr<IoQueue> queue_;  // last, because its callbacks use all of the above
 };
 
 }  // namespace sluice

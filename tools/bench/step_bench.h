@@ -27,7 +27,7 @@ struct StepBenchModel {
   std::optional<std::uint32_t> lanes;  // nothing = a tenth of the blocks
   // The share of the state in host memory: 0 = all of it on storage, 1 = all of it in host memory.
   double memory_share = 0;
-  unsigned threads = 0;            // of the optimizer; 0 = the granted cores
+  unsigned threads = 0;            // threads of the optimizer; 0 = as many as granted cores
   std::uint32_t window_units = 3;  // the units that fit the device window
   bool window_holds_all = false;   // true: all units fit the window
   // The number of steps per commit of a durable store; 0 = the state lies in scratch files. Each
@@ -42,7 +42,7 @@ struct CpuRates {
   double norm = 0;
 };
 
-// A step's time, and the engine's report of it.
+// A step's time and the engine's report.
 struct MeasuredStep {
   double step_s = 0;  // from begin_step() to the next begin_step()
   StepReport report;
@@ -50,7 +50,7 @@ struct MeasuredStep {
 
 class StepBench {
  public:
-  // `rates` holds the throttles and the emulated times: storage, copies and units.
+  // `rates` has the throttled rates of storage and copies, and the emulated times of the units.
   // Fails with: as Engine.
   StepBench(const StepBenchModel& model, OverlapPolicy policy, const Rates& rates);
   ~StepBench();

@@ -12,7 +12,7 @@ namespace sluice {
 enum class FileKind { kMissing, kRegular, kFolder, kBlockDevice, kOther };
 
 struct FilePlace {
-  std::string path;    // as the user gave it
+  std::string path;    // the path as given by the user
   std::string folder;  // of the target; absolute, without links; empty = no such folder
   std::string target;  // the path at the end of all links; the file need not exist
   // Set if the path names a descriptor of this process, such as 1 for /dev/stdout.

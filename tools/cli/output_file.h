@@ -3,8 +3,9 @@
 // under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
-//   begin() .. accept() .. write() .. commit()  its own name as soon as the run is accepted: what
-//                                               grows, so that a killed run leaves what it had
+//   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the
+//                                               run is accepted, so that a killed run leaves the
+//                                               part that was written
 //
 // Until accept() or commit(), an older file of that name stays as it was. An output that is
 // destroyed before either call leaves nothing. A symbolic link is followed, and its target is

@@ -38,8 +38,8 @@ struct TraceWhatIfOptions {
   std::vector<std::string> settings;
 };
 
-// Each returns the exit code (tools/cli/exit_codes.h) and fails with: kInput for a file that cannot
-// be read or written, or is no trace; kConfig for an option.
+// Each function returns the exit code (tools/cli/exit_codes.h). Fails with: kInput for a file that
+// cannot be read or written, or is no trace; kConfig for an option.
 int run_trace_summary(const TraceSummaryOptions& options);
 int run_trace_html(const TraceHtmlOptions& options);
 int run_trace_export(const TraceExportOptions& options);

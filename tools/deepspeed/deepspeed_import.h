@@ -25,7 +25,7 @@ struct DeepspeedValues {
   std::optional<double> clip_norm;
   std::optional<std::uint64_t> warmup_steps;
   std::optional<std::uint64_t> steps;
-  std::string precision;  // empty = bf16 where the file leaves it open
+  std::string precision;  // empty = bf16, unless the file has a precision
   std::string device = "auto";
   std::uint32_t ranks = 1;
 };
@@ -63,7 +63,8 @@ ImportedConfig import_deepspeed(std::string_view text, const std::string& name,
 
 // One message about all keys that are refused.
 std::string refusals(const ImportReport& report, const std::string& name);
-// "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none refused".
+// A line such as "ds.json is a DeepSpeed file: 12 keys mapped, 5 not needed, 1 understood, none
+// refused".
 std::string summary_of(const ImportReport& report, const std::string& name);
 
 // The whole report, with a line for each key.

@@ -57,7 +57,7 @@ struct StepShare {
   std::int64_t exposed_optimizer_ns = 0;
   std::int64_t other_ns = 0;
   // The time in which storage, copies to the device or the optimizer were at work. The engine
-  // measured this time; if it did not, the time follows from the records.
+  // measures this time. In a trace without this measurement, the time follows from the records.
   std::uint64_t background_ns = 0;
   std::int64_t rank_wait_ns = 0;  // the part of exposed I/O that waits for other ranks
   bool is_open = false;           // the run was killed in this step

@@ -33,7 +33,7 @@ struct TraceFile {
   std::uint32_t ranks = 1;
   std::string host;
   std::string boot;
-  std::uint64_t steady_ns = 0;  // with wall_ns, two clocks at one instant
+  std::uint64_t steady_ns = 0;  // this and wall_ns are two clocks at the same instant
   std::uint64_t wall_ns = 0;
 
   // From the section "clock": this clock minus rank 0's steady clock, and the error of this

@@ -27,7 +27,7 @@ struct StepMeans {
   double exposed_optimizer_s = 0;
   double other_s = 0;
   double background_s = 0;  // storage, copies or the optimizer were at work
-  double hidden_s = 0;      // the part of background_s without a wait for it
+  double hidden_s = 0;      // the part of background_s that nothing waited for
   double least_s = 0;       // the shortest and the longest step
   double most_s = 0;
 

@@ -37,11 +37,11 @@ struct WhatIf {
 // key.
 //   nvme, nvme.read, nvme.write, copy, adam, compute   speed: a factor
 //   nvme.latency                                       a factor
-//   drives                                             a number, of what was one
+//   drives                                             the number of drives in place of one
 //   prefetch_window                                    units that the device window holds
 //   lanes                                              blocks in the optimizer pass
 //   memory.host, memory.device                         sizes; the placement is planned again
-//   policy                                             as optimizer.overlap, not auto
+//   policy                                             as optimizer.overlap, but not "auto"
 // Fails with: kConfig for a setting; kInput when the trace has less than three steps or does not
 // describe its engine, or when the model misses the recorded step by more than kWhatIfErrorMax;
 // kOutOfMemory when a budget is too small.

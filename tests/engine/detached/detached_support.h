@@ -185,7 +185,8 @@ class DetachedTest : public testing::Test {
   std::mt19937 random_{7};
   std::normal_distribution<float> normal_;
   std::vector<DetachedState> tensors_;
-  // A tensor without elements, small ones, and some of several blocks, the last one short.
+  // A tensor without elements, small tensors, and tensors of several blocks with a short last
+  // block.
   const std::vector<std::uint64_t> counts_{40'000, 20'001, 0, 1, 300, 65'536};
 };
 

@@ -1,9 +1,9 @@
-// A replacement for the CUDA runtime over the host device. It has the functions that gpu/cuda_*.cc
-// call, and is linked instead of the runtime, so that the CUDA device runs its contract tests
-// without a GPU. The tests check how this code uses the runtime's promises, not the promises
-// themselves. Host functions of all streams run one at a time, which CUDA permits itself. There are
-// several GPUs. Every thread has a current GPU, which is 0 at first, and nearly every call makes a
-// context on the current GPU.
+// A replacement for the CUDA runtime over the host device. The replacement has the functions that
+// gpu/cuda_*.cc call, and is linked instead of the runtime, so that the CUDA device runs its
+// contract tests without a GPU. The tests check how this code uses the runtime's promises, not the
+// promises themselves. Host functions of all streams run one at a time, as CUDA is allowed to do.
+// There are several GPUs. Every thread has a current GPU, which is 0 at first, and nearly every
+// call makes a context on the current GPU.
 // Thread rule: every function from any thread.
 #pragma once
 

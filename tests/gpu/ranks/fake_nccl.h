@@ -9,8 +9,8 @@
 struct fake_nccl_counts {
   int reductions = 0;   // by NCCL itself
   int buffers = 0;      // registered and not given back
-  int windows = 0;      // as buffers
-  int allocations = 0;  // as buffers
+  int windows = 0;      // counted like buffers
+  int allocations = 0;  // counted like buffers
   // Requests of ranks whose offset in a symmetric window differs from rank 0's offset.
   int unequal_offsets = 0;
 };

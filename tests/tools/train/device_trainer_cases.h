@@ -71,7 +71,7 @@ class DeviceTrainerTest : public testing::TestWithParam<gpt::DeviceMachineFactor
     gpt::DeviceGpt model(config.model,
                          {.batch = config.sequences, .sequence = config.model.context},
                          *machine.device, *machine.ops);
-    const test::SmallGpt values(config);  // for its initial values alone
+    const test::SmallGpt values(config);  // only for its initial values
     Engine engine(config.engine, validated(gpt::gpt_model_spec(config.model)), *machine.device);
     engine.initialize(values.initial_values());
     DeviceTrainer trainer(config, dataset, engine, *machine.device, model);

@@ -73,7 +73,7 @@ struct Activations {
   float* d_narrow = nullptr;  // [R, W]
   float* d_wide = nullptr;    // [R, 4 W]
   std::span<float> attention_scratch;
-  // [R, 4 W] in bf16: the factors of the product that is under way; null without bf16 factors.
+  // [R, 4 W] in bf16, for the factors of the current product; null without bf16 factors.
   std::uint16_t* input_factor = nullptr;
   std::uint16_t* gradient_factor = nullptr;
 

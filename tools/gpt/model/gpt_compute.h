@@ -39,7 +39,7 @@ struct GptComputeOptions {
 };
 
 // With checkpoints, these are the values that a use takes and gives, [rows, width] floats each, at
-// multiples of 256 bytes. Without checkpoints, only `micro_batch` counts, and it is 0.
+// multiples of 256 bytes. Without checkpoints, only `micro_batch` is used, and must be 0.
 struct Boundaries {
   std::uint32_t micro_batch = 0;
   const float* input = nullptr;            // of every use but the first
@@ -66,7 +66,8 @@ class GptCompute {
   // The work of all matrix products so far.
   MatrixWork matrix_work() const { return products_.work(); }
 
-  // Uses of units per pass: the length of forward_order and of backward_order.
+  // The number of uses of units per pass, which is the length of forward_order and of
+  // backward_order.
   std::uint32_t use_count() const { return static_cast<std::uint32_t>(spec_.forward_order.size()); }
 
   // From the next pass on, the gradients are those of loss() * scale. The scale is 1 at first.
@@ -166,7 +167,7 @@ class GptCompute {
   std::uint64_t sequence_ = 0;
   std::vector<Batch> batches_;  // by micro-batch
   double loss_ = 0;
-  // The micro-batch whose values `activations_` has now.
+  // The micro-batch whose final norm `activations_` holds now.
   std::uint32_t final_norm_of_ = 0;
   std::uint32_t logits_of_ = 0;
 

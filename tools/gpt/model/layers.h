@@ -51,7 +51,7 @@ struct LayerNormParameters {
 void layer_norm_forward(ComputeThreads& threads, Extent extent, const float* x,
                         LayerNormParameters parameters, float* y, RowMoments* moments);
 
-// The inputs of the backward pass as the forward pass left them.
+// The values that the forward pass saves for the backward pass.
 struct LayerNormSaved {
   const float* x = nullptr;
   const RowMoments* moments = nullptr;

@@ -40,7 +40,7 @@ enum class Form : std::uint8_t {
   kAtB,  // A [k, m] transposed * B [k, n]
 };
 
-// The values that the product is added to; nothing means zero.
+// The values to which the product is added. Null means zero.
 struct Addend {
   const float* bias = nullptr;    // [n], added to every row
   const float* matrix = nullptr;  // [m, n] with the stride of the result; may be the result itself

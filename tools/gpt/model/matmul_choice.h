@@ -28,8 +28,8 @@ MatmulWish matmul_wish_from(std::string_view name);
 // The library that multiplies. The default is always available.
 struct MatmulChoice {
   MatrixLibrary library = MatrixLibrary::kOpenBlas;
-  // bf16 parameters are multiplied as they are, with activations rounded to bf16; otherwise all
-  // factors are widened to fp32.
+  // With true, bf16 parameters are multiplied without a conversion, and activations are rounded to
+  // bf16. With false, all factors are widened to fp32.
   bool bf16_factors = false;
 };
 

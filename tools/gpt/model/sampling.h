@@ -12,9 +12,9 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
-// The token at `position` of a generation: softmax(logits / temperature) over the top_k largest
-// logits (ties go to the smaller token), drawn with a random number that depends on (seed,
-// position) alone.
+// The token at `position` of a generation. The token is drawn from softmax(logits / temperature)
+// over the top_k largest logits (ties go to the smaller token). The random number depends only on
+// (seed, position).
 // Requires: logits are not empty and have no NaN, temperature >= 0.
 std::uint32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                            std::uint64_t position);

@@ -12,7 +12,7 @@ namespace sluice::gpt {
 
 class SlowProducts {
  public:
-  // `type` is that of the factors.
+  // `type` is the type of the factors.
   void note(const Product& product, DType type);
   // The notes since the last call.
   std::vector<std::string> take();

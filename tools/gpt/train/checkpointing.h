@@ -29,7 +29,7 @@ struct KernelChange {
 
 struct CheckpointOptions {
   std::string root;         // empty: no checkpoints are made
-  std::uint64_t every = 0;  // steps; 0 = only at the end
+  std::uint64_t every = 0;  // steps between checkpoints; 0 = only at the end
   std::uint32_t keep = 0;   // 0 = all
   std::string resume;       // empty, "newest" or "required"
   bool converts = false;

@@ -1,8 +1,8 @@
 // A text or token file as training and validation data. The file is read piece by piece and not
-// mapped. A mapped file would count as the process's memory, and if it were truncated meanwhile,
-// SIGBUS would end the process. The last part of the file is for validation. The sequences of a
-// step depend only on (seed, step, micro-batch). Constant after construction; callable from any
-// thread.
+// mapped. A mapped file would count as the process's memory, and if this file were truncated
+// meanwhile, SIGBUS would end the process. The last part of the file is for validation. The
+// sequences of a step depend only on (seed, step, micro-batch). Constant after construction;
+// callable from any thread.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ class DeviceTrainer final : public Training {
   Device& device_;
   gpt::DeviceGpt& gpt_;
   ModelSpec model_;
-  Stream stream_;  // last: its work uses all of the above
+  Stream stream_;  // last, because its work uses all of the above
 };
 
 }  // namespace sluice

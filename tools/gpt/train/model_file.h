@@ -1,9 +1,9 @@
 // A GPT saved as safetensors, with the fp32 master weights under GPT-2's names and the model's
 // shape in the metadata. Published GPT-2 models lack this metadata. They are understood by the
 // shapes of their tensors (64 elements per head) or, in a folder, by the folder's config.json. Such
-// a folder may have several files with an index, as Hugging Face and `sluice train --checkpoint`
-// write them. Names may have a prefix, such as "transformer.", and elements may be fp32, bf16 or
-// fp16.
+// a folder may have several files and an index, like the folders from Hugging Face and from `sluice
+// train --checkpoint`. Names may have a prefix, such as "transformer.", and elements may be fp32,
+// bf16 or fp16.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Chooses the order in which a step's micro-batches go through the units: computes the traffic of
 // each order, and the choice for `batch.order: auto`. Vertical order saves the parameters that
-// horizontal order fetches again for every micro-batch. In return, it needs room and traffic for
-// the activations between units, of all micro-batches at the same time. Pure; any thread.
+// horizontal order fetches again for every micro-batch. In return, vertical order needs room and
+// traffic for the activations between units, of all micro-batches at the same time. Pure; any
+// thread.
 #pragma once
 
 #include <array>

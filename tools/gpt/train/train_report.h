@@ -1,5 +1,5 @@
-// The output of a training run for the user and scripts: the table of pools at the start, a line
-// for each step or a progress bar on a terminal, and the JSON file at the end (docs/cli.md).
+// The output of a training run for the user and for scripts (docs/cli.md): the table of pools at
+// the start, a line for each step or a progress bar on a terminal, and the JSON file at the end.
 #pragma once
 
 #include <chrono>

@@ -64,7 +64,7 @@ class Trainer final : public Training {
   ModelSpec model_;
   const std::uint32_t at_once_;  // micro-batches at the same time
   gpt::GptCompute compute_;
-  Stream stream_;  // last: its work uses all of the above
+  Stream stream_;  // last, because its work uses all of the above
 };
 
 }  // namespace sluice

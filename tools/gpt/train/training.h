@@ -1,5 +1,6 @@
-// The interface that trains the GPT through the engine's public API. Trainer implements it on the
-// host (trainer.h), DeviceTrainer on a GPU (device_trainer.h). Thread rule: one thread at a time.
+// The interface that trains the GPT through the engine's public API. Trainer implements this
+// interface on the host (trainer.h), and DeviceTrainer on a GPU (device_trainer.h). Thread rule:
+// one thread at a time.
 #pragma once
 
 #include <cstdint>
