@@ -1,5 +1,5 @@
 // `sluice doctor` checks what this machine offers. Each finding is fine, slower than possible, or
-// an obstacle, and names the command that repairs it.
+// an obstacle, and has the line that repairs it.
 #pragma once
 
 #include <cstdint>

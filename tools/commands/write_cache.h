@@ -1,5 +1,5 @@
-// The write caches of the drives behind a folder, as the kernel reports them. They decide whether
-// written data survives a power cut before a flush, and whether the kernel flushes at all.
+// The write caches of the drives behind a folder, as the kernel reports them. The caches decide
+// whether written data survives a power cut before a flush, and whether the kernel flushes at all.
 //
 // Thread rule: any thread.
 #pragma once

@@ -30,8 +30,8 @@ struct PlanRates {
 };
 
 // Sets the storage rates in `rates`. `read` and `write` are bytes a second. `interference` is the
-// time of reading and writing at the same time, divided by the time of one after the other. It is 1
-// on a half-duplex drive, and 0.5 on a drive that does both at full rate.
+// time of reading and writing at the same time, divided by the time of doing both in turn. The
+// value is 1 on a half-duplex drive, and 0.5 on a drive that does both at full rate.
 void set_storage_rates(double read, double write, double interference, Rates& rates);
 
 // Fails with: kConfig (an option), kInput (a file that cannot be read or is no calibration file).
