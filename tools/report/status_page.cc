@@ -149,7 +149,8 @@ std::string_view name_of(StatusLink link) {
 }
 
 TraceReason RunStatus::longest_wait() const {
-  const auto longest = std::ranges::max_element(wait_ns);
+  // The first entry has the time without a reason.
+  const auto longest = std::max_element(wait_ns.begin() + 1, wait_ns.end());
   if (*longest <= 0) return TraceReason::kNone;
   return static_cast<TraceReason>(longest - wait_ns.begin());
 }

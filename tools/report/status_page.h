@@ -78,7 +78,7 @@ struct RunStatus {
   double tokens_per_s() const { return step_s > 0 ? static_cast<double>(tokens) / step_s : 0; }
   // The rate of all ranks together.
   double flops_per_s() const { return flops_per_token * tokens_per_s(); }
-  // The reason that computation waited for most in the last step.
+  // The reason that computation waited for most in the last step; kNone if it never waited.
   TraceReason longest_wait() const;
 };
 static_assert(std::is_trivially_copyable_v<RunStatus> && sizeof(RunStatus) < 3072);

@@ -218,5 +218,15 @@ TEST(StatusText, SaysWhatIsGoneOrWrong) {
             "process 12 is gone: killed or crashed behind step 4 of 9\npage 13: is torn\n");
 }
 
+TEST(RunStatus, TheLongestWaitIsOneWithAReason) {
+  RunStatus status{};
+  EXPECT_EQ(status.longest_wait(), TraceReason::kNone);
+  status.wait_ns[static_cast<std::size_t>(TraceReason::kNone)] = 9;
+  EXPECT_EQ(status.longest_wait(), TraceReason::kNone);
+  status.wait_ns[static_cast<std::size_t>(TraceReason::kNorm)] = 2;
+  status.wait_ns[static_cast<std::size_t>(TraceReason::kUpdateRead)] = 3;
+  EXPECT_EQ(status.longest_wait(), TraceReason::kUpdateRead);
+}
+
 }  // namespace
 }  // namespace sluice
