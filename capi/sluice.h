@@ -255,9 +255,9 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-//   sluice_optimizer_create,
-//   per step: sluice_optimizer_begin, sluice_optimizer_wait or sluice_optimizer_wait_all,
-//   sluice_optimizer_destroy.
+// A program calls sluice_optimizer_create once. In each step it calls sluice_optimizer_begin, and
+// then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end it calls
+// sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;

@@ -46,8 +46,8 @@ struct PickleValue {
       value;
 };
 
-// `path` stands in messages.
-// Fails with: kInput naming opcode or name, and the byte at which it stands.
+// Error messages name `path`.
+// Fails with: kInput naming the opcode or the name, and its byte offset.
 PickleObject read_pickle(std::string_view bytes, const std::string& path);
 
 }  // namespace sluice

@@ -29,8 +29,8 @@ namespace sluice {
 class StoreSource final : public StateSource {
  public:
   // Opens the newest commit that all ranks have.
-  // Fails with: kInput where there is no such store, a job has it, or files of a rank are missing;
-  // kDamaged; kUnsupported, as described_run().
+  // Fails with: kInput if the store does not exist, another job is using it, or files of a rank are
+  // missing; kDamaged; kUnsupported if its record had no room for the list of units.
   StoreSource(const std::string& name, const std::vector<std::string>& directories,
               CheckpointPrecision precision = CheckpointPrecision::kAsSaved);
   ~StoreSource() override;

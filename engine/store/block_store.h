@@ -104,7 +104,8 @@ class BlockStore {
   // Whether a store to the plane is in flight, so that the plane cannot be fetched.
   bool is_storing(BlockId block, Plane plane) const { return entry(block, plane).storing; }
 
-  // For a plane at home in memory: an update in place has made `version`.
+  // Notes that an update in place has changed the plane to `version`. Requires: the plane is at
+  // home in memory.
   void advance(BlockId block, Plane plane, std::uint64_t version);
   std::uint64_t version(BlockId block, Plane plane) const { return entry(block, plane).version; }
 
