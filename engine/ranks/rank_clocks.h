@@ -26,7 +26,7 @@ struct ClockOffset {
   std::uint64_t error_ns = 0;
 };
 
-// Pure. Requires: as many times of the rank as of rank 0, in the same order, and at least one time.
+// Pure. Requires: `own` and `root` have the same length, at least 1, and the same order.
 ClockOffset clock_offset(std::span<const ExchangeTimes> own, std::span<const ExchangeTimes> root);
 
 // Whether any rank writes a trace. Fails with: kRanks.

@@ -68,8 +68,8 @@ class StepTimeline {
   void resume(std::uint32_t use, StreamId stream, bool copies,
               const BeginTime* gather_begun_ns = nullptr);
 
-  // Under the last use's lease, computation waited between two events of its stream for a boundary
-  // activation of `unit`, or for room. Both events stay unchanged until the step has ended.
+  // Computation waited between the two events for a boundary activation of `unit`, or for room for
+  // one, while it held the last use's lease. Both events stay unchanged until the step has ended.
   void pause(EventId asked, EventId granted, std::uint32_t unit);
 
   // From now on, `use` waits for `cause`, or for nothing. `kTraceNone` stands for the end of the

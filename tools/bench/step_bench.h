@@ -60,7 +60,8 @@ class StepBench {
   std::vector<MeasuredStep> run(unsigned warm, unsigned measured);
 
   Engine& engine() { return *engine_; }
-  // The rates of Adam and of the norms in the steps of the last run(), beside all other work.
+  // The rates of Adam and of the norms in the last run(), measured while all other work of the
+  // steps went on.
   const CpuRates& cpu_rates() const { return cpu_rates_; }
   // The seconds by which the drive was later than its throttle so far, summed over all requests.
   double late_s() const { return static_cast<double>(throttle_->late_ns()) * 1e-9; }

@@ -60,7 +60,8 @@ class OutputFile {
   // The open descriptor, which this object still owns. Requires: the output is begun.
   int descriptor() const;
 
-  // Fails with: kNoSpace, kIo. A piece that could not be written whole is cut off again.
+  // Fails with: kNoSpace, kIo. After a failure the file is truncated to
+  // its length before the call.
   void write(std::string_view bytes);
   // The same, through a buffer that commit() empties.
   template <class... Arguments>
