@@ -181,6 +181,12 @@ int run_bench_gpu(const BenchGpuOptions& options) {
   outputs.check();
   const auto begin = std::chrono::steady_clock::now();
   Json root;
+  // Anew after each measurement, so that a run that is killed leaves those before.
+  const auto save = [&] {
+    if (!json.is_wanted() || !json.is_regular()) return;
+    OutputFile whole("--json", options.json_file);
+    write_whole(whole, root.dump(1) + "\n");
+  };
   Rates rates;
   {
     const auto device = make_cuda_device();
@@ -188,6 +194,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     root["processor"] = topology().processor;
     say("{}\n", describe_cuda_device());
     root["copies"] = measure_copies(*device, rates);
+    save();
     root["adam"] = measure_adam(*device, rates);
     rates.adam_parameters_per_second = cpu_adam_parameters_per_s();
     root["cpu_adam_parameters_per_s"] = rates.adam_parameters_per_second;
@@ -198,6 +205,8 @@ int run_bench_gpu(const BenchGpuOptions& options) {
     root["drive"] = {{"read_bytes_per_second", rates.read_bytes_per_second},
                      {"write_bytes_per_second", rates.write_bytes_per_second},
                      {"duplex", rates.duplex == Duplex::kHalf ? "half" : "full"}};
+    flush_said();
+    save();
   }
   const std::filesystem::path token_file =
       std::filesystem::path(options.path) / fmt::format("sluice-bench-tokens-{}", ::getpid());
@@ -213,6 +222,7 @@ int run_bench_gpu(const BenchGpuOptions& options) {
       root["training"].push_back(
           measure_training(shape_of(name), place, options, token_file.string(), rates));
       flush_said();
+      save();
     }
   }
   std::filesystem::remove(token_file);
