@@ -155,8 +155,11 @@ TEST(UpdateSimd, MastersThatAreNotFiniteAreNoticed) {
 }
 
 // A moment that overflows where the master does not show it: of all optimizers but SGD, in every
-// layout, at a place that vectors handle and at one of the scalar rest.
+// layout, at places that vectors handle, in the first strip and in the last, and in the scalar
+// rest. The finite moments have every exponent, so that the filter of a strip takes none for
+// granted.
 TEST(UpdateSimd, MomentsThatAreNotFiniteAreNoticed) {
+  constexpr unsigned kCount = 1121;
   const struct {
     UpdateCoefficients coefficients;
     std::string_view part;
@@ -167,22 +170,24 @@ TEST(UpdateSimd, MomentsThatAreNotFiniteAreNoticed) {
   for (const SimdKernels& kernels : available_simd_kernels()) {
     for (const MasterLayout layout : kLayouts) {
       for (const auto& [coefficients, part] : cases) {
-        for (const std::uint64_t place : {97u, 0u, 40u, 96u}) {  // 97: nowhere
+        for (const std::uint64_t place : {kCount, 0u, 511u, 512u, 1030u, kCount - 1}) {
           for (const float sign : {1.0f, -1.0f}) {
             OptimizerData data({.master_layout = layout,
                                 .keeps_exp_avg = keeps_exp_avg(coefficients),
                                 .keeps_exp_avg_sq = keeps_exp_avg_sq(coefficients),
-                                .element_count = 97});
-            std::vector<float> gradient(97, 1.0f);
+                                .element_count = kCount});
+            std::vector<float> gradient(kCount);
+            for (unsigned i = 0; i < kCount; ++i)
+              gradient[i] = std::ldexp(1.0f, static_cast<int>(i % 61));
             if (place < gradient.size()) gradient[place] = sign * 3e38f;
             UpdateArrays arrays = data.arrays();
             arrays.gradient = gradient.data();
             SCOPED_TRACE(fmt::format("{} {} {} {}", kernels.target_name, static_cast<int>(layout),
                                      coefficients.index(), place));
             EXPECT_EQ(kernels.update(coefficients, arrays).state,
-                      place == 97 ? NewState::kFinite : NewState::kNonFinite);
+                      place == kCount ? NewState::kFinite : NewState::kNonFinite);
             EXPECT_EQ(find_non_finite_state(arrays).element, place);
-            EXPECT_EQ(find_non_finite_state(arrays).part, place == 97 ? "" : part);
+            EXPECT_EQ(find_non_finite_state(arrays).part, place == kCount ? "" : part);
           }
         }
       }
