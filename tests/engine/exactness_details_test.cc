@@ -2,6 +2,7 @@
 // micro-batches, every optimizer, groups, and random delays.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include <sluice/units.h>
@@ -11,6 +12,7 @@
 #include "tests/support/delays.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -197,31 +199,47 @@ TEST(ExactnessOfGroups, EveryGroupGivesTheOraclesBitsInEveryPlacement) {
   }
 }
 
+// Below the largest gradient norm of the steps, and above the least.
+double middle_norm(const ToyOptions& options) {
+  Config config = toy_config("");
+  config.optimizer.clip_norm = 0;
+  const auto [least, most] =
+      std::ranges::minmax(toy_oracle(config, options).reports, {}, &StepReport::gradient_norm);
+  return (least.gradient_norm + most.gradient_norm) / 2;
+}
+
 // Random delays of transfers and of the device's work reorder every completion, with one to three
 // leases held; the seed is in the message.
 class ExactnessUnderDelays : public testing::TestWithParam<PolicyCase> {};
 
 TEST_P(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
-  const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true};
+  const ToyOptions options{
+      .steps = 3, .micro_batches = 2, .evaluate = true, .size = ToySize::kSmall};
   const TempDirectory directory;
-  Config config = toy_config(directory.path());
-  config.optimizer.overlap = GetParam().policy;
-  config.optimizer.clip_norm = clip_norm_of(GetParam(), options.micro_batches);
-  config.placement = {TierChoice::kNvme, TierChoice::kNvme};
-  config.memory.host_bytes = 1_MiB;
-  const ToyResult expected = toy_oracle(config, options);
-  const std::vector<std::uint64_t> seeds = seeds_of(campaign(10));
-  for (const std::uint64_t seed : seeds) {
-    const ModelSpec model = toy_model({}, /*leases=*/static_cast<std::uint32_t>(1 + seed % 3));
-    config.memory.device_bytes = 350_KiB + seed % 3 * 100_KiB;
+  Config common = toy_config(directory.path());
+  common.optimizer.overlap = GetParam().policy;
+  const bool bites_sometimes = GetParam().clip_norm == kBitesSometimes;
+  common.optimizer.clip_norm = bites_sometimes ? middle_norm(options) : GetParam().clip_norm;
+  common.placement = {TierChoice::kNvme, TierChoice::kNvme};
+  common.memory.host_bytes = 1_MiB;
+  const ToyResult expected = toy_oracle(common, options);
+  const auto clipped = std::ranges::count_if(
+      expected.reports, [](const StepReport& report) { return report.clip_factor < 1; });
+  EXPECT_EQ(bites_sometimes, clipped > 0 && clipped < std::ssize(expected.reports));
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
+    Config config = common;
+    ToyOptions own = options;
+    own.leases = static_cast<std::uint32_t>(1 + seed % 3);
+    const ModelSpec model = toy_model_of(own);
+    config.memory.device_bytes = 140_KiB + seed % 3 * 40_KiB;
     const auto device = make_delayed_device(
         make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 200);
     Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
       return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 200});
     });
-    EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options), expected))
+    EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, own), expected))
         << "seed " << seed;
-  }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, ExactnessUnderDelays, testing::ValuesIn(kPolicies),
@@ -230,27 +248,29 @@ INSTANTIATE_TEST_SUITE_P(Policies, ExactnessUnderDelays, testing::ValuesIn(kPoli
 // Uses of one unit on several streams, with nothing between these streams: what the unit and its
 // gradient wait for is all of them.
 TEST(ExactnessOfStreams, UsesOnSeveralStreamsGiveTheOraclesBits) {
-  for (const std::uint64_t seed : seeds_of(campaign(12))) {
+  side_by_side(seeds_of(campaign(60)), [](std::uint64_t seed) {
     const TempDirectory directory;
     Config config = toy_config(directory.path());
     config.placement = {TierChoice::kNvme, TierChoice::kNvme};
     config.optimizer.overlap = seed % 2 == 0 ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
     config.optimizer.clip_norm = 0;
-    config.memory.device_bytes = 600_KiB;
+    config.memory.device_bytes = 220_KiB;
     const ToyOptions options{
         .steps = 3,
         .micro_batches = 2,
         .order = seed % 4 < 2 ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal,
         .evaluate = true,
+        .size = ToySize::kSmall,
+        .leases = 2,
         .streams = 2};
-    const ModelSpec model = toy_model({}, /*leases=*/2);
+    const ModelSpec model = toy_model_of(options);
     const auto device = make_delayed_device(
         make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 1000);
     Engine engine(config, model, *device);
     EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options),
                               toy_oracle(config, options)))
         << "seed " << seed;
-  }
+  });
 }
 
 }  // namespace

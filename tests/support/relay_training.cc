@@ -15,12 +15,6 @@
 namespace sluice::test {
 namespace {
 
-std::byte expected_byte(std::uint64_t key, std::uint64_t index) {
-  std::uint64_t value = (key + index / 8) * 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 29)) * 0xbf58476d1ce4e5b9u;
-  return static_cast<std::byte>((value ^ (value >> 32)) >> (index % 8 * 8));
-}
-
 constexpr std::uint64_t kUnitElements = 1000;
 // With the usual weight decay a tenth of every weight goes each step.
 constexpr double kLearningRate = 10;
@@ -51,14 +45,16 @@ Relay::Relay(const Config& config, const ModelSpec& model, std::uint32_t streams
   if (delays.us_max != 0)
     device_ = make_delayed_device(std::move(device_), delays.seed, delays.us_max);
   engine_ = std::make_unique<Engine>(config, model_, *device_, decorate);
+  activations_ = std::make_unique<ActivationRelay>(*device_, model_.boundary_bytes);
   for (std::uint32_t i = 0; i < streams; ++i) streams_.emplace_back(*device_, "compute");
   engine_->initialize(toy_values());
   for (const TensorPlace& tensor : engine_->layout().tensors())
     toy_values()(tensor, 0, masters_.emplace_back(kUnitElements));
 }
 
-std::vector<Relay::Use> Relay::uses_of(std::uint32_t micro_batches, MicroBatchOrder order) const {
-  std::vector<Use> uses;
+std::vector<ActivationRelay::Use> Relay::uses_of(std::uint32_t micro_batches,
+                                                 MicroBatchOrder order) const {
+  std::vector<ActivationRelay::Use> uses;
   const auto count = static_cast<std::uint32_t>(model_.forward_order.size());
   const bool is_vertical = order == MicroBatchOrder::kVertical;
   for (std::uint32_t round = 0; round < (is_vertical ? 1 : micro_batches); ++round) {
@@ -70,30 +66,6 @@ std::vector<Relay::Use> Relay::uses_of(std::uint32_t micro_batches, MicroBatchOr
     }
   }
   return uses;
-}
-
-std::uint64_t Relay::key_of(const ActivationRef& ref) const {
-  return (((walk_number_ * 1000 + ref.boundary) * 1000 + ref.micro_batch) * 2 +
-          (ref.kind == ActivationKind::kGradient ? 1 : 0))
-         << 24;
-}
-
-void Relay::save(ActivationLease lease, const ActivationRef& ref, const Stream& stream) {
-  device_->launch(stream.id(), [data = lease.data(), key = key_of(ref),
-                                bytes = model_.boundary_bytes[ref.boundary]] {
-    for (std::uint64_t i = 0; i < bytes; ++i) data[i] = expected_byte(key, i);
-  });
-}
-
-void Relay::load(ActivationLease lease, const ActivationRef& ref, const Stream& stream) {
-  device_->launch(stream.id(), [this, data = lease.data(), key = key_of(ref),
-                                bytes = model_.boundary_bytes[ref.boundary]] {
-    bool is_right = true;
-    for (std::uint64_t i = 0; i < bytes && is_right; ++i)
-      is_right = data[i] == expected_byte(key, i);
-    ++seen_;
-    if (!is_right) ++wrong_;
-  });
 }
 
 // The unit's parameters, on the stream of its lease.
@@ -136,30 +108,8 @@ void Relay::decay() {
   }
 }
 
-template <class Walk>
-void Relay::run_use(Walk& walk, const Use& use) {
-  const Stream& stream = streams_[turn_++ % streams_.size()];
-  const auto boundaries = static_cast<std::uint32_t>(model_.boundary_bytes.size());
-  const auto value = [&](std::uint32_t boundary) {
-    return ActivationRef{.boundary = boundary, .micro_batch = use.micro_batch};
-  };
-  const auto gradient = [&](std::uint32_t boundary) {
-    return ActivationRef{
-        .boundary = boundary, .micro_batch = use.micro_batch, .kind = ActivationKind::kGradient};
-  };
-  const auto load_it = [&](const ActivationRef& ref) { load(walk.load(ref, stream), ref, stream); };
-  const auto save_it = [&](const ActivationRef& ref) { save(walk.save(ref, stream), ref, stream); };
-  if (use.position > 0) load_it(value(use.position - 1));
-  if (use.pass != Pass::kBackward) {
-    if (use.position < boundaries) save_it(value(use.position));
-  } else {
-    if (use.position < boundaries) load_it(gradient(use.position));
-    if (use.position > 0) save_it(gradient(use.position - 1));
-  }
-}
-
 StepReport Relay::step(std::uint32_t micro_batches, MicroBatchOrder order) {
-  ++walk_number_;
+  activations_->begin_walk();
   Step step = engine_->begin_step(
       {.learning_rate = kLearningRate, .micro_batches = micro_batches, .order = order});
   walk(step, uses_of(micro_batches, order));
@@ -169,31 +119,31 @@ StepReport Relay::step(std::uint32_t micro_batches, MicroBatchOrder order) {
 }
 
 void Relay::evaluate() {
-  ++walk_number_;
+  activations_->begin_walk();
   Inference inference = engine_->begin_inference();
   std::deque<Lease> held;
   for (std::uint32_t i = 0; i < model_.forward_order.size(); ++i) {
     hold(held, [&] { return inference.acquire(model_.forward_order[i], streams_[0]); });
-    run_use(inference, {.position = i, .pass = Pass::kInference});
+    activations_->run_use(inference, {.position = i, .pass = Pass::kInference}, next_stream());
   }
   let_go(held, 0);
 }
 
 void Relay::abandon_after(std::uint32_t uses, std::uint32_t micro_batches, MicroBatchOrder order) {
-  ++walk_number_;
+  activations_->begin_walk();
   Step step = engine_->begin_step(
       {.learning_rate = kLearningRate, .micro_batches = micro_batches, .order = order});
-  std::vector<Use> first = uses_of(micro_batches, order);
+  std::vector<ActivationRelay::Use> first = uses_of(micro_batches, order);
   first.resize(std::min<std::size_t>(uses, first.size()));
   walk(step, first);
 }
 
-void Relay::walk(Step& step, const std::vector<Use>& uses) {
+void Relay::walk(Step& step, const std::vector<ActivationRelay::Use>& uses) {
   std::deque<Lease> held;
-  for (const Use& use : uses) {
+  for (const ActivationRelay::Use& use : uses) {
     hold(held,
          [&] { return step.acquire(model_.forward_order[use.position], use.pass, streams_[0]); });
-    run_use(step, use);
+    activations_->run_use(step, use, next_stream());
   }
   let_go(held, 0);
 }

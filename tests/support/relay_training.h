@@ -1,8 +1,6 @@
-// A training job that tests only boundary activations. Each use compares every byte of its inputs
-// with the expected value, and passes on bytes that depend on step, boundary, micro-batch and kind.
-// So each use notices a stale, misplaced, torn or early activation. The gradients are zeros, so the
-// parameters decay, and each use checks the parameters, too. The job holds as many leases at the
-// same time as the model allows. Thread rule: one thread at a time.
+// A training job that tests only boundary activations (tests/support/activation_relay.h). The
+// gradients are zeros, so the parameters decay, and each use checks the parameters, too. The job
+// holds as many leases at the same time as the model allows. Thread rule: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -14,6 +12,7 @@
 
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
+#include "tests/support/activation_relay.h"
 
 namespace sluice::test {
 
@@ -42,34 +41,25 @@ class Relay {
   Engine& engine() { return *engine_; }
   HostDevice& device() { return *device_; }
   // The number of wrong activations and units, and the number of all that were checked.
-  std::uint64_t wrong() const { return wrong_.load(); }
-  std::uint64_t seen() const { return seen_.load(); }
+  std::uint64_t wrong() const { return wrong_.load() + activations_->wrong(); }
+  std::uint64_t seen() const { return seen_.load() + activations_->seen(); }
 
  private:
-  struct Use {
-    std::uint32_t position = 0;  // in forward order
-    std::uint32_t micro_batch = 0;
-    Pass pass = Pass::kForward;
-  };
-
-  std::vector<Use> uses_of(std::uint32_t micro_batches, MicroBatchOrder order) const;
-  void walk(Step& step, const std::vector<Use>& uses);
-  template <class Walk>
-  void run_use(Walk& walk, const Use& use);
-  void save(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
-  void load(ActivationLease lease, const ActivationRef& ref, const Stream& stream);
+  std::vector<ActivationRelay::Use> uses_of(std::uint32_t micro_batches,
+                                            MicroBatchOrder order) const;
+  void walk(Step& step, const std::vector<ActivationRelay::Use>& uses);
+  const Stream& next_stream() { return streams_[turn_++ % streams_.size()]; }
   template <class Acquire>
   void hold(std::deque<Lease>& held, const Acquire& acquire);
   void let_go(std::deque<Lease>& held, std::size_t kept);
   void look_at(const Lease& lease);
   void decay();
-  std::uint64_t key_of(const ActivationRef& ref) const;
 
   ModelSpec model_;
   OptimizerOptions optimizer_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
-  std::uint64_t walk_number_ = 0;  // steps and evaluations so far
+  std::unique_ptr<ActivationRelay> activations_;
   std::uint32_t turn_ = 0;
   std::uint64_t updates_ = 0;
   std::vector<std::vector<float>> masters_;  // by unit

@@ -1,5 +1,6 @@
-// Compares a run of the toy training with its oracle. Compares the state at the end, and the
-// parameters that every use of every step and evaluation found on the device. Pure.
+// Compares a run of the toy training with its oracle. Compares the state at the end, the parameters
+// that every use of every step and evaluation found on the device, and the activations that were
+// loaded. Pure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,6 +39,11 @@ inline testing::AssertionResult same_sights(const ToySights& actual, const ToySi
 inline testing::AssertionResult same_training(const ToyResult& actual, const ToyResult& expected) {
   if (actual.state != expected.state)
     return testing::AssertionFailure() << "the state at the end is not the oracle's";
+  if (actual.activations_wrong != 0 || actual.activations_seen != expected.activations_seen)
+    return testing::AssertionFailure()
+           << actual.activations_wrong << " of " << actual.activations_seen
+           << " activations are not what was saved, of " << expected.activations_seen
+           << " that there are";
   return same_sights(actual.sights, expected.sights);
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "tests/support/activation_relay.h"
 #include "tests/support/elements.h"
 #include "tests/support/toy_training.h"
 
@@ -67,6 +68,16 @@ inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
     add_pass(Pass::kBackward, first, first + at_once);
   }
   return uses;
+}
+
+// The place of a planned use, whose number says it.
+inline ActivationRelay::Use activation_use_of(const ToyUse& use) {
+  const auto forward = static_cast<std::uint32_t>(toy_boundary_bytes().size() + 1);
+  const auto number = static_cast<std::uint32_t>(use.number % kUsesOfRank);
+  const std::uint32_t place = number % (2 * forward);
+  return {.position = place < forward ? place : 2 * forward - 1 - place,
+          .micro_batch = number / (2 * forward),
+          .pass = use.pass};
 }
 
 inline ToyUses uses_of(const ModelSpec& model, std::uint64_t step, const ToyOptions& options) {

@@ -19,7 +19,7 @@ namespace {
 class Oracle {
  public:
   Oracle(const Config& config, const ToyOptions& options)
-      : config_(config), model_(validated(toy_model(options.frozen_units))) {
+      : config_(config), model_(validated(toy_model_of(options))) {
     for (const UnitSpec& spec : model_.units) {
       std::vector<Tensor>& tensors = units_.emplace_back();
       for (const TensorSpec& tensor : spec.tensors) {
@@ -232,6 +232,11 @@ ToyResult toy_oracle(const Config& config, const ToyOptions& options) {
   }
   result.state = oracle.state();
   result.sights = oracle.sights();
+  if (config.activations.home != ActivationHome::kKeep) {
+    // Each boundary is read by the next forward use, and two of each are read in backward.
+    const std::uint64_t of_step = 3 * options.micro_batches + (options.evaluate ? 1 : 0);
+    result.activations_seen = options.steps * of_step * toy_boundary_bytes().size();
+  }
   return result;
 }
 

@@ -10,21 +10,24 @@
 
 #include <sluice/units.h>
 #include "engine/plan/layout.h"
+#include "tests/support/activation_relay.h"
 #include "tests/support/toy_computation.h"
 
 namespace sluice::test {
 
-ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units, std::uint32_t leases) {
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units, std::uint32_t leases,
+                    ToySize size) {
+  const bool is_small = size == ToySize::kSmall;
   const auto tensor = [](std::string name, std::vector<std::uint64_t> shape, WeightDecay decay) {
     return TensorSpec{.name = std::move(name), .shape = std::move(shape), .weight_decay = decay};
   };
   ModelSpec model;
   model.units.push_back({"embedding",
-                         {tensor("wte", {97, 130}, WeightDecay::kApply),
+                         {tensor("wte", {is_small ? 37u : 97u, 130}, WeightDecay::kApply),
                           tensor("wpe", {31, 130}, WeightDecay::kApply)}});
   for (int layer = 0; layer < 4; ++layer) {
     const std::string name = "h." + std::to_string(layer);
-    const auto width = static_cast<std::uint64_t>(90 + 17 * layer);
+    const auto width = static_cast<std::uint64_t>((is_small ? 22 : 90) + 17 * layer);
     model.units.push_back({name,
                            {tensor(name + ".ln", {width}, WeightDecay::kNone),
                             tensor(name + ".fc", {width, 211}, WeightDecay::kApply),
@@ -36,6 +39,16 @@ ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units, std::uint32_
   model.forward_order.push_back(UnitId{0});
   for (const std::uint32_t unit : frozen_units) model.units[unit].is_frozen = true;
   model.concurrent_leases = leases;
+  return model;
+}
+
+std::vector<std::uint64_t> toy_boundary_bytes() {
+  return {5000, 100, 12'000, 4096, 1, 9000};
+}
+
+ModelSpec toy_model_of(const ToyOptions& options) {
+  ModelSpec model = toy_model(options.frozen_units, options.leases, options.size);
+  if (options.has_boundaries) model.boundary_bytes = toy_boundary_bytes();
   return model;
 }
 
@@ -80,20 +93,23 @@ namespace {
 class Walker {
  public:
   // `sights` and `streams` must outlive the work on the streams. Without sights it looks at
-  // nothing.
+  // nothing. Without `activations` the application keeps its activations.
   Walker(const Engine& engine, HostDevice& device, const Config& config, std::uint32_t leases,
-         std::span<const Stream> streams, std::deque<ToySight>* sights)
+         std::span<const Stream> streams, std::deque<ToySight>* sights,
+         ActivationRelay* activations)
       : layout_(engine.layout()),
         device_(device),
         config_(config),
         leases_(leases),
         streams_(streams),
-        sights_(sights) {}
+        sights_(sights),
+        activations_(activations) {}
 
   void train(Step& step, const ToyUses& uses) {
     for (const ToyUse& use : uses) {
       add(use.unit, use.pass, step.number() - 1,
           [&](const Stream& stream) { return step.acquire(use.unit, use.pass, stream); });
+      pass_on(step, activation_use_of(use));
       if (use.pass == Pass::kBackward && !layout_.unit(use.unit).is_frozen)
         compute(step.number(), use.number);
       let_go();
@@ -102,9 +118,11 @@ class Walker {
   }
 
   void evaluate(Inference& inference, const ModelSpec& model, std::uint64_t version) {
-    for (const UnitId unit : model.forward_order) {
+    for (std::uint32_t position = 0; position < model.forward_order.size(); ++position) {
+      const UnitId unit = model.forward_order[position];
       add(unit, Pass::kInference, version,
           [&](const Stream& stream) { return inference.acquire(unit, stream); });
+      pass_on(inference, {.position = position, .pass = Pass::kInference});
       let_go();
     }
     while (!held_.empty()) let_go_of_first();
@@ -124,6 +142,12 @@ class Walker {
     if (sights_ == nullptr) return;
     held_.back().sight = &sights_->emplace_back(ToySight{version, unit, pass});
     look(held_.back(), &ToySight::digest);
+  }
+
+  template <class Walk>
+  void pass_on(Walk& walk, const ActivationRelay::Use& use) {
+    if (activations_ != nullptr)
+      activations_->run_use(walk, use, streams_[turn_ % streams_.size()]);
   }
 
   // Mostly as many stay as may, now and then none.
@@ -166,6 +190,7 @@ class Walker {
   const std::uint32_t leases_;
   const std::span<const Stream> streams_;
   std::deque<ToySight>* sights_;
+  ActivationRelay* activations_;
   std::uint64_t turn_ = 0;
   std::deque<Held> held_;
 };
@@ -181,7 +206,8 @@ void walk_step(Step& step, const ModelSpec& model, const Engine& engine, HostDev
 
 void walk_step(Step& step, const ToyUses& uses, const Engine& engine, HostDevice& device,
                const Stream& stream, const Config& config) {
-  Walker(engine, device, config, /*leases=*/1, std::span(&stream, 1), nullptr).train(step, uses);
+  Walker(engine, device, config, /*leases=*/1, std::span(&stream, 1), nullptr, nullptr)
+      .train(step, uses);
 }
 
 // From its last commit, with what this program has said of it.
@@ -204,10 +230,14 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
     engine.initialize(toy_values());
   }
   std::deque<ToySight> sights;
+  ActivationRelay activations(device, model.boundary_bytes, options.rank);
+  const bool has_activations = config.activations.home != ActivationHome::kKeep;
   std::vector<Stream> streams;  // last: their work uses all of the above
   for (std::uint32_t i = 0; i < options.streams; ++i) streams.emplace_back(device, "compute");
   const auto walker = [&] {
-    return Walker(engine, device, config, model.concurrent_leases, streams, &sights);
+    activations.begin_walk();
+    return Walker(engine, device, config, model.concurrent_leases, streams, &sights,
+                  has_activations ? &activations : nullptr);
   };
   for (std::uint32_t i = 0; i < options.steps; ++i) {
     Step step = engine.begin_step({.learning_rate = options.learning_rate,
@@ -228,13 +258,15 @@ ToyResult run_toy(Engine& engine, const ModelSpec& model, HostDevice& device, co
   result.state = read_state(engine);
   for (const Stream& stream : streams) device.synchronize(stream.id());
   result.sights.assign(sights.begin(), sights.end());
+  result.activations_seen = activations.seen();
+  result.activations_wrong = activations.wrong();
   return result;
 }
 
 ToyResult run_toy(const Config& config, const ToyOptions& options) {
   const auto device = make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
                                         .has_own_memory = options.has_own_memory});
-  const ModelSpec model = toy_model(options.frozen_units, options.leases);
+  const ModelSpec model = toy_model_of(options);
   Engine engine(config, model, *device);
   return run_toy(engine, model, *device, config, options);
 }

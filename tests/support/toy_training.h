@@ -18,7 +18,14 @@ namespace sluice::test {
 
 // A model with units of uneven sizes, tensors with and without decay, a unit that is used twice,
 // and a unit of a single element.
-ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1);
+enum class ToySize : std::uint8_t {
+  kUsual,  // 116,000 elements
+  kSmall,  // a third of that, for tests of many runs
+};
+ModelSpec toy_model(const std::vector<std::uint32_t>& frozen_units = {}, std::uint32_t leases = 1,
+                    ToySize size = ToySize::kUsual);
+// The bytes of the model's boundary activations, for an engine that keeps these.
+std::vector<std::uint64_t> toy_boundary_bytes();
 
 // One use of a unit. `number` is the use's place in the planned step, or any other number that is
 // unique in the step. The "gradients" depend on this number.
@@ -37,9 +44,13 @@ struct ToyOptions {
   // Whether to evaluate between the steps, as a trainer does.
   bool evaluate = false;
   std::vector<std::uint32_t> frozen_units = {};
+  ToySize size = ToySize::kUsual;
   // The number of leases held at the same time, if run_toy() makes the engine. Otherwise the model
   // has this number.
   std::uint32_t leases = 1;
+  // Gives the model of run_toy() boundary activations. If config.activations lets the engine keep
+  // them, every use saves and loads them.
+  bool has_boundaries = false;
   // The number of streams on which the uses take turns.
   std::uint32_t streams = 1;
   // Whether the device of run_toy() imitates a GPU.
@@ -55,6 +66,9 @@ struct ToyOptions {
   // from the source's.
   StateSource* source = nullptr;
 };
+
+// The model that run_toy() makes.
+ModelSpec toy_model_of(const ToyOptions& options);
 
 // The concatenated state of every tensor: parameter, master, exp_avg, exp_avg_sq.
 using StateBytes = std::vector<std::byte>;
@@ -76,6 +90,8 @@ using ToySights = std::vector<ToySight>;
 struct ToyResult {
   StateBytes state;
   ToySights sights;  // in order of use
+  std::uint64_t activations_seen = 0;
+  std::uint64_t activations_wrong = 0;
   std::vector<StepReport> reports;
   Traffic predicted;
 };

@@ -97,7 +97,7 @@ TEST(ActivationFlow, EveryLoadBringsWhatWasSaved) {
     const bool is_tied = rolls.draw(0, 2) == 0;
     std::vector<std::uint64_t> bytes(is_tied ? units : units - 1);
     for (std::uint64_t& size : bytes) size = rolls.draw(1, 20000);
-    const ModelSpec model = relay_model(units, bytes, rolls.draw(1, 2), is_tied);
+    const ModelSpec model = relay_model(units, bytes, rolls.draw(1, 3), is_tied);
     const Config::Activations activations{
         .home = rolls.pick<ActivationHome>(
             {ActivationHome::kRecompute, ActivationHome::kHost, ActivationHome::kNvme}),

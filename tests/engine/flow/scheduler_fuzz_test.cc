@@ -1,19 +1,27 @@
 // Everything at once: a random engine (placement, budgets down to the least that works, buffers,
-// policy, clipping, precision, micro-batches, frozen units, storage, leases held at once, streams),
-// computation that may leave its schedule, and delays before every task of every flow. Always the
-// oracle's bits, never a hang.
+// policy, clipping, precision, micro-batches, frozen units, storage, leases held at once, streams,
+// ranks, activations that the engine keeps), computation that may leave its schedule, and delays
+// before every task of every flow. Always the oracle's bits, in the leases too, never a hang.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <atomic>
 #include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/plan/placement.h"
+#include "engine/plan/sharding.h"
+#include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"
 #include "tests/support/delays.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -28,19 +36,17 @@ class RandomJob {
                              Config::Precision{DType::kBf16, DType::kFp32},
                              Config::Precision{DType::kFp32, DType::kFp32},
                              Config::Precision{DType::kFp16, DType::kFp16}});
-    config_.placement.parameters =
-        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
-    config_.placement.optimizer =
-        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kNvme});
-    config_.placement.gradients =
-        any({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme, TierChoice::kDevice});
+    draw_ranks();
     // On a GPU the choice may be "auto", which takes what the budget leaves.
     is_gpu_ = random_() % 3 == 0;
-    if (random_() % 6 == 0) config_.placement = {.optimizer = TierChoice::kDevice};
-    if (is_gpu_ && random_() % 2 == 0) config_.placement = {};
+    do draw_homes();
+    while (!are_homes_allowed());
     config_.memory.host_bytes = any({1_KiB, 1_MiB, 2_MiB, 16_MiB});
     config_.memory.device_bytes = any({1_KiB, 700_KiB, 1_MiB});
     if (is_gpu_) config_.memory.device_bytes = any({1_KiB, 1_MiB, 1400_KiB, 2_MiB, 4_MiB});
+    // The ranks' buffers are there before there is a plan.
+    if (options_.rank_count > 1 && config_.memory.device_bytes == 1_KiB)
+      config_.memory.device_bytes = 128_KiB;
     config_.optimizer.overlap = any({OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                      OverlapPolicy::kEager, OverlapPolicy::kSpeculative});
     const bool is_eager = config_.optimizer.overlap == OverlapPolicy::kEager;
@@ -59,30 +65,40 @@ class RandomJob {
     if (random_() % 3 == 0) options_.frozen_units = any({std::vector<std::uint32_t>{0}, {1, 3}});
     options_.leases = any({1u, 2u, 3u});
     options_.streams = any({1u, 1u, 2u, 3u});
-    if (random_() % 2 == 0 && !is_eager) leave_schedule(seed);
+    options_.has_own_memory = is_gpu_;
+    const bool shares_gradients = config_.sharding.stage >= 2 && config_.sharding.group_ranks != 1;
+    options_.reduces_each = shares_gradients || options_.micro_batches == 1 ||
+                            options_.order == MicroBatchOrder::kVertical;
+    draw_activations();
+    const bool may_leave = !is_eager && options_.rank_count == 1 && !options_.has_boundaries;
+    if (random_() % 2 == 0 && may_leave) leave_schedule(seed);
   }
 
   void run() {
     grow_budgets();
-    const auto device = make_delayed_device(
-        make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_}),
-        random_(), 150);
-    const ModelSpec model = toy_model(options_.frozen_units, options_.leases);
     const ToyResult expected = toy_oracle(config_, options_);
-    const TaskDelays delays(random_(), 60);
-    Engine engine(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.seed = random_(), .delay_us_max = 200});
-    });
-    try {
-      EXPECT_TRUE(same_training(run_toy(engine, model, *device, config_, options_), expected))
-          << name_of(config_.optimizer.overlap) << ", " << engine.placement().lanes.count
-          << " lanes, " << engine.placement().parameter_slots.count << " slots";
-    } catch (const Error& error) {
-      was_refused_ = options_.change && options_.leases > 1 && leases_lie_in_the_way(error);
-      EXPECT_TRUE(was_refused_) << error.what();
+    const RankConditions conditions{.delay_us_max = 150, .seed = random_(), .io_delay_us_max = 200};
+    if (options_.rank_count > 1) {
+      compare(run_ranks(options_.rank_count, config_, options_, conditions), expected);
+    } else {
+      compare({run_alone(conditions)}, expected);
     }
-    EXPECT_LE(engine.placement().host_bytes(), *config_.memory.host_bytes);
-    EXPECT_LE(device->allocated_bytes(), *config_.memory.device_bytes);
+  }
+
+  std::string describe() const {
+    return fmt::format(
+        "{}, {} ranks in groups of {}, stage {}, {} and {}, {} micro-batches {}, activations {}, "
+        "{} leases",
+        name_of(config_.optimizer.overlap), options_.rank_count, config_.sharding.group_ranks,
+        config_.sharding.stage, name_of(config_.precision.parameters),
+        name_of(config_.precision.gradients), options_.micro_batches,
+        options_.order == MicroBatchOrder::kVertical ? "vertical" : "horizontal",
+        name_of(config_.activations.home), options_.leases);
+  }
+  std::uint32_t ranks() const { return options_.rank_count; }
+  std::uint32_t leases() const { return options_.leases; }
+  bool has_activations_on_storage() const {
+    return config_.activations.home == ActivationHome::kNvme;
   }
 
   // Ended with an error that says why.
@@ -92,6 +108,74 @@ class RandomJob {
   template <typename T>
   T any(std::initializer_list<T> choices) {
     return std::data(choices)[random_() % choices.size()];
+  }
+
+  void draw_ranks() {
+    options_.rank_count = any({1u, 1u, 1u, 2u, 2u, 3u});
+    if (options_.rank_count == 1) return;
+    config_.sharding.stage = static_cast<std::uint32_t>(random_() % 4);
+    config_.sharding.keep_gathered_bytes = any({0_KiB, 4_KiB, 64_KiB});
+    if (random_() % 4 == 0) config_.sharding.group_ranks = any({1u, options_.rank_count});
+  }
+
+  void draw_homes() {
+    using enum TierChoice;
+    config_.placement = {.parameters = any({kAuto, kHost, kNvme, kNvme}),
+                         .optimizer = any({kAuto, kHost, kNvme, kNvme}),
+                         .gradients = any({kAuto, kHost, kNvme, kDevice})};
+    if (random_() % 6 == 0) config_.placement = {.optimizer = kDevice};
+    if (is_gpu_ && random_() % 2 == 0) config_.placement = {};
+  }
+  bool are_homes_allowed() const {
+    try {
+      check_homes(config_.sharding, options_.rank_count, config_.placement);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void draw_activations() {
+    if (random_() % 2 == 0) return;
+    using enum ActivationHome;
+    options_.has_boundaries = true;
+    config_.activations = {.home = any({kRecompute, kHost, kNvme, kNvme}),
+                           .micro_batches = options_.micro_batches,
+                           .order = options_.order};
+  }
+
+  RankRun run_alone(const RankConditions& conditions) {
+    const auto device = make_delayed_device(
+        make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_}),
+        conditions.seed, conditions.delay_us_max);
+    const ModelSpec model = toy_model_of(options_);
+    Engine engine(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      return make_fault_queue(
+          std::move(queue), {.seed = conditions.seed, .delay_us_max = conditions.io_delay_us_max});
+    });
+    RankRun run;
+    run.host_bytes = engine.placement().host_bytes();
+    try {
+      run.result = run_toy(engine, model, *device, config_, options_);
+    } catch (const Error& error) {
+      run.failure = error.what();
+    }
+    run.device_bytes = device->allocated_bytes();
+    return run;
+  }
+
+  void compare(const std::vector<RankRun>& runs, const ToyResult& expected) {
+    was_refused_ =
+        options_.change && options_.leases > 1 && std::ranges::any_of(runs, [](const RankRun& run) {
+          return run.failure.find("beside the units still leased") != std::string::npos;
+        });
+    for (const RankRun& run : runs) {
+      EXPECT_LE(run.host_bytes, *config_.memory.host_bytes);
+      EXPECT_LE(run.device_bytes, *config_.memory.device_bytes);
+      if (was_refused_) continue;
+      EXPECT_EQ(run.failure, "");
+      EXPECT_TRUE(same_training(run.result, expected)) << describe();
+    }
   }
 
   // Uses left out, used twice or swapped, every other step as the one before.
@@ -109,26 +193,45 @@ class RandomJob {
     };
   }
 
+  // The message that refuses the budgets, or nothing.
+  std::string refusal() const {
+    if (options_.rank_count > 1) {
+      ToyOptions none = options_;
+      none.steps = 0;
+      std::string failure;
+      for (const RankRun& run : run_ranks(options_.rank_count, config_, none)) {
+        if (failure.empty() || run.failure.find("the smallest that works") != std::string::npos)
+          failure = run.failure;
+      }
+      return failure;
+    }
+    const auto device =
+        make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_});
+    try {
+      const Engine engine(config_, toy_model_of(options_), *device);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
   // Budgets that are too small become the smallest that work, as the error names them.
   void grow_budgets() {
+    std::string message;
     for (int attempt = 0; attempt < 4; ++attempt) {
-      const auto device = make_host_device(
-          {.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_});
-      try {
-        const Engine engine(config_, toy_model(options_.frozen_units, options_.leases), *device);
-        return;
-      } catch (const Error& error) {
-        ASSERT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
-        const std::string message = error.what();
-        const std::string before = "the smallest that works is \"";
-        const std::size_t begin = message.find(before) + before.size();
-        const std::uint64_t bytes =
-            parse_size(message.substr(begin, message.find('"', begin) - begin));
-        (message.starts_with("memory.device") ? config_.memory.device_bytes
-                                              : config_.memory.host_bytes) = bytes;
-      }
+      message = refusal();
+      if (message.empty()) return;
+      const std::string before = "the smallest that works is \"";
+      const std::size_t found = message.find(before);
+      ASSERT_NE(found, std::string::npos) << message;
+      const std::size_t begin = found + before.size();
+      const std::uint64_t bytes =
+          parse_size(message.substr(begin, message.find('"', begin) - begin));
+      // Where a rank repeats what another one has failed with, more stands before.
+      const bool is_device = message.find("memory.device = ") < found;
+      (is_device ? config_.memory.device_bytes : config_.memory.host_bytes) = bytes;
     }
-    FAIL() << "the budgets that errors name do not work";
+    FAIL() << "the budgets that errors name do not work: " << message;
   }
 
   std::mt19937_64 random_;
@@ -140,18 +243,29 @@ class RandomJob {
 
 TEST(SchedulerFuzz, AnyEngineUnderAnyDelaysGivesTheOraclesBits) {
   const std::vector<std::uint64_t> seeds = seeds_of(campaign(60));
-  std::uint64_t refused = 0;
-  for (const std::uint64_t seed : seeds) {
+  const TaskDelays delays(seeds.front(), 60);
+  std::atomic<std::size_t> refused = 0;
+  std::atomic<std::size_t> with_ranks = 0;
+  std::atomic<std::size_t> with_activations = 0;
+  std::atomic<std::size_t> with_all = 0;  // several ranks, several leases, activations on storage
+  side_by_side(seeds, [&](std::uint64_t seed) {
     const std::string name = "seed " + std::to_string(seed);
     const testing::ScopedTrace trace(__FILE__, __LINE__, name);
-    const Watchdog watchdog(std::chrono::seconds(120), name);
+    const Watchdog watchdog(std::chrono::seconds(300), name);
     const TempDirectory directory;
     RandomJob job(seed, directory.path());
     job.run();
-    if (testing::Test::HasFailure()) return;
     refused += job.was_refused() ? 1 : 0;
-  }
+    with_ranks += job.ranks() > 1 ? 1 : 0;
+    with_activations += job.has_activations_on_storage() ? 1 : 0;
+    with_all += job.ranks() > 1 && job.leases() > 1 && job.has_activations_on_storage() ? 1 : 0;
+  });
   EXPECT_LE(refused, seeds.size() / 4 + 1) << "too few jobs come to their end";
+  if (seeds.size() >= 60) {  // fewer are asked for by hand
+    EXPECT_GE(with_ranks, seeds.size() / 4);
+    EXPECT_GE(with_activations, seeds.size() / 8);
+    EXPECT_GE(with_all, seeds.size() / 20);
+  }
 }
 
 }  // namespace

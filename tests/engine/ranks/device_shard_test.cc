@@ -12,6 +12,7 @@
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -79,35 +80,44 @@ TEST(DeviceShard, PoliciesOrdersAndGroupsChangeNoBit) {
 // Devices that take their time: a gather waits for those who still read its place, and for the
 // update of what it gathers.
 TEST(DeviceShard, DelaysChangeNoBit) {
-  for (const std::uint64_t seed : seeds_of(campaign(12))) {
-    const TempDirectory directory;
-    Config config =
-        shard_config(directory.path(), seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
-    config.optimizer.overlap = seed % 3 == 0 ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
-    config.optimizer.clip_norm = seed % 3 == 0 ? 0 : 1;
+  const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true, .rank_count = 2};
+  const auto config_of = [](const std::string& path, std::uint64_t seed) {
+    const bool is_eager = seed % 3 == 0;
+    Config config = shard_config(path, seed % 2 == 0 ? TierChoice::kDevice : TierChoice::kHost);
+    config.optimizer.overlap = is_eager ? OverlapPolicy::kEager : OverlapPolicy::kDeferred;
+    config.optimizer.clip_norm = is_eager ? 0 : 1;
     config.memory.device_bytes = seed % 2 == 0 ? 1'300_KiB : 500_KiB;
-    const ToyOptions options{.steps = 3, .micro_batches = 2, .evaluate = true, .rank_count = 2};
-    expect_oracle_on_every_rank(
-        run_ranks(2, config, options, {.delay_us_max = 3'000, .seed = seed}),
-        toy_oracle(config, options), fmt::format("seed {}", seed));
-  }
+    return config;
+  };
+  const ToyResult expected[] = {toy_oracle(config_of("", 0), options),
+                                toy_oracle(config_of("", 1), options)};
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
+    const TempDirectory directory;
+    expect_oracle_on_every_rank(run_ranks(2, config_of(directory.path(), seed), options,
+                                          {.delay_us_max = 3'000, .seed = seed}),
+                                expected[seed % 3 == 0 ? 0 : 1], fmt::format("seed {}", seed));
+  });
 }
 
 // Some shards are at home on the device, and what is copied there from other homes may take what is
 // left of the place of a unit that a gather has evicted: it waits for the lease of that unit, too.
 // In the least window units also come back so soon that a gather has to wait for the update.
 TEST(DeviceShard, CopiesWaitForWhatAGatherEvicts) {
-  for (const std::uint64_t seed : seeds_of(campaign(6))) {
-    const TempDirectory directory;
-    Config config = shard_config(directory.path(), TierChoice::kHost);
+  const auto config_of = [](const std::string& path) {
+    Config config = shard_config(path, TierChoice::kHost);
     config.placement.parameters = TierChoice::kAuto;
     config.memory.device_bytes = 500_KiB;
-    const ToyOptions options{
-        .steps = 2, .micro_batches = 2, .leases = 2, .streams = 2, .rank_count = 2};
+    return config;
+  };
+  const ToyOptions options{
+      .steps = 2, .micro_batches = 2, .leases = 2, .streams = 2, .rank_count = 2};
+  const ToyResult expected = toy_oracle(config_of(""), options);
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
+    const TempDirectory directory;
     expect_oracle_on_every_rank(
-        run_ranks(2, config, options, {.delay_us_max = 2'000, .seed = seed}),
-        toy_oracle(config, options), fmt::format("seed {}", seed));
-  }
+        run_ranks(2, config_of(directory.path()), options, {.delay_us_max = 2'000, .seed = seed}),
+        expected, fmt::format("seed {}", seed));
+  });
 }
 
 // Homes as far as the budget goes, beside a window: some shards on the device, some not.

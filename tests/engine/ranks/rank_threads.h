@@ -13,6 +13,7 @@
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
 #include "tests/support/delays.h"
+#include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -33,6 +34,7 @@ struct RankConditions {
   std::uint64_t seed = 1;
   bool closes = false;  // closes the engine, so that a durable store commits the last step
   std::function<void(std::uint32_t rank, Config& config)> change = {};  // changes one rank's config
+  std::uint32_t io_delay_us_max = 0;                                    // of every transfer
 };
 
 // Runs one engine per rank. Each rank has its own device and thread.
@@ -44,16 +46,23 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
-      auto device = make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB)});
+      auto device = make_host_device({.memory_bytes = config.memory.device_bytes.value_or(64_MiB),
+                                      .has_own_memory = options.has_own_memory});
       if (conditions.delay_us_max != 0)
         device = make_delayed_device(std::move(device), conditions.seed * count + rank,
                                      conditions.delay_us_max);
       const auto collectives = world.join(rank, *device);
       try {
-        const ModelSpec model = toy_model(options.frozen_units, options.leases);
+        const ModelSpec model = toy_model_of(options);
         Config own_config = config;
         if (conditions.change) conditions.change(rank, own_config);
-        Engine engine(own_config, model, *device, {}, collectives.get());
+        const QueueDecorator delays = [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.seed = conditions.seed * count + rank,
+                                                     .delay_us_max = conditions.io_delay_us_max});
+        };
+        Engine engine(own_config, model, *device,
+                      conditions.io_delay_us_max != 0 ? delays : QueueDecorator(),
+                      collectives.get());
         ToyOptions own = options;
         own.rank = rank;
         runs[rank].device_bytes = engine.placement().device_bytes();

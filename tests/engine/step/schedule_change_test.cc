@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -220,16 +222,17 @@ TEST_F(ScheduleChangeTest, AutoIsNotEagerOnceTheScheduleHasChanged) {
 // tight window and delays in every flow: the bits are the oracle's.
 TEST_F(ScheduleChangeTest, RandomUsesUnderDelays) {
   const std::vector<std::uint64_t> seeds = seeds_of(campaign(60));
-  std::uint64_t refused = 0;
-  for (const std::uint64_t seed : seeds) {
+  std::atomic<std::size_t> refused = 0;
+  side_by_side(seeds, [&](std::uint64_t seed) {
+    Config config = config_;
     std::mt19937_64 random(seed);
     constexpr OverlapPolicy kAll[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
                                       OverlapPolicy::kSpeculative};
-    config_.optimizer.overlap = kAll[random() % 3];
-    config_.optimizer.clip_norm = random() % 2 == 0 ? 1e9 : 1;
-    config_.optimizer.lanes = 1 + random() % 5;
+    config.optimizer.overlap = kAll[random() % 3];
+    config.optimizer.clip_norm = random() % 2 == 0 ? 1e9 : 1;
+    config.optimizer.lanes = 1 + random() % 5;
     const auto leases = static_cast<std::uint32_t>(1 + random() % 3);
-    config_.memory.device_bytes = 260_KiB + (leases - 1) * 120_KiB + random() % 8 * 40_KiB;
+    config.memory.device_bytes = 260_KiB + (leases - 1) * 120_KiB + random() % 8 * 40_KiB;
     const ToyOptions options{
         .steps = 5,
         .micro_batches = static_cast<std::uint32_t>(1 + random() % 3),
@@ -251,19 +254,19 @@ TEST_F(ScheduleChangeTest, RandomUsesUnderDelays) {
           }
         }};
     const auto device = make_delayed_device(
-        make_host_device({.memory_bytes = *config_.memory.device_bytes}), seed, 50);
+        make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 50);
     const ModelSpec model = toy_model({}, leases);
-    Engine engine(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
       return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
     });
     try {
-      const ToyResult result = run_toy(engine, model, *device, config_, options);
-      EXPECT_TRUE(same_training(result, toy_oracle(config_, options))) << "seed " << seed;
+      const ToyResult result = run_toy(engine, model, *device, config, options);
+      EXPECT_TRUE(same_training(result, toy_oracle(config, options))) << "seed " << seed;
     } catch (const Error& error) {
       ++refused;
       EXPECT_TRUE(leases > 1 && leases_lie_in_the_way(error)) << error.what() << ", seed " << seed;
     }
-  }
+  });
   EXPECT_LE(refused, seeds.size() / 4 + 1) << "too few jobs come to their end";
 }
 

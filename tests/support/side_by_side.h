@@ -1,0 +1,36 @@
+// Runs the cases of a randomized test side by side. Most of their time such cases wait for random
+// delays, so several at once take little longer than one. Thread rule: one thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace sluice::test {
+
+// Calls `body(seed)` for each of the seeds, on `threads` threads. Begins no case once one has
+// failed. `body` names the seed in its messages; an exception of `body` is a failure that names it.
+template <class Body>
+void side_by_side(const std::vector<std::uint64_t>& seeds, const Body& body,
+                  std::size_t threads = 4) {
+  std::atomic<std::size_t> next = 0;
+  const auto run = [&] {
+    for (std::size_t i = next++; i < seeds.size() && !testing::Test::HasFailure(); i = next++) {
+      try {
+        body(seeds[i]);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "seed " << seeds[i] << ": " << error.what();
+      }
+    }
+  };
+  std::vector<std::thread> others(std::min(threads, seeds.size()));
+  for (std::thread& other : others) other = std::thread(run);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace sluice::test
