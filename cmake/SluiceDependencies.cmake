@@ -41,7 +41,9 @@ if(NOT SLUICE_CUDA STREQUAL "OFF")
     # The bits of the CPU: no fused multiply-add, IEEE division and square root.
     string(APPEND CMAKE_CUDA_FLAGS " --fmad=false --prec-div=true --prec-sqrt=true --expt-relaxed-constexpr")
     set(SLUICE_HAVE_CUDA ON)
-    set(SLUICE_CUDA_SUMMARY "${CMAKE_CUDA_COMPILER_VERSION} for ${SLUICE_CUDA_ARCHITECTURES}")
+    # A semicolon would split the definition that `sluice version` prints.
+    list(JOIN SLUICE_CUDA_ARCHITECTURES ", " architectures)
+    set(SLUICE_CUDA_SUMMARY "${CMAKE_CUDA_COMPILER_VERSION} for ${architectures}")
   endif()
   if(SLUICE_CUDA STREQUAL "ON" AND NOT SLUICE_HAVE_CUDA)
     message(FATAL_ERROR "SLUICE_CUDA is ON but cannot be used: ${SLUICE_CUDA_SUMMARY}; set CUDACXX or install the CUDA Toolkit")

@@ -62,11 +62,17 @@ for base in site.getsitepackages():
     print(*glob.glob(base + "/nvidia/*/lib"))' 2>/dev/null); do
   [[ -d $folder ]] && export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
-# The C++ runtime that came along, where the machine has none or an older one.
-if ! starting=$("$here/bin/sluice" --version 2>&1); then
-  export LD_LIBRARY_PATH=$here/lib/runtime${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  "$here/bin/sluice" --version >/dev/null 2>&1 || printf 'run.sh: bin/sluice does not start here: %s\n' "$starting" >&2
-fi
+# The C++ runtime that came along, where the machine has none or an older one; then all libraries that came along, which the
+# programs find themselves where /proc is mounted.
+nvidia=${LD_LIBRARY_PATH:-}
+starting=
+for folder in "" "$here/lib/runtime" "$here/lib/runtime:$here/lib"; do
+  [[ -z $folder ]] || export LD_LIBRARY_PATH=$folder${nvidia:+:$nvidia}
+  if starting=$("$here/bin/sluice" --version 2>&1); then
+    starting=
+    break
+  fi
+done
 
 json_text() {
   local text=$1
@@ -306,7 +312,7 @@ for part in "${parts[@]}"; do
   names=() results=() times=() lines=()
   : >"$log"
   if [[ $gpu == "no GPU" ]]; then
-    note GPU failed 0 "no GPU: ${found:-sluice doctor does not answer}"
+    note GPU failed 0 "no GPU: ${found:-bin/sluice does not start: $starting}"
   else
     "run_$part"
   fi

@@ -10,6 +10,7 @@ keeps 14. Exits with 77 without a GPU.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -134,6 +135,7 @@ def main():
                     add({**entry, "left_out": "--seconds are over"})
                     break
                 if options.device == "cuda":
+                    gc.collect()  # the model of the measurement before
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 try:
