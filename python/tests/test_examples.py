@@ -1,0 +1,39 @@
+"""The programs in examples/pytorch, as a reader would start them."""
+
+import pathlib
+import re
+import runpy
+import sys
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/pytorch"
+
+
+def run(monkeypatch, capsys, name, *arguments):
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_a_text_is_learned_from_storage_as_in_memory_and_after_a_break(monkeypatch, capsys, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("in the beginning was the word, and the word was written down " * 40, encoding="ascii")
+    storage = ["--storage", tmp_path]
+    expected = run(monkeypatch, capsys, "train_text.py", text, "--steps", 6, "--in-memory")
+    offloaded = run(monkeypatch, capsys, "train_text.py", text, "--steps", 6, *storage)
+    losses = [float(re.search(r"loss (\S+)", said).group(1)) for said in (expected, offloaded)]
+    assert abs(losses[0] - losses[1]) <= 2e-5
+    run(monkeypatch, capsys, "train_text.py", text, "--steps", 4, *storage, "--resume", "run")
+    resumed = run(monkeypatch, capsys, "train_text.py", text, "--steps", 6, *storage, "--resume", "run")
+    whole = run(monkeypatch, capsys, "train_text.py", text, "--steps", 6, *storage, "--resume", "whole")
+    assert resumed.startswith("step    5  loss ")
+    # The sample's random numbers go on from the seed alone: the same parameters give the same text.
+    assert resumed.splitlines()[1:] == whole.splitlines()[1:] == offloaded.splitlines()[1:]
+
+
+def test_adapters_are_trained_and_frozen_weights_are_read_alone(monkeypatch, capsys, tmp_path):
+    said = run(monkeypatch, capsys, "train_lora.py", "--storage", tmp_path, "--steps", 10)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
+    assert losses[-1] < 0.5 * losses[0]
+    frozen, trained, read, written = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", said.splitlines()[-1]))
+    assert written == 4 * trained
+    assert 4 * frozen < read <= 2 * 4 * (frozen + trained)  # a pass each in forward and backward, as far as none was kept
