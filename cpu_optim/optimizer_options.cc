@@ -63,6 +63,10 @@ std::string_view name_of(OptimizerKind kind) {
   return "unknown";
 }
 
+std::string_view name_of(OptimizerState state) {
+  return state == OptimizerState::k8bit ? "8bit" : "fp32";
+}
+
 bool keeps_exp_avg(OptimizerKind kind) {
   return kind != OptimizerKind::kAdagrad;
 }

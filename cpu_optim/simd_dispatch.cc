@@ -8,6 +8,7 @@
 #include <sluice/error.h>
 #include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
+#include "cpu_optim/update_codes.h"
 
 namespace sluice {
 namespace {
@@ -46,6 +47,12 @@ VectorResult run(const SimdKernels& kernels, const SgdCoefficients& c, const Upd
 
 VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
                                  const UpdateArrays& arrays) const {
+  if (arrays.has_codes()) {
+    const NewState state = update_codes(arrays, encode_moments, [&](const UpdateArrays& decoded) {
+      return update(coefficients, decoded).state;
+    });
+    return {target_name, arrays.element_count, state};
+  }
   VectorResult result =
       std::visit([&](const auto& c) { return run(*this, c, arrays); }, coefficients);
   const std::uint64_t done = result.element_count;

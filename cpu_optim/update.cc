@@ -3,6 +3,7 @@
 #include <sluice/error.h>
 #include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
+#include "cpu_optim/update_codes.h"
 
 namespace sluice {
 namespace {
@@ -26,7 +27,7 @@ AdamElement element(const SgdCoefficients& c, AdamElement state, float gradient)
 void check(const UpdateArrays& arrays) {
   if (arrays.element_count == 0) return;
   SLUICE_CHECK(arrays.parameter != nullptr && arrays.gradient != nullptr &&
-                   (arrays.exp_avg != nullptr || arrays.exp_avg_sq != nullptr),
+                   (arrays.has_exp_avg() || arrays.has_exp_avg_sq()),
                "an update needs parameter, gradient and moments");
   SLUICE_CHECK((arrays.low != nullptr) == (arrays.master_layout == MasterLayout::kSplitBf16),
                "`low` belongs to the split master, and only to it");
@@ -37,9 +38,9 @@ void check(const UpdateArrays& arrays) {
 void check(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   check(arrays);
   if (arrays.element_count == 0) return;
-  SLUICE_CHECK(!keeps_exp_avg(coefficients) || arrays.exp_avg != nullptr,
+  SLUICE_CHECK(!keeps_exp_avg(coefficients) || arrays.has_exp_avg(),
                "this optimizer needs exp_avg");
-  SLUICE_CHECK(!keeps_exp_avg_sq(coefficients) || arrays.exp_avg_sq != nullptr,
+  SLUICE_CHECK(!keeps_exp_avg_sq(coefficients) || arrays.has_exp_avg_sq(),
                "this optimizer needs exp_avg_sq");
 }
 
@@ -86,6 +87,10 @@ AdamElement state_at(const UpdateArrays& arrays, std::uint64_t i) {
           .exp_avg_sq = arrays.exp_avg_sq == nullptr ? 0.0f : arrays.exp_avg_sq[i]};
 }
 
+bool is_lost(const MomentCodes& moment, std::uint64_t i) {
+  return moment.exist() && is_lost_moment(moment.codes[i], moment.scales[i / kMomentGroupElements]);
+}
+
 template <class Coefficients>
 NewState update(const Coefficients& c, const UpdateArrays& arrays) {
   NewState state = NewState::kFinite;
@@ -121,6 +126,8 @@ UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_
   part.master = advance(arrays.master);
   part.exp_avg = advance(arrays.exp_avg);
   part.exp_avg_sq = advance(arrays.exp_avg_sq);
+  part.exp_avg_codes = arrays.exp_avg_codes.from(begin);
+  part.exp_avg_sq_codes = arrays.exp_avg_sq_codes.from(begin);
   part.gradient =
       static_cast<const std::byte*>(arrays.gradient) + begin * size_of(arrays.gradient_dtype);
   part.element_count = count;
@@ -129,8 +136,9 @@ UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_
 
 UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
   std::uint64_t in_place = 4;  // the master, in one piece or two
-  if (arrays.exp_avg != nullptr) in_place += 4;
-  if (arrays.exp_avg_sq != nullptr) in_place += 4;
+  const std::uint64_t moment = arrays.has_codes() ? 1 : 4;
+  if (arrays.has_exp_avg()) in_place += moment;
+  if (arrays.has_exp_avg_sq()) in_place += moment;
   return {.read = in_place + size_of(arrays.gradient_dtype),
           .write = in_place + (arrays.master_layout == MasterLayout::kFp16 ? 2 : 0)};
 }
@@ -138,6 +146,10 @@ UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   check(coefficients, arrays);
   const FloatEnvironment environment;
+  if (arrays.has_codes())
+    return update_codes(arrays, encode_moments_reference, [&](const UpdateArrays& decoded) {
+      return update_reference(coefficients, decoded);
+    });
   return std::visit([&](const auto& c) { return update(c, arrays); }, coefficients);
 }
 
@@ -151,6 +163,8 @@ NonFiniteState find_non_finite_state(const UpdateArrays& arrays) {
   for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
     const std::string_view part = non_finite_part(arrays.master_layout, state_at(arrays, i));
     if (!part.empty()) return {i, part};
+    if (is_lost(arrays.exp_avg_codes, i)) return {i, "exp_avg"};
+    if (is_lost(arrays.exp_avg_sq_codes, i)) return {i, "exp_avg_sq"};
   }
   return {arrays.element_count, {}};
 }

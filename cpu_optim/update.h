@@ -14,6 +14,7 @@
 
 #include <sluice/dtype.h>
 #include "base/optimizer_math.h"
+#include "cpu_optim/moment_codec.h"
 
 namespace sluice {
 
@@ -37,7 +38,10 @@ bool keeps_exp_avg(const UpdateCoefficients& coefficients);
 bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
 // A run of elements that share hyperparameters. All arrays hold `element_count` elements and are
-// updated in place; arrays that the layout or the optimizer does not use are null.
+// updated in place; arrays that the layout or the optimizer does not use are null. A moment is
+// either fp32 or codes, and both moments are of one kind. With codes, the run begins with a group
+// of its tensor. The codes are decoded to fp32, updated, and encoded again; the weight takes the
+// new moments before they are rounded to codes.
 struct UpdateArrays {
   MasterLayout master_layout = MasterLayout::kFp32;
   DType gradient_dtype = DType::kFp32;
@@ -46,14 +50,21 @@ struct UpdateArrays {
   float* master = nullptr;      // only with kFp16
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
+  MomentCodes exp_avg_codes = {};
+  MomentCodes exp_avg_sq_codes = {};
   const void* gradient = nullptr;  // float[n], or uint16_t[n] of bf16 or fp16 bits
   std::uint64_t element_count = 0;
+
+  bool has_codes() const { return exp_avg_codes.exist() || exp_avg_sq_codes.exist(); }
+  bool has_exp_avg() const { return exp_avg != nullptr || exp_avg_codes.exist(); }
+  bool has_exp_avg_sq() const { return exp_avg_sq != nullptr || exp_avg_sq_codes.exist(); }
 };
 
 // Elements [begin, begin + count) of `arrays`. The result points into the same memory.
 UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_t count);
 
-// The bytes that a step reads and writes per element. Each byte counts once.
+// The bytes that a step reads and writes per element. Each byte counts once. The scales of codes,
+// 4 bytes for 256 elements, are left out.
 struct UpdateBytes {
   std::uint64_t read = 0;
   std::uint64_t write = 0;

@@ -45,7 +45,8 @@ struct Engine::Parts {
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;
   StateDescription description() const {
-    return describe_state(model, config.precision.parameters, config.optimizer.kind);
+    return describe_state(model, config.precision.parameters, config.optimizer.kind,
+                          config.optimizer.state);
   }
   // Gives the state its values, and makes a durable store's first commit of these values.
   void fill(StateSource& source, const std::string& application, const char* call);

@@ -38,7 +38,8 @@ SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& given_mo
                                   const std::vector<std::string>& application) {
   const ModelSpec model = validated(given_model);
   const DType type = config.precision.parameters;
-  const StateDescription description = describe_state(model, type, config.optimizer.kind);
+  const StateDescription description =
+      describe_state(model, type, config.optimizer.kind, config.optimizer.state);
   source.prepare(description);
   const Layout layout(model, state_format(config), config.storage.block_elements);
   const auto device = make_host_device({.memory_bytes = 1_MiB});

@@ -27,6 +27,7 @@ constexpr CheckpointPart kParts[] = {CheckpointPart::kWeight, CheckpointPart::kM
 constexpr OptimizerKind kOptimizers[] = {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                                          OptimizerKind::kLion, OptimizerKind::kAdagrad,
                                          OptimizerKind::kSgd};
+constexpr OptimizerState kStates[] = {OptimizerState::kFp32, OptimizerState::k8bit};
 
 std::string sum_of(const json& document) {
   const std::string text = document.dump();
@@ -37,9 +38,12 @@ json json_of(const CheckpointManifest::Stored& stored) {
   json pieces = json::array();
   for (const CheckpointManifest::Piece& piece : stored.pieces)
     pieces.push_back({piece.first_element, piece.element_count, hex_of(piece.sum)});
-  return {{"tensor", stored.tensor}, {"part", name_of(stored.part)},
-          {"file", stored.file},     {"dtype", stored.dtype},
-          {"begin_bytes", stored.begin_bytes}, {"pieces", std::move(pieces)}};
+  return {{"tensor", stored.tensor},
+          {"part", name_of(stored.part)},
+          {"file", stored.file},
+          {"dtype", stored.dtype},
+          {"begin_bytes", stored.begin_bytes},
+          {"pieces", std::move(pieces)}};
 }
 
 // Reads fields, and names the one that is wrong.
@@ -123,6 +127,11 @@ StateDescription read_state_description(const Reader& top) {
   state.parameter = top.at("precision").one_of(kTypes, [](auto type) { return name_of(type); });
   state.optimizer =
       top.at("optimizer").at("type").one_of(kOptimizers, [](auto kind) { return name_of(kind); });
+  // Older versions knew only fp32, and did not say so.
+  if (top.at("optimizer").value().contains("state"))
+    state.moments = top.at("optimizer").at("state").one_of(kStates, [](auto moments) {
+      return name_of(moments);
+    });
   for (const Reader& tensor : top.at("model").elements()) {
     StateDescription::Tensor& added = state.tensors.emplace_back();
     added.name = tensor.at("name").text();
@@ -176,6 +185,7 @@ std::string manifest_text(const CheckpointManifest& manifest) {
                               {"good_steps", scale->good_steps}};
   document["precision"] = name_of(manifest.state.parameter);
   document["optimizer"] = {{"type", name_of(manifest.state.optimizer)},
+                           {"state", name_of(manifest.state.moments)},
                            {"hyperparameters", manifest.hyperparameters}};
   document["model"] = json::array();
   for (const StateDescription::Tensor& tensor : manifest.state.tensors)
@@ -210,8 +220,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& path
   const Reader top(path, "", document);
   if (top.at("format").text() != kFormat) top.at("format").fail(fmt::format("\"{}\"", kFormat));
   if (top.at("version").integer() != kVersion)
-    top.at("version").fail(fmt::format("{}, the only one that this version of Sluice reads",
-                                       kVersion));
+    top.at("version").fail(
+        fmt::format("{}, the only one that this version of Sluice reads", kVersion));
   const std::string written = top.at(kChecksum).text();
   document.erase(kChecksum);
   if (const std::string found = sum_of(document); found != written)

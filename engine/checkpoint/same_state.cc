@@ -24,6 +24,12 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
     refuse("optimizer.type", std::string(name_of(own.optimizer)),
            std::string(name_of(wanted.optimizer)),
            "their moments mean different things; start from the weights alone (--init)");
+  if (own.moments != wanted.moments && !converts)
+    refuse("optimizer.state", std::string(name_of(own.moments)),
+           std::string(name_of(wanted.moments)),
+           wanted.moments == OptimizerState::k8bit
+               ? "--convert rounds the moments to 8 bits"
+               : "--convert continues from the moments that the 8 bits mean, in fp32");
   std::map<std::string, const StateDescription::Tensor*> by_name;
   for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
   for (const StateDescription::Tensor& tensor : wanted.tensors) {

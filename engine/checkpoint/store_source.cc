@@ -84,8 +84,8 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
                    .scale = first.scale.scale,
                    .hysteresis_left = first.scale.hysteresis_left,
                    .good_steps = static_cast<std::uint32_t>(first.scale.good_steps)}};
-  description_ =
-      describe_state(run_.model, run_.config.precision.parameters, run_.config.optimizer.kind);
+  description_ = describe_state(run_.model, run_.config.precision.parameters,
+                                run_.config.optimizer.kind, run_.config.optimizer.state);
   const std::uint32_t owners = shard_of(run_.config.sharding, 0, run_.ranks).count;
   for (std::uint32_t rank = 0; rank < run_.ranks; ++rank) {
     const CommitRecord& record = opened[rank]->opening.of_step(*step);

@@ -56,6 +56,10 @@ OptimizerKind optimizer_from(const std::string& name) {
   return named(name, {kAdamW, kAdam, kLion, kAdagrad, kSgd});
 }
 
+OptimizerState optimizer_state_from(const std::string& name) {
+  return named(name, {OptimizerState::kFp32, OptimizerState::k8bit});
+}
+
 OverlapPolicy overlap_from(const std::string& name) {
   using enum OverlapPolicy;
   return named(name, {kAuto, kEager, kDeferred, kSpeculative, kSerial});
@@ -251,6 +255,7 @@ Config engine_config(const ConfigDocument& document) {
                               "{} (2^-64)",
                               config.precision.loss_scale.static_scale, kStaticScaleMin));
   config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
+  config.optimizer.state = optimizer_state_from(document.string("optimizer.state"));
   config.optimizer.momentum = document.number("optimizer.momentum");
   config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
                            .beta2 = document.number("optimizer.beta2"),

@@ -37,6 +37,7 @@ ordered_json optimizer_json(const Config::Optimizer& optimizer) {
     if (group.weight_decay) groups.back()["weight_decay"] = *group.weight_decay;
   }
   ordered_json json = {{"type", name_of(optimizer.kind)},
+                       {"state", name_of(optimizer.state)},
                        {"beta1", optimizer.adam.beta1},
                        {"beta2", optimizer.adam.beta2},
                        {"epsilon", optimizer.adam.epsilon},

@@ -103,6 +103,12 @@ DetachedPlan plan_detached(const Config& config, std::span<const DetachedTensor>
     throw Error(ErrorCode::kConfig,
                 "placement.optimizer is \"device\", but this optimizer keeps nothing there; give "
                 "\"host\", \"nvme\" or \"auto\"");
+  if (config.optimizer.state != OptimizerState::kFp32)
+    throw Error(
+        ErrorCode::kConfig,
+        fmt::format("optimizer.state is \"{}\", but this optimizer keeps fp32 moments only; "
+                    "leave it out, or train through an engine",
+                    name_of(config.optimizer.state)));
   const std::uint64_t budget = config.memory.host_bytes.value_or(host_budget_bytes);
   DetachedPlan plan;
   cut(plan, config, tensors);

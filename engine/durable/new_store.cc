@@ -167,7 +167,8 @@ NewStore make_store(const Config& config, const ModelSpec& given_model, std::uin
     throw Error(ErrorCode::kConfig,
                 "sharding.group is \"node\", and how many ranks a node will have is not known "
                 "here; give their number");
-  source.prepare(describe_state(model, config.precision.parameters, config.optimizer.kind));
+  source.prepare(describe_state(model, config.precision.parameters, config.optimizer.kind,
+                                config.optimizer.state));
   std::vector<StoreLock> locks = locks_of_free_name(config.storage);
   const StoreId id = random_store_id();
   const std::unique_ptr<IoQueue> queue = make_sync_queue({});

@@ -15,16 +15,15 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
                       .gradient_dtype = format.gradient,
                       .element_count = run.element_count};
   arrays.parameter = planes.parameters + begin_element * format.parameter_bytes();
-  const auto moment = [&](std::uint64_t begin_bytes) {
-    return reinterpret_cast<float*>(planes.record + begin_bytes * block.element_count) +
-           begin_element;
-  };
   if (format.master == MasterLayout::kSplitBf16)
     arrays.low = reinterpret_cast<std::int16_t*>(planes.record) + begin_element;
   if (format.master == MasterLayout::kFp16)
     arrays.master = reinterpret_cast<float*>(planes.record) + begin_element;
-  if (format.keeps_exp_avg) arrays.exp_avg = moment(format.exp_avg_begin_bytes());
-  if (format.keeps_exp_avg_sq) arrays.exp_avg_sq = moment(format.exp_avg_sq_begin_bytes());
+  const RecordMoments moments = moments_of(format, block.element_count, planes.record);
+  if (moments.exp_avg != nullptr) arrays.exp_avg = moments.exp_avg + begin_element;
+  if (moments.exp_avg_sq != nullptr) arrays.exp_avg_sq = moments.exp_avg_sq + begin_element;
+  arrays.exp_avg_codes = moments.exp_avg_codes.from(begin_element);
+  arrays.exp_avg_sq_codes = moments.exp_avg_sq_codes.from(begin_element);
   if (planes.gradients != nullptr)
     arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
   return arrays;

@@ -17,6 +17,10 @@ DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
           .master = arrays.master,
           .exp_avg = arrays.exp_avg,
           .exp_avg_sq = arrays.exp_avg_sq,
+          .exp_avg_codes = arrays.exp_avg_codes.codes,
+          .exp_avg_scales = arrays.exp_avg_codes.scales,
+          .exp_avg_sq_codes = arrays.exp_avg_sq_codes.codes,
+          .exp_avg_sq_scales = arrays.exp_avg_sq_codes.scales,
           .gradient = arrays.gradient,
           .element_count = arrays.element_count};
 }
@@ -66,10 +70,11 @@ void DeviceUpdates::end_unit(UnitId unit, std::uint64_t step) {
 }
 
 void DeviceUpdates::ended(UnitId unit, std::uint64_t step) {
+  const std::uint64_t elements = layout_.unit(unit).shard_elements;
   trace_span({.begin_ns = begun_ns_[index_of(unit)],
               .end_ns = trace_now_ns(),
-              .size_bytes = layout_.unit(unit).shard_elements *
-                            (layout_.format().parameter_bytes() + layout_.format().record_bytes()),
+              .size_bytes = elements * layout_.format().parameter_bytes() +
+                            layout_.format().record_bytes(elements),
               .step = step,
               .unit = index_of(unit),
               .kind = TraceKind::kOnDevice,

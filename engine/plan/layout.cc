@@ -38,7 +38,28 @@ StateFormat state_format(const Config& config) {
           .gradient = config.precision.gradients,
           .master = master_layout_of(config.precision.parameters),
           .keeps_exp_avg = keeps_exp_avg(config.optimizer.kind),
-          .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind)};
+          .keeps_exp_avg_sq = keeps_exp_avg_sq(config.optimizer.kind),
+          .moments = config.optimizer.state};
+}
+
+RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record) {
+  RecordMoments moments;
+  std::byte* const exp_avg = record + format.exp_avg_begin(elements);
+  std::byte* const exp_avg_sq = record + format.exp_avg_sq_begin(elements);
+  if (format.moments == OptimizerState::kFp32) {
+    if (format.keeps_exp_avg) moments.exp_avg = reinterpret_cast<float*>(exp_avg);
+    if (format.keeps_exp_avg_sq) moments.exp_avg_sq = reinterpret_cast<float*>(exp_avg_sq);
+    return moments;
+  }
+  const auto codes = [&](std::byte* begin, std::uint64_t scales_begin) {
+    return MomentCodes{.codes = reinterpret_cast<std::uint8_t*>(begin),
+                       .scales = reinterpret_cast<float*>(record + scales_begin)};
+  };
+  if (format.keeps_exp_avg)
+    moments.exp_avg_codes = codes(exp_avg, format.exp_avg_scales_begin(elements));
+  if (format.keeps_exp_avg_sq)
+    moments.exp_avg_sq_codes = codes(exp_avg_sq, format.exp_avg_sq_scales_begin(elements));
+  return moments;
 }
 
 Layout::Layout(const ModelSpec& model, StateFormat format,
@@ -109,8 +130,8 @@ std::span<const BlockPlace> Layout::blocks_of(UnitId id) const {
 std::uint64_t Layout::state_bytes() const {
   std::uint64_t bytes = 0;
   for (const UnitPlace& unit : units_)
-    bytes += unit.shard_elements *
-             (format_.parameter_bytes() + (unit.is_frozen ? 0 : format_.record_bytes()));
+    bytes += unit.shard_elements * format_.parameter_bytes() +
+             (unit.is_frozen ? 0 : format_.record_bytes(unit.shard_elements));
   return bytes;
 }
 
@@ -119,7 +140,7 @@ std::uint64_t Layout::parameter_bytes(BlockId id) const {
 }
 
 std::uint64_t Layout::record_bytes(BlockId id) const {
-  return is_frozen(id) ? 0 : block(id).element_count * format_.record_bytes();
+  return is_frozen(id) ? 0 : format_.record_bytes(block(id).element_count);
 }
 
 std::uint64_t Layout::parameter_slot_bytes(BlockId id) const {

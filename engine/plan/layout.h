@@ -8,8 +8,8 @@
 //
 // Invariants: a tensor starts at a multiple of 256 elements of its unit, so that the tensor has the
 // same address modulo 256 B in every placement. The lengths of units, shards and blocks are
-// multiples of 256 elements (one leaf of the gradient norm). Padding elements are zero, get zero
-// gradients, and so stay zero.
+// multiples of 256 elements (one leaf of the gradient norm, and one group of 8-bit moments).
+// Padding elements are zero, get zero gradients, and so stay zero.
 #pragma once
 
 #include <cstdint>
@@ -38,24 +38,57 @@ struct StateFormat {
   MasterLayout master = MasterLayout::kSplitBf16;
   bool keeps_exp_avg = true;
   bool keeps_exp_avg_sq = true;
+  OptimizerState moments = OptimizerState::kFp32;
 
   std::uint64_t parameter_bytes() const { return size_of(parameter); }
   std::uint64_t gradient_bytes() const { return size_of(gradient); }
-  // The optimizer's record is [rest of the master | exp_avg | exp_avg_sq], without moments that the
-  // optimizer does not keep. The rest of the master is the low half of a split master for bf16, the
-  // whole fp32 master for fp16, and empty for fp32. The following functions say where each moment
-  // begins in the record, in bytes per element:
-  std::uint64_t exp_avg_begin_bytes() const {
+  // The optimizer's record of a block is [rest of the master | exp_avg | exp_avg_sq], without
+  // moments that the optimizer does not keep. The rest of the master is the low half of a split
+  // master for bf16, the whole fp32 master for fp16, and empty for fp32. With 8-bit moments, the
+  // codes take the moments' places, and the scales follow: those of exp_avg, those of exp_avg_sq.
+  // The following functions say where each part begins in the record of `elements` elements, a
+  // multiple of kAlignElements.
+  std::uint64_t moment_bytes() const {
+    return moments == OptimizerState::k8bit ? 1 : sizeof(float);
+  }
+  std::uint64_t exp_avg_begin(std::uint64_t elements) const {
     if (master == MasterLayout::kFp32) return 0;
-    return master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float);
+    return elements * (master == MasterLayout::kSplitBf16 ? sizeof(std::int16_t) : sizeof(float));
   }
-  std::uint64_t exp_avg_sq_begin_bytes() const {
-    return exp_avg_begin_bytes() + (keeps_exp_avg ? sizeof(float) : 0);
+  std::uint64_t exp_avg_sq_begin(std::uint64_t elements) const {
+    return exp_avg_begin(elements) + (keeps_exp_avg ? elements * moment_bytes() : 0);
   }
-  std::uint64_t record_bytes() const {
-    return exp_avg_sq_begin_bytes() + (keeps_exp_avg_sq ? sizeof(float) : 0);
+  std::uint64_t exp_avg_scales_begin(std::uint64_t elements) const {
+    return exp_avg_sq_begin(elements) + (keeps_exp_avg_sq ? elements * moment_bytes() : 0);
+  }
+  std::uint64_t exp_avg_sq_scales_begin(std::uint64_t elements) const {
+    return exp_avg_scales_begin(elements) + (keeps_exp_avg ? scale_bytes(elements) : 0);
+  }
+  std::uint64_t record_bytes(std::uint64_t elements) const {
+    return exp_avg_sq_scales_begin(elements) + (keeps_exp_avg_sq ? scale_bytes(elements) : 0);
+  }
+  // All of the state at rest, for rates.
+  double state_bytes_per_element() const {
+    return static_cast<double>(parameter_bytes()) +
+           static_cast<double>(record_bytes(kAlignElements)) / kAlignElements;
+  }
+
+ private:
+  std::uint64_t scale_bytes(std::uint64_t elements) const {
+    return moments == OptimizerState::k8bit ? elements / kMomentGroupElements * sizeof(float) : 0;
   }
 };
+static_assert(kAlignElements == kMomentGroupElements, "a block's groups are those of its tensors");
+
+// The moments in a record: each is fp32, or codes, or null where the optimizer keeps none.
+struct RecordMoments {
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  MomentCodes exp_avg_codes = {};
+  MomentCodes exp_avg_sq_codes = {};
+};
+// `record` belongs to a block of `elements` elements.
+RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std::byte* record);
 
 // The part of every unit that this rank owns, which is part `index` of `count` equal parts.
 struct Shard {

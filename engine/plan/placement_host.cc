@@ -232,10 +232,9 @@ std::uint32_t PlacementPlanner::lanes_for_bursts() const {
 void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t staging_slots,
                                     std::uint32_t lanes) {
   const StateFormat& format = layout_.format();
-  const auto slot = [&](std::uint64_t element_bytes) {
-    return align_up(largest_block_ * element_bytes, kStorageAlignBytes);
-  };
-  const std::uint64_t parameter_slot = slot(format.parameter_bytes());
+  const auto slot = [&](std::uint64_t bytes) { return align_up(bytes, kStorageAlignBytes); };
+  const std::uint64_t parameter_slot = slot(largest_block_ * format.parameter_bytes());
+  const std::uint64_t record_slot = slot(format.record_bytes(largest_block_));
   const bool updates_in_slots = homes.parameters_on_storage || homes.parameters_on_device;
   if (!homes.parameters_on_storage) staging_slots = 0;
   // Where the device updates everything, one lane serves access to the state outside of steps.
@@ -244,15 +243,15 @@ void PlacementPlanner::size_buffers(const HomesInUse& homes, std::uint32_t stagi
                                 .slot_bytes = parameter_slot};
   placement_.kept_slots = pass_.overlaps && staging_slots > 1 ? staging_slots - 1 : 0;
   const bool lanes_hold_records = homes.records_on_storage || homes.records_on_device;
-  placement_.lanes = {.count = lanes,
-                      .slot_bytes = lanes_hold_records ? slot(format.record_bytes()) : 0};
+  placement_.lanes = {.count = lanes, .slot_bytes = lanes_hold_records ? record_slot : 0};
   placement_.lane_gradients = {};
   if (homes.lanes_fetch_gradients)
-    placement_.lane_gradients = {.count = lanes, .slot_bytes = slot(format.gradient_bytes())};
+    placement_.lane_gradients = {.count = lanes,
+                                 .slot_bytes = slot(largest_block_ * format.gradient_bytes())};
   placement_.commit_buffers = {};
   if (pass_.is_durable && (homes.parameters_on_device || homes.records_on_device))
     placement_.commit_buffers = {.count = kCommitBuffers,
-                                 .slot_bytes = parameter_slot + slot(format.record_bytes())};
+                                 .slot_bytes = parameter_slot + record_slot};
 }
 
 // The bytes for the present homes with the least buffers of each kind.

@@ -21,14 +21,28 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
   if (layout.is_frozen(view.block)) return;
   const BlockPlace& block = layout.block(view.block);
   const std::uint64_t at = tensor.offset_elements + first - block.offset_elements;
-  const auto set = [&](StateKind kind, std::uint64_t begin_bytes) {
-    auto* const moments =
-        reinterpret_cast<float*>(view.record + begin_bytes * block.element_count) + at;
-    source.read(tensor, kind, first, {moments, count});
+  const RecordMoments moments = moments_of(layout.format(), block.element_count, view.record);
+  if (moments.exp_avg != nullptr)
+    source.read(tensor, StateKind::kExpAvg, first, {moments.exp_avg + at, count});
+  if (moments.exp_avg_sq != nullptr)
+    source.read(tensor, StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
+  std::vector<float> values(layout.format().moments == OptimizerState::k8bit ? count : 0);
+  const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes) {
+    if (!codes.exist()) return;
+    source.read(tensor, kind, first, values);
+    encode_saved_moments(book, values, codes.from(at));
   };
-  const StateFormat& format = layout.format();
-  if (format.keeps_exp_avg) set(StateKind::kExpAvg, format.exp_avg_begin_bytes());
-  if (format.keeps_exp_avg_sq) set(StateKind::kExpAvgSq, format.exp_avg_sq_begin_bytes());
+  set(StateKind::kExpAvg, CodeBook::kSigned, moments.exp_avg_codes);
+  set(StateKind::kExpAvgSq, CodeBook::kUnsigned, moments.exp_avg_sq_codes);
+}
+
+// Padding has no source. Zero bytes mean zero, except as codes of both signs.
+void clear_codes(const Layout& layout, const BlockView& view) {
+  if (layout.is_frozen(view.block)) return;
+  const std::uint64_t elements = layout.block(view.block).element_count;
+  const RecordMoments moments = moments_of(layout.format(), elements, view.record);
+  if (moments.exp_avg_codes.exist())
+    std::memset(moments.exp_avg_codes.codes, zero_code(CodeBook::kSigned), elements);
 }
 
 // A value that is not finite would be noticed a step later, and blamed on the learning rate.
@@ -86,11 +100,26 @@ void read_as_masters(const Layout& layout, const BlockView& view, std::uint64_t 
   }
 }
 
+// A moment that is not kept reads as zero. `target` may have any alignment.
+void read_moment(const float* values, CodeBook book, const MomentCodes& codes, std::uint64_t begin,
+                 std::span<std::byte> target) {
+  if (values != nullptr) {
+    std::memcpy(target.data(), values + begin, target.size());
+  } else if (codes.exist()) {
+    std::vector<float> decoded(target.size() / sizeof(float));
+    decode_moments(book, codes, begin, decoded);
+    std::memcpy(target.data(), decoded.data(), target.size());
+  } else {
+    std::memset(target.data(), 0, target.size());
+  }
+}
+
 }  // namespace
 
 void set_values(const Layout& layout, const BlockView& view, StateSource& source) {
   const BlockPlace& block = layout.block(view.block);
   std::vector<float> run(std::min(kFillElements, block.element_count));
+  clear_codes(layout, view);
   for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
     const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
     const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
@@ -112,26 +141,18 @@ void read_values(const Layout& layout, const BlockView& view, StateKind kind, st
   const std::uint64_t block_count = layout.block(view.block).element_count;
   const StateFormat& format = layout.format();
   const bool has_record = !layout.is_frozen(view.block);
-  // A moment that is not kept reads as zero.
-  const auto read_moment = [&](bool is_kept, std::uint64_t begin_bytes) {
-    if (is_kept && has_record) {
-      const std::byte* moment = view.record + begin_bytes * block_count + begin * sizeof(float);
-      std::memcpy(target.data(), moment, target.size());
-    } else {
-      std::memset(target.data(), 0, target.size());
-    }
-  };
+  const RecordMoments moments =
+      has_record ? moments_of(format, block_count, view.record) : RecordMoments{};
   switch (kind) {
     case StateKind::kParameter:
       std::memcpy(target.data(), view.parameters + begin * layout.format().parameter_bytes(),
                   target.size());
       return;
     case StateKind::kExpAvg:
-      read_moment(format.keeps_exp_avg, format.exp_avg_begin_bytes());
-      return;
+      return read_moment(moments.exp_avg, CodeBook::kSigned, moments.exp_avg_codes, begin, target);
     case StateKind::kExpAvgSq:
-      read_moment(format.keeps_exp_avg_sq, format.exp_avg_sq_begin_bytes());
-      return;
+      return read_moment(moments.exp_avg_sq, CodeBook::kUnsigned, moments.exp_avg_sq_codes, begin,
+                         target);
     case StateKind::kMaster: break;
   }
   if (!has_record) return read_as_masters(layout, view, begin, target);

@@ -30,12 +30,16 @@ std::string text_in(const json& from, const std::string& key) {
   return found != from.end() && found->is_string() ? found->get<std::string>() : "nothing";
 }
 
+constexpr const char* kOptimizerState = "optimizer.state";
+
 // "KEY was A and is B" for each key whose value differs.
 std::vector<std::string> differences(const json& before,
                                      const std::map<std::string, std::string>& now) {
   std::vector<std::string> all;
   for (const auto& [key, value] : now) {
-    const std::string was = before.is_object() ? text_in(before, key) : "nothing";
+    std::string was = before.is_object() ? text_in(before, key) : "nothing";
+    // Older versions knew only fp32, and did not say so.
+    if (key == kOptimizerState && was == "nothing") was = name_of(OptimizerState::kFp32);
     if (was != value) all.push_back(fmt::format("{} was {} and is {}", key, was, value));
   }
   return all;
@@ -149,6 +153,7 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
             {"names and shapes", fmt::format("of hash {:016x}", model_hash_)}};
   layout_ = {{"precision.parameters", std::string(name_of(config.precision.parameters))},
              {"optimizer.kind", std::string(name_of(config.optimizer.kind))},
+             {kOptimizerState, std::string(name_of(config.optimizer.state))},
              {"storage.block_elements", fmt::format("{}", layout.block_elements())},
              {"ranks", fmt::format("{}", ranks)},
              {"frozen units", fmt::format("of hash {:016x}", hash_of(frozen))}};
@@ -174,7 +179,10 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
         fmt::format("{} {} {}", fmt::join(group.tensors, " "), group.learning_rate_factor,
                     group.weight_decay.value_or(-1));
   }
-  layout_hash_ = hash_of(json(layout_).dump());
+  // Without the default, so that the hash is the one of older versions.
+  Words hashed = layout_;
+  if (config.optimizer.state == OptimizerState::kFp32) hashed.erase(kOptimizerState);
+  layout_hash_ = hash_of(json(hashed).dump());
   config_hash_ = hash_of(json(config_).dump());
 }
 
@@ -223,6 +231,9 @@ DescribedRun described_run(const std::string& settings, const std::string& store
   config.precision.parameters = reader.one_of(kTypes, "layout", "precision.parameters");
   config.precision.gradients = reader.one_of(kTypes, "config", "precision.gradients");
   config.optimizer.kind = reader.one_of(kOptimizers, "layout", "optimizer.kind");
+  constexpr std::array kStates{OptimizerState::kFp32, OptimizerState::k8bit};
+  if (reader.has("layout", kOptimizerState))
+    config.optimizer.state = reader.one_of(kStates, "layout", kOptimizerState);
   AdamOptions& adam = config.optimizer.adam;
   adam.beta1 = reader.number<double>("config", "optimizer.beta1");
   adam.beta2 = reader.number<double>("config", "optimizer.beta2");

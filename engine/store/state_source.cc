@@ -14,8 +14,10 @@ std::string_view name_of(StateKind kind) {
   return "exp_avg_sq";
 }
 
-StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer) {
-  StateDescription description{.tensors = {}, .parameter = parameter, .optimizer = optimizer};
+StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer,
+                                OptimizerState moments) {
+  StateDescription description{
+      .tensors = {}, .parameter = parameter, .optimizer = optimizer, .moments = moments};
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& tensor : unit.tensors)
       description.tensors.push_back(

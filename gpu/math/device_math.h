@@ -4,7 +4,8 @@
 // the payload of a NaN may differ.
 //
 // Thread rule: as Device. Every call enqueues and returns; memory may be reused by later work on
-// the same stream. Arrays are device memory, aligned to 16 bytes, and do not overlap.
+// the same stream. Arrays are device memory, aligned to 16 bytes, except for the scales of codes,
+// and do not overlap.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,12 @@ struct DeviceUpdate {
   float* master = nullptr;
   float* exp_avg = nullptr;  // the moments that the optimizer does not keep are null
   float* exp_avg_sq = nullptr;
+  // In place of fp32 moments: 8-bit codes, and a scale for each kMomentGroupElements elements
+  // (base/moment_codes.h). The scales are aligned to their elements.
+  std::uint8_t* exp_avg_codes = nullptr;
+  float* exp_avg_scales = nullptr;
+  std::uint8_t* exp_avg_sq_codes = nullptr;
+  float* exp_avg_sq_scales = nullptr;
   const void* gradient = nullptr;
   std::uint64_t element_count = 0;
   // Set to 1 when a new master, its rounded parameter, or a new moment is not finite; otherwise

@@ -56,7 +56,8 @@ class DeviceMathOver final : public DeviceMath {
 
   void update(const DeviceCoefficients& coefficients, const DeviceUpdate& a,
               StreamId stream) override {
-    check_aligned({a.parameter, a.low, a.master, a.exp_avg, a.exp_avg_sq, a.gradient});
+    check_aligned({a.parameter, a.low, a.master, a.exp_avg, a.exp_avg_sq, a.exp_avg_codes,
+                   a.exp_avg_sq_codes, a.gradient});
     std::visit(
         [&](const auto& c) {
           switch (a.parameter_type) {
@@ -86,6 +87,8 @@ class DeviceMathOver final : public DeviceMath {
   template <class Coefficients, class Masters>
   void update_with(const Coefficients& c, const Masters& masters, const DeviceUpdate& a,
                    StreamId stream) {
+    const bool has_codes = a.exp_avg_codes != nullptr || a.exp_avg_sq_codes != nullptr;
+    if (has_codes) return update_codes_with(c, masters, a, stream);
     SLUICE_CHECK(!Rule<Coefficients>::kExpAvg || a.exp_avg != nullptr, "it keeps exp_avg");
     SLUICE_CHECK(!Rule<Coefficients>::kExpAvgSq || a.exp_avg_sq != nullptr, "it keeps exp_avg_sq");
     with_element_type(a.gradient_type, [&]<class G>(G*) {
@@ -93,6 +96,25 @@ class DeviceMathOver final : public DeviceMath {
                          UpdateBody<Masters, G, Coefficients>{
                              masters, c, static_cast<const G*>(a.gradient), a.exp_avg, a.exp_avg_sq,
                              a.element_count, a.non_finite});
+    });
+  }
+
+  template <class Coefficients, class Masters>
+  void update_codes_with(const Coefficients& c, const Masters& masters, const DeviceUpdate& a,
+                         StreamId stream) {
+    using R = Rule<Coefficients>;
+    SLUICE_CHECK(!R::kExpAvg || a.exp_avg_codes != nullptr, "it keeps exp_avg");
+    SLUICE_CHECK(!R::kExpAvgSq || a.exp_avg_sq_codes != nullptr, "it keeps exp_avg_sq");
+    with_element_type(a.gradient_type, [&]<class G>(G*) {
+      launcher_.teams(
+          stream, (a.element_count + kMomentGroupElements - 1) / kMomentGroupElements,
+          UpdateCodesBody<Masters, G, Coefficients>{masters,
+                                                    c,
+                                                    static_cast<const G*>(a.gradient),
+                                                    {a.exp_avg_codes, a.exp_avg_scales},
+                                                    {a.exp_avg_sq_codes, a.exp_avg_sq_scales},
+                                                    a.element_count,
+                                                    a.non_finite});
     });
   }
 

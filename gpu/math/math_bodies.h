@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/moment_codes.h"
 #include "base/optimizer_math.h"
 #include "gpu/math/device_math.h"
 #include "gpu/math/kernel_elements.h"
@@ -218,6 +219,135 @@ struct UpdateBody {
     masters.store(p, index, count);
     if constexpr (R::kExpAvg) store_pack(m, exp_avg, index, count);
     if constexpr (R::kExpAvgSq) store_pack(v, exp_avg_sq, index, count);
+    if (!is_finite) *non_finite = 1;
+  }
+};
+
+// One function for all kernels, because the search and its tables are long.
+#ifdef __CUDACC__
+#define SLUICE_ONCE __noinline__
+#else
+#define SLUICE_ONCE
+#endif
+SLUICE_HOST_DEVICE SLUICE_ONCE inline std::uint8_t device_code(CodeBook book, float value,
+                                                               float scale) {
+  return encode_moment(book, value, scale);
+}
+SLUICE_HOST_DEVICE SLUICE_ONCE inline float device_moment(CodeBook book, std::uint8_t code,
+                                                          float scale) {
+  return decode_moment(book, code, scale);
+}
+#undef SLUICE_ONCE
+
+struct alignas(8) CodePack {
+  std::uint8_t values[kPackElements];
+};
+
+// The codes of a moment that is kept; null without a moment.
+struct DeviceCodes {
+  std::uint8_t* codes;
+  float* scales;
+
+  // Codes beyond the end are those of zero, and are not written.
+  SLUICE_HOST_DEVICE CodePack load(CodeBook book, std::uint64_t index, std::uint64_t count) const {
+    const std::uint64_t begin = index * kPackElements;
+    if (begin + kPackElements <= count) return *reinterpret_cast<const CodePack*>(codes + begin);
+    CodePack pack;
+    for (unsigned i = 0; i < kPackElements; ++i)
+      pack.values[i] = begin + i < count ? codes[begin + i] : zero_code(book);
+    return pack;
+  }
+  SLUICE_HOST_DEVICE void store(const CodePack& pack, std::uint64_t index,
+                                std::uint64_t count) const {
+    const std::uint64_t begin = index * kPackElements;
+    if (begin + kPackElements <= count) {
+      *reinterpret_cast<CodePack*>(codes + begin) = pack;
+      return;
+    }
+    for (unsigned i = 0; i < kPackElements; ++i)
+      if (begin + i < count) codes[begin + i] = pack.values[i];
+  }
+};
+
+// UpdateBody for moments as 8-bit codes. A team has one group. Every thread updates its packs
+// twice: to find the new scales, and then to encode with them. So nothing needs to be kept in
+// between.
+template <class Masters, class Gradient, class Coefficients>
+struct UpdateCodesBody {
+  using R = Rule<Coefficients>;
+  static constexpr std::uint64_t kGroupPacks = kMomentGroupElements / kPackElements;
+  Masters masters;
+  Coefficients coefficients;
+  const Gradient* gradient;
+  DeviceCodes exp_avg;
+  DeviceCodes exp_avg_sq;
+  std::uint64_t count;
+  std::uint32_t* non_finite;
+
+  struct Updated {
+    Pack<float> p, m, v;
+  };
+
+  SLUICE_HOST_DEVICE Updated update(std::uint64_t pack, float m_scale, float v_scale) const {
+    const Pack<Gradient> g = load_pack(gradient, pack, count);
+    Updated state{masters.load(pack, count), {}, {}};
+    CodePack m{}, v{};
+    if constexpr (R::kExpAvg) m = exp_avg.load(CodeBook::kSigned, pack, count);
+    if constexpr (R::kExpAvgSq) v = exp_avg_sq.load(CodeBook::kUnsigned, pack, count);
+    for (unsigned i = 0; i < kPackElements; ++i) {
+      float old_m = 0, old_v = 0;
+      if constexpr (R::kExpAvg) old_m = device_moment(CodeBook::kSigned, m.values[i], m_scale);
+      if constexpr (R::kExpAvgSq) old_v = device_moment(CodeBook::kUnsigned, v.values[i], v_scale);
+      const AdamElement updated =
+          R::apply(coefficients, {state.p.values[i], old_m, old_v}, load(g.values[i]));
+      state.p.values[i] = updated.master;
+      state.m.values[i] = updated.exp_avg;
+      state.v.values[i] = updated.exp_avg_sq;
+    }
+    return state;
+  }
+
+  template <class Team>
+  SLUICE_HOST_DEVICE void operator()(const Team& team, std::uint64_t group) const {
+    const std::uint64_t begin = group * kGroupPacks;
+    const std::uint64_t packs = (count + kPackElements - 1) / kPackElements;
+    const std::uint64_t end = begin + kGroupPacks < packs ? begin + kGroupPacks : packs;
+    float old_m_scale = 0, old_v_scale = 0;
+    if constexpr (R::kExpAvg) old_m_scale = exp_avg.scales[group];
+    if constexpr (R::kExpAvgSq) old_v_scale = exp_avg_sq.scales[group];
+    float m_scale = 0, v_scale = 0;
+    for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size()) {
+      const Updated updated = update(pack, old_m_scale, old_v_scale);
+      for (unsigned i = 0; i < kPackElements; ++i) {
+        const float m = moment_magnitude(updated.m.values[i]);
+        const float v = moment_magnitude(updated.v.values[i]);
+        m_scale = m_scale < m ? m : m_scale;
+        v_scale = v_scale < v ? v : v_scale;
+      }
+    }
+    // Behind these, every thread has read the old scales.
+    m_scale = team.max(m_scale);
+    v_scale = team.max(v_scale);
+    for (std::uint64_t pack = begin + team.rank(); pack < end; pack += team.size())
+      store(pack, update(pack, old_m_scale, old_v_scale), m_scale, v_scale);
+    if (team.rank() != 0) return;
+    if constexpr (R::kExpAvg) exp_avg.scales[group] = m_scale;
+    if constexpr (R::kExpAvgSq) exp_avg_sq.scales[group] = v_scale;
+  }
+
+  SLUICE_HOST_DEVICE void store(std::uint64_t pack, const Updated& updated, float m_scale,
+                                float v_scale) const {
+    CodePack m{}, v{};
+    bool is_finite = true;
+    for (unsigned i = 0; i < kPackElements; ++i) {
+      m.values[i] = device_code(CodeBook::kSigned, updated.m.values[i], m_scale);
+      v.values[i] = device_code(CodeBook::kUnsigned, updated.v.values[i], v_scale);
+      is_finite = is_finite && is_finite_below(updated.p.values[i], Masters::kNonFinite) &&
+                  is_finite_moment(updated.m.values[i]) && is_finite_moment(updated.v.values[i]);
+    }
+    masters.store(updated.p, pack, count);
+    if constexpr (R::kExpAvg) exp_avg.store(m, pack, count);
+    if constexpr (R::kExpAvgSq) exp_avg_sq.store(v, pack, count);
     if (!is_finite) *non_finite = 1;
   }
 };

@@ -118,6 +118,60 @@ TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   }
 }
 
+// Moments in 8 bits have groups that begin with their tensors, so blocks cut between groups. The
+// oracle knows tensors and no blocks.
+TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsInEveryPlacement) {
+  for (const Case& placement : kCases) {
+    const TempDirectory directory;
+    Config config = toy_config(directory.path());
+    config.optimizer.state = OptimizerState::k8bit;
+    config.optimizer.overlap = OverlapPolicy::kSerial;
+    placement.change(config);
+    const ToyOptions options{.steps = 3, .micro_batches = 2, .has_own_memory = placement.is_gpu};
+    const ToyResult actual = run_toy(config, options);
+    EXPECT_TRUE(same_training(actual, toy_oracle(config, options))) << placement.name;
+    EXPECT_EQ(actual.reports.back().nvme_read_bytes, actual.predicted.nvme_read_bytes)
+        << placement.name;
+    EXPECT_EQ(actual.reports.back().nvme_write_bytes, actual.predicted.nvme_write_bytes)
+        << placement.name;
+  }
+}
+
+TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsUnderEveryPolicy) {
+  for (const PolicyCase& policy : kPolicies) {
+    for (const std::size_t placement : {2u, 4u, 9u, 13u}) {
+      const TempDirectory directory;
+      Config config = toy_config(directory.path());
+      config.optimizer.state = OptimizerState::k8bit;
+      config.optimizer.overlap = policy.policy;
+      config.optimizer.clip_norm = clip_norm_of(policy, 2);
+      kCases[placement].change(config);
+      const ToyOptions options{.steps = 3, .micro_batches = 2};
+      EXPECT_TRUE(same_training(run_toy(config, options), toy_oracle(config, options)))
+          << policy.name << " " << kCases[placement].name;
+    }
+  }
+}
+
+TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsWithEveryOptimizer) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
+    for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
+      for (const std::size_t placement : {4u, 13u}) {
+        const TempDirectory directory;
+        Config config = toy_config(directory.path());
+        config.optimizer.kind = kind;
+        config.optimizer.state = OptimizerState::k8bit;
+        config.precision.parameters = parameters;
+        kCases[placement].change(config);
+        const ToyOptions options{.steps = 3};
+        EXPECT_TRUE(same_training(run_toy(config, options), toy_oracle(config, options)))
+            << name_of(kind) << " " << name_of(parameters) << " " << kCases[placement].name;
+      }
+    }
+  }
+}
+
 // Under overlap the traffic depends on timing, within bounds; a step done again adds its update
 // once more.
 TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {

@@ -197,6 +197,18 @@ class Oracle {
     return nullptr;
   }
 
+  // The moments become what their 8-bit codes mean, in groups that begin with the tensor.
+  static void through_codes(CodeBook book, std::vector<float>& moments) {
+    for (std::size_t begin = 0; begin < moments.size(); begin += 256) {
+      const auto group =
+          std::span(moments).subspan(begin, std::min<std::size_t>(256, moments.size() - begin));
+      float scale = 0;
+      for (const float moment : group) scale = std::max(scale, std::fabs(moment));
+      for (float& moment : group)
+        moment = decode_moment(book, encode_moment(book, moment, scale), scale);
+    }
+  }
+
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
     if (tensor.is_frozen) return;
     OptimizerOptions options = config_.optimizer.options();
@@ -212,6 +224,10 @@ class Oracle {
                               .gradient = tensor.gradients.data(),
                               .element_count = tensor.master.size()};
     update_reference(coefficients_of(options, learning_rate, step, scale), arrays);
+    if (config_.optimizer.state == OptimizerState::k8bit) {
+      if (keeps_exp_avg(options.kind)) through_codes(CodeBook::kSigned, tensor.exp_avg);
+      if (keeps_exp_avg_sq(options.kind)) through_codes(CodeBook::kUnsigned, tensor.exp_avg_sq);
+    }
     publish(tensor);
   }
 

@@ -135,7 +135,7 @@ std::vector<MeasuredStep> StepBench::run(unsigned warm, unsigned measured) {
   }
   engine_->drain();
   const StateFormat& format = engine_->layout().format();
-  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  const double state_bytes = format.state_bytes_per_element();
   const TraceCounts after = trace_counts();
   cpu_rates_ = {.adam = counted_rate(before, after, TraceKind::kAdam) / state_bytes,
                 .norm = counted_rate(before, after, TraceKind::kNorm) /

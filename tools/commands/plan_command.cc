@@ -272,6 +272,7 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
                 const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
   nlohmann::ordered_json root = {
       {"parameters", subject.parameters},
+      {"optimizer_state", name_of(subject.request.config.optimizer.state)},
       {"ranks", options.ranks},
       {"tokens", subject.tokens},
       {"free_from_tokens", free_tokens ? nlohmann::ordered_json(*free_tokens) : nullptr},
@@ -322,6 +323,8 @@ int run_plan(const PlanOptions& options) {
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
+  if (subject.request.config.optimizer.state == OptimizerState::k8bit)
+    say("moments in 8 bits (optimizer.state)\n");
   for (const std::string& source : subject.rates.sources) say("  {}\n", source);
   if (fits) {
     print_pools(own, subject);

@@ -38,7 +38,8 @@ std::string checkpoint_in(const std::string& folder) {
 }
 
 bool has_tensors_of(const StateDescription& state, const ModelSpec& model) {
-  const StateDescription wanted = describe_state(model, state.parameter, state.optimizer);
+  const StateDescription wanted =
+      describe_state(model, state.parameter, state.optimizer, state.moments);
   return std::ranges::equal(state.tensors, wanted.tensors, [](const auto& own, const auto& other) {
     return own.name == other.name && own.shape == other.shape;
   });

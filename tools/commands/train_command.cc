@@ -104,6 +104,7 @@ class TrainRun {
  private:
   void introduce() {
     record_.parameters = engine_.layout().parameter_count();
+    record_.optimizer_state = engine_.layout().format().moments;
     record_.state_bytes = engine_.layout().state_bytes();
     record_.seed = config_.seed;
     record_.order = *config_.order;
@@ -118,9 +119,11 @@ class TrainRun {
     if (engine_.rank_count() > 1)
       say("{} ranks{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
           group == 0 ? "" : fmt::format(" in groups of {}", group), config_.engine.sharding.stage);
-    say("GPT with {} parameters on {}; {} of state; {} training and {} validation tokens\n",
+    const bool has_codes = record_.optimizer_state == OptimizerState::k8bit;
+    say("GPT with {} parameters on {}; {} of state{}; {} training and {} validation tokens\n",
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),
-        dataset_.training_tokens(), dataset_.validation_tokens());
+        has_codes ? ", moments in 8 bits" : "", dataset_.training_tokens(),
+        dataset_.validation_tokens());
     say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);

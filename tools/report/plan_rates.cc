@@ -127,7 +127,7 @@ PlanRates plan_rates(const PlanRateOptions& options, const StateFormat& format) 
                           : kAssumedDeviceAdam;
   // Both go at the pace of memory: the norm reads the gradient alone, Adam reads and writes all.
   const auto gradient_bytes = static_cast<double>(format.gradient_bytes());
-  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  const double state_bytes = format.state_bytes_per_element();
   rates.norm_parameters_per_second =
       rates.adam_parameters_per_second * (2 * state_bytes + gradient_bytes) / gradient_bytes;
   const auto gigabytes = [](double rate) { return fmt::format("{:.2f} GB/s", rate * 1e-9); };

@@ -69,7 +69,7 @@ Rates LimitMeter::rates() const {
   }
   rates.up_bytes_per_second = rates.down_bytes_per_second =
       rate_of(size_bytes(TraceKind::kCopyToDevice), work_.busy(Work::kCopyUp));
-  const auto state_bytes = static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  const double state_bytes = format.state_bytes_per_element();
   rates.adam_parameters_per_second =
       rate_of(size_bytes(TraceKind::kAdam) / state_bytes, busy_ns(TraceKind::kAdam));
   const auto gradient_bytes = static_cast<double>(format.gradient_bytes());

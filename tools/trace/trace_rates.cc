@@ -134,9 +134,7 @@ Rates rates_of(const TraceAnalysis& analysis, const Layout& layout) {
   const auto rate = [&](TraceKind kind) { return amounts[static_cast<std::size_t>(kind)].rate(); };
   rates.up_bytes_per_second = rate(TraceKind::kCopyToDevice);
   rates.down_bytes_per_second = rate(TraceKind::kCopyToHost);
-  rates.adam_parameters_per_second =
-      rate(TraceKind::kAdam) /
-      static_cast<double>(format.parameter_bytes() + format.record_bytes());
+  rates.adam_parameters_per_second = rate(TraceKind::kAdam) / format.state_bytes_per_element();
   rates.norm_parameters_per_second =
       rate(TraceKind::kNorm) / static_cast<double>(format.gradient_bytes());
   for (const Times& unit : units) {

@@ -25,6 +25,14 @@ enum class OptimizerKind : std::uint8_t {
 
 std::string_view name_of(OptimizerKind kind);
 
+// The numbers in which the moments are kept between updates. Updates compute in fp32 in any case.
+enum class OptimizerState : std::uint8_t {
+  kFp32,
+  k8bit,  // block-wise dynamic quantization: 8-bit codes, and an fp32 scale for 256 elements
+};
+// Returns "fp32" or "8bit".
+std::string_view name_of(OptimizerState state);
+
 // Hyperparameters fixed for a run. Each optimizer ignores the hyperparameters that it does not
 // have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and decay. Adagrad
 // has epsilon and decay. SGD has momentum and decay.

@@ -104,6 +104,7 @@ struct Config {
 
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
+    OptimizerState state = OptimizerState::kFp32;
     AdamOptions adam;        // sluice/optimizer.h lists which kind reads which option
     double momentum = 0.9;   // for kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping

@@ -45,8 +45,11 @@ struct StateDescription {
   std::vector<Tensor> tensors;
   DType parameter = DType::kBf16;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
+  // The numbers in which the engine keeps the moments. A source gives fp32 moments in any case.
+  OptimizerState moments = OptimizerState::kFp32;
 };
-StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer);
+StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer,
+                                OptimizerState moments);
 
 class StateSource {
  public:

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cpu_optim/moment_codec.h"
 #include "engine/checkpoint/checkpoint_folder.h"
 #include "engine/checkpoint/checkpoint_source.h"
 #include "tests/engine/exactness_cases.h"
@@ -272,6 +273,41 @@ TEST_F(DamagedCheckpoint, AnotherPrecisionNeedsToBeAskedFor) {
     exact.read(tensor, StateKind::kMaster, 0, expected);
     EXPECT_EQ(actual, expected);
   }
+}
+
+// Moments of the other kind are taken over when that is asked for, as what 8 bits give of them.
+TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
+  config_.optimizer.state = OptimizerState::k8bit;
+  expect_words(fail(ErrorCode::kInput), {"optimizer.state", "is fp32", "8bit", "--convert"});
+  CheckpointSource source(folder_, CheckpointPrecision::kConvert);
+  const auto device = make_host_device({.memory_bytes = 64_MiB});
+  Engine engine(config_, model_, *device);
+  engine.restore(source);
+  CheckpointSource exact(folder_);
+  for (const TensorPlace& tensor : engine.layout().tensors()) {
+    for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+      std::vector<float> actual(tensor.element_count);
+      std::vector<float> expected(tensor.element_count);
+      engine.read_state(tensor.id, kind, 0, std::as_writable_bytes(std::span(actual)));
+      exact.read(tensor, kind, 0, expected);
+      const std::vector<float> given = expected;
+      const CodeBook book = kind == StateKind::kExpAvg ? CodeBook::kSigned : CodeBook::kUnsigned;
+      std::vector<std::uint8_t> codes(expected.size());
+      std::vector<float> scales(expected.size() / 256 + 1);
+      const MomentCodes moment{.codes = codes.data(), .scales = scales.data()};
+      encode_moments_reference(book, expected, moment);
+      decode_moments(book, moment, 0, expected);
+      // A single value may be one that codes can mean.
+      EXPECT_TRUE(actual == expected || (expected.size() == 1 && actual == given)) << tensor.name;
+    }
+  }
+  const SavedCheckpoint saved = engine.save(directory_.path(), {.application = ""});
+  expect_words(content_of(saved.path + "/sluice_state.json"), {"\"state\":\"8bit\""});
+  config_.optimizer.state = OptimizerState::kFp32;
+  CheckpointSource other(saved.path);
+  Engine fp32(config_, model_, *device);
+  const std::string refusal = expect_error(ErrorCode::kInput, [&] { fp32.restore(other); });
+  expect_words(refusal, {"optimizer.state", "is 8bit", "fp32", "--convert"});
 }
 
 class CheckpointFolder : public CheckpointTest {

@@ -106,6 +106,19 @@ TEST(RestoreOfOptimizers, MomentsThatAreNotKeptAreNotAskedFor) {
   }
 }
 
+// A source gives fp32 moments, and the engine finds the codes again that mean them.
+TEST(RestoreOfStates, EightBitMomentsGoOnWithTheSameBits) {
+  for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSgd}) {
+    for (const std::size_t to : {4u, 8u, 13u}) {
+      Place before(kCases[0], DType::kBf16);
+      Place after(kCases[to], DType::kBf16);
+      before.config.optimizer.kind = after.config.optimizer.kind = kind;
+      before.config.optimizer.state = after.config.optimizer.state = OptimizerState::k8bit;
+      expect_to_go_on(before, after, {.evaluate = true});
+    }
+  }
+}
+
 TEST(RestoreOfShadows, VersionsOfBothCopiesGoOn) {
   for (const double clip_norm : {1.0, kNeverBites}) {
     Place before(kCases[4], DType::kBf16);

@@ -29,6 +29,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/precision/loss_scale/consecutive_hysteresis", true},
     {"/precision/loss_scale/minimum", 0.5},
     {"/optimizer/type", "lion"},
+    {"/optimizer/state", "8bit"},
     {"/optimizer/beta1", 0.1},
     {"/optimizer/beta2", 0.2},
     {"/optimizer/epsilon", 1e-3},

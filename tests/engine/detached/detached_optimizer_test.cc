@@ -161,6 +161,11 @@ TEST_F(DetachedTest, ABudgetThatIsTooSmallNamesOneThatWorks) {
   }
   Config made = config(OptimizerKind::kAdamW, TierChoice::kDevice);
   expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+  made = config(OptimizerKind::kAdamW, TierChoice::kHost);
+  made.optimizer.state = OptimizerState::k8bit;
+  const std::string words = expect_error(
+      ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });
+  EXPECT_NE(words.find("optimizer.state is \"8bit\""), std::string::npos) << words;
   made = Config();
   made.storage.state.name = "run-7";
   expect_error(ErrorCode::kConfig, [&] { const DetachedOptimizer refused(made, description()); });

@@ -208,6 +208,9 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
   other.precision.parameters = DType::kFp32;
   refused(other, ErrorCode::kInput, "precision.parameters was bf16 and is fp32");
   other = config();
+  other.optimizer.state = OptimizerState::k8bit;
+  refused(other, ErrorCode::kInput, "optimizer.state was fp32 and is 8bit");
+  other = config();
   other.storage.paths.pop_back();
   refused(other, ErrorCode::kInput, ".r0.commit1 not found in " + paths_[0]);
   other = config();
@@ -220,6 +223,15 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
   });
   EXPECT_NE(words.find("frozen units"), std::string::npos) << words;
   EXPECT_TRUE(run(config(), {.steps = 2}).state == toy_oracle(config(), {.steps = 4}).state);
+}
+
+TEST_F(DurableEngine, EightBitMomentsGoOnAndAreNotReadAsFp32) {
+  Config eight = config();
+  eight.optimizer.state = OptimizerState::k8bit;
+  (void)run(eight, {.steps = 2});
+  const std::string words = expect_error(ErrorCode::kInput, [&] { const Run run(config()); });
+  EXPECT_NE(words.find("optimizer.state was 8bit and is fp32"), std::string::npos) << words;
+  EXPECT_TRUE(run(eight, {.steps = 2}).state == toy_oracle(eight, {.steps = 4}).state);
 }
 
 TEST_F(DurableEngine, NumbersThatHaveChangedAreAcceptedKnowingly) {

@@ -47,6 +47,44 @@ TEST(Layout, BlocksTileEachUnitExactly) {
   }
 }
 
+TEST(Layout, EightBitMomentsTakeTheirCodesAndTheirScales) {
+  StateFormat format = kSplit;
+  format.moments = OptimizerState::k8bit;
+  const Layout layout(model(), format, 4096);
+  EXPECT_EQ(layout.record_bytes(BlockId{0}), 4096u * (2 + 1 + 1) + 2 * 16 * 4);
+  EXPECT_EQ(layout.record_bytes(BlockId{3}), 256u * 4 + 2 * 4);
+  EXPECT_EQ(layout.state_bytes(), (10496u + 256u) * 6 + (41u + 1u) * 8);
+  EXPECT_DOUBLE_EQ(format.state_bytes_per_element(), 6.03125);
+  std::vector<std::byte> record(layout.record_bytes(BlockId{0}));
+  const RecordMoments moments = moments_of(format, 4096, record.data());
+  const auto offset = [&](const void* at) {
+    return static_cast<const std::byte*>(at) - record.data();
+  };
+  EXPECT_EQ(offset(moments.exp_avg_codes.codes), 8192);
+  EXPECT_EQ(offset(moments.exp_avg_sq_codes.codes), 12288);
+  EXPECT_EQ(offset(moments.exp_avg_codes.scales), 16384);
+  EXPECT_EQ(offset(moments.exp_avg_sq_codes.scales), 16448);
+  EXPECT_EQ(moments.exp_avg, nullptr);
+  format.keeps_exp_avg = false;  // Adagrad
+  EXPECT_EQ(format.record_bytes(4096), 4096u * 3 + 64);
+  EXPECT_EQ(moments_of(format, 4096, record.data()).exp_avg_codes.codes, nullptr);
+}
+
+// With the gaps between slots, as files and pools have them.
+TEST(Layout, EightBitMomentsTakeAtMost6_2BytesAParameterAtRest) {
+  ModelSpec large;
+  large.units.push_back({"a", {{.name = "w", .shape = {1024, 2048}}}});
+  large.units.push_back({"b", {{.name = "v", .shape = {1024, 2048}}}});
+  StateFormat format = kSplit;
+  format.moments = OptimizerState::k8bit;
+  const Layout layout(validated(large), format, std::nullopt);
+  std::uint64_t bytes = 0;
+  for (const BlockPlace& block : layout.blocks())
+    bytes += layout.parameter_slot_bytes(block.id) + layout.record_slot_bytes(block.id);
+  EXPECT_LE(static_cast<double>(bytes), 6.2 * static_cast<double>(layout.parameter_count()));
+  EXPECT_GT(static_cast<double>(bytes), 6.03 * static_cast<double>(layout.parameter_count()));
+}
+
 TEST(Layout, TwelveBytesOfStateAnElementInBothPrecisions) {
   for (const StateFormat& format : {kSplit, kFp32}) {
     const Layout layout(model(), format, 4096);

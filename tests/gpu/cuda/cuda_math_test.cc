@@ -1,7 +1,7 @@
 // DeviceMath on a GPU.
 #include <gtest/gtest.h>
 
-#include "tests/gpu/math/device_math_cases.h"
+#include "tests/gpu/math/device_code_cases.h"
 
 namespace sluice {
 namespace {

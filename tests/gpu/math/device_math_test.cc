@@ -5,7 +5,7 @@
 
 #include "gpu/math/device_math_over.h"
 #include "gpu/math/host_launcher.h"
-#include "tests/gpu/math/device_math_cases.h"
+#include "tests/gpu/math/device_code_cases.h"
 
 namespace sluice {
 namespace {

@@ -196,6 +196,7 @@ void write_json(OutputFile& output, const RunRecord& run) {
   ordered_json document;
   document["parameters"] = run.parameters;
   document["state_bytes"] = run.state_bytes;
+  document["optimizer_state"] = name_of(run.optimizer_state);
   document["seed"] = run.seed;
   document["resumed_steps"] = run.resumed_steps;
   document["steps"] = ordered_json::array();

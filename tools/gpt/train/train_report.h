@@ -23,6 +23,7 @@ namespace sluice {
 struct RunRecord {
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;
+  OptimizerState optimizer_state = OptimizerState::kFp32;
   std::uint64_t seed = 0;
   std::uint64_t resumed_steps = 0;  // steps made before this run, which began at a checkpoint
   std::vector<StepRecord> steps;

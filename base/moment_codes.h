@@ -1,0 +1,88 @@
+// Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022, "8-bit Optimizers via
+// Block-wise Quantization", as in bitsandbytes). Each group of 256 consecutive elements of a tensor
+// has one fp32 scale, the largest magnitude in the group. Each element has a code, whose value
+// times the scale is the moment. exp_avg has codes of both signs, exp_avg_sq has codes without a
+// sign. These functions define the result; faster versions must give the same bits. Pure, callable
+// from any thread.
+//
+// A code is the nearest to moment / scale; between two codes that are equally near, the lower code.
+// A group of zeros has scale 0 and the codes of zero. A group with a value that is not finite has
+// an infinite scale, and its values are lost: the highest code marks those that were not finite.
+#pragma once
+
+#include <cstdint>
+
+#include <sluice/device_function.h>
+#include <sluice/dtype.h>
+
+namespace sluice {
+
+inline constexpr std::uint64_t kMomentGroupElements = 256;
+
+enum class CodeBook : std::uint8_t { kSigned, kUnsigned };
+
+// The code of the value 0.
+SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
+  return book == CodeBook::kSigned ? 127 : 0;
+}
+inline constexpr std::uint8_t kLostCode = 255;
+
+SLUICE_HOST_DEVICE constexpr float signed_code_value(std::uint32_t code) {
+  constexpr float kValues[256] = {
+#include "base/moment_codes_signed.inc"
+  };
+  return kValues[code];
+}
+SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
+  constexpr float kValues[256] = {
+#include "base/moment_codes_unsigned.inc"
+  };
+  return kValues[code];
+}
+// The value of a code for a scale of 1: the dynamic map of 8 bits that bitsandbytes publishes.
+SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
+  return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
+}
+
+// The value halfway between two codes, which is exact in fp64.
+SLUICE_HOST_DEVICE constexpr double code_middle(CodeBook book, std::uint32_t lower_code) {
+  return (static_cast<double>(code_value(book, lower_code)) +
+          static_cast<double>(code_value(book, lower_code + 1))) *
+         0.5;
+}
+
+// The code of a value between -1 and 1.
+SLUICE_HOST_DEVICE inline std::uint8_t nearest_code(CodeBook book, float value) {
+  std::uint32_t code = 0;  // the number of middles below `value`
+  for (std::uint32_t step = 128; step != 0; step /= 2) {
+    if (static_cast<double>(value) > code_middle(book, code + step - 1)) code += step;
+  }
+  return static_cast<std::uint8_t>(code);
+}
+
+SLUICE_HOST_DEVICE inline bool is_finite_moment(float value) {
+  return (bits_from_float(value) & 0x7fffffffu) < 0x7f800000u;
+}
+
+// The largest of these in a group is the group's scale.
+SLUICE_HOST_DEVICE inline float moment_magnitude(float value) {
+  return is_finite_moment(value) ? float_from_bits(bits_from_float(value) & 0x7fffffffu)
+                                 : float_from_bits(0x7f800000u);
+}
+
+SLUICE_HOST_DEVICE inline std::uint8_t encode_moment(CodeBook book, float value, float scale) {
+  if (scale == 0) return zero_code(book);
+  if (!is_finite_moment(scale)) return is_finite_moment(value) ? zero_code(book) : kLostCode;
+  return nearest_code(book, value / scale);
+}
+
+SLUICE_HOST_DEVICE inline float decode_moment(CodeBook book, std::uint8_t code, float scale) {
+  return code_value(book, code) * scale;
+}
+
+// Whether the moment was not finite.
+SLUICE_HOST_DEVICE inline bool is_lost_moment(std::uint8_t code, float scale) {
+  return code == kLostCode && !is_finite_moment(scale);
+}
+
+}  // namespace sluice

@@ -1,0 +1,189 @@
+#include "cpu_optim/moment_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include <sluice/error.h>
+#include "cpu_optim/float_environment.h"
+
+namespace sluice {
+namespace {
+
+// The upper half of a value's bits, without the sign, selects a cell. A cell of a code book has at
+// most one middle between two codes in it, so that one comparison decides. All values below the
+// first cell have the codes of that cell.
+constexpr std::uint32_t kFirstCell = 0x3400;  // 2^-23
+constexpr std::uint32_t kCells = 0x3f80 - kFirstCell + 1;
+
+constexpr float cell_begin(std::uint32_t cell) {
+  return cell == 0 ? 0.0f : std::bit_cast<float>((cell + kFirstCell) << 16);
+}
+// The largest value in a cell. The last cell has only the value 1 in use.
+constexpr float cell_last(std::uint32_t cell) {
+  if (cell == kCells - 1) return 1.0f;
+  return std::bit_cast<float>(((cell + 1 + kFirstCell) << 16) - 1);
+}
+
+// The largest fp32 value that is not above `value`. A value above `value` is then above this one.
+constexpr float rounded_down(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) <= value) return nearest;
+  const auto bits = std::bit_cast<std::uint32_t>(nearest);
+  return std::bit_cast<float>(nearest > 0 ? bits - 1 : bits + 1);
+}
+
+struct CodeTable {
+  std::array<float, 256> values{};
+  std::array<float, 256> limits{};               // the largest value of each code, by rounding
+  std::array<std::uint8_t, 2 * kCells> first{};  // each cell's lowest code; then negative cells
+};
+
+constexpr CodeTable make_table(CodeBook book) {
+  CodeTable table;
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    table.values[code] = code_value(book, code);
+    table.limits[code] = code == 255 ? std::numeric_limits<float>::infinity()
+                                     : rounded_down(code_middle(book, code));
+  }
+  std::uint32_t code = 0;
+  for (std::uint32_t cell = kCells; cell-- > 0;) {
+    while (-cell_last(cell) > table.limits[code]) ++code;
+    table.first[kCells + cell] = static_cast<std::uint8_t>(code);
+  }
+  for (std::uint32_t cell = 0; cell < kCells; ++cell) {
+    while (cell_begin(cell) > table.limits[code]) ++code;
+    table.first[cell] = static_cast<std::uint8_t>(code);
+  }
+  return table;
+}
+
+// Whether every cell's greatest value has the cell's lowest code or the next one.
+constexpr bool has_one_middle_a_cell(const CodeTable& table) {
+  for (std::uint32_t cell = 0; cell < kCells; ++cell) {
+    const std::uint32_t up = table.first[cell], down = table.first[kCells + cell];
+    if (up < 255 && cell_last(cell) > table.limits[up + 1]) return false;
+    if (down < 255 && -cell_begin(cell) > table.limits[down + 1]) return false;
+  }
+  return true;
+}
+
+constexpr CodeTable kSignedTable = make_table(CodeBook::kSigned);
+constexpr CodeTable kUnsignedTable = make_table(CodeBook::kUnsigned);
+static_assert(has_one_middle_a_cell(kSignedTable) && has_one_middle_a_cell(kUnsignedTable));
+
+const CodeTable& table_of(CodeBook book) {
+  return book == CodeBook::kSigned ? kSignedTable : kUnsignedTable;
+}
+
+// nearest_code().
+std::uint8_t find_code(const CodeTable& table, float value) {
+  const std::uint32_t bits = bits_from_float(value);
+  const std::uint32_t cell = std::max((bits & 0x7fffffffu) >> 16, kFirstCell) - kFirstCell;
+  const std::uint32_t code = table.first[cell + (bits >> 31) * kCells];
+  return static_cast<std::uint8_t>(code + (value > table.limits[code] ? 1 : 0));
+}
+
+// The bits of magnitudes order them. A value that is not finite counts as infinite.
+float scale_of(std::span<const float> group) {
+  std::int32_t largest = 0;
+  for (const float value : group)
+    largest = std::max(largest, static_cast<std::int32_t>(bits_from_float(value) & 0x7fffffffu));
+  return float_from_bits(std::min(static_cast<std::uint32_t>(largest), 0x7f800000u));
+}
+
+void encode_group(CodeBook book, std::span<const float> values, float scale, std::uint8_t* codes) {
+  if (scale == 0 || !is_finite_moment(scale)) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      codes[i] = encode_moment(book, values[i], scale);
+    return;
+  }
+  const CodeTable& table = table_of(book);
+  std::array<float, kMomentGroupElements> ratios;  // apart, so that the divisions are vectors
+  for (std::size_t i = 0; i < values.size(); ++i) ratios[i] = values[i] / scale;
+  for (std::size_t i = 0; i < values.size(); ++i) codes[i] = find_code(table, ratios[i]);
+}
+
+// Calls body(values of a group, its codes, its scale) for each group.
+template <class Body>
+void for_each_group(std::span<const float> values, const MomentCodes& moment, const Body& body) {
+  const FloatEnvironment environment;
+  for (std::uint64_t begin = 0; begin < values.size(); begin += kMomentGroupElements) {
+    const std::uint64_t count = std::min(kMomentGroupElements, values.size() - begin);
+    body(values.subspan(begin, count), moment.codes + begin,
+         moment.scales[begin / kMomentGroupElements]);
+  }
+}
+
+bool means(CodeBook book, std::span<const float> values, const std::uint8_t* codes, float scale) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (decode_moment(book, codes[i], scale) != values[i]) return false;
+  return true;
+}
+
+}  // namespace
+
+MomentCodes MomentCodes::from(std::uint64_t begin) const {
+  if (!exist()) return {};
+  SLUICE_CHECK(begin % kMomentGroupElements == 0, "a run of moments begins with a group");
+  return {.codes = codes + begin, .scales = scales + begin / kMomentGroupElements};
+}
+
+void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment) {
+  for_each_group(values, moment,
+                 [&](std::span<const float> group, std::uint8_t* codes, float& scale) {
+                   scale = scale_of(group);
+                   encode_group(book, group, scale, codes);
+                 });
+}
+
+void encode_moments_reference(CodeBook book, std::span<const float> values,
+                              const MomentCodes& moment) {
+  for_each_group(values, moment,
+                 [&](std::span<const float> group, std::uint8_t* codes, float& scale) {
+                   scale = 0;
+                   for (const float value : group) scale = std::max(scale, moment_magnitude(value));
+                   for (std::size_t i = 0; i < group.size(); ++i)
+                     codes[i] = encode_moment(book, group[i], scale);
+                 });
+}
+
+void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment) {
+  encode_moments(book, values, moment);
+  if (book == CodeBook::kUnsigned) return;  // the code of 1 gives the largest magnitude back
+  for_each_group(
+      values, moment, [&](std::span<const float> group, std::uint8_t* codes, float& scale) {
+        const float largest = scale;
+        if (!is_finite_moment(largest) || means(book, group, codes, largest)) return;
+        // The quotient has an error of one unit in the last place at most.
+        const float up = largest / -code_value(book, 0);
+        for (const float other : {up, std::nextafter(up, 0.0f), std::nextafter(up, HUGE_VALF)}) {
+          if (!is_finite_moment(other) || other < largest) continue;
+          encode_group(book, group, other, codes);
+          scale = other;
+          if (means(book, group, codes, other)) return;
+        }
+        encode_group(book, group, largest, codes);
+        scale = largest;
+      });
+}
+
+void decode_moments(CodeBook book, const MomentCodes& moment, std::uint64_t begin,
+                    std::span<float> values) {
+  const FloatEnvironment environment;
+  const CodeTable& table = table_of(book);
+  for (std::uint64_t at = 0; at < values.size();) {
+    const std::uint64_t element = begin + at;
+    const std::uint64_t next = (element / kMomentGroupElements + 1) * kMomentGroupElements;
+    const std::uint64_t count = std::min<std::uint64_t>(next - element, values.size() - at);
+    const float scale = moment.scales[element / kMomentGroupElements];
+    const std::uint8_t* const codes = moment.codes + element;
+    for (std::uint64_t i = 0; i < count; ++i) values[at + i] = table.values[codes[i]] * scale;
+    at += count;
+  }
+}
+
+}  // namespace sluice

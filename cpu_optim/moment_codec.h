@@ -1,0 +1,38 @@
+// Runs of moments as 8-bit codes (base/moment_codes.h), and back. A run is a moment's part in one
+// tensor, from the start of a group on; its last group may be shorter. All functions ignore the
+// caller's floating-point settings. Pure, callable from any thread on disjoint memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/moment_codes.h"
+
+namespace sluice {
+
+// A moment's codes, one per element, and its scales, one per group. Null where there is none.
+struct MomentCodes {
+  std::uint8_t* codes = nullptr;
+  float* scales = nullptr;
+
+  bool exist() const { return codes != nullptr; }
+  // The part from element `begin` on.
+  // Requires: `begin` is a multiple of kMomentGroupElements.
+  MomentCodes from(std::uint64_t begin) const;
+};
+
+// Makes the codes and the scales of `values`, which begin at the start of a group.
+void encode_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
+// Does the same by the definition. It is slow, and is the oracle of encode_moments().
+void encode_moments_reference(CodeBook book, std::span<const float> values,
+                              const MomentCodes& moment);
+// Does the same, but gives a group whose values come from decode_moments() codes that mean exactly
+// these values. The largest magnitude alone does not tell the scale of such a group: the lowest
+// signed code has the value -0.993.
+void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
+
+// Reads elements [begin, begin + values.size()) of a run, which may begin inside a group.
+void decode_moments(CodeBook book, const MomentCodes& moment, std::uint64_t begin,
+                    std::span<float> values);
+
+}  // namespace sluice

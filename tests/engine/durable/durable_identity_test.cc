@@ -1,0 +1,35 @@
+// The description of a run in its durable store's records.
+#include <gtest/gtest.h>
+
+#include "engine/store/durable_identity.h"
+#include "tests/support/toy_training.h"
+
+namespace sluice::test {
+namespace {
+
+// Such a store has no word of its state, and its hash is that of a model with fp32 moments.
+TEST(DurableIdentity, AStoreOfAnOlderVersionHasFp32Moments) {
+  const ModelSpec model = validated(toy_model());
+  Config eight;
+  eight.storage.block_elements = 4096;
+  const Layout layout(model, state_format(eight), 4096);
+  const DurableIdentity fp32(eight, model, layout, 1);
+  eight.optimizer.state = OptimizerState::k8bit;
+  const DurableIdentity codes(eight, model, layout, 1);
+  std::string settings = fp32.settings();
+  const std::string word = "\"optimizer.state\":\"fp32\",";
+  ASSERT_NE(settings.find(word), std::string::npos) << settings;
+  settings.erase(settings.find(word), word.size());
+  EXPECT_NE(fp32.layout_hash(), codes.layout_hash());
+  const auto obstacle = [&](const DurableIdentity& identity) {
+    return identity.obstacle(fp32.model_hash(), fp32.layout_hash(), settings);
+  };
+  EXPECT_EQ(obstacle(fp32), "");
+  EXPECT_NE(obstacle(codes).find("optimizer.state was fp32 and is 8bit"), std::string::npos)
+      << obstacle(codes);
+  EXPECT_EQ(described_run(settings, "old").config.optimizer.state, OptimizerState::kFp32);
+  EXPECT_EQ(described_run(codes.settings(), "new").config.optimizer.state, OptimizerState::k8bit);
+}
+
+}  // namespace
+}  // namespace sluice::test
