@@ -31,7 +31,7 @@ def _library(work):
     if given:
         return pathlib.Path(given)
     build = pathlib.Path(work) / "build"
-    subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_TESTS=OFF",
+    subprocess.run(["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSLUICE_UNITY=ON", "-DSLUICE_TESTS=OFF",
                     "-DSLUICE_TOOLS=OFF", "-DSLUICE_C=ON", "-DSLUICE_MPI=OFF", "-DSLUICE_CUDA=OFF"], check=True)
     subprocess.run(["cmake", "--build", build, "--target", "sluice_c"], check=True)
     return build / "capi" / "libsluice.so"

@@ -59,7 +59,7 @@ build_command() {
   if gpu_is_visible; then cuda=AUTO; fi
   [[ -t 1 ]] || quiet=(-- --quiet)
   mkdir -p "$build"
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_PRECOMPILED=ON -DSLUICE_TESTS=OFF -DSLUICE_C=OFF \
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_PRECOMPILED=ON -DSLUICE_UNITY=ON -DSLUICE_TESTS=OFF -DSLUICE_C=OFF \
     -DSLUICE_CUDA="$cuda" -DSLUICE_NCCL=OFF -DSLUICE_MPI=OFF >"$build/configure.log" || {
     cat "$build/configure.log" >&2
     fail "CMake failed; its messages are above"

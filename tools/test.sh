@@ -2,7 +2,7 @@
 # Builds Sluice and runs its tests: a release build with every test but the slow ones, then the cpu and io tests under
 # AddressSanitizer and UndefinedBehaviorSanitizer, and the tests of the package for PyTorch, for which torch is fetched from the
 # package index into build/torch once. Installs missing Debian packages first.
-#   --slow      also ThreadSanitizer, and the tests labelled slow
+#   --slow      also ThreadSanitizer, the tests labelled slow, each source compiled alone, and two builds compared
 #   --cases N   how many cases each randomized test runs (default: a fixed number of each test; 50 times that in the
 #               release build with --slow: under sanitizers it would take days)
 #   --seed N    where the randomized tests begin (default: 1); a failing test prints the seed that repeats it
@@ -56,6 +56,16 @@ build() {
   }
   sed -n '/^-- Sluice /,$ {/^-- \(Sluice\|  \)/p}' "build/$1.configure.log"
   cmake --build "build/$1" --parallel "$jobs"
+}
+
+# Sees what builds of several sources at a time do not: an #include that is missing.
+build_alone() {
+  cmake --preset dev >build/dev.configure.log 2>&1 || {
+    cat build/dev.configure.log >&2
+    return 1
+  }
+  cmake --build build/dev --target sluice_git_commit
+  tools/compile_alone.py build/dev --jobs "$jobs"
 }
 
 # run PRESET CTEST-ARGUMENTS...
@@ -119,6 +129,10 @@ if [[ $slow == yes ]]; then
   run tsan --label-regex '^(cpu|io)$'
   SLUICE_TEST_CASES_SCALE=$scale run release --label-regex '^slow$'
   test_frameworks
+  say "compiling each source alone"
+  build_alone
+  say "building twice in different folders"
+  tools/reproducible.sh -DSLUICE_CUDA=OFF
   say "breaking one line at a time"
   tools/mutate.py --jobs "$jobs"
 fi

@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-std::string first_line(const char* path) {
+std::string first_line_of(const char* path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
@@ -84,7 +84,7 @@ std::string trace_description(const TraceOptions& options) {
       R"("rank": {}, "ranks": {}}})",
       kTraceVersion, sizeof(TraceRecord), fields, names<TraceKind>(kTraceKinds),
       names<TraceReason>(kTraceReasons), trace_clock_name(), steady_now_ns(), wall_clock_ns(),
-      first_line("/proc/sys/kernel/random/boot_id"), host_name(), ::getpid(), options.rank,
+      first_line_of("/proc/sys/kernel/random/boot_id"), host_name(), ::getpid(), options.rank,
       options.ranks);
 }
 

@@ -26,7 +26,7 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".new-";  // followed by mkdtemp()'s choice
 constexpr const char* kLatest = "latest";
 
-[[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
+[[noreturn]] void fail_with(std::string_view what, const std::string& path, int error) {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
                         error == EPERM || error == EEXIST || error == ENAMETOOLONG;
@@ -39,7 +39,7 @@ constexpr const char* kLatest = "latest";
 
 UniqueFd open_file(const std::string& path, int flags) {
   UniqueFd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
-  if (!file) fail("open", path, errno);
+  if (!file) fail_with("open", path, errno);
   return file;
 }
 
@@ -49,26 +49,26 @@ void write_all(int file, const std::string& path, std::uint64_t offset_bytes,
     const ssize_t done =
         ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail("write", path, errno);
+    if (done < 0) fail_with("write", path, errno);
     bytes = bytes.subspan(static_cast<std::size_t>(done));
     offset_bytes += static_cast<std::uint64_t>(done);
   }
 }
 
 void sync_file(int file, const std::string& path) {
-  if (::fsync(file) != 0) fail("fsync", path, errno);
+  if (::fsync(file) != 0) fail_with("fsync", path, errno);
 }
 
-void sync_folder(const std::string& path) {
+void flush_folder(const std::string& path) {
   const UniqueFd folder = open_file(path, O_RDONLY | O_DIRECTORY);
   // Some network file systems refuse this, and do not need it.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail("fsync", path, errno);
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_with("fsync", path, errno);
 }
 
 void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) fail("creation", path, error.value());
+  if (error) fail_with("creation", path, error.value());
 }
 
 std::optional<CheckpointName> name_from(std::string_view text) {
@@ -97,9 +97,9 @@ void remove_checkpoint(const std::string& root, const CheckpointName& name) {
 void replace_link(const std::string& root, const std::string& target) {
   const std::string link = root + "/" + kLatest;
   const std::string fresh = root + "/" + std::string(kUnfinished) + kLatest;
-  if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) fail("removal", fresh, errno);
-  if (::symlink(target.c_str(), fresh.c_str()) != 0) fail("creation", fresh, errno);
-  if (::rename(fresh.c_str(), link.c_str()) != 0) fail("renaming", link, errno);
+  if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) fail_with("removal", fresh, errno);
+  if (::symlink(target.c_str(), fresh.c_str()) != 0) fail_with("creation", fresh, errno);
+  if (::rename(fresh.c_str(), link.c_str()) != 0) fail_with("renaming", link, errno);
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ std::vector<CheckpointName> list_checkpoints(const std::string& root) {
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     if (const auto name = name_from(entries->path().filename().string())) names.push_back(*name);
   }
-  if (error) fail("listing", root, error.value());
+  if (error) fail_with("listing", root, error.value());
   std::ranges::sort(names, std::ranges::greater());
   return names;
 }
@@ -127,7 +127,7 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   const std::string path = root + "/.lock";
   file_ = open_file(path, O_RDWR | O_CREAT);
   if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail("locking", path, errno);
+    if (errno != EWOULDBLOCK) fail_with("locking", path, errno);
     std::array<char, 256> owner{};
     const ssize_t bytes = ::pread(file_.get(), owner.data(), owner.size(), 0);
     throw Error(ErrorCode::kInput,
@@ -138,7 +138,7 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   std::array<char, 128> host{};
   (void)::gethostname(host.data(), host.size() - 1);
   const std::string owner = fmt::format("host {}, process {}", host.data(), ::getpid());
-  if (::ftruncate(file_.get(), 0) != 0) fail("truncation", path, errno);
+  if (::ftruncate(file_.get(), 0) != 0) fail_with("truncation", path, errno);
   write_all(file_.get(), path, 0, std::as_bytes(std::span(owner)));
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
@@ -147,14 +147,14 @@ CheckpointLock::CheckpointLock(const std::string& root) {
   }
   for (const std::string& name : removed_) {
     fs::remove_all(root + "/" + name, error);
-    if (error) fail("removal", root + "/" + name, error.value());
+    if (error) fail_with("removal", root + "/" + name, error.value());
   }
 }
 
 NewCheckpoint::NewCheckpoint(const std::string& root) : root_(root) {
   make_folder(root);
   std::string path = root + "/" + std::string(kUnfinished) + "XXXXXX";
-  if (::mkdtemp(path.data()) == nullptr) fail("creation", path, errno);
+  if (::mkdtemp(path.data()) == nullptr) fail_with("creation", path, errno);
   (void)::chmod(path.c_str(), 0755);  // mkdtemp() allows no other user
   folder_ = path;
 }
@@ -170,8 +170,8 @@ void NewCheckpoint::create(const std::string& name, std::string_view beginning,
   const UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   const auto length = static_cast<off_t>(size_bytes);
   if (::fallocate(file.get(), 0, 0, length) != 0) {
-    if (errno != EOPNOTSUPP && errno != ENOSYS) fail("allocation", path, errno);
-    if (::ftruncate(file.get(), length) != 0) fail("allocation", path, errno);
+    if (errno != EOPNOTSUPP && errno != ENOSYS) fail_with("allocation", path, errno);
+    if (::ftruncate(file.get(), length) != 0) fail_with("allocation", path, errno);
   }
   write_all(file.get(), path, 0, std::as_bytes(std::span(beginning)));
 }
@@ -184,18 +184,18 @@ void NewCheckpoint::write(const std::string& name, std::string_view text) const 
 }
 
 std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
-  sync_folder(folder_);
+  flush_folder(folder_);
   std::vector<CheckpointName> names = list_checkpoints(root_);
   CheckpointName own{.step = step};
   for (const CheckpointName& name : names) {
     if (name.step == step) own.revision = std::max(own.revision, name.revision + 1);
   }
   const std::string path = root_ + "/" + own.text();
-  if (::rename(folder_.c_str(), path.c_str()) != 0) fail("renaming", path, errno);
+  if (::rename(folder_.c_str(), path.c_str()) != 0) fail_with("renaming", path, errno);
   folder_.clear();
-  sync_folder(root_);
+  flush_folder(root_);
   replace_link(root_, own.text());
-  sync_folder(root_);
+  flush_folder(root_);
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
     if (name.step > step) continue;  // a state beyond this step: kept

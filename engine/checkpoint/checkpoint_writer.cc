@@ -15,8 +15,8 @@ namespace sluice {
 namespace {
 
 // If larger, the manifest has fewer checksums; if smaller, reading a range takes less memory.
-constexpr std::uint64_t kPieceElements = 1 << 20;
-constexpr std::string_view kSubject = "a checkpoint";
+constexpr std::uint64_t kWrittenElements = 1 << 20;
+constexpr std::string_view kCheckpointSubject = "a checkpoint";
 
 }  // namespace
 
@@ -38,19 +38,20 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
   std::optional<NewCheckpoint> fresh;
   const std::string folder = begin(plan, fresh, root);
   std::vector<Written> own;
-  ranks_.together(kSubject, [&] { own = write_own(plan, folder); });
+  ranks_.together(kCheckpointSubject, [&] { own = write_own(plan, folder); });
   std::vector<Written> written;
-  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kSubject)) {
+  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(own)), kCheckpointSubject)) {
     const std::size_t before = written.size();
     written.resize(before + bytes.size() / sizeof(Written));
     if (!bytes.empty()) std::memcpy(written.data() + before, bytes.data(), bytes.size());
   }
   std::vector<std::string> own_application;
-  for (const auto& bytes : ranks_.gather(std::as_bytes(std::span(options.application)), kSubject))
+  for (const auto& bytes :
+       ranks_.gather(std::as_bytes(std::span(options.application)), kCheckpointSubject))
     own_application.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (application.empty()) application = std::move(own_application);
   SavedCheckpoint saved{.path = {}, .step = position.step, .size_bytes = plan.size_bytes};
-  ranks_.together(kSubject, [&] {
+  ranks_.together(kCheckpointSubject, [&] {
     if (!fresh) return;
     const CheckpointManifest manifest =
         manifest_of(plan, position, options, std::move(written), std::move(application));
@@ -59,7 +60,7 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
     fresh->write(std::string(kManifestName), manifest_text(manifest));
     saved.path = fresh->commit(position.step, options.keep);
   });
-  saved.path = ranks_.share(saved.path, kSubject);
+  saved.path = ranks_.share(saved.path, kCheckpointSubject);
   return saved;
 }
 
@@ -67,14 +68,14 @@ SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosit
 std::string CheckpointWriter::begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
                                     const std::string& root) {
   std::string folder;
-  ranks_.together(kSubject, [&] {
+  ranks_.together(kCheckpointSubject, [&] {
     if (ranks_.rank() != 0) return;
     fresh.emplace(root);
     for (const CheckpointPlan::File& file : plan.files)
       fresh->create(file.name, file.beginning, file.size_bytes);
     folder = fresh->folder();
   });
-  return ranks_.share(folder, kSubject);
+  return ranks_.share(folder, kCheckpointSubject);
 }
 
 // Block by block, so that each is fetched once. The first of the ranks with the same data writes.
@@ -89,11 +90,11 @@ std::vector<CheckpointWriter::Written> CheckpointWriter::write_own(const Checkpo
       const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
       const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
                                          block.offset_elements + block.element_count);
-      for (std::uint64_t at = begin; at < end; at += kPieceElements)
+      for (std::uint64_t at = begin; at < end; at += kWrittenElements)
         write_range(plan,
                     {.tensor = tensor.id,
                      .first_element = at - tensor.offset_elements,
-                     .element_count = std::min(kPieceElements, end - at)},
+                     .element_count = std::min(kWrittenElements, end - at)},
                     files, written);
     }
   }

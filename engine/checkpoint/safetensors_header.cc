@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr std::size_t kExtentsMax = 64;
 constexpr std::string_view kMetadata = "__metadata__";
 
-[[noreturn]] void fail(const std::string& why) {
+[[noreturn]] void fail_header(const std::string& why) {
   throw Error(ErrorCode::kInput, why);
 }
 
@@ -33,7 +33,7 @@ class HeaderReader : public json::json_sax_t {
       name_ = name;
       is_metadata_ = name == kMetadata;
       if (!is_metadata_ && !header_.tensors.try_emplace(name).second)
-        fail(fmt::format("tensor \"{}\" occurs twice", name));
+        fail_header(fmt::format("tensor \"{}\" occurs twice", name));
     }
     field_ = name;
     return true;
@@ -53,7 +53,7 @@ class HeaderReader : public json::json_sax_t {
   }
 
   bool start_array(std::size_t) override {
-    if (depth_ == 0) fail("its header is not a JSON object");
+    if (depth_ == 0) fail_header("its header is not a JSON object");
     if (depth_ != 2 || is_metadata_ || numbers_) malformed("a list where the format allows none");
     numbers_.emplace();
     return true;
@@ -80,7 +80,7 @@ class HeaderReader : public json::json_sax_t {
     return true;
   }
   bool string(std::string& value) override {
-    if (depth_ == 0) fail("its header is not a JSON object");
+    if (depth_ == 0) fail_header("its header is not a JSON object");
     if (depth_ != 2 || numbers_) malformed("a text where the format allows none");
     if (is_metadata_) {
       header_.metadata[field_] = value;
@@ -99,16 +99,17 @@ class HeaderReader : public json::json_sax_t {
   }
   bool binary(json::binary_t&) override { return misplaced("binary data"); }
   bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
-    fail(fmt::format("its header is not a JSON object: byte {} of it is not JSON", position));
+    fail_header(
+        fmt::format("its header is not a JSON object: byte {} of it is not JSON", position));
   }
 
  private:
   bool misplaced(std::string_view what) const {
-    if (depth_ == 0) fail("its header is not a JSON object");
+    if (depth_ == 0) fail_header("its header is not a JSON object");
     malformed(fmt::format("{} where the format allows none", what));
   }
   [[noreturn]] void malformed(std::string_view why) const {
-    fail(fmt::format("the header entry \"{}\" is malformed: {}", name_, why));
+    fail_header(fmt::format("the header entry \"{}\" is malformed: {}", name_, why));
   }
 
   SafetensorsHeader header_;
@@ -134,9 +135,9 @@ void refuse_overlaps(const SafetensorsHeader& header) {
       continue;
     }
     const auto& [name, before] = *last;
-    fail(fmt::format("tensors \"{}\" [{}, {}) and \"{}\" [{}, {}) share bytes", name,
-                     before.begin_bytes, before.end_bytes, next_name, next.begin_bytes,
-                     next.end_bytes));
+    fail_header(fmt::format("tensors \"{}\" [{}, {}) and \"{}\" [{}, {}) share bytes", name,
+                            before.begin_bytes, before.end_bytes, next_name, next.begin_bytes,
+                            next.end_bytes));
   }
 }
 
@@ -177,7 +178,7 @@ std::string safetensors_beginning(std::span<const SafetensorsEntry> entries,
 
 SafetensorsHeader parse_safetensors_header(std::string_view text) {
   // The parser takes it for the end of the text.
-  if (text.find('\0') != std::string_view::npos) fail("its header has a NUL byte in it");
+  if (text.find('\0') != std::string_view::npos) fail_header("its header has a NUL byte in it");
   HeaderReader reader;
   json::sax_parse(text.begin(), text.end(), &reader);
   SafetensorsHeader header = reader.take();

@@ -20,7 +20,7 @@ constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
 constexpr std::uint64_t kPieceElements = 64 << 10;
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
+[[noreturn]] void fail_reading(const std::string& path, const std::string& why) {
   throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", path, why));
 }
 
@@ -28,18 +28,19 @@ constexpr std::uint64_t kPieceElements = 64 << 10;
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) fail(path, "it cannot be read");
+  if (!file) fail_reading(path, "it cannot be read");
   const auto index = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object() || map->empty())
-    fail(path, "field \"weight_map\" is missing: it is no index of safetensors files");
+    fail_reading(path, "field \"weight_map\" is missing: it is no index of safetensors files");
   std::map<std::string, std::string> files;
   for (const auto& [tensor, name] : map->items()) {
     const std::string file_name = name.is_string() ? name.get<std::string>() : std::string();
     if (file_name.empty() || file_name.find('/') != std::string::npos || file_name == "..")
-      fail(path, fmt::format("field \"weight_map.{}\" is {}, expected the name of a file in the "
-                             "same folder",
-                             tensor, name.dump()));
+      fail_reading(path,
+                   fmt::format("field \"weight_map.{}\" is {}, expected the name of a file in the "
+                               "same folder",
+                               tensor, name.dump()));
     files[tensor] = file_name;
   }
   return files;
@@ -94,15 +95,16 @@ struct SafetensorsReader::Content {
       if (file == nullptr) file = &open(path + "/" + file_name);
       const SafetensorsFile::Entry* const entry = file->find(name);
       if (entry == nullptr)
-        fail(index, fmt::format("field \"weight_map\" has \"{}\" in \"{}\", which has no tensor of "
-                                "that name",
-                                name, file_name));
+        fail_reading(
+            index, fmt::format("field \"weight_map\" has \"{}\" in \"{}\", which has no tensor of "
+                               "that name",
+                               name, file_name));
       add(name, *file, *entry);
     }
   }
   const Place& find(const std::string& name) const {
     const auto found = places.find(name);
-    if (found == places.end()) fail(path, fmt::format("there is no tensor \"{}\"", name));
+    if (found == places.end()) fail_reading(path, fmt::format("there is no tensor \"{}\"", name));
     return found->second;
   }
 
@@ -124,7 +126,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   else if (std::filesystem::exists(path + "/" + kSingleName, error))
     content_->open_single(path + "/" + kSingleName);
   else
-    fail(path, fmt::format("the folder has neither {} nor {}", kIndexName, kSingleName));
+    fail_reading(path, fmt::format("the folder has neither {} nor {}", kIndexName, kSingleName));
 }
 
 SafetensorsReader::~SafetensorsReader() = default;
@@ -159,8 +161,9 @@ void SafetensorsReader::read(const std::string& name, std::uint64_t first_elemen
   const Content::Place& place = content_->find(name);
   const std::string& dtype = place.tensor.dtype;
   if (dtype != "F32" && dtype != "BF16" && dtype != "F16")
-    fail(place.file->path(),
-         fmt::format("tensor \"{}\" is of type {}, expected F32, BF16 or F16", name, dtype));
+    fail_reading(
+        place.file->path(),
+        fmt::format("tensor \"{}\" is of type {}, expected F32, BF16 or F16", name, dtype));
   const std::uint64_t element_bytes = safetensors_element_bytes(dtype);
   std::vector<std::byte> bytes(std::min<std::uint64_t>(values.size(), kPieceElements) *
                                element_bytes);
@@ -177,9 +180,10 @@ void SafetensorsReader::read_bytes(const std::string& name, std::uint64_t first_
   const Content::Place& place = content_->find(name);
   const std::uint64_t size = place.entry->size_bytes;
   if (first_byte > size || bytes.size() > size - first_byte)
-    fail(place.file->path(), fmt::format("{} B from byte {} on reach beyond the end of tensor "
-                                         "\"{}\", which has {} B",
-                                         bytes.size(), first_byte, name, size));
+    fail_reading(place.file->path(),
+                 fmt::format("{} B from byte {} on reach beyond the end of tensor "
+                             "\"{}\", which has {} B",
+                             bytes.size(), first_byte, name, size));
   place.file->read_bytes(*place.entry, first_byte, bytes);
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 4 << 20;
 
-[[noreturn]] void fail(const char* what, const std::string& path, int error) {
+[[noreturn]] void fail_writing(const char* what, const std::string& path, int error) {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
                         error == EPERM || error == EISDIR || error == ENAMETOOLONG;
@@ -36,7 +36,7 @@ class Replacement {
  public:
   explicit Replacement(const std::string& path) : path_(path), own_(path + ".XXXXXX") {
     file_ = UniqueFd(::mkstemp(own_.data()));
-    if (!file_) fail("creation", path, errno);
+    if (!file_) fail_writing("creation", path, errno);
     (void)::fchmod(file_.get(), 0644);  // mkstemp() makes it private
   }
   Replacement(const Replacement&) = delete;
@@ -49,19 +49,20 @@ class Replacement {
     while (!bytes.empty()) {
       const ssize_t done = ::write(file_.get(), bytes.data(), bytes.size());
       if (done < 0 && errno == EINTR) continue;
-      if (done < 0) fail("write", path_, errno);
+      if (done < 0) fail_writing("write", path_, errno);
       bytes = bytes.subspan(static_cast<std::size_t>(done));
     }
   }
   void commit() {
-    if (::fsync(file_.get()) != 0) fail("fsync", path_, errno);
-    if (::rename(own_.c_str(), path_.c_str()) != 0) fail("renaming", path_, errno);
+    if (::fsync(file_.get()) != 0) fail_writing("fsync", path_, errno);
+    if (::rename(own_.c_str(), path_.c_str()) != 0) fail_writing("renaming", path_, errno);
     is_whole_ = true;
     const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
     const std::string folder = parent.empty() ? "." : parent.string();
     const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     // Some network file systems refuse this, and do not need it.
-    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail("fsync", folder, errno);
+    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL))
+      fail_writing("fsync", folder, errno);
   }
 
  private:

@@ -27,7 +27,7 @@ struct OpenedRank {
         opening(queue, records) {}
 };
 
-std::string text_of(const CommitOffer& offer) {
+std::string offer_text(const CommitOffer& offer) {
   return offer.newest ? fmt::format("{}", *offer.newest) : "none";
 }
 
@@ -60,7 +60,7 @@ void StoreSource::open_parts(const std::vector<std::uint32_t>& ranks) {
     options.rank = rank;
     opened.push_back(std::make_unique<OpenedRank>(options, *queue_));
     offers.push_back(opened.back()->opening.offer());
-    steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, text_of(offers.back()));
+    steps += fmt::format("{}rank {}: {}", rank == 0 ? "" : "; ", rank, offer_text(offers.back()));
   };
   open(0);
   if (opened[0]->opening.newest() == nullptr)

@@ -26,7 +26,7 @@ constexpr std::uint64_t kHeaderBytes = 30;
 constexpr std::uint32_t kIs64 = 0xffffffff;
 constexpr std::uint64_t kPickleBytesMax = 16 << 20;
 constexpr std::uint64_t kBigBytes = 3;  // "big"; else "little"
-constexpr std::uint64_t kPieceBytes = 1 << 20;
+constexpr std::uint64_t kTorchPieceBytes = 1 << 20;
 
 template <class Number>
 Number number_at(std::string_view bytes, std::uint64_t at) {
@@ -52,12 +52,12 @@ std::uint32_t crc32_of(std::uint32_t crc, std::span<const std::byte> bytes) {
   return ~crc;
 }
 
-constexpr std::pair<std::string_view, std::uint64_t> kTypes[] = {
+constexpr std::pair<std::string_view, std::uint64_t> kTorchTypes[] = {
     {"torch.FloatStorage", 4},  {"torch.BFloat16Storage", 2}, {"torch.HalfStorage", 2},
     {"torch.DoubleStorage", 8}, {"torch.LongStorage", 8},     {"torch.IntStorage", 4}};
 
 std::uint64_t element_bytes_of(const std::string& type) {
-  for (const auto& [name, bytes] : kTypes)
+  for (const auto& [name, bytes] : kTorchTypes)
     if (name == type) return bytes;
   return 0;
 }
@@ -236,8 +236,8 @@ void TorchFile::check_elements() {
   const std::uint64_t begin = data_begin(elements_);
   std::vector<std::byte> piece;
   std::uint32_t crc = 0;
-  for (std::uint64_t at = 0; at < elements_.size_bytes; at += kPieceBytes) {
-    piece.resize(std::min(kPieceBytes, elements_.size_bytes - at));
+  for (std::uint64_t at = 0; at < elements_.size_bytes; at += kTorchPieceBytes) {
+    piece.resize(std::min(kTorchPieceBytes, elements_.size_bytes - at));
     read_at(begin + at, piece);
     crc = crc32_of(crc, piece);
   }

@@ -16,14 +16,14 @@
 namespace sluice {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
+[[noreturn]] void refuse_call(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
 void check_tensors(std::span<const DetachedTensor> tensors) {
-  if (tensors.empty()) refuse("detached optimizer: there are no tensors");
+  if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");
   for (const DetachedTensor& tensor : tensors)
-    if (tensor.name.empty()) refuse("detached optimizer: a tensor has no name");
+    if (tensor.name.empty()) refuse_call("detached optimizer: a tensor has no name");
 }
 
 // The plan under the budget that `config` names, or that is free. Fails where too little is free.
@@ -55,7 +55,8 @@ struct DetachedOptimizer::Parts {
 
   const DetachedTensor& tensor(const char* call, std::uint32_t id) const {
     if (id >= tensors.size())
-      refuse(fmt::format("{}: tensor {} does not exist; there are {}", call, id, tensors.size()));
+      refuse_call(
+          fmt::format("{}: tensor {} does not exist; there are {}", call, id, tensors.size()));
     return tensors[id];
   }
   UpdateCoefficients check(const DetachedUpdate& update) const;
@@ -94,8 +95,8 @@ struct DetachedOptimizer::Parts {
 UpdateCoefficients DetachedOptimizer::Parts::check(const DetachedUpdate& update) const {
   const DetachedTensor& found = tensor("begin", update.tensor);
   if (found.element_count != 0 && (update.parameter == nullptr || update.gradient == nullptr))
-    refuse(fmt::format("begin: tensor \"{}\" has no {}", found.name,
-                       update.parameter == nullptr ? "parameter" : "gradient"));
+    refuse_call(fmt::format("begin: tensor \"{}\" has no {}", found.name,
+                            update.parameter == nullptr ? "parameter" : "gradient"));
   try {
     const OptimizerOptions options{
         .kind = config.optimizer.kind, .adam = update.adam, .momentum = update.momentum};
@@ -111,16 +112,16 @@ void DetachedOptimizer::Parts::check_range(const char* call, std::uint32_t id, S
                                            std::uint64_t first, std::uint64_t count) const {
   const DetachedTensor& found = tensor(call, id);
   if (kind > StateKind::kExpAvgSq)
-    refuse(fmt::format("{}: StateKind {} does not exist", call, static_cast<int>(kind)));
+    refuse_call(fmt::format("{}: StateKind {} does not exist", call, static_cast<int>(kind)));
   const bool is_of_master = kind == StateKind::kMaster || kind == StateKind::kParameter;
   if (is_of_master && found.parameter == DType::kFp32)
-    refuse(
+    refuse_call(
         fmt::format("{}: tensor \"{}\" is fp32, so it is its own master and nothing of it is "
                     "kept",
                     call, found.name));
   if (first > found.element_count || count > found.element_count - first)
-    refuse(fmt::format("{}: elements [{}, +{}) of tensor \"{}\", which has {}", call, first, count,
-                       found.name, found.element_count));
+    refuse_call(fmt::format("{}: elements [{}, +{}) of tensor \"{}\", which has {}", call, first,
+                            count, found.name, found.element_count));
 }
 
 void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
@@ -246,8 +247,8 @@ void DetachedOptimizer::write(std::uint32_t tensor, StateKind kind, std::uint64_
                        (kind == StateKind::kExpAvg && keeps_exp_avg(optimizer)) ||
                        (kind == StateKind::kExpAvgSq && keeps_exp_avg_sq(optimizer));
   if (!is_kept)
-    refuse(fmt::format("write: {} of tensor \"{}\" is not kept by {}", name_of(kind),
-                       parts_->tensors[tensor].name, name_of(optimizer)));
+    refuse_call(fmt::format("write: {} of tensor \"{}\" is not kept by {}", name_of(kind),
+                            parts_->tensors[tensor].name, name_of(optimizer)));
   parts_->access(DetachedJob::Kind::kWrite, kind, tensor, first_element, source);
 }
 

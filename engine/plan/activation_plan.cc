@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kNoUse = std::numeric_limits<std::uint32_t>::max();
 // Backward loads a value and a gradient and saves a gradient.
 constexpr std::uint32_t kAccessesOfUse = 3;
 
@@ -48,9 +48,9 @@ std::vector<ActivationAccess> sequence_of(const ActivationShape& shape) {
 }
 
 // Places of one size, assigned by Belady's rule: the activation needed last gives way.
-class Planner {
+class ActivationPlanner {
  public:
-  Planner(const ActivationShape& shape, std::uint32_t places_max)
+  ActivationPlanner(const ActivationShape& shape, std::uint32_t places_max)
       : model_(shape.model), places_max_(places_max), held_(activations_held_max(shape.model)) {
     plan_.accesses = sequence_of(shape);
     chain();
@@ -99,14 +99,14 @@ class Planner {
   // Finds each access's source, and the next access to the same activation.
   void chain() {
     const std::size_t count = plan_.accesses.size();
-    next_.assign(count, kNever);
+    next_.assign(count, kNoUse);
     const std::size_t boundaries = model_.boundary_bytes.size();
     std::vector<std::uint32_t> latest;  // by activation
     for (std::uint32_t access = 0; access < count; ++access) {
       const ActivationRef& ref = plan_.accesses[access].ref;
       const std::size_t about = (ref.micro_batch * boundaries + ref.boundary) * 2 +
                                 (ref.kind == ActivationKind::kGradient ? 1 : 0);
-      if (about >= latest.size()) latest.resize(about + 1, kNever);
+      if (about >= latest.size()) latest.resize(about + 1, kNoUse);
       if (plan_.accesses[access].action == ActivationAction::kSave) {
         plan_.accesses[access].source = access;
       } else {
@@ -115,19 +115,19 @@ class Planner {
       }
       latest[about] = access;
     }
-    place_of_.assign(count, kNever);
+    place_of_.assign(count, kNoUse);
   }
 
   void place(std::uint32_t index) {
     ActivationAccess& access = plan_.accesses[index];
     std::uint32_t place = place_of_[access.source];  // the activation's place, while it has one
-    if (place == kNever) {
+    if (place == kNoUse) {
       place = choose(index);
       if (place == places_.size()) {
         places_.emplace_back();
       } else {
         access.evicted = places_[place].last_access;
-        place_of_[plan_.accesses[*access.evicted].source] = kNever;
+        place_of_[plan_.accesses[*access.evicted].source] = kNoUse;
       }
       place_of_[access.source] = place;
       if (access.action == ActivationAction::kLoad)
@@ -156,7 +156,7 @@ class Planner {
       if (!best || is_better(*best)) best = place;
     }
     const bool may_add = places_max_ == 0 || places_.size() < places_max_;
-    if (may_add && (!best || wanted(*best) != kNever || is_late(*best)))
+    if (may_add && (!best || wanted(*best) != kNoUse || is_late(*best)))
       return static_cast<std::uint32_t>(places_.size());
     SLUICE_CHECK(best.has_value(), "there are as many places as held accesses");
     return *best;
@@ -184,7 +184,7 @@ std::uint32_t activations_held_max(const ModelSpec& model) {
 }
 
 ActivationPlan plan_activations(const ActivationShape& shape, std::uint32_t places_max) {
-  return Planner(shape, places_max).plan();
+  return ActivationPlanner(shape, places_max).plan();
 }
 
 ActivationHomes::ActivationHomes(const ModelSpec& model, const Config::Activations& activations)

@@ -12,7 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kListedMax = 32;
-constexpr std::size_t kNotesMax = 64;  // between two calls of take_notes()
+constexpr std::size_t kWatchNotesMax = 64;  // between two calls of take_notes()
 
 }  // namespace
 
@@ -66,7 +66,7 @@ void TransferWatch::run() {
 
 bool TransferWatch::look() {
   return in_flight_.tick([this](const Transfer& slow) {
-    if (notes_.size() < kNotesMax)
+    if (notes_.size() < kWatchNotesMax)
       notes_.push_back(
           fmt::format("storage is slow: {}, and its drive has completed nothing for {:.3g} s",
                       hooks_.describe(slow), timeout_s_ / 4));

@@ -29,7 +29,7 @@ constexpr Launcher kLaunchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
 };
 
-[[noreturn]] void fail(const std::string& message) {
+[[noreturn]] void refuse_launch(const std::string& message) {
   throw Error(ErrorCode::kConfig, message);
 }
 
@@ -41,8 +41,8 @@ std::optional<std::uint32_t> number(const EnvironmentLookup& environment, const 
   const char* const end = text + std::strlen(text);
   const auto parsed = std::from_chars(text, end, value);
   if (parsed.ec != std::errc{} || parsed.ptr != end || value > maximum)
-    fail(fmt::format("the environment has {}=\"{}\", which is not a number from 0 to {}", name,
-                     text, maximum));
+    refuse_launch(fmt::format("the environment has {}=\"{}\", which is not a number from 0 to {}",
+                              name, text, maximum));
   return value;
 }
 
@@ -53,12 +53,13 @@ std::optional<Launch> launch_by(const Launcher& launcher, const EnvironmentLooku
   if (!rank || !count) {
     // Slurm gives a batch script its job's SLURM_PROCID.
     if (launcher.rank == std::string_view("SLURM_PROCID")) return std::nullopt;
-    fail(fmt::format("the environment has {} but not {}; {} sets both, so set or unset both",
-                     rank ? launcher.rank : launcher.rank_count,
-                     rank ? launcher.rank_count : launcher.rank, launcher.name));
+    refuse_launch(
+        fmt::format("the environment has {} but not {}; {} sets both, so set or unset both",
+                    rank ? launcher.rank : launcher.rank_count,
+                    rank ? launcher.rank_count : launcher.rank, launcher.name));
   }
   if (*rank >= *count)
-    fail(
+    refuse_launch(
         fmt::format("the environment has {}={} and {}={}; ranks count from 0, so the first must "
                     "be less than the second",
                     launcher.rank, *rank, launcher.rank_count, *count));
@@ -79,7 +80,7 @@ void add_meeting_point(const EnvironmentLookup& environment, Launch& launch) {
   const char* const address = environment("MASTER_ADDR");
   const auto port = number(environment, "MASTER_PORT", 65535);
   if (address == nullptr || !port)
-    fail(
+    refuse_launch(
         "torchrun's RANK and WORLD_SIZE are set, but not both of MASTER_ADDR and MASTER_PORT; "
         "start with torchrun, or unset them");
   launch.master_address = address;
@@ -97,7 +98,7 @@ std::optional<Launch> find_launch(const EnvironmentLookup& environment) {
     if (!found) {
       found = launch;
     } else if (found->rank != launch->rank || found->rank_count != launch->rank_count) {
-      fail(
+      refuse_launch(
           fmt::format("{} says that this is rank {} of {}, {} that it is rank {} of {}; start with "
                       "one of them, or unset the variables of the other",
                       found->launcher, found->rank, found->rank_count, launch->launcher,

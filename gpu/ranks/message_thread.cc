@@ -17,7 +17,7 @@ using std::chrono::steady_clock;
 
 // Polls without news before a thread begins to yield to other threads between them, unless one of
 // those sums or copies beside large messages: about as long as a thread takes to wake.
-constexpr std::uint32_t kLooksBeforeYield = 20;
+constexpr std::uint32_t kTestsBeforeYield = 20;
 
 std::vector<std::uint32_t> missing_ranks(const MessageBatch& batch) {
   std::vector<std::uint32_t> ranks;
@@ -152,7 +152,7 @@ void MessageThread::move_until(Lock& lock, TimePoint end, const std::function<bo
   while (!failure_ && !must_abort_ && !is_enough()) {
     starting_.swap(queue_);
     for (const auto& batch : starting_) in_flight_count_ += batch->messages.size();
-    const std::uint32_t looks_before_yield = large_count_ == 0 ? kLooksBeforeYield : 0;
+    const std::uint32_t looks_before_yield = large_count_ == 0 ? kTestsBeforeYield : 0;
     lock.unlock();
     start_messages();
     idle_looks = finish_messages() ? 0 : idle_looks + 1;

@@ -3,6 +3,8 @@
 // with adversarial ones, and AdamW within the closed form that docs/architecture.md states.
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <type_traits>
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,6 @@
 // Units without gradients: parameters and nothing else, wherever they live.
+#include <tuple>
+
 #include <gtest/gtest.h>
 
 #include <sluice/error.h>

@@ -266,12 +266,12 @@ void measure_drive(const std::string& path, std::uint64_t file_bytes, Rates& rat
   set_storage_rates(read, write, 2 / rate(IoPattern::kMixed) / (1 / read + 1 / write), rates);
 }
 
-StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
-                         unsigned steps, Rates rates) {
+TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
+                             unsigned steps, Rates rates) {
   const Dataset dataset(config);
   gpt::DeviceGpt gpt(config.model, {.batch = config.sequences, .sequence = config.model.context},
                      device, ops);
-  StepBench result;
+  TrainingBench result;
   result.activation_bytes = gpt.activation_bytes();
   result.compute_step_s = compute_step_s(config, dataset, device, ops, gpt, steps);
   Engine engine(config.engine, gpt::gpt_model_spec(config.model), device);

@@ -65,7 +65,7 @@ AdamKernelBench bench_adam_kernel(Device& device, DeviceMath& math, std::uint64_
                                   unsigned rounds);
 
 // The result of training steps with an engine, after one step that is not counted.
-struct StepBench {
+struct TrainingBench {
   double tokens_per_s = 0;  // in the median step
   GpuSpread step_s;
   double stall_s = 0;         // in the median step
@@ -84,8 +84,8 @@ struct StepBench {
 };
 // Fails with: kOutOfMemory, kNoSpace and others, when the machine is too small for `config`.
 // `rates` has the rates of storage, copies and the optimizer. The rate of computation is measured.
-StepBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
-                         unsigned steps, Rates rates);
+TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::DeviceOps& ops,
+                             unsigned steps, Rates rates);
 
 // Measures the drive under `path`, reading, writing and both, and sets its rates in `rates`. The
 // test file has no name.

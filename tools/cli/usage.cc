@@ -27,7 +27,7 @@ Place parsed_place(const CLI::App& app) {
   return place;
 }
 
-std::vector<std::string> commands_of(const CLI::App& app) {
+std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* const command : app.get_subcommands({}))
     names.push_back(command->get_name());
@@ -58,7 +58,7 @@ std::string hint(std::string_view word, const std::vector<std::string>& names) {
 }
 
 std::string unknown_command(const CLI::App& parent, const std::string& word) {
-  const std::vector<std::string> names = commands_of(parent);
+  const std::vector<std::string> names = command_names(parent);
   return fmt::format("unknown command \"{}\"{}; there are {}", word, hint(word, names),
                      fmt::join(names, ", "));
 }
@@ -79,7 +79,7 @@ std::string usage_mistake(const CLI::App& app, const CLI::ParseError& error) {
   const bool has_commands = !place.command->get_subcommands({}).empty();
   if (has_commands && !rest.empty()) return unknown_command(*place.command, rest.front()) + "\n";
   if (has_commands && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
-    return fmt::format("a command is missing: {}{}", fmt::join(commands_of(*place.command), ", "),
+    return fmt::format("a command is missing: {}{}", fmt::join(command_names(*place.command), ", "),
                        help);
   if (!rest.empty()) return fmt::format("nothing takes {}{}", fmt::join(rest, " "), help);
   return error.what() + help;

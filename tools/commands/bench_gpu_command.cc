@@ -134,7 +134,7 @@ Json measure_training(const Shape& shape, const Place& place, const BenchGpuOpti
     const TrainConfig config = config_of(shape, place, options, token_file);
     const auto device = make_cuda_device();
     const auto ops = gpt::make_cuda_ops(*device, DType::kBf16, DType::kBf16);
-    const StepBench step = bench_training(config, *device, *ops, options.steps, rates);
+    const TrainingBench step = bench_training(config, *device, *ops, options.steps, rates);
     const auto device_most = [&](StepPhase phase) {
       return step.device_most_bytes[static_cast<std::size_t>(phase)];
     };

@@ -6,52 +6,54 @@
 namespace sluice {
 namespace {
 
-const std::string kParams = "scheduler.params.";
+const std::string kSchedulerParams = "scheduler.params.";
 
 double number_of(const ImportPass& pass, const std::string& key) {
-  return pass.number(kParams + key).value_or(pass.default_number(kParams + key));
+  return pass.number(kSchedulerParams + key).value_or(pass.default_number(kSchedulerParams + key));
 }
 
 void require(ImportPass& pass, const std::string& type, const char* key) {
-  if (pass.find(kParams + key) == nullptr && !pass.is_auto(kParams + key))
-    pass.refuse(kParams + key, fmt::format("{} needs it", type));
+  if (pass.find(kSchedulerParams + key) == nullptr && !pass.is_auto(kSchedulerParams + key))
+    pass.refuse(kSchedulerParams + key, fmt::format("{} needs it", type));
 }
 
 void import_total(ImportPass& pass, const std::string& type) {
-  std::optional<std::uint64_t> total = pass.integer(kParams + "total_num_steps");
-  if (!total && !pass.is_auto(kParams + "total_num_steps")) {
+  std::optional<std::uint64_t> total = pass.integer(kSchedulerParams + "total_num_steps");
+  if (!total && !pass.is_auto(kSchedulerParams + "total_num_steps")) {
     total = pass.values().steps;
     if (!total) require(pass, type, "total_num_steps");
   }
   if (!total) return;
-  pass.map(kParams + "total_num_steps", "optimizer.schedule_steps", *total);
-  pass.map(kParams + "total_num_steps", "run.steps", *total);
+  pass.map(kSchedulerParams + "total_num_steps", "optimizer.schedule_steps", *total);
+  pass.map(kSchedulerParams + "total_num_steps", "run.steps", *total);
 }
 
 void import_warmup(ImportPass& pass, const std::string& type) {
   pass.map("scheduler.type", "optimizer.schedule_count", "deepspeed",
            "DeepSpeed moves its scheduler after each update");
-  pass.map(kParams + "warmup_type", "optimizer.warmup",
-           pass.text(kParams + "warmup_type").value_or("log"));
+  pass.map(kSchedulerParams + "warmup_type", "optimizer.warmup",
+           pass.text(kSchedulerParams + "warmup_type").value_or("log"));
   const auto steps = static_cast<std::uint64_t>(number_of(pass, "warmup_num_steps"));
   if (steps == 0)
     pass.understood(
-        kParams + "warmup_num_steps",
+        kSchedulerParams + "warmup_num_steps",
         "DeepSpeed has refused 0 since 0.19.6; before, it was two steps, as it is here");
-  pass.map(kParams + "warmup_num_steps", "optimizer.warmup_steps", steps);
+  pass.map(kSchedulerParams + "warmup_num_steps", "optimizer.warmup_steps", steps);
   if (type == "WarmupCosineLR") return;
   const double start = number_of(pass, "warmup_min_lr");
-  pass.map(kParams + "warmup_min_lr", "optimizer.warmup_start", start);
+  pass.map(kSchedulerParams + "warmup_min_lr", "optimizer.warmup_start", start);
   if (type == "WarmupDecayLR")
-    pass.map(kParams + "warmup_min_lr", "optimizer.minimum_learning_rate", start);
-  if (const auto peak = pass.number(kParams + "warmup_max_lr"))
-    return pass.map(kParams + "warmup_max_lr", "optimizer.learning_rate", *peak);
-  const bool is_of_optimizer = type == "WarmupLR" || pass.is_auto(kParams + "warmup_max_lr");
-  if (!is_of_optimizer) pass.map(kParams + "warmup_max_lr", "optimizer.learning_rate", 1e-3);
+    pass.map(kSchedulerParams + "warmup_min_lr", "optimizer.minimum_learning_rate", start);
+  if (const auto peak = pass.number(kSchedulerParams + "warmup_max_lr"))
+    return pass.map(kSchedulerParams + "warmup_max_lr", "optimizer.learning_rate", *peak);
+  const bool is_of_optimizer =
+      type == "WarmupLR" || pass.is_auto(kSchedulerParams + "warmup_max_lr");
+  if (!is_of_optimizer)
+    pass.map(kSchedulerParams + "warmup_max_lr", "optimizer.learning_rate", 1e-3);
   if (is_of_optimizer && !pass.config["optimizer"].contains("learning_rate") &&
       !pass.is_auto("optimizer.params.lr")) {
     pass.ask_for("--lr");
-    pass.refuse(kParams + "warmup_max_lr",
+    pass.refuse(kSchedulerParams + "warmup_max_lr",
                 "it is the optimizer's learning rate, which the file does not have: give --lr");
   }
 }
@@ -66,15 +68,15 @@ void import_cosine(ImportPass& pass) {
                        "the file does not have: give --lr");
   }
   const double rate = optimizer["learning_rate"].get<double>();
-  pass.map(kParams + "warmup_min_ratio", "optimizer.warmup_start",
+  pass.map(kSchedulerParams + "warmup_min_ratio", "optimizer.warmup_start",
            number_of(pass, "warmup_min_ratio") * rate);
-  pass.map(kParams + "cos_min_ratio", "optimizer.minimum_learning_rate",
+  pass.map(kSchedulerParams + "cos_min_ratio", "optimizer.minimum_learning_rate",
            number_of(pass, "cos_min_ratio") * rate);
 }
 
 void map_given(ImportPass& pass, const char* key, const std::string& new_key) {
-  if (const ImportPass::Entry* entry = pass.find(kParams + key))
-    pass.map(kParams + key, new_key, entry->value);
+  if (const ImportPass::Entry* entry = pass.find(kSchedulerParams + key))
+    pass.map(kSchedulerParams + key, new_key, entry->value);
 }
 
 void import_one_cycle(ImportPass& pass) {
@@ -88,14 +90,14 @@ void import_one_cycle(ImportPass& pass) {
   map_given(pass, "cycle_second_stair_count", "optimizer.one_cycle.second_stairs");
   map_given(pass, "decay_step_size", "optimizer.one_cycle.decay_steps");
   map_given(pass, "decay_lr_rate", "optimizer.one_cycle.decay_rate");
-  if (pass.boolean(kParams + "cycle_momentum") != false)
-    pass.refuse(kParams + "cycle_momentum",
+  if (pass.boolean(kSchedulerParams + "cycle_momentum") != false)
+    pass.refuse(kSchedulerParams + "cycle_momentum",
                 "it is true unless the file says otherwise; " +
-                    find_deepspeed_key(kParams + "cycle_momentum")->why);
+                    find_deepspeed_key(kSchedulerParams + "cycle_momentum")->why);
 }
 
 void import_range_test(ImportPass& pass) {
-  pass.map(kParams + "lr_range_test_min_lr", "optimizer.learning_rate",
+  pass.map(kSchedulerParams + "lr_range_test_min_lr", "optimizer.learning_rate",
            number_of(pass, "lr_range_test_min_lr"));
   map_given(pass, "lr_range_test_step_size", "optimizer.range_test.step_size");
   map_given(pass, "lr_range_test_step_rate", "optimizer.range_test.step_rate");
@@ -103,7 +105,7 @@ void import_range_test(ImportPass& pass) {
 }
 
 // Without a scheduler the rate stays what it is.
-void import_absent(ImportPass& pass) {
+void import_no_scheduler(ImportPass& pass) {
   if (pass.has_section("scheduler"))
     return pass.refuse("scheduler", "scheduler.type is missing; write \"type\": \"WarmupLR\"");
   if (!pass.has_section("optimizer")) return;  // the program makes both
@@ -118,7 +120,7 @@ void import_scheduler(ImportPass& pass) {
   const auto type = pass.text("scheduler.type");
   if (pass.values().steps && !pass.has_section("scheduler"))
     pass.map("--steps", "run.steps", *pass.values().steps);
-  if (!type) return import_absent(pass);
+  if (!type) return import_no_scheduler(pass);
   const bool is_warmup =
       *type == "WarmupLR" || *type == "WarmupDecayLR" || *type == "WarmupCosineLR";
   if (!is_warmup && *type != "OneCycle" && *type != "LRRangeTest")

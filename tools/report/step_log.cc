@@ -19,20 +19,20 @@ constexpr const char* kCsvHeader =
     "exposed_optimizer_s,other_s,hidden_share,policy,activation_out_bytes,activation_in_bytes,"
     "loss_scale,skipped,crossed_bytes\n";
 
-double seconds(std::int64_t duration_ns) {
+double logged_seconds(std::int64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-9;
 }
 
 std::string csv_row(const StepRecord& step) {
-  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n",
-                     step.step, step.loss, step.gradient_norm, step.time_s, step.tokens,
-                     step.nvme_read_bytes, step.nvme_write_bytes, step.rank_traffic.gathered_bytes,
-                     step.rank_traffic.reduced_bytes, step.stall_s, step.stall_for_update_s,
-                     step.optimizer_s, seconds(step.times.compute_ns),
-                     seconds(step.times.exposed_io_ns), seconds(step.times.exposed_optimizer_ns),
-                     seconds(step.times.other_ns), step.times.hidden_share(), name_of(step.policy),
-                     step.activation_out_bytes, step.activation_in_bytes, step.loss_scale,
-                     step.skipped, step.rank_traffic.crossed_bytes);
+  return fmt::format(
+      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{:d},{}\n", step.step,
+      step.loss, step.gradient_norm, step.time_s, step.tokens, step.nvme_read_bytes,
+      step.nvme_write_bytes, step.rank_traffic.gathered_bytes, step.rank_traffic.reduced_bytes,
+      step.stall_s, step.stall_for_update_s, step.optimizer_s,
+      logged_seconds(step.times.compute_ns), logged_seconds(step.times.exposed_io_ns),
+      logged_seconds(step.times.exposed_optimizer_ns), logged_seconds(step.times.other_ns),
+      step.times.hidden_share(), name_of(step.policy), step.activation_out_bytes,
+      step.activation_in_bytes, step.loss_scale, step.skipped, step.rank_traffic.crossed_bytes);
 }
 
 // The whole rows, of these steps, in the file that is about to be replaced.
@@ -72,10 +72,10 @@ nlohmann::ordered_json json_of(const StepRecord& step) {
           {"stall_s", step.stall_s},
           {"stall_for_update_s", step.stall_for_update_s},
           {"optimizer_s", step.optimizer_s},
-          {"compute_s", seconds(step.times.compute_ns)},
-          {"exposed_io_s", seconds(step.times.exposed_io_ns)},
-          {"exposed_optimizer_s", seconds(step.times.exposed_optimizer_ns)},
-          {"other_s", seconds(step.times.other_ns)},
+          {"compute_s", logged_seconds(step.times.compute_ns)},
+          {"exposed_io_s", logged_seconds(step.times.exposed_io_ns)},
+          {"exposed_optimizer_s", logged_seconds(step.times.exposed_optimizer_ns)},
+          {"other_s", logged_seconds(step.times.other_ns)},
           {"hidden_share", step.times.hidden_share()},
           {"policy", name_of(step.policy)},
           {"activation_out_bytes", step.activation_out_bytes},
@@ -88,9 +88,8 @@ StepLog::StepLog(OutputFile& csv, OutputFile& json_lines, std::uint64_t every)
       json_lines_{.file = json_lines, .failure = {}} {}
 
 void StepLog::begin(std::uint64_t steps_before) {
-  const std::string rows = kept_rows(csv_.file, steps_before, [](const std::string& row) {
-    return row.substr(0, row.find(','));
-  });
+  const std::string rows = kept_rows(
+      csv_.file, steps_before, [](const std::string& row) { return row.substr(0, row.find(',')); });
   const std::string lines = kept_rows(json_lines_.file, steps_before, [](const std::string& row) {
     const auto step = nlohmann::json::parse(row, nullptr, /*allow_exceptions=*/false);
     return step.is_object() ? step.value("step", nlohmann::json()).dump() : "";

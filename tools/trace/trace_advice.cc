@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-double seconds(std::uint64_t duration_ns) {
+double advised_seconds(std::uint64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-9;
 }
 
@@ -27,7 +27,8 @@ double storage_rate(const TraceAnalysis& analysis) {
       busy.add(begin_ns, end_ns);
   }
   busy.seal();
-  return busy.busy_ns() == 0 ? 0 : static_cast<double>(size_bytes) / seconds(busy.busy_ns());
+  return busy.busy_ns() == 0 ? 0
+                             : static_cast<double>(size_bytes) / advised_seconds(busy.busy_ns());
 }
 
 const FlowStats* stats_of(const TraceAnalysis& analysis, TraceKind kind) {
@@ -44,7 +45,7 @@ double adam_rate(const TraceAnalysis& analysis, const TracedEngine& engine) {
     busy_ns += record.end_ns - record.begin_ns;
   }
   if (busy_ns == 0 || engine.state_bytes == 0) return 0;
-  return static_cast<double>(size_bytes) / seconds(busy_ns) *
+  return static_cast<double>(size_bytes) / advised_seconds(busy_ns) *
          static_cast<double>(engine.parameters) / static_cast<double>(engine.state_bytes);
 }
 
@@ -128,7 +129,7 @@ std::vector<StallGroup> group_stalls(const TraceAnalysis& analysis) {
 std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
                        const TracedEngine& engine) {
   const double steps = std::max<double>(1, static_cast<double>(steady_steps(analysis).size()));
-  const double step_s = seconds(group.total_ns) / steps;
+  const double step_s = advised_seconds(group.total_ns) / steps;
   switch (group.cause) {
     case StallCause::kBandwidth: {
       // A byte of state in memory saves two on the drive: one read and one written.
@@ -149,7 +150,7 @@ std::string advice_for(const StallGroup& group, const TraceAnalysis& analysis,
       return fmt::format(
           "reads take {:.2f} ms, one in a thousand {:.2f} ms: look at the drive "
           "(smartctl), or ride it out with memory.device +{}",
-          seconds(reads->device.p50_ns) * 1e3, seconds(reads->device.p999_ns) * 1e3,
+          advised_seconds(reads->device.p50_ns) * 1e3, advised_seconds(reads->device.p999_ns) * 1e3,
           format_bytes(engine.largest_unit_bytes()));
     }
     case StallCause::kNoBuffer: return buffer_advice(group.reason, engine);

@@ -28,7 +28,7 @@ constexpr std::size_t kLatencyBuckets = 36;
 constexpr std::size_t kWaitRowsMax = 500;
 constexpr std::size_t kConfigBytesMax = 200'000;
 
-double us(std::uint64_t duration_ns) {
+double page_us(std::uint64_t duration_ns) {
   return static_cast<double>(duration_ns) * 1e-3;
 }
 
@@ -77,7 +77,7 @@ ordered_json steps_json(const TraceAnalysis& rank, std::uint64_t origin_ns) {
   };
   for (const StepShare& step : rank.steps()) {
     steps.push_back({{"step", step.step},
-                     {"begin", us(step.begin_ns - std::min(step.begin_ns, origin_ns))},
+                     {"begin", page_us(step.begin_ns - std::min(step.begin_ns, origin_ns))},
                      {"length", signed_us(step.total_ns())},
                      {"compute", signed_us(step.compute_ns)},
                      {"io", signed_us(step.exposed_io_ns)},
@@ -129,9 +129,9 @@ ordered_json waits_json(const TraceAnalysis& rank, const TracedEngine& engine,
                     {"reason", row.is_of_pass ? "" : name_of(row.group.reason)},
                     {"unit", row.group.unit == kTraceNone ? -1 : static_cast<int>(row.group.unit)},
                     {"count", row.group.spans},
-                    {"total_us", us(row.group.total_ns)},
-                    {"longest_us", us(row.longest_ns)},
-                    {"longest_at", us(row.longest_at_ns)},
+                    {"total_us", page_us(row.group.total_ns)},
+                    {"longest_us", page_us(row.longest_ns)},
+                    {"longest_at", page_us(row.longest_at_ns)},
                     {"percent", 100 * static_cast<double>(row.group.total_ns) / total_ns},
                     {"advice", advice_for(row.group, rank, engine)}});
   return list;
@@ -232,7 +232,7 @@ ordered_json rank_json(const TraceAnalysis& rank, const PackedRank& packed, cons
                            1e3 * means_of(steady_steps(rank)).total_s, trace.records.size(),
                            trace.lost, trace.is_complete ? "" : "; the run did not end its trace")},
       {"verdict", verdict_of(rank)},
-      {"length_us", us(length_ns)},
+      {"length_us", page_us(length_ns)},
       {"joined_us", apart_us},
       {"units", units_json(engine)},
       {"steps", steps_json(rank, origin_ns)},

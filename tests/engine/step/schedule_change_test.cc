@@ -9,6 +9,7 @@
 #include <random>
 #include <string_view>
 #include <thread>
+#include <tuple>
 
 #include <sluice/error.h>
 #include <sluice/units.h>

@@ -1,5 +1,6 @@
 #include "engine/store/commit_record.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <utility>

@@ -67,7 +67,7 @@ TEST(GpuBench, TrainingStepsAreMeasuredBesideComputationAlone) {
                     .down_bytes_per_second = 1e9,
                     .adam_parameters_per_second = 1e9,
                     .units = {}};
-  const StepBench step = bench_training(config, *machine.device, *machine.ops, 2, rates);
+  const TrainingBench step = bench_training(config, *machine.device, *machine.ops, 2, rates);
   EXPECT_GT(step.compute_step_s, 0);
   EXPECT_NEAR(step.tokens_per_s * step.step_s.median, 2 * 8, 1e-6) << "two sequences of eight";
   EXPECT_NEAR(step.percent_of_compute, 100 * step.compute_step_s / step.step_s.median, 1e-6);
@@ -90,7 +90,7 @@ TEST(GpuBench, TheDriveIsAResourceToo) {
   config.data_format = TokenFormat::kUint16;
   write_random_tokens(config.data_file, config.model.vocabulary, 4096);
   const gpt::DeviceMachine machine = gpt::host_machine().make(DType::kBf16, DType::kBf16);
-  const StepBench step =
+  const TrainingBench step =
       bench_training(config, *machine.device, *machine.ops, 1,
                      {.read_bytes_per_second = 1e9, .write_bytes_per_second = 1e3, .units = {}});
   EXPECT_GT(step.nvme_bytes, 0u);
@@ -109,12 +109,12 @@ TEST(GpuBench, StepsAreComparedWithTheScarcestResource) {
   const gpt::DeviceMachine machine = gpt::host_machine().make(DType::kBf16, DType::kBf16);
   const double parameters = static_cast<double>(2 * (12 * 32 * 32 + 13 * 32) + 256 * 32 + 8 * 32 +
                                                 2 * 32);  // small_gpt()
-  const StepBench step = bench_training(config, *machine.device, *machine.ops, 1,
-                                        {.adam_parameters_per_second = 1e4, .units = {}});
+  const TrainingBench step = bench_training(config, *machine.device, *machine.ops, 1,
+                                            {.adam_parameters_per_second = 1e4, .units = {}});
   EXPECT_GE(step.t_min_s, parameters / 1e4);
   EXPECT_LT(step.t_min_s, 1.2 * parameters / 1e4) << "padding is updated too";
   EXPECT_NEAR(step.percent_of_t_min, 100 * step.t_min_s / step.step_s.median, 1e-6);
-  const StepBench free = bench_training(config, *machine.device, *machine.ops, 1, Rates{});
+  const TrainingBench free = bench_training(config, *machine.device, *machine.ops, 1, Rates{});
   EXPECT_NEAR(free.t_min_s, free.compute_step_s, 1e-3 * free.compute_step_s)
       << "computation is all that takes time";
 }

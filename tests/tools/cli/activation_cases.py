@@ -12,7 +12,7 @@ ORDERS = ("horizontal", "vertical")
 
 
 class Activations(CliCase):
-    LABEL = "io"
+    LABEL = "command"
 
     def check_traffic(self, run):
         for step in run["steps"]:

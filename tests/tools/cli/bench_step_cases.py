@@ -4,6 +4,8 @@ from cli_support import CliCase, documented_words
 
 
 class BenchStep(CliCase):
+    LABEL = "command"
+
     def bench(self, *arguments, **options):
         return self.run_sluice("bench", "step", "--path", "storage", *arguments, **options)
 

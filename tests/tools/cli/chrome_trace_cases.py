@@ -40,6 +40,8 @@ def check(case, *traces):
 
 
 class Chrome(CliCase):
+    LABEL = "command"
+
     def test_faults_are_found(self):
         self.assertEqual(faults_of(SOUND), [])
         for number, change in FAULTS:

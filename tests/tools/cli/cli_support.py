@@ -74,6 +74,10 @@ class CliCase(unittest.TestCase):
     """A test in a folder of its own, with text.txt, an empty folder storage/, and that as the
     current directory of every run."""
 
+    # cpu and io run under sanitizers, too. "command" does not: what a command prints, refuses and writes. A process
+    # for each option costs much there and shows little, since sources of the command that every run passes are
+    # covered by cli.doc_samples, what it reads by bad_input, state, model_file and others, and the engine by its
+    # own tests.
     LABEL = "io"
 
     def setUp(self):

@@ -8,7 +8,7 @@ from cli_support import CliCase
 
 
 class Completion(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def help_of(self, command):
         """The subcommands and the long options of a command."""

@@ -19,6 +19,8 @@ IO_URING_SETUP = {"x86_64": 425, "aarch64": 425}
 class StorageCase(CliCase):
     """Knows the state after training in memory; drive/ is a folder to mount on."""
 
+    LABEL = "command"
+
     def setUp(self):
         super().setUp()
         os.mkdir(self.path("drive"))

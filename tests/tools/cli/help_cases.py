@@ -7,7 +7,7 @@ from cli_support import SOURCE, CliCase
 
 
 class Help(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def help_of(self, *subcommand):
         done = self.run_sluice(*subcommand, "--help")

@@ -20,6 +20,8 @@ NOTHING_WRITTEN = b"sluice: interrupted before the first step; nothing was writt
 
 
 class Interrupt(CliCase):
+    LABEL = "command"
+
     def start(self, **options):
         """A run that has done at least two steps."""
         process = subprocess.Popen(

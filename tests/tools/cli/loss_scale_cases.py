@@ -24,7 +24,7 @@ def scales_of(steps, values):
 
 
 class LossScaleCase(CliCase):
-    LABEL = "io"
+    LABEL = "command"
 
     def test_scale_moves_by_the_rule_and_training_goes_on(self):
         for hysteresis in (1, 2):

@@ -30,7 +30,7 @@ def set_environment(case, name, value):
 
 
 class Matmul(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def test_the_report_names_library_kernels_and_shares(self):
         require_onednn(self)

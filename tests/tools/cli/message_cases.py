@@ -10,6 +10,8 @@ from cli_support import ON_NVME, SANITIZE, CliCase, as_ordinary_user
 
 
 class Messages(CliCase):
+    LABEL = "command"
+
     def test_too_few_open_files(self):
         self.train(ON_NVME)
         seen = set()

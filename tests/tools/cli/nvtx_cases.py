@@ -13,6 +13,8 @@ NO_SPANS = ("acquire ", "finish")
 
 
 class Nvtx(CliCase):
+    LABEL = "command"
+
     def environment(self):
         return dict(super().environment(), NVTX_INJECTION64_PATH=RECORDER, SLUICE_NVTX_RECORD=self.path("ranges"))
 
@@ -69,6 +71,8 @@ class Nvtx(CliCase):
 
 
 class NoNvtx(CliCase):
+    LABEL = "command"
+
     def test_a_build_without_it_says_so(self):
         if RECORDER:
             self.skipTest("this build has NVTX")

@@ -44,6 +44,8 @@ NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern
 class OutputCase(CliCase):
     """A folder with a config, a text, a model, a trace and calibrations; none of them may change."""
 
+    LABEL = "command"
+
     def setUp(self):
         super().setUp()
         self.write_config()
@@ -223,6 +225,8 @@ class EveryOutput(OutputCase):
 
 
 class GrowingOutputs(CliCase):
+    LABEL = "command"
+
     def rows(self, *arguments):
         self.run_sluice("train", self.write_config({"run.steps": 7}), "--quiet", "--csv", "run.csv", "--json-lines", "run.jsonl",
                         "--json", "run.json", *arguments)
@@ -289,6 +293,8 @@ class GrowingOutputs(CliCase):
 
 
 class TemporaryNames(CliCase):
+    LABEL = "command"
+
     def test_leftovers_are_named_and_in_nobodys_way(self):
         config = self.write_config()
         stale, held = "model.sluice-0123456789abcdef.tmp", "model.sluice-00000000000000ff.tmp"
@@ -320,6 +326,8 @@ class TemporaryNames(CliCase):
 
 
 class StandardStreams(CliCase):
+    LABEL = "command"
+
     def run_shell(self, redirection, *arguments, expect=0):
         """Runs under a shell that redirects."""
         command = " ".join(map(str, self.command(*arguments))) + " " + redirection

@@ -10,7 +10,7 @@ BUDGETS = {"memory.device": "1GiB", "memory.host": "1GiB"}
 
 
 class Plan(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def plan(self, *arguments, values=None, expect=0):
         self.done = self.run_sluice("plan", self.write_config({**BUDGETS, **(values or {})}),

@@ -26,6 +26,8 @@ STEP_KEYS = {
 
 
 class Report(CliCase):
+    LABEL = "command"
+
     def check_keys(self, document, keys):
         for key, kind in keys.items():
             self.assertIn(key, document)

@@ -9,7 +9,7 @@ from cli_support import ON_NVME, CliCase, as_ordinary_user, mount_tmpfs
 
 
 class Doctor(CliCase):
-    LABEL = "io"
+    LABEL = "command"
 
     def findings(self, *arguments, expect=0, prefix=()):
         done = self.run_sluice("doctor", *arguments, expect=expect, prefix=prefix)
@@ -56,7 +56,7 @@ class Doctor(CliCase):
 
 
 class BenchIo(CliCase):
-    LABEL = "io"
+    LABEL = "command"
 
     def bench(self, *arguments, expect=0, size="4MiB", rounds="2"):
         return self.run_sluice("bench", "io", "--path", self.drive, "--size", size, "--rounds",

@@ -45,6 +45,8 @@ def span_count(packed):
 
 
 class Trace(CliCase):
+    LABEL = "command"
+
     def record(self, name="run.trace", **values):
         done = self.run_sluice("train", self.write_config({**ON_NVME, **values}), "--trace", name, "--steps", STEPS,
                                "--json", "run.json")

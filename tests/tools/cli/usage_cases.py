@@ -8,7 +8,7 @@ from cli_support import SOURCE, CliCase
 
 
 class Usage(CliCase):
-    LABEL = "cpu"
+    LABEL = "command"
 
     def mistake(self, *words):
         done = self.run_sluice(*words, expect=2)
@@ -79,7 +79,7 @@ class Usage(CliCase):
 class OnATerminal(CliCase):
     """Widths, colours and their absence."""
 
-    LABEL = "cpu"
+    LABEL = "command"
 
     def lines(self, seen):
         """The lines that the terminal has shown."""

@@ -1,6 +1,7 @@
 // The parts of the page, the exports and the comparison.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include <nlohmann/json.hpp>

@@ -10,7 +10,7 @@
 namespace sluice::gpt {
 namespace {
 
-const GptConfig& checked(const GptConfig& config, BatchShape shape) {
+const GptConfig& checked_shape(const GptConfig& config, BatchShape shape) {
   validate(config);
   if (shape.batch == 0 || shape.sequence == 0 || shape.sequence > config.context)
     throw Error(ErrorCode::kConfig,
@@ -30,7 +30,7 @@ ActivationNeeds needs_of(BatchShape shape, const GptComputeOptions& options) {
 }  // namespace
 
 GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options)
-    : config_(checked(config, shape)),
+    : config_(checked_shape(config, shape)),
       shape_(shape),
       spec_(gpt_model_spec(config)),
       threads_(options.threads),
@@ -58,7 +58,7 @@ std::uint64_t GptCompute::activation_bytes() const {
 
 std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShape shape,
                                               const GptComputeOptions& options) {
-  return Activations::size_bytes(checked(config, shape), needs_of(shape, options)) +
+  return Activations::size_bytes(checked_shape(config, shape), needs_of(shape, options)) +
          UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision,
                                        options.matmul.bf16_factors) +
          MatrixProducts::scratch_bytes_of(options.threads, options.matmul);
