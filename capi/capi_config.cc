@@ -50,10 +50,13 @@ DeepspeedValues values_from_json(const std::string& text) {
         values.steps = value.get<std::uint64_t>();
       else if (name == "precision")
         values.precision = value.get<std::string>();
+      else if (name == "ranks")
+        values.ranks = value.get<std::uint32_t>();
       else
         refuse(
             fmt::format("sluice_import_deepspeed: \"{}\" is none of batch, micro_batches, lr, "
-                        "betas, eps, weight_decay, clip_norm, warmup_steps, steps, precision",
+                        "betas, eps, weight_decay, clip_norm, warmup_steps, steps, "
+                        "precision, ranks",
                         name));
     } catch (const nlohmann::json::exception& error) {
       refuse(fmt::format("sluice_import_deepspeed: \"{}\" is {}: {}", name, value.dump(),

@@ -34,6 +34,7 @@ struct sluice_engine : sluice::Handle {
   sluice::ModelSpec model;
   sluice::Config::Precision precision;
   std::unique_ptr<sluice::HostDevice> device;
+  std::unique_ptr<sluice::Collectives> collectives;  // null for one rank
   std::unique_ptr<sluice::Engine> engine;
   sluice::Stream stream;
   std::optional<sluice::Step> step;

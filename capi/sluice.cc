@@ -17,6 +17,7 @@
 #include "capi/call_guard.h"
 #include "capi/engine_handle.h"
 #include "capi/model.h"
+#include "capi/ranks_handle.h"
 
 using namespace sluice;
 
@@ -61,6 +62,25 @@ Lease acquire(sluice_engine& engine, UnitId unit, Pass pass) {
   return engine.inference->acquire(unit, engine.stream);
 }
 
+// `ranks` may be null, for one rank.
+std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice_model& model,
+                                           SocketWorld* ranks) {
+  const ModelSpec spec = model_from_c(model);
+  const Config config = engine_config(ConfigDocument(config_json, "config"));
+  auto made = std::make_unique<sluice_engine>();
+  made->model = spec;
+  made->precision = config.precision;
+  made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
+  if (ranks != nullptr) made->collectives = ranks->join(*made->device);
+  made->engine = std::make_unique<Engine>(config, spec, *made->device, QueueDecorator(),
+                                          made->collectives.get());
+  made->engine->set_last_words(
+      [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
+  made->stream = Stream(*made->device, "caller");
+  add_notes(*made, made->engine->notes());
+  return made;
+}
+
 }  // namespace
 
 extern "C" {
@@ -85,18 +105,23 @@ sluice_status sluice_engine_create(const char* config_json, const sluice_model* 
     *engine = nullptr;
     require(config_json, name, "config_json");
     require(model, name, "the model");
-    const ModelSpec spec = model_from_c(*model);
-    const Config config = engine_config(ConfigDocument(config_json, "config"));
-    auto made = std::make_unique<sluice_engine>();
-    made->model = spec;
-    made->precision = config.precision;
-    made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
-    made->engine = std::make_unique<Engine>(config, spec, *made->device);
-    made->engine->set_last_words(
-        [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
-    made->stream = Stream(*made->device, "caller");
-    add_notes(*made, made->engine->notes());
-    *engine = made.release();
+    *engine = make_engine(config_json, *model, nullptr).release();
+  });
+}
+
+sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
+                                          sluice_ranks* ranks, sluice_engine** engine) {
+  return guarded(ranks, __func__, [&](const char* name) {
+    require(engine, name, "the place for the engine");
+    *engine = nullptr;
+    require(config_json, name, "config_json");
+    require(model, name, "the model");
+    if (ranks->world == nullptr)
+      refuse(fmt::format("{}: the ranks are not connected; call sluice_ranks_connect()", name));
+    if (ranks->has_engine)
+      refuse(fmt::format("{}: these ranks have had an engine; each engine needs its own", name));
+    ranks->has_engine = true;
+    *engine = make_engine(config_json, *model, ranks->world.get()).release();
   });
 }
 

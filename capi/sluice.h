@@ -334,9 +334,10 @@ sluice_status sluice_optimizer_note(sluice_optimizer* optimizer, const char** no
 // Whether `text` is a DeepSpeed config. A DeepSpeed config has keys of DeepSpeed, and no key that
 // belongs only to Sluice.
 sluice_status sluice_is_deepspeed(const char* text, int* is_deepspeed);
-// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for one process on the host.
+// Turns a DeepSpeed config (docs/deepspeed.md) into a Sluice config, for processes on the host.
 // Messages call the DeepSpeed config `file_name`. `values_json` gives the values for "auto", under
 // the names of the command's options: {"batch": 4, "micro_batches": 2, "lr": 1e-4}; null = none.
+// {"ranks": 2} is the number of processes, by default 1.
 // `report` is the JSON of `sluice config import --json`, with the config; valid until the thread's
 // next call of this function. Fails with SLUICE_CONFIG; the message names everything that is
 // refused.
@@ -352,6 +353,37 @@ sluice_status sluice_learning_rates(const char* config_json, uint64_t first, uin
 // make files.
 sluice_status sluice_plan(const char* config_json, const sluice_model* model,
                           const char** plan_json);
+
+// Several processes that train one model together, each on its own part of every batch. Each
+// process is a rank. The ranks share the state as sharding.stage of the config says
+// (docs/design/ranks.md). The gradient is the mean over the ranks. Ranks of one host share memory;
+// ranks of different hosts use TCP connections, which are not encrypted.
+//
+// Each rank calls sluice_ranks_create and sluice_ranks_endpoint. The program brings every rank's
+// endpoint to all ranks, for example through the store of its launcher. Then each rank calls
+// sluice_ranks_connect and sluice_engine_create_ranked. From then on all ranks make the same calls
+// of the engine in the same order: sluice_acquire with the same units, and also sluice_read_state,
+// sluice_save and sluice_close. A call waits for other ranks no longer than sharding.timeout, and
+// then fails with SLUICE_RANKS.
+typedef struct sluice_ranks sluice_ranks;
+
+// Begins to listen at `address`, an IP address of this host at which all other ranks reach it:
+// "127.0.0.1" if all ranks are on this host.
+sluice_status sluice_ranks_create(const char* address, uint32_t rank, uint32_t rank_count,
+                                  sluice_ranks** ranks);
+// The engine has to be destroyed first. Null does nothing.
+void sluice_ranks_destroy(sluice_ranks* ranks);
+// Returns a line of text by which others find this rank. The line contains a secret: every
+// process that has the line can take part. Valid until sluice_ranks_destroy().
+sluice_status sluice_ranks_endpoint(sluice_ranks* ranks, const char** endpoint);
+// Connects this rank to all others. `endpoints` has rank_count lines, by rank. This call uses
+// only sharding.timeout of the config.
+sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
+                                   const char* const* endpoints);
+// As sluice_engine_create(), for the engine of this rank. Also fails with SLUICE_RANKS where the
+// ranks differ in config or model. `ranks` can have one engine, and must outlive the engine.
+sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
+                                          sluice_ranks* ranks, sluice_engine** engine);
 
 #ifdef __cplusplus
 }

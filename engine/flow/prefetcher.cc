@@ -54,6 +54,7 @@ void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::ui
   next_block_ = 0;
   ready_uses_ = 0;
   is_stopped_ = false;
+  stop_before_ = kNever;
   released_.assign(schedule.size(), false);
   for (BeginTime& begun_ns : gathers_begun_ns_) begun_ns = 0;
   hooks_.on_change();
@@ -63,6 +64,14 @@ void Prefetcher::stop() {
   is_stopped_ = true;
 }
 
+void Prefetcher::fetch_up_to(std::uint32_t end) {
+  SLUICE_CHECK(is_stopped_ && next_use_ + (next_block_ == 0 ? 0u : 1u) <= end,
+               "fetches go on to a use that is ahead");
+  is_stopped_ = next_use_ == end;
+  stop_before_ = end;
+  hooks_.on_change();
+}
+
 void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired) {
   SLUICE_CHECK(is_stopped_ && idle(), "a schedule changes when nothing is under way");
   schedule_ = &schedule;
@@ -70,6 +79,7 @@ void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::u
   next_use_ = ready_uses_ = acquired;
   next_block_ = 0;
   is_stopped_ = false;
+  stop_before_ = kNever;
   released_.resize(schedule.size());
   hooks_.on_change();
 }
@@ -129,6 +139,7 @@ void Prefetcher::vacate(std::uint64_t begin, std::uint64_t end) {
 void Prefetcher::finish_issue(std::uint32_t use) {
   ++next_use_;
   next_block_ = 0;
+  if (next_use_ == stop_before_) is_stopped_ = true;
   if ((*schedule_)[use].final_gradient) hooks_.on_final_fetch((*schedule_)[use].unit);
 }
 

@@ -48,9 +48,14 @@ class Prefetcher {
              bool keeps_for_update);
   // Starts no more fetches. Work under way continues until it ends; wait for idle().
   void stop();
+  // After stop(): fetches for the uses before `end`, and no more. `end` is at least the number of
+  // uses that have begun to be fetched.
+  void fetch_up_to(std::uint32_t end);
+  // Whether no fetch starts any more, and none is under way.
+  bool has_stopped() const { return is_stopped_ && idle(); }
   // Returns how far the schedule has come, for use in a new plan. To change the schedule, call
-  // stop(), wait for idle(), and call resume() with the plan from use `acquired` on. The uses
-  // before `acquired` stay as they are.
+  // stop(), wait for has_stopped(), and call resume() with the plan from use `acquired` on. The
+  // uses before `acquired` stay as they are.
   WindowProgress progress(std::uint32_t acquired) const {
     return {.acquired = acquired, .fetched = next_use_, .is_partly_fetched = next_block_ != 0};
   }
@@ -92,6 +97,7 @@ class Prefetcher {
   static constexpr std::uint32_t kNoSlot = 0xffffffffu;
   static constexpr std::uint32_t kNoBlock = 0xffffffffu;
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
+  static constexpr std::uint32_t kNever = 0xffffffffu;
 
   // One block of one use on its way, or a use that needs no block.
   struct Item {
@@ -157,7 +163,8 @@ class Prefetcher {
   bool keeps_for_update_ = false;
   WaitCause blocked_;  // why the next block cannot be issued
   bool is_stopped_ = true;
-  std::uint32_t ready_uses_ = 0;  // uses become ready in schedule order
+  std::uint32_t stop_before_ = kNever;  // the use before which it stops
+  std::uint32_t ready_uses_ = 0;        // uses become ready in schedule order
   std::vector<bool> released_;
 
   // Bytes of the window that hold units, or are being filled.

@@ -13,52 +13,6 @@
 #include "engine/step/step_loop.h"
 
 namespace sluice {
-namespace {
-
-// A rank's values at the end of a step, beside the norm of its part. The least and the most of each
-// travel with the norm's words, and all have to be equal. A value whose least decides, such as the
-// last step that every rank has on storage, is one more of them.
-struct StepVote {
-  std::uint64_t learning_rate = 0;     // its bits
-  std::uint64_t gradient_divisor = 0;  // likewise
-  std::uint64_t group_rates = 0;       // a hash of them
-  std::uint64_t micro_batches = 0;
-  std::uint64_t order = 0;
-  std::uint64_t step = 0;
-
-  std::string text() const {
-    const double divisor = std::bit_cast<double>(gradient_divisor);
-    std::string text = fmt::format("in step {} with learning rate {} and {} {} micro-batches",
-                                   step + 1, std::bit_cast<double>(learning_rate), micro_batches,
-                                   name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
-    if (divisor != static_cast<double>(micro_batches))
-      text += fmt::format(" divided by {}", divisor);
-    if (group_rates != 0) text += fmt::format(", groups' rates of hash {:x}", group_rates);
-    return text;
-  }
-  friend bool operator==(const StepVote&, const StepVote&) = default;
-};
-
-std::uint64_t hash_of(std::span<const double> values) {
-  std::uint64_t hash = 0;
-  for (const double value : values)
-    hash = std::rotl((hash ^ std::bit_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15u, 29);
-  return hash;
-}
-
-// All ranks have seen that one differs; this says which.
-[[noreturn]] void fail_unequal(Ranks& ranks, const StepVote& own) {
-  const std::vector<std::byte> all =
-      ranks.exchange(std::as_bytes(std::span(&own, 1)), "the options of the step");
-  StepVote vote = own;
-  std::uint32_t rank = 0;
-  for (; rank < ranks.count() && vote == own; ++rank)
-    std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
-  throw Error(ErrorCode::kRanks, fmt::format("rank {} is {}, rank {} {}; all must take equal steps",
-                                             rank - 1, vote.text(), ranks.rank(), own.text()));
-}
-
-}  // namespace
 
 StepReport StepLoop::finish_step(const FinishOptions& finish) {
   failure_.throw_if_unusable();
@@ -162,27 +116,6 @@ void StepLoop::describe_changes(StepReport& report) const {
     report.notes.push_back(fmt::format(
         "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
         step_, units, layout_.units().size()));
-}
-
-// The norm over all ranks. All ranks derive the same decisions from it.
-NormAccumulator StepLoop::agree() {
-  if (!ranks_.are_several()) return drain_.norm();
-  const StepVote own{.learning_rate = std::bit_cast<std::uint64_t>(options_.learning_rate),
-                     .gradient_divisor = std::bit_cast<std::uint64_t>(
-                         options_.gradient_divisor.value_or(options_.micro_batches)),
-                     .group_rates = hash_of(options_.group_learning_rates),
-                     .micro_batches = options_.micro_batches,
-                     .order = static_cast<std::uint64_t>(options_.order),
-                     .step = step_};
-  NormAccumulator::Words words{};
-  if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
-  std::array ranges{RankRange(own.learning_rate), RankRange(own.gradient_divisor),
-                    RankRange(own.group_rates),   RankRange(own.micro_batches),
-                    RankRange(own.order),         RankRange(own.step)};
-  ranks_.all_reduce(words, ranges, "the gradient norm");
-  if (!std::ranges::all_of(ranges, &RankRange::is_equal)) fail_unequal(ranks_, own);
-  if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
-  return NormAccumulator::of_words(words);
 }
 
 // The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss.

@@ -194,63 +194,6 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
                      model_.concurrent_leases));
 }
 
-// How far a rank has fetched ahead when computation leaves the schedule depends on its timing, so
-// several ranks would issue different gathers.
-void StepLoop::require_fixed_schedule() const {
-  if (!ranks_.are_several()) return;
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("the schedule expects {} next: with several ranks every step follows "
-                          "ModelSpec::forward_order and backward_order; declare the order in use",
-                          course_.describe(course_.next())));
-}
-
-// Computation leaves the schedule. Units fetched ahead stay where they may still be used, and the
-// rest of the step is planned anew around them.
-void StepLoop::change_schedule(UnitId unit, Pass pass) {
-  require_fixed_schedule();
-  bool is_closed = false;
-  scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
-  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
-                    "backward use of the step, and optimizer.overlap \"eager\" may have updated it "
-                    "by then; declare the use in ModelSpec::backward_order, or set "
-                    "optimizer.overlap to \"deferred\"",
-                    layout_.unit(unit).name, name_of(pass)));
-  WindowProgress progress;
-  scheduler_.run([this] { prefetcher_.stop(); });
-  failure_.await([&] {
-    progress = prefetcher_.progress(course_.next());
-    return prefetcher_.idle();
-  });
-  try {
-    follow(course_.changed(progress, unit, pass));
-  } catch (const Error&) {
-    scheduler_.run(
-        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
-    throw;
-  }
-}
-
-// The uses that the schedule still expects will not come.
-void StepLoop::end_schedule() {
-  require_fixed_schedule();
-  scheduler_.run([this] { prefetcher_.stop(); });
-  failure_.await([this] { return prefetcher_.idle(); });
-  follow(course_.ended());
-}
-
-void StepLoop::follow(StepPlan plan) {
-  update_policy_.note_schedule_change();
-  scheduler_.run([&] {
-    course_.follow(std::move(plan));
-    uses_.resize(course_.schedule().size());
-    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
-  });
-  timeline_.follow(course_.schedule());
-}
-
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
@@ -363,10 +306,20 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
   }
 }
 
+// Gathers that some ranks have begun need the others, too. A failure comes back at the next call.
+void StepLoop::end_inference_together() noexcept {
+  if (!ranks_.shard_parameters() || !course_.is_inference() || course_.is_over()) return;
+  try {
+    (void)halt_fetches({}, Pass::kInference);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
   SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
   timeline_.abandon();
+  end_inference_together();
   bool is_partial = false;
   scheduler_.run([&] {
     prefetcher_.stop();

@@ -126,7 +126,10 @@ class StepLoop {
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
+  // Ends the fetches ahead, in the same place on all ranks. `unit` comes next; none: nothing does.
+  WindowProgress halt_fetches(std::optional<UnitId> unit, Pass pass);
   void end_schedule();
+  void end_inference_together() noexcept;
   void follow(StepPlan plan);
   void describe_changes(StepReport& report) const;
   void await_computation(std::uint32_t first_use) noexcept;

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include <sluice/error.h>
-#include "gpu/ranks/mpi_port.h"
+#include "gpu/ranks/message_port.h"
 
 namespace sluice {
 
@@ -49,7 +49,7 @@ ReadPermit::~ReadPermit() {
   if (is_given_) (void)::prctl(PR_SET_PTRACER, 0);
 }
 
-HostNeighbors::HostNeighbors(MpiPort& port, const Progress& progress) {
+HostNeighbors::HostNeighbors(MessagePort& port, const Progress& progress) {
   parts_.assign(port.rank_count(), nullptr);
   progress("the search for the ranks of each host");
   const std::vector<std::uint32_t> ranks = port.host_ranks();
@@ -78,7 +78,7 @@ HostNeighbors::HostNeighbors(MpiPort& port, const Progress& progress) {
 }
 
 // Ends when every rank's part is ready.
-void HostNeighbors::take_parts(MpiPort& port, std::span<const std::uint32_t> ranks) {
+void HostNeighbors::take_parts(MessagePort& port, std::span<const std::uint32_t> ranks) {
   const std::uint64_t proof = random_number();
   proof_ = std::make_unique<Proof>(proof);
   for (std::size_t i = 0; i < ranks.size(); ++i)
@@ -97,7 +97,7 @@ void HostNeighbors::take_parts(MpiPort& port, std::span<const std::uint32_t> ran
 }
 
 // Whether every rank of the host can. Address and process may belong to another namespace.
-bool HostNeighbors::can_read_all(MpiPort& port) const {
+bool HostNeighbors::can_read_all(MessagePort& port) const {
   bool can_read = true;
   for (std::uint32_t rank = 0; rank < parts_.size(); ++rank)
     can_read = can_read && (parts_[rank] == nullptr || read(rank, 0, nullptr, 0) == 0);

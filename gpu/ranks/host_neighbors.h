@@ -26,7 +26,7 @@
 
 namespace sluice {
 
-class MpiPort;
+class MessagePort;
 
 // A rank's signals to the other ranks in one sequence of operations. The first step is 1. Each
 // rank's signals fill two cache lines, because processors fetch lines in pairs.
@@ -76,7 +76,7 @@ class HostNeighbors {
   HostNeighbors() = default;
   // Every rank of the world calls this constructor at the same time.
   explicit HostNeighbors(
-      MpiPort& port, const Progress& progress = [](std::string_view) {});
+      MessagePort& port, const Progress& progress = [](std::string_view) {});
 
   // Whether all of these ranks of the world are on this host and have shared memory.
   bool include(std::span<const std::uint32_t> ranks) const;
@@ -102,8 +102,8 @@ class HostNeighbors {
     std::uint64_t proof_address = 0;
     std::uint64_t proof = 0;
   };
-  void take_parts(MpiPort& port, std::span<const std::uint32_t> ranks);
-  bool can_read_all(MpiPort& port) const;
+  void take_parts(MessagePort& port, std::span<const std::uint32_t> ranks);
+  bool can_read_all(MessagePort& port) const;
 
   // Constant after construction.
   SharedSegment segment_;

@@ -1,7 +1,5 @@
 #include "gpu/ranks/message_thread.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -29,7 +27,7 @@ std::vector<std::uint32_t> missing_ranks(const MessageBatch& batch) {
 }  // namespace
 
 MessageThread::MessageThread(const Options& options)
-    : options_(options), thread_(start_thread("sluice-mpi", [this] { run(); })) {}
+    : options_(options), thread_(start_thread("sluice-msg", [this] { run(); })) {}
 
 MessageThread::~MessageThread() {
   if (thread_.joinable()) thread_.join();
@@ -39,7 +37,7 @@ void MessageThread::await_open() {
   Lock lock(mutex_);
   const std::string late = await_other_ranks(lock, [this] { return is_open_ || has_ended_; });
   if (!late.empty()) throw Error(ErrorCode::kRanks, late);
-  if (!is_open_) throw Error(ErrorCode::kUnsupported, *failure_);
+  if (open_failure_) throw *open_failure_;
 }
 
 std::string MessageThread::await_end() {
@@ -51,6 +49,11 @@ std::string MessageThread::await_end() {
   return await_other_ranks(lock, [this] { return has_ended_; });
 }
 
+bool MessageThread::has_ended() const {
+  const std::scoped_lock lock(mutex_);
+  return has_ended_;
+}
+
 // Sets the name of the coming wait for other ranks.
 void MessageThread::begin_wait(std::string_view what) {
   const std::scoped_lock lock(mutex_);
@@ -59,7 +62,7 @@ void MessageThread::begin_wait(std::string_view what) {
 }
 
 // Waits until the wait is over, or returns a sentence when one wait takes longer than the timeout.
-// MPI's own calls have no deadline.
+// Calls inside of MPI have no deadline.
 template <class IsOver>
 std::string MessageThread::await_other_ranks(Lock& lock, const IsOver& is_over) {
   RankWait how;
@@ -79,33 +82,25 @@ std::string MessageThread::await_other_ranks(Lock& lock, const IsOver& is_over) 
   return "";
 }
 
-std::unique_ptr<MpiPort> MessageThread::open(std::string& why) {
-  begin_wait("MPI_Init, which every rank calls,");
-  // Global, because Open MPI's own plugins look for its symbols there. Never closed, because its
-  // threads and exit handlers stay.
-  void* const library = ::dlopen(options_.path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (library == nullptr) {
-    const char* const text = ::dlerror();
-    why = text == nullptr ? "unknown reason" : text;
-    return nullptr;
-  }
-  void* const symbol = ::dlsym(library, kOpenMpiPortSymbol);
-  if (symbol == nullptr) {
-    why = "the library does not belong to this release";
-    return nullptr;
-  }
-  return std::unique_ptr<MpiPort>(reinterpret_cast<OpenMpiPort>(symbol)(why));
+// The memory that the ranks of a host share is a part of the connection.
+void MessageThread::open() {
+  begin_wait(options_.connection.opening);
+  port_ = options_.connection.open();
+  neighbors_ = HostNeighbors(*port_, [this](std::string_view wait) { begin_wait(wait); });
 }
 
 void MessageThread::run() {
-  std::string why;
-  port_ = open(why);
-  if (port_ != nullptr)
-    neighbors_ = HostNeighbors(*port_, [this](std::string_view wait) { begin_wait(wait); });
+  std::optional<Error> failure;
+  try {
+    open();
+  } catch (const Error& error) {
+    failure = error;
+  }
   Lock lock(mutex_);
-  if (port_ == nullptr) {
+  if (failure) {
+    open_failure_ = failure;
     has_ended_ = true;
-    latch(fmt::format("MPI cannot be used through \"{}\": {}", options_.path, why));
+    latch(failure->what());
     return;
   }
   rank_ = port_->rank();
@@ -123,10 +118,10 @@ void MessageThread::run() {
     if (!has_work()) break;
     move_until(lock, TimePoint::max(), [this] { return !has_work(); });
   }
-  // MPI_Finalize would wait for ranks that are gone.
-  if (failure_) (void)port_.release();
+  // The end would wait for ranks that are gone.
+  if (failure_ && port_->ends_with_others()) (void)port_.release();
   lock.unlock();
-  begin_wait("MPI_Finalize, which every rank calls,");
+  begin_wait(options_.connection.closing);
   port_.reset();
   lock.lock();
   has_ended_ = true;
@@ -205,7 +200,7 @@ bool MessageThread::finish_messages() {
     in_flight_[number].batch.reset();
   }
   in_flight_count_ -= ended_.size();
-  if (!failure.empty()) latch("MPI reports: " + failure);
+  if (!failure.empty()) latch(failure);
   if (has_ended) changed_.notify_all();
   return true;
 }

@@ -5,9 +5,9 @@
 // stopped rank or a dead link.
 //
 // Thread rule: every function from any thread.
-// Invariants: at most one thread is inside MPI. Batches start in the order of the start() calls,
-// and the messages of a batch in the order of the batch. After a failure no message moves any more.
-// Messages that MPI has begun stay unfinished, and the process is about to end.
+// Invariants: at most one thread is inside the port. Batches start in the order of the start()
+// calls, and the messages of a batch in the order of the batch. After a failure no message moves
+// any more. Messages that the port has begun stay unfinished, and the process is about to end.
 #pragma once
 
 #include <chrono>
@@ -23,8 +23,9 @@
 #include <thread>
 #include <vector>
 
+#include <sluice/error.h>
 #include "gpu/ranks/host_neighbors.h"
-#include "gpu/ranks/mpi_port.h"
+#include "gpu/ranks/message_port.h"
 #include "gpu/ranks/rank_wait.h"
 
 namespace sluice {
@@ -51,32 +52,44 @@ struct MessageBatch {
   std::chrono::steady_clock::time_point moved_at;  // when a message last ended
 };
 
+// A way to connect the ranks.
+struct Connection {
+  std::string_view kind;     // Collectives::name()
+  std::string_view opening;  // the waits while it begins and ends, in words
+  std::string_view closing;
+  // Returns the connected port, or throws. Called once, on the MessageThread's own thread.
+  std::function<std::unique_ptr<MessagePort>()> open;
+};
+
 class MessageThread {
  public:
   struct Options {
-    std::string path;      // the path of the library
-    double timeout_s = 0;  // for each wait while MPI begins and ends
+    Connection connection;
+    double timeout_s = 0;  // for each wait while the connection begins and ends
     std::function<void(const std::string& waiting)> on_wait;  // as in RankWait
   };
 
-  // Begins to open the library and MPI.
+  // Begins to open the connection.
   explicit MessageThread(const Options& options);
-  // Requires: await_end() has reported the end, or await_open() has failed with kUnsupported.
+  // Requires: has_ended().
   ~MessageThread();
 
-  // Blocks until MPI is open. Called before any other function.
-  // Fails with: kUnsupported; kRanks if other ranks do not come within the timeout. After kRanks,
-  // the thread stays inside MPI, and this object must stay alive.
+  // Blocks until the connection is open. Called before any other function.
+  // Fails with: what Connection::open throws; kRanks if other ranks do not come within the timeout.
+  // Then the thread may still be inside the connection. Unless has_ended(), this object must stay
+  // alive.
   void await_open();
-  // Ends MPI in the regular way, unless something has failed. Returns an empty text when the thread
-  // has ended. After the timeout, returns a sentence about what has not ended. No other call may
-  // follow.
+  // Ends the connection in the regular way, unless something has failed. Returns an empty text when
+  // the thread has ended. After the timeout, returns a sentence about what has not ended. No other
+  // call may follow.
   std::string await_end();
+  bool has_ended() const;
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t rank_count() const { return rank_count_; }
   int tag_max() const { return tag_max_; }
   const std::string& version() const { return version_; }
+  std::string_view kind() const { return options_.connection.kind; }
   // The ranks that need no messages.
   const HostNeighbors& neighbors() const { return neighbors_; }
 
@@ -103,7 +116,7 @@ class MessageThread {
   };
 
   void run();
-  std::unique_ptr<MpiPort> open(std::string& why);
+  void open();
   void begin_wait(std::string_view what);
   template <class IsOver>
   std::string await_other_ranks(Lock& lock, const IsOver& is_over);
@@ -125,25 +138,26 @@ class MessageThread {
   HostNeighbors neighbors_;
 
   // Used by the thread that has set is_moving_.
-  std::unique_ptr<MpiPort> port_;
+  std::unique_ptr<MessagePort> port_;
   std::vector<InFlight> in_flight_;  // indexed by the port's numbers
   std::vector<std::shared_ptr<MessageBatch>> starting_;
   std::vector<std::uint32_t> ended_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable work_came_;  // wakes the class's thread
-  std::condition_variable changed_;    // a batch ended, a failure, or MPI is free or open
+  std::condition_variable changed_;    // a batch ended, a failure, or the port is free or open
   // Guarded by mutex_.
   std::vector<std::shared_ptr<MessageBatch>> queue_;
   std::size_t in_flight_count_ = 0;     // messages
   std::size_t large_count_ = 0;         // large batches that are queued or in flight
   std::optional<std::string> failure_;  // set only by latch()
+  std::optional<Error> open_failure_;
   bool is_open_ = false;
   bool has_ended_ = false;  // the thread has finished
-  // The thread's current step inside MPI or the system, and when the step began.
+  // The thread's current step inside the port or the system, and when the step began.
   std::string_view wait_ = "the start of a thread";
   TimePoint wait_begin_ = std::chrono::steady_clock::now();
-  bool is_moving_ = false;  // a thread may be inside MPI, which may touch messages' memory
+  bool is_moving_ = false;  // a thread may be inside the port, which may touch messages' memory
   bool must_stop_ = false;
   bool must_abort_ = false;
 

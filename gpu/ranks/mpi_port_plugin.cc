@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "gpu/ranks/mpi_port.h"
+#include "gpu/ranks/message_port.h"
 
 namespace sluice {
 namespace {
@@ -14,7 +14,7 @@ std::string error_text(int code) {
   return {text, static_cast<std::size_t>(length)};
 }
 
-class PluginPort final : public MpiPort {
+class PluginPort final : public MessagePort {
  public:
   PluginPort() {
     int number = 0;
@@ -74,7 +74,7 @@ class PluginPort final : public MpiPort {
         ended.push_back(slot);
       }
     }
-    failure = failure_;
+    if (!failure_.empty()) failure = "MPI reports: " + failure_;
   }
 
   std::vector<std::uint32_t> host_ranks() override {
@@ -133,7 +133,7 @@ class PluginPort final : public MpiPort {
 }  // namespace
 }  // namespace sluice
 
-extern "C" sluice::MpiPort* sluice_open_mpi_port(std::string& why) {
+extern "C" sluice::MessagePort* sluice_open_mpi_port(std::string& why) {
   int is_initialized = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized != 0) {

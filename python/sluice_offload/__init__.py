@@ -7,8 +7,8 @@ and the rest of the program as it was.
 """
 
 from . import optim
-from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, OutOfMemoryError, SluiceError,
-                     StorageError)
+from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, OutOfMemoryError, RanksError,
+                     SluiceError, StorageError)
 from .initialize import OffloadEngine, initialize
 from .offload import gathered, offload
 from .optimizer import OffloadOptimizer
@@ -17,5 +17,5 @@ from .units import find_units
 
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadEngine", "OffloadOptimizer",
-           "OutOfMemoryError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "gathered", "initialize",
+           "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "gathered", "initialize",
            "offload", "optim"]

@@ -9,6 +9,7 @@ from typing import Any, Mapping
 from . import library as lib
 from .engine import Config
 from .errors import ArgumentError, ConfigError
+from .processes import count_processes
 
 logger = logging.getLogger("sluice_offload")
 
@@ -40,7 +41,7 @@ def import_deepspeed(text: str, name: str, auto: "Mapping[str, Any] | None" = No
     otherwise than written are logged."""
     report = C.c_char_p()
     try:
-        lib.library().import_deepspeed(text.encode(), name.encode(), json.dumps(dict(auto or {})).encode(), C.byref(report))
+        lib.library().import_deepspeed(text.encode(), name.encode(), json.dumps({**(auto or {}), "ranks": count_processes()}).encode(), C.byref(report))
     except ConfigError as error:
         if "\n  " in str(error) and "give: --" in str(error):
             raise ConfigError(f"{error} (here as auto={{\"batch\": 4}}, with the option's name without dashes)") from None

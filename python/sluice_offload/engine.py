@@ -17,6 +17,7 @@ import torch
 
 from . import library as lib
 from .errors import NOT_COPIED, ArgumentError
+from .processes import World
 from .units import Member, Unit, Units, common_dtype
 
 logger = logging.getLogger("sluice_offload")
@@ -35,10 +36,11 @@ def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
         return dict(json.load(file))
 
 
-def complete_config(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
+def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) -> "dict[str, Any]":
     """Fills in what a torch program means where the config says nothing: the model's own type; gradients of the same;
     an update that waits for the end of backward where an early one could be wrong, since torch does not say beforehand how
-    many backward passes a step has; half of the cores, since torch computes on the others."""
+    many backward passes a step has; half of the cores, since torch computes on the others, shared by the `processes` of this
+    host that train."""
     precision = config.setdefault("precision", {})
     if "parameters" not in precision:
         dtype = common_dtype(units)
@@ -49,7 +51,7 @@ def complete_config(config: "dict[str, Any]", units: Units) -> "dict[str, Any]":
     optimizer = config.setdefault("optimizer", {})
     if optimizer.get("overlap", "auto") == "auto" and optimizer.get("clip_norm") == 0:
         optimizer["overlap"] = "deferred"
-    config.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2))
+    config.setdefault("run", {}).setdefault("threads", max(1, (os.cpu_count() or 1) // 2 // processes))
     return config
 
 
@@ -67,9 +69,10 @@ class Engine:
     """Owns the handle. `close` ends it with every update home; `destroy`, which also runs at the interpreter's exit, ends
     it as it is."""
 
-    def __init__(self, config: "dict[str, Any]", units: Units) -> None:
+    def __init__(self, config: "dict[str, Any]", units: Units, world: Optional[World] = None) -> None:
         self._lib = lib.library()
-        self._handle = C.c_void_p()
+        self._handle, self._ranks = C.c_void_p(), C.c_void_p()
+        self.world = world
         self._pid = os.getpid()
         self._config, self._units = json.dumps(config).encode(), units
         self._create()
@@ -91,7 +94,27 @@ class Engine:
     def _create(self) -> None:
         keep: "list[Any]" = []
         model = _model(self._units, keep)
-        self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
+        if self.world is None:
+            self._lib.engine_create(self._config, C.byref(model), C.byref(self._handle))
+            return
+        try:
+            self._connect(self.world)
+            self._lib.engine_create_ranked(self._config, C.byref(model), self._ranks, C.byref(self._handle))
+        except BaseException:
+            self._leave()
+            raise
+
+    def _connect(self, world: World) -> None:
+        self._lib.ranks_create(world.address().encode(), world.rank, world.size, C.byref(self._ranks))
+        endpoint = C.c_char_p()
+        self._lib.ranks_endpoint(self._ranks, C.byref(endpoint))
+        endpoints = (C.c_char_p * world.size)(*world.exchange(endpoint.value))
+        self._lib.ranks_connect(self._ranks, self._config, endpoints)
+
+    def _leave(self) -> None:
+        ranks, self._ranks = self._ranks, C.c_void_p()
+        if ranks:
+            self._lib.destroy_ranks(ranks)
 
     def __reduce__(self) -> Any:
         raise NOT_COPIED
@@ -265,6 +288,7 @@ class Engine:
         handle, self._handle = self._handle, C.c_void_p()
         if handle and os.getpid() == self._pid:
             self._lib.destroy(handle)
+            self._leave()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -26,6 +26,10 @@ class NonFiniteError(SluiceError, ArithmeticError):
     """A gradient or a value that is NaN or infinite."""
 
 
+class RanksError(SluiceError):
+    """Another rank has failed, has not come in time, or does something else."""
+
+
 class ForkedError(SluiceError):
     """The engine belongs to the process that forked this one."""
 
@@ -34,7 +38,7 @@ NOT_COPIED = ArgumentError("an offloaded model can be neither copied nor pickled
                            "state_dict() instead, or copy the model before offload()")
 
 _BY_STATUS = {2: ArgumentError, 3: ConfigError, 4: ConfigError, 5: StorageError, 6: StorageError, 7: StorageError,
-              8: StorageError, 9: OutOfMemoryError, 11: NonFiniteError, 14: ForkedError}
+              8: StorageError, 9: OutOfMemoryError, 11: NonFiniteError, 12: RanksError, 14: ForkedError}
 
 
 def error_of(status: int, message: str) -> SluiceError:

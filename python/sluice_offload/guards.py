@@ -1,6 +1,7 @@
 """Guards for the ways in which a torch program touches parameters that the engine owns by then. Each way is made to
 work, or is refused with a message, instead of quietly doing nothing."""
 
+import functools
 import weakref
 from typing import Any, Iterable
 
@@ -69,6 +70,17 @@ def _install() -> None:
     clip_grad_value_.__doc__ = original_value.__doc__
     module.clip_grad_value_ = clip_grad_value_
     torch.nn.utils.clip_grad_value_ = clip_grad_value_
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    original_init = wrapper.__init__
+
+    @functools.wraps(original_init)
+    def init(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if owner_of(module.parameters()) is not None:
+            raise ArgumentError("DistributedDataParallel around an offloaded model: offload() trains on several processes by "
+                                "itself; leave the wrapper out")
+        original_init(self, module, *args, **kwargs)
+
+    wrapper.__init__ = init  # type: ignore[method-assign]
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_

@@ -20,7 +20,6 @@ from .engine import Config
 from .errors import ArgumentError
 from .offload import offload
 from .optimizer import OffloadOptimizer
-from .processes import refuse_ranks
 from .schedule import ConfigSchedule, names_schedule
 
 logger = logging.getLogger("sluice_offload")
@@ -43,11 +42,10 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     options: `units`, `values`, `storage`, `resume` of offload().
     Raises what offload() raises; the model is as before then.
     """
-    refuse_ranks()
     if model is None:
         raise ArgumentError("initialize(): model= is missing")
     if mpu is not None:
-        raise ArgumentError("initialize(): mpu= is for several processes; Sluice trains in one")
+        raise ArgumentError("initialize(): mpu= is for tensor and pipeline parallelism; Sluice's ranks share data alone")
     given = config if config is not None else config_params
     if given is None:
         given = getattr(args, "deepspeed_config", None)
@@ -80,8 +78,11 @@ def initialize(args: Any = None, model: Optional[nn.Module] = None, optimizer: A
     engine = OffloadEngine(model, ours, scheduler, settings)
     loader = None
     if training_data is not None:
-        loader = torch.utils.data.DataLoader(training_data, batch_size=engine.train_micro_batch_size_per_gpu(), shuffle=True,
-                                             collate_fn=collate_fn)
+        sampler = None
+        if engine.world_size > 1:  # each rank has its part of the data
+            sampler = torch.utils.data.DistributedSampler(training_data, engine.world_size, engine.global_rank)
+        loader = torch.utils.data.DataLoader(training_data, batch_size=engine.train_micro_batch_size_per_gpu(),
+                                             shuffle=sampler is None, sampler=sampler, collate_fn=collate_fn)
     engine.training_dataloader = loader
     return engine, ours, loader, scheduler
 
@@ -125,7 +126,10 @@ class OffloadEngine(nn.Module):
         self.optimizer, self.lr_scheduler = optimizer, scheduler
         self.training_dataloader: Any = None
         self.global_steps = self.micro_steps = self.skipped_steps = self.global_samples = 0
-        self.device, self.local_rank, self.global_rank, self.world_size = torch.device("cpu"), 0, 0, 1
+        world = optimizer._engine.world
+        self.device = torch.device("cpu")
+        self.local_rank, self.global_rank, self.world_size = \
+            (0, 0, 1) if world is None else (world.local_rank, world.rank, world.size)
         self._settings = settings
         self._batch = settings.get("batch", {})
         self._boundary: Optional[bool] = None
@@ -163,7 +167,7 @@ class OffloadEngine(nn.Module):
             self._update()
         self.micro_steps += 1
         batch = self._batch.get("sequences")
-        self.global_samples += int(batch) if batch else 0
+        self.global_samples += (int(batch) if batch else 0) * self.world_size
 
     def _update(self) -> None:
         before = self.optimizer.report
@@ -200,7 +204,7 @@ class OffloadEngine(nn.Module):
         return int(self._batch["sequences"])
 
     def train_batch_size(self) -> int:
-        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
+        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.world_size
 
     def get_lr(self) -> "list[float]":
         return [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -252,7 +256,7 @@ class OffloadEngine(nn.Module):
         micro = self.micro_steps + steps
         batch = int(self._batch.get("sequences", 0))
         return json.dumps({"global_steps": self.global_steps + steps, "micro_steps": micro, "skipped_steps": self.skipped_steps,
-                           "global_samples": micro * batch, "scheduler": _plain(scheduler), "scheduler_steps": steps,
+                           "global_samples": micro * batch * self.world_size, "scheduler": _plain(scheduler), "scheduler_steps": steps,
                            "client_state": base64.b64encode(packed.getvalue()).decode()})
 
     def _take(self, text: str) -> "dict[str, Any]":
@@ -277,13 +281,15 @@ class OffloadEngine(nn.Module):
         The checkpoint appears whole or not at all."""
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self.optimizer.save(os.path.join(save_dir, name), keep=1, application=self._text(client_state or {}))
-        if save_latest:
+        if save_latest and self.global_rank == 0:
             path = os.path.join(save_dir, _LATEST)
             with open(path + ".new", "w", encoding="utf-8") as file:
                 file.write(name)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(path + ".new", path)
+        if self.optimizer._engine.world is not None:
+            self.optimizer._engine.world.exchange(None)  # no rank goes on before the name is there
         return True
 
     def load_checkpoint(self, load_dir: "str | os.PathLike[str]", tag: "str | int | None" = None,

@@ -133,6 +133,10 @@ _ARGUMENTS = {
     "import_deepspeed": [C.c_char_p, C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
     "plan": [C.c_char_p, C.POINTER(Model), C.POINTER(C.c_char_p)],
     "learning_rates": [C.c_char_p, C.c_uint64, C.c_uint64, C.POINTER(C.c_double)],
+    "ranks_create": [C.c_char_p, C.c_uint32, C.c_uint32, C.POINTER(_ENGINE)],
+    "ranks_endpoint": [_ENGINE, C.POINTER(C.c_char_p)],
+    "ranks_connect": [_ENGINE, C.c_char_p, C.POINTER(C.c_char_p)],
+    "engine_create_ranked": [C.c_char_p, C.POINTER(Model), _ENGINE, C.POINTER(_ENGINE)],
 }
 
 
@@ -163,6 +167,8 @@ class Library:
         self._dll.sluice_engine_destroy.restype = None
         self._dll.sluice_optimizer_destroy.argtypes = [_ENGINE]
         self._dll.sluice_optimizer_destroy.restype = None
+        self._dll.sluice_ranks_destroy.argtypes = [_ENGINE]
+        self._dll.sluice_ranks_destroy.restype = None
         for name, arguments in _ARGUMENTS.items():
             function = getattr(self._dll, "sluice_" + name)
             function.argtypes = arguments
@@ -186,6 +192,9 @@ class Library:
 
     def destroy(self, handle: C.c_void_p) -> None:
         self._dll.sluice_engine_destroy(handle)
+
+    def destroy_ranks(self, handle: C.c_void_p) -> None:
+        self._dll.sluice_ranks_destroy(handle)
 
     def destroy_optimizer(self, handle: C.c_void_p) -> None:
         self._dll.sluice_optimizer_destroy(handle)

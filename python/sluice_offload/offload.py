@@ -1,7 +1,9 @@
 """`offload`: hands a model's parameters and optimizer state to the engine, and returns the optimizer."""
 
 import contextlib
+import ctypes as C
 import os
+import zlib
 from typing import Any, Callable, ContextManager, Iterable, Mapping, Optional, Sequence
 
 import torch
@@ -13,7 +15,7 @@ from .engine import Config, Engine, complete_config, read_config
 from .errors import ArgumentError
 from .hooks import Walk
 from .optimizer import OffloadOptimizer
-from .processes import refuse_ranks
+from .processes import World, find_world
 from .state import Gatherer, hook_state_dict
 from .storage import CopyStorage, UnitStorage, storage_factory
 from .units import Member, Units, find_units
@@ -67,7 +69,6 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     if restore is not None and resume:
         raise ArgumentError("offload(): restore and resume exclude each other; a checkpoint is restored, a durable store is "
                             "resumed")
-    refuse_ranks()
     if optimizer is not None and lr is not None:
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     if hasattr(model, "_sluice"):
@@ -76,10 +77,15 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
     settings = read_config(config)
     if optimizer is not None:
         take_over(settings, optimizer, model)
-    settings = complete_config(settings, found)
+    world = find_world()
+    settings = complete_config(settings, found, 1 if world is None else world.local_size)
     if lr is None:
         lr = float(settings["optimizer"].get("learning_rate", 1e-3))
-    engine = Engine(settings, found)
+    if settings.get("sharding", {}).get("group") == "node":
+        settings["sharding"]["group"] = "world" if world is None else world.consecutive_per_host()
+    if world is not None and values is None and restore is None:
+        _check_values(found, world)
+    engine = Engine(settings, found, world)
     try:
         text = None
         step = None
@@ -129,6 +135,23 @@ def _opens_store(engine: Engine, settings: "dict[str, Any]", resume: bool) -> bo
         raise ArgumentError(f"the store \"{name}\" holds the state of step {step} already; go on from it with resume=True, "
                             "choose another storage.state.name, or remove the store's files with `sluice state remove`")
     return bool(name)
+
+
+def _check_values(units: Units, world: World) -> None:
+    """Each rank brings the values of its part of the model, so all ranks have to have the same."""
+    def of_rank(parameter: torch.Tensor) -> int:
+        data = parameter.detach().contiguous()
+        return 0 if data.is_meta else zlib.crc32((C.c_char * data.nbytes).from_address(data.data_ptr()))
+
+    members = [member for unit in units.units for member in unit.members]
+    sums = world.exchange([of_rank(member.parameter) for member in members])
+    other = next((rank for rank in range(world.size) if sums[rank] != sums[0]), None)
+    if other is None:
+        return
+    name = next((member.name for member, one, two in zip(members, sums[0], sums[other]) if one != two), "the model")
+    raise ArgumentError(f"{name} has other values on rank {other} than on rank 0; build the model behind the same "
+                        "torch.manual_seed() on every rank, load the same file, or send rank 0's parameters to all by "
+                        "torch.distributed.broadcast()")
 
 
 def _values_of(values: "Values | None") -> "Callable[[Member], torch.Tensor]":

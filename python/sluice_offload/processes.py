@@ -1,25 +1,107 @@
-"""How many processes train together, as launchers and torch say."""
+"""The processes that train together: how many there are, as launchers and torch say, and how they find each other.
+
+torch.distributed connects them where it is initialized. Otherwise the store of torchrun, or of any launcher that names
+MASTER_ADDR and MASTER_PORT, brings each rank's address to the others. Either is only used to meet: from then on the ranks of
+the engine talk to each other by connections of their own.
+"""
 
 import os
+import pickle
+import socket
+from typing import Any, Callable, Optional
 
 import torch.distributed as dist
 
 from .errors import ArgumentError
 
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # torchrun, mpirun of Open MPI, mpirun of MPICH and Intel
+# The number of processes and this one's, as launchers name them: torchrun, mpirun of Open MPI, mpirun of MPICH and Intel.
+_LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_meetings = 0
 
 
-def refuse_ranks() -> None:
-    """offload() is for one process: several would each train a model of their own, without a word."""
-    found = ""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        found = f"torch.distributed has {dist.get_world_size()} processes"
-    for name in _SIZES:
-        value = os.environ.get(name, "")
-        if not found and value.isdigit() and int(value) > 1:
-            found = f"the launcher has started {value} processes ({name})"
-    if found:
-        raise ArgumentError(f"offload() and initialize() are for one process, but {found}, and each would train a model of its "
-                            "own. Start one process; or use sluice_offload.optim under DistributedDataParallel or FSDP, which "
-                            "shares the optimizer's state among processes; or the C++ interface, whose ranks share parameters, "
-                            "too")
+class World:
+    """The ranks of a training. `exchange` brings a small object of every rank to all; all ranks call it equally often."""
+
+    def __init__(self, rank: int, size: int, exchange: "Callable[[Any], list[Any]]") -> None:
+        self.rank, self.size, self.exchange = rank, size, exchange
+        self._hosts = hosts = exchange(_host())
+        self.hosts = len(set(hosts))
+        self.local_size = hosts.count(hosts[rank])
+        self.local_rank = hosts[:rank].count(hosts[rank])
+
+    def consecutive_per_host(self) -> int:
+        """How many ranks each host has, where they are equally many and follow each other."""
+        runs = [self._hosts[i:i + self.local_size] for i in range(0, self.size, self.local_size)]
+        if any(len(set(run)) != 1 or len(run) != self.local_size for run in runs) or len(runs) != self.hosts:
+            raise ArgumentError('sharding.group is "node", but the hosts do not have equally many ranks, one host after the '
+                                "other; set sharding.group to a number of ranks")
+        return self.local_size
+
+    def address(self) -> str:
+        """The IP address at which the other ranks reach this process: SLUICE_ADDRESS, or that of the way to the first rank."""
+        given = os.environ.get("SLUICE_ADDRESS")
+        if given:
+            return given
+        if self.hosts == 1:
+            return "127.0.0.1"
+        first = os.environ.get("MASTER_ADDR") or self.exchange(socket.gethostname())[0]
+        family, _, _, _, target = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+
+
+def _host() -> str:
+    """Equal for processes of one machine and network."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip() + os.readlink("/proc/self/ns/net")
+
+
+def count_processes() -> int:
+    """How many processes train together, without a meeting."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    sizes = [os.environ.get(size_name, "") for size_name, _ in _LAUNCHERS]
+    return next((int(size) for size in sizes if size.isdigit() and int(size) > 1), 1)
+
+
+def find_world() -> Optional[World]:
+    """The ranks that train together, or None for one process. Raises ArgumentError for several processes that cannot find
+    each other: each would train a model of its own, without a word."""
+    if dist.is_available() and dist.is_initialized():
+        return _world_of_torch() if dist.get_world_size() > 1 else None
+    for size_name, rank_name in _LAUNCHERS:
+        size = os.environ.get(size_name, "")
+        if size.isdigit() and int(size) > 1:
+            missing = [name for name in (rank_name, *_MEETING) if not os.environ.get(name)]
+            if missing:
+                raise ArgumentError(f"the launcher has started {size} processes ({size_name}), but does not say how they find "
+                                    f"each other: {', '.join(missing)}. Start with torchrun; or set MASTER_ADDR and MASTER_PORT "
+                                    "to an address and a free port of the first process's host; or call "
+                                    "torch.distributed.init_process_group() before offload()")
+            return _world_of_store(int(os.environ[rank_name]), int(size))
+    return None
+
+
+def _world_of_torch() -> World:
+    def exchange(own: Any) -> "list[Any]":
+        all_of_them: "list[Any]" = [None] * dist.get_world_size()
+        dist.all_gather_object(all_of_them, own)
+        return all_of_them
+    return World(dist.get_rank(), dist.get_world_size(), exchange)
+
+
+def _world_of_store(rank: int, size: int) -> World:
+    global _meetings
+    found, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=size)))
+    store = dist.PrefixStore(f"sluice/{_meetings}", found)
+    _meetings += 1
+    count = 0
+
+    def exchange(own: Any) -> "list[Any]":
+        nonlocal count
+        count += 1
+        store.set(f"{count}/{rank}", pickle.dumps(own))
+        return [pickle.loads(store.get(f"{count}/{other}")) for other in range(size)]
+    return World(rank, size, exchange)

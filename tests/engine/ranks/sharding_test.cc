@@ -140,20 +140,6 @@ TEST_P(Sharding, TheDeviceMayUpdateTheShard) {
   }
 }
 
-// How much a rank has fetched ahead depends on its timing, so leaving the schedule is refused.
-TEST(ShardingSchedule, LeavingItIsRefused) {
-  const TempDirectory directory;
-  const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
-  const auto runs =
-      run_ranks(2, config,
-                {.steps = 2,
-                 .change = [](std::uint64_t, ToyUses& uses) { std::swap(uses[1], uses[2]); },
-                 .rank_count = 2});
-  for (const RankRun& run : runs)
-    EXPECT_NE(run.failure.find("with several ranks every step follows"), std::string::npos)
-        << run.failure;
-}
-
 // With one micro-batch stage 3 moves half as much again as stages 0 to 2, which gather once what
 // they reduce once. Bytes of whole units without padding; unit 0 is used twice in each direction.
 TEST(ShardingTraffic, IsThatOfTheFormula) {

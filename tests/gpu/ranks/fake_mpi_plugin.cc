@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "gpu/ranks/mpi_port.h"
+#include "gpu/ranks/message_port.h"
 
 namespace sluice {
 namespace {
@@ -18,7 +18,7 @@ std::string setting(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-class FakePort final : public MpiPort {
+class FakePort final : public MessagePort {
  public:
   FakePort()
       : rank_count_(static_cast<std::uint32_t>(std::atoi(setting("FAKE_MPI_RANKS").c_str()))),
@@ -81,6 +81,6 @@ class FakePort final : public MpiPort {
 }  // namespace
 }  // namespace sluice
 
-extern "C" sluice::MpiPort* sluice_open_mpi_port(std::string&) {
+extern "C" sluice::MessagePort* sluice_open_mpi_port(std::string&) {
   return new sluice::FakePort;
 }

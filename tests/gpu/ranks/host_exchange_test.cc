@@ -19,7 +19,7 @@
 
 #include "base/aligned_buffer.h"
 #include "cpu_optim/rank_sum.h"
-#include "gpu/ranks/mpi_port.h"
+#include "gpu/ranks/message_port.h"
 #include "gpu/ranks/shared_segment.h"
 #include "tests/contract/collectives_contract.h"
 
@@ -42,7 +42,7 @@ struct Host {
 constexpr int kReading = 3;
 constexpr int kReadingWithPermit = 5;
 
-class ThreadPort final : public MpiPort {
+class ThreadPort final : public MessagePort {
  public:
   // `refused`: agreements, counted from 1, in which the rank says no.
   ThreadPort(Host& host, std::uint32_t rank, std::vector<int> refused = {})

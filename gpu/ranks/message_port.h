@@ -1,7 +1,8 @@
-// The part of MPI that Sluice needs: point-to-point messages between processes, the list of
-// processes that share a host, and a way to end all processes. A small separate library
-// (mpi_port_plugin.cc) implements MpiPort. The library is linked to MPI and opened at run time, so
-// that a program that contains Sluice starts without MPI.
+// The connection between processes under the messages of gpu/ranks/message_thread.h: messages from
+// point to point, the list of processes that share a host, and a way to end all processes. Sockets
+// (gpu/ranks/socket_port.h) are one. MPI is another: a small separate library (mpi_port_plugin.cc)
+// is linked to MPI and opened at run time, so that a program that contains Sluice starts without
+// MPI.
 //
 // Thread rule: one call at a time, from any thread. The thread that opens the port also destroys
 // the port.
@@ -15,13 +16,15 @@
 
 namespace sluice {
 
-class MpiPort {
+class MessagePort {
  public:
-  MpiPort() = default;
-  MpiPort(const MpiPort&) = delete;
-  MpiPort& operator=(const MpiPort&) = delete;
-  // Ends MPI in this process. Waits until the other ranks end MPI, too.
-  virtual ~MpiPort() = default;
+  MessagePort() = default;
+  MessagePort(const MessagePort&) = delete;
+  MessagePort& operator=(const MessagePort&) = delete;
+  // Ends the connection of this process. Where ends_with_others(), waits until the other ranks end
+  // theirs, too.
+  virtual ~MessagePort() = default;
+  virtual bool ends_with_others() const { return true; }
 
   virtual std::string version() const = 0;
   virtual std::uint32_t rank() const = 0;
@@ -34,13 +37,13 @@ class MpiPort {
                                    std::uint32_t peer, int tag) = 0;
   virtual std::uint32_t start_receive(std::byte* data, std::uint64_t size_bytes, std::uint32_t peer,
                                       int tag) = 0;
-  // Appends the numbers of the messages that have ended since the last call. An error that MPI
-  // reports for a message goes to `failure`.
+  // Appends the numbers of the messages that have ended since the last call. The
+  // reason why messages cannot go on goes to `failure`.
   virtual void test(std::vector<std::uint32_t>& ended, std::string& failure) = 0;
 
   // The next three functions wait for other ranks without a deadline. Their callers have a
   // deadline. host_ranks() returns the ranks of this host in order, including this rank. The result
-  // is empty if MPI cannot tell. Every rank calls host_ranks() at the same time, once.
+  // is empty if the connection cannot tell. Every rank calls host_ranks() at the same time, once.
   virtual std::vector<std::uint32_t> host_ranks() = 0;
   // Every rank of the host calls the next two functions at the same time. Requires: host_ranks()
   // has returned at least two ranks. Sends the first rank's data to all ranks of the host; returns
@@ -53,8 +56,8 @@ class MpiPort {
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The only symbol of the library. Returns null, with the reason in `why`, if MPI does not start.
-using OpenMpiPort = MpiPort* (*)(std::string& why);
+// The only symbol of MPI's library. Returns null, with the reason in `why`, if MPI does not start.
+using OpenMpiPort = MessagePort* (*)(std::string& why);
 inline constexpr const char* kOpenMpiPortSymbol = "sluice_open_mpi_port";
 
 }  // namespace sluice

@@ -1,0 +1,146 @@
+// The votes of a step: what all ranks do equally, and the norm of all ranks' gradients.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "engine/step/step_loop.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kNoUnit = kTraceNone;
+
+// A rank's values at one point of a step. The least and the most of each travel with the norm's
+// words, and all have to be equal. A value whose least or most decides, such as how far a rank has
+// fetched, is one more of them. All votes of a step have one form, so that ranks at different
+// points notice it.
+struct StepVote {
+  std::uint64_t learning_rate = 0;     // its bits
+  std::uint64_t gradient_divisor = 0;  // likewise
+  std::uint64_t group_rates = 0;       // a hash of them
+  std::uint64_t micro_batches = 0;
+  std::uint64_t order = 0;
+  std::uint64_t step = 0;
+  std::uint64_t use = 0;         // the next one
+  std::uint64_t unit = kNoUnit;  // that comes instead of the expected one; none: the step ends
+  std::uint64_t pass = 0;        // of that unit
+  std::uint64_t is_at_norm = 0;
+
+  static constexpr std::size_t kCount = 10;
+  std::array<RankRange, kCount> ranges() const {
+    return {RankRange(learning_rate), RankRange(gradient_divisor),
+            RankRange(group_rates),   RankRange(micro_batches),
+            RankRange(order),         RankRange(step),
+            RankRange(use),           RankRange(unit),
+            RankRange(pass),          RankRange(is_at_norm)};
+  }
+  std::string text(const Layout& layout) const {
+    const double divisor = std::bit_cast<double>(gradient_divisor);
+    std::string text = fmt::format("in step {} with learning rate {} and {} {} micro-batches",
+                                   step + 1, std::bit_cast<double>(learning_rate), micro_batches,
+                                   name_of(MicroBatchOrder{static_cast<std::uint8_t>(order)}));
+    if (divisor != static_cast<double>(micro_batches))
+      text += fmt::format(" divided by {}", divisor);
+    if (group_rates != 0) text += fmt::format(", groups' rates of hash {:x}", group_rates);
+    if (unit != kNoUnit) {
+      text += fmt::format(", with use {} of unit \"{}\" ({})", use,
+                          layout.unit(UnitId{static_cast<std::uint32_t>(unit)}).name,
+                          name_of(Pass{static_cast<std::uint8_t>(pass)}));
+    } else {
+      text += fmt::format(", at the end of {} uses", use);
+    }
+    return text;
+  }
+  friend bool operator==(const StepVote&, const StepVote&) = default;
+};
+
+std::uint64_t hash_of(std::span<const double> values) {
+  std::uint64_t hash = 0;
+  for (const double value : values)
+    hash = std::rotl((hash ^ std::bit_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15u, 29);
+  return hash;
+}
+
+// All ranks have seen that one differs; this says which.
+[[noreturn]] void fail_unequal(Ranks& ranks, const Layout& layout, const StepVote& own) {
+  const std::vector<std::byte> all =
+      ranks.exchange(std::as_bytes(std::span(&own, 1)), "the options of the step");
+  StepVote vote = own;
+  std::uint32_t rank = 0;
+  for (; rank < ranks.count() && vote == own; ++rank)
+    std::memcpy(&vote, all.data() + rank * sizeof vote, sizeof vote);
+  throw Error(ErrorCode::kRanks,
+              fmt::format("rank {} is {}, rank {} {}; all must take equal steps", rank - 1,
+                          vote.text(layout), ranks.rank(), own.text(layout)));
+}
+
+// Adds `words` over the ranks, and replaces `most` by the largest of all.
+void vote(Ranks& ranks, const Layout& layout, const StepVote& own, NormAccumulator::Words& words,
+          std::uint64_t& most, std::string_view subject) {
+  std::array<RankRange, StepVote::kCount + 1> ranges;
+  const auto equal = std::span(ranges).first(StepVote::kCount);
+  std::ranges::copy(own.ranges(), equal.begin());
+  ranges.back() = RankRange(most);
+  ranks.all_reduce(words, ranges, subject);
+  most = ranges.back().most;
+  if (!std::ranges::all_of(equal, &RankRange::is_equal)) fail_unequal(ranks, layout, own);
+}
+
+StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t use) {
+  return {.learning_rate = std::bit_cast<std::uint64_t>(options.learning_rate),
+          .gradient_divisor = std::bit_cast<std::uint64_t>(
+              options.gradient_divisor.value_or(options.micro_batches)),
+          .group_rates = hash_of(options.group_learning_rates),
+          .micro_batches = options.micro_batches,
+          .order = static_cast<std::uint64_t>(options.order),
+          .step = step,
+          .use = use};
+}
+
+}  // namespace
+
+// The norm over all ranks. All ranks derive the same decisions from it.
+NormAccumulator StepLoop::agree() {
+  if (!ranks_.are_several()) return drain_.norm();
+  StepVote own = vote_of(options_, step_, course_.next());
+  own.is_at_norm = 1;
+  NormAccumulator::Words words{};
+  if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
+  std::uint64_t none = 0;
+  vote(ranks_, layout_, own, words, none, "the gradient norm");
+  if (commits_) scheduler_.run([this] { commits_->count_for_all(); });
+  return NormAccumulator::of_words(words);
+}
+
+// How far a rank has fetched ahead depends on its timing. Where each fetch is a gather, all fetch
+// as far as the one that is the farthest.
+WindowProgress StepLoop::halt_fetches(std::optional<UnitId> unit, Pass pass) {
+  WindowProgress progress;
+  scheduler_.run([&] {
+    prefetcher_.stop();
+    progress = prefetcher_.progress(course_.next());
+  });
+  if (ranks_.are_several()) {
+    // The options of a step say nothing about an inference.
+    StepVote own =
+        vote_of(course_.is_inference() ? StepOptions() : options_, step_, course_.next());
+    if (unit) own.unit = index_of(*unit);
+    own.pass = static_cast<std::uint64_t>(pass);
+    NormAccumulator::Words none{};
+    std::uint64_t fetched = progress.fetched + (progress.is_partly_fetched ? 1 : 0);
+    vote(ranks_, layout_, own, none, fetched, "a change of the schedule");
+    if (ranks_.shard_parameters())
+      scheduler_.run([&] { prefetcher_.fetch_up_to(static_cast<std::uint32_t>(fetched)); });
+  }
+  failure_.await([&] {
+    progress = prefetcher_.progress(course_.next());
+    return prefetcher_.has_stopped();
+  });
+  return progress;
+}
+
+}  // namespace sluice

@@ -1,0 +1,54 @@
+// Collectives between processes on hosts. Ranks of one host share memory and read each other's
+// memory (gpu/ranks/host_exchange.h). Ranks of different hosts exchange messages, over MPI
+// (gpu/ranks/mpi_collectives.h) or over sockets (gpu/ranks/socket_collectives.h). Pieces of data go
+// directly from each rank to each other rank. In a reduction, the rank that receives the pieces
+// adds them in rank order. Such a reduction is several times faster than MPI_Reduce_scatter, and
+// the bits do not depend on how data is divided or routed.
+//
+// Thread rule: as Collectives; the thread that owns the collectives also uses the MessageWorld.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu/ranks/host_collectives.h"
+
+namespace sluice {
+
+struct Connection;
+class MessageThread;
+
+class MessageWorld {
+ public:
+  // Opens `connection`.
+  // Fails with: what the connection's function throws; kRanks when it waits for other ranks longer
+  // than the timeout. Then it is still waiting, so the process has to end.
+  MessageWorld(const HostCollectivesOptions& options, Connection connection);
+  // As leave(), but waits no longer than the timeout, and does not throw.
+  ~MessageWorld();
+
+  // Ends the connection of this process. Where the connection needs that, waits for the other
+  // ranks, unless something has failed. No other call may follow. Fails with: kRanks, as the
+  // constructor.
+  void leave();
+
+  std::uint32_t rank() const;
+  std::uint32_t rank_count() const;
+  std::string version() const;
+  // The number of other ranks whose memory this rank reads. These are the other ranks of this host;
+  // 0 if the system refuses.
+  std::uint32_t neighbor_count() const;
+  // Ends every process of the run, or this one, where its end is the launcher's to notice. Returns
+  // if that fails within the timeout, or if leave() was called before.
+  void abort() noexcept;
+
+  // Makes the collectives over all ranks. Called once. `device` and this world must outlive the
+  // collectives.
+  std::unique_ptr<Collectives> join(HostDevice& device);
+
+ private:
+  HostCollectivesOptions options_;
+  std::unique_ptr<MessageThread> messages_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,22 @@
+// Collectives between processes that the program itself brings together (gpu/ranks/socket_port.h).
+//
+// Thread rule: as MessageWorld.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "gpu/ranks/message_collectives.h"
+#include "gpu/ranks/socket_port.h"
+
+namespace sluice {
+
+class SocketWorld : public MessageWorld {
+ public:
+  // Connects the rank of `door` to all others. A process can have several worlds.
+  // Fails with: as connect_ranks(), and kRanks as MessageWorld.
+  SocketWorld(const HostCollectivesOptions& options, const SocketDoor& door,
+              std::span<const std::string> endpoints);
+};
+
+}  // namespace sluice

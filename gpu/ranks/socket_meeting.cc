@@ -1,0 +1,294 @@
+#include "gpu/ranks/socket_meeting.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr const char* kFormat = "sluice1";
+constexpr std::size_t kSecretDigits = 32;
+// Connections that do not say who they are; more of them wait in the system.
+constexpr std::size_t kUnknownMax = 64;
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+// Numbers alone: no name is looked up.
+Addresses addresses_of(const std::string& address, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const std::string service = std::to_string(port);
+  if (::getaddrinfo(address.c_str(), service.c_str(), &hints, &found) != 0) found = nullptr;
+  return {found, &::freeaddrinfo};
+}
+
+std::string random_digits() {
+  std::array<std::uint8_t, kSecretDigits / 2> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    throw Error(ErrorCode::kUnsupported, "the system gives no random numbers");
+  std::string digits;
+  for (const std::uint8_t byte : bytes) digits += fmt::format("{:02x}", byte);
+  return digits;
+}
+
+// Containers of one machine may number their processes apart.
+std::string host_name() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> processes{};
+  if (boot.empty() || ::readlink("/proc/self/ns/pid", processes.data(), processes.size() - 1) < 0)
+    return random_digits();
+  return boot + "/" + processes.data();
+}
+
+// The first message on a new connection, in each direction. `secret` is the receiver's.
+struct Hello {
+  std::array<char, 8> format{};
+  std::uint32_t rank = 0;
+  std::uint32_t rank_count = 0;
+  std::array<char, kSecretDigits> secret{};
+
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+Hello hello(const SocketEndpoint& from, const SocketEndpoint& to) {
+  Hello made{.format = {}, .rank = from.rank, .rank_count = from.rank_count, .secret = {}};
+  std::strncpy(made.format.data(), kFormat, made.format.size());
+  std::ranges::copy(to.secret, made.secret.begin());
+  return made;
+}
+
+void say(int socket, const Hello& hello) {
+  (void)::send(socket, &hello, sizeof hello, MSG_NOSIGNAL);  // the other side notices what is lost
+}
+
+// A connection on which the other side has not said everything yet.
+struct Unknown {
+  UniqueFd socket;
+  std::array<std::byte, sizeof(Hello)> heard{};
+  std::size_t heard_bytes = 0;
+  bool is_over = false;
+
+  // Returns whether all has been heard.
+  bool hear() {
+    const ssize_t count =
+        ::recv(socket.get(), heard.data() + heard_bytes, heard.size() - heard_bytes, MSG_DONTWAIT);
+    if (count > 0) heard_bytes += static_cast<std::size_t>(count);
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) is_over = true;
+    return heard_bytes == heard.size();
+  }
+  Hello said() const {
+    Hello hello;
+    std::memcpy(&hello, heard.data(), sizeof hello);
+    return hello;
+  }
+};
+
+class Meeting {
+ public:
+  Meeting(const SocketDoor& door, std::span<const SocketEndpoint> endpoints, double timeout_s)
+      : door_(door),
+        own_(door.endpoint()),
+        endpoints_(endpoints),
+        timeout_s_(timeout_s),
+        end_(steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
+                                       std::chrono::duration<double>(timeout_s))),
+        called_(own_.rank),
+        sockets_(own_.rank_count) {}
+
+  std::vector<UniqueFd> run() {
+    while (!is_complete()) {
+      for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
+        if (!sockets_[rank] && !called_[rank].socket) call(rank);
+      await_news();
+      for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
+        if (!sockets_[rank] && called_[rank].socket) hear_called(rank);
+      let_in();
+      for (Unknown& caller : callers_) hear_caller(caller);
+      std::erase_if(callers_, [](const Unknown& caller) { return caller.is_over; });
+    }
+    for (const UniqueFd& socket : sockets_) {
+      const int on = 1;
+      if (socket) (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    }
+    return std::move(sockets_);
+  }
+
+ private:
+  bool is_complete() const {
+    for (std::uint32_t rank = 0; rank < own_.rank_count; ++rank)
+      if (rank != own_.rank && !sockets_[rank]) return false;
+    return true;
+  }
+
+  // A rank whose door is open is reached at once, or within the system's own attempts.
+  void call(std::uint32_t rank) {
+    const SocketEndpoint& to = endpoints_[rank];
+    const Addresses found = addresses_of(to.address, to.port);
+    if (found == nullptr) return;
+    UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket) return;
+    // The system may try for minutes.
+    const auto left = std::chrono::ceil<std::chrono::seconds>(end_ - steady_clock::now());
+    const timeval limit{.tv_sec = std::max<std::int64_t>(1, left.count()), .tv_usec = 0};
+    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) return;
+    say(socket.get(), hello(own_, to));
+    called_[rank] = Unknown{.socket = std::move(socket)};
+  }
+
+  void hear_called(std::uint32_t rank) {
+    Unknown& called = called_[rank];
+    if (called.hear() && called.said() == hello(endpoints_[rank], own_)) {
+      sockets_[rank] = std::move(called.socket);
+    } else if (called.is_over || called.heard_bytes == called.heard.size()) {
+      called = Unknown();  // another process, or a door that has closed: call again
+    }
+  }
+
+  void let_in() {
+    while (callers_.size() < kUnknownMax) {
+      UniqueFd socket(::accept4(door_.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) return;
+      callers_.push_back({.socket = std::move(socket)});
+    }
+  }
+
+  void hear_caller(Unknown& caller) {
+    if (!caller.hear()) return;
+    caller.is_over = true;
+    const std::uint32_t rank = caller.said().rank;
+    if (rank <= own_.rank || rank >= own_.rank_count || sockets_[rank]) return;
+    if (caller.said() != hello(endpoints_[rank], own_)) return;  // a stranger
+    say(caller.socket.get(), hello(own_, endpoints_[rank]));
+    sockets_[rank] = std::move(caller.socket);
+  }
+
+  void await_news() {
+    if (steady_clock::now() >= end_) fail();
+    std::vector<pollfd> sockets{{.fd = door_.socket(), .events = POLLIN, .revents = 0}};
+    for (const Unknown& called : called_)
+      if (called.socket)
+        sockets.push_back({.fd = called.socket.get(), .events = POLLIN, .revents = 0});
+    for (const Unknown& caller : callers_)
+      sockets.push_back({.fd = caller.socket.get(), .events = POLLIN, .revents = 0});
+    constexpr int kPauseMs = 50;  // then calls that were refused are tried again
+    (void)::poll(sockets.data(), sockets.size(), kPauseMs);
+  }
+
+  [[noreturn]] void fail() const {
+    std::vector<std::string> missing;
+    for (std::uint32_t rank = 0; rank < own_.rank_count; ++rank)
+      if (rank != own_.rank && !sockets_[rank])
+        missing.push_back(fmt::format("rank {} ({})", rank, endpoints_[rank].address));
+    throw Error(ErrorCode::kRanks,
+                fmt::format("rank {} ({}) has waited {} s for a connection with {}; it may have "
+                            "failed or be stopped, its address may be out of reach, or a firewall "
+                            "may be between; if it is only late, raise sharding.timeout",
+                            own_.rank, own_.address, timeout_s_, fmt::join(missing, ", ")));
+  }
+
+  const SocketDoor& door_;
+  const SocketEndpoint& own_;
+  const std::span<const SocketEndpoint> endpoints_;
+  const double timeout_s_;
+  const steady_clock::time_point end_;
+  std::vector<Unknown> called_;  // by rank: those before this one, that have not answered yet
+  std::vector<Unknown> callers_;
+  std::vector<UniqueFd> sockets_;  // by rank
+};
+
+SocketEndpoint parse_endpoint(const std::string& text, std::uint32_t rank,
+                              std::uint32_t rank_count) {
+  SocketEndpoint endpoint;
+  std::string format;
+  std::istringstream words(text);
+  words >> format >> endpoint.rank >> endpoint.rank_count >> endpoint.address >> endpoint.port >>
+      endpoint.secret >> endpoint.host;
+  if (!words || format != kFormat || endpoint.rank != rank || endpoint.rank_count != rank_count ||
+      endpoint.secret.size() != kSecretDigits)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the text number {} of {} is not the endpoint of rank {}; give every "
+                            "rank's own text, by rank",
+                            rank, rank_count, rank));
+  return endpoint;
+}
+
+}  // namespace
+
+std::string SocketEndpoint::text() const {
+  return fmt::format("{} {} {} {} {} {} {}", kFormat, rank, rank_count, address, port, secret,
+                     host);
+}
+
+SocketDoor::SocketDoor(const std::string& address, std::uint32_t rank, std::uint32_t rank_count)
+    : endpoint_{.rank = rank,
+                .rank_count = rank_count,
+                .address = address,
+                .port = 0,
+                .secret = random_digits(),
+                .host = host_name()} {
+  if (rank >= rank_count)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} does not exist among {} ranks", rank, rank_count));
+  const Addresses found = addresses_of(address, 0);
+  if (found == nullptr)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("\"{}\" is no IP address; give one of this host, such as 127.0.0.1 if "
+                            "all ranks are on it",
+                            address));
+  socket_ = UniqueFd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (!socket_ || ::bind(socket_.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      ::listen(socket_.get(), SOMAXCONN) != 0 ||
+      ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("rank {} cannot listen at {}: {}", rank, address, errno_text(errno)));
+  endpoint_.port =
+      ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                        : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+}
+
+std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
+                                            std::span<const std::string> texts) {
+  const std::uint32_t rank_count = door.endpoint().rank_count;
+  if (texts.size() != rank_count)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("there are {} ranks, but {} endpoints", rank_count, texts.size()));
+  std::vector<SocketEndpoint> endpoints;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank)
+    endpoints.push_back(parse_endpoint(texts[rank], rank, rank_count));
+  return endpoints;
+}
+
+std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
+                           double timeout_s) {
+  return Meeting(door, endpoints, timeout_s).run();
+}
+
+}  // namespace sluice

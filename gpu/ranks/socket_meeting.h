@@ -1,0 +1,24 @@
+// The meeting of ranks over sockets: every rank connects to the ranks before it, and lets in the
+// ranks behind it. Both sides prove that they know each other's secret.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpu/ranks/socket_port.h"
+
+namespace sluice {
+
+// Fails with: kInvalidArgument.
+std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
+                                            std::span<const std::string> texts);
+
+// Returns a connected socket for each other rank, by rank; none for the rank itself.
+// Fails with: kRanks.
+std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
+                           double timeout_s);
+
+}  // namespace sluice

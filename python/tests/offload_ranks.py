@@ -1,0 +1,232 @@
+"""The program of test_offload_ranks.py: one rank of offload(), started by torchrun or mpirun.
+usage: offload_ranks.py FOLDER CASE..."""
+
+import copy
+import json
+import os
+import pathlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import sluice_offload as sluice
+from conftest import Block, adamw, batch, tiny, worst
+from sluice_offload.engine import complete_config, plan
+from sluice_offload.processes import find_world
+from sluice_offload.units import find_units
+
+RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+SIZE = 2
+ROWS = 4
+
+
+def config_of(folder, stage, **storage):
+    """Stages 1 and 2 keep all parameters in device memory."""
+    return {"placement": {"parameters": "nvme" if stage == 3 else "device", "optimizer": "nvme"},
+            "memory": {"device": "400KiB" if stage == 3 else "2MiB", "host": "4MiB"},
+            "sharding": {"stage": stage, "timeout": 30, "keep_gathered": "0"},
+            "optimizer": {"learning_rate": 1e-3, "clip_norm": 1.0, "weight_decay": 0.01, "beta2": 0.999,
+                          "overlap": "serial"},
+            "storage": {"paths": [str(folder)], "block_elements": 4096, **storage}, "run": {"threads": 1}}
+
+
+def halves(micro):
+    """The double batch, and this rank's half."""
+    tokens, labels = batch(micro, rows=SIZE * ROWS)
+    own = slice(RANK * ROWS, (RANK + 1) * ROWS)
+    return (tokens, labels), (tokens[own], labels[own])
+
+
+def train(model, optimizer, first, steps, micro_batches=1):
+    """This rank's losses, and the norms of all."""
+    losses, norms = [], []
+    for step in range(first, first + steps):
+        for micro in range(micro_batches):
+            loss = model(*halves(step * micro_batches + micro)[1]) / micro_batches
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.gradient_norm)
+    return losses, norms
+
+
+def train_double(model, optimizer, first, steps, micro_batches=1):
+    """The same by torch in one process: the losses of this rank's half, and the norms."""
+    losses, norms = [], []
+    for step in range(first, first + steps):
+        for micro in range(micro_batches):
+            both, own = halves(step * micro_batches + micro)
+            with torch.no_grad():
+                losses.append(model(*own).item() / micro_batches)
+            (model(*both) / micro_batches).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms
+
+
+def same_weights(model, reference, start):
+    """As far apart as two orders of addition are: 1e-5 of the way."""
+    moved = different = 0.0
+    state = model.state_dict()
+    for name, value in reference.state_dict().items():
+        if "in_proj_bias" in name:  # the keys' bias cancels in the softmax
+            continue
+        different += (state[name] - value).double().square().sum().item()
+        moved += (value - start[name]).double().square().sum().item()
+    assert different ** 0.5 <= 1e-5 * moved ** 0.5, (different, moved)
+
+
+def case_stages(folder):
+    """Two ranks give what one rank of the double batch gives. Each writes the optimizer's state of its half."""
+    for stage in (1, 2, 3):
+        reference = tiny()
+        start = copy.deepcopy(reference.state_dict())
+        theirs = adamw(reference, config_of(folder, stage))
+        model = tiny()
+        optimizer = sluice.offload(model, config_of(folder, stage), units=[Block])
+        engine = optimizer._engine
+        found = find_units(tiny(), [Block])
+        alone = plan(complete_config(config_of(folder, stage), found), found)
+        losses, norms = train(model, optimizer, 0, 3)
+        assert optimizer.report.schedule_changes == 0  # learned in the first step, by both
+        moved = (optimizer.report.nvme_read_bytes, optimizer.report.nvme_write_bytes)
+        assert moved == engine.predicted_traffic() and 0 < moved[1] <= 0.52 * alone["nvme_write_bytes"], (moved, alone)
+        assert sum(engine.world.exchange(moved[1])) >= alone["nvme_write_bytes"]
+        expected, expected_norms = train_double(reference, theirs, 0, 3)
+        for step in (3, 5):  # accumulation
+            more, more_norms = train(model, optimizer, step, 2, micro_batches=2)
+            theirs_more, theirs_norms = train_double(reference, theirs, step, 2, micro_batches=2)
+            losses, norms = losses + more, norms + more_norms
+            expected, expected_norms = expected + theirs_more, expected_norms + theirs_norms
+            assert optimizer.report.schedule_changes == 0
+        assert worst(losses, expected) <= 2e-6, (losses, expected)
+        assert worst(norms, expected_norms) <= 2e-6, (norms, expected_norms)
+        model.eval()
+        with torch.no_grad():
+            seen = model(halves(99)[1][0])
+            assert torch.allclose(seen, reference(halves(99)[1][0]), rtol=0, atol=2e-5)
+            with torch.no_grad():
+                model.blocks[0](torch.zeros(1, 2, 32))  # an evaluation that uses a part of the model
+        model.train()
+        same_weights(model, reference, start)
+        with sluice.gathered(model, model.norm):
+            assert torch.equal(model.norm.weight, model.state_dict()["norm.weight"])
+        optimizer.close()
+
+
+def case_resuming(folder):
+    """Checkpoints, also into another stage, and a durable store."""
+    store = folder / "run"
+    for stage in (3, 1):
+        model = tiny()
+        optimizer = sluice.offload(model, config_of(folder, stage), units=[Block])
+        train(model, optimizer, 0, 2)
+        optimizer.save(store / str(stage), application="two")
+        expected = train(model, optimizer, 2, 2)
+        optimizer.close()
+        for other in (stage, 2):
+            again = tiny(seed=5)
+            resumed = sluice.offload(again, config_of(folder, other), units=[Block], restore=store / str(stage) / "latest")
+            assert resumed.application == "two"
+            assert train(again, resumed, 2, 2) == expected
+            resumed.close()
+    config = config_of(folder, 3, state={"name": "durable"})
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block], resume=True)
+    assert optimizer.resumed_step is None
+    whole = train(model, optimizer, 0, 2)[0]
+    optimizer.close()
+    model = tiny(seed=7)
+    optimizer = sluice.offload(model, config, units=[Block], resume=True)
+    assert optimizer.resumed_step == 2
+    whole += train(model, optimizer, 2, 2)[0]
+    optimizer.close()
+    model = tiny()
+    optimizer = sluice.offload(model, config_of(folder, 3), units=[Block])
+    assert train(model, optimizer, 0, 4)[0] == whole
+    optimizer.close()
+
+
+def case_initialize(folder):
+    """DeepSpeed's config counts the ranks: 16 = 4 sequences x 2 micro-batches x 2 ranks."""
+    nvme = {"device": "nvme", "nvme_path": str(folder)}
+    deepspeed = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
+                 "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
+                 "zero_optimization": {"stage": 3, "offload_optimizer": nvme, "offload_param": nvme}}
+    data = torch.utils.data.TensorDataset(torch.arange(40))
+    engine, optimizer, loader, _ = sluice.initialize(model=tiny(), config=deepspeed, units=[Block], training_data=data)
+    assert (engine.gradient_accumulation_steps(), engine.train_batch_size(), engine.world_size) == (2, 16, 2)
+    assert (engine.global_rank, engine.local_rank) == (RANK, RANK)
+    assert len(loader) == 5
+    losses = []
+    for micro in range(4):
+        losses.append(engine.backward(engine(*halves(micro)[1])).item())
+        engine.step()
+    assert engine.global_samples == 32
+    engine.save_checkpoint(folder / "engine", client_state={"epoch": 1})
+    path, client = engine.load_checkpoint(folder / "engine")
+    assert path.endswith("global_step2") and client == {"epoch": 1}
+    for micro in (4, 5):
+        engine.backward(engine(*halves(micro)[1]))
+        engine.step()
+    assert (engine.global_steps, engine.global_samples) == (3, 48)
+    engine.destroy()
+
+
+def case_refusals(folder):
+    def refused(error, words, call):
+        try:
+            call()
+        except error as failure:
+            assert words in str(failure), failure
+        else:
+            raise AssertionError(words)
+
+    refused(sluice.ArgumentError, "has other values on rank 1 than on rank 0; build the model behind the same",
+            lambda: sluice.offload(tiny(seed=RANK), config_of(folder, 3), units=[Block]))
+    other = config_of(folder, 3)
+    other["optimizer"]["beta2"] = 0.9 + 0.01 * RANK
+    refused(sluice.RanksError, "differs between rank 0 and rank 1", lambda: sluice.offload(tiny(), other, units=[Block]))
+    late = config_of(folder, 3)
+    late["sharding"]["timeout"] = 1
+    model = tiny()
+    optimizer = sluice.offload(model, late, units=[Block])
+    train(model, optimizer, 0, 1)
+    if not dist.is_initialized():
+        refused(sluice.ArgumentError, "offload() trains on several processes by itself",
+                lambda: torch.nn.parallel.DistributedDataParallel(model))
+    begin = time.monotonic()
+    if RANK == 1:
+        time.sleep(3)  # too late
+
+    def waits_for_the_other():
+        train(model, optimizer, 1, 1)
+        optimizer._engine.drain()
+    if RANK == 0:
+        refused(sluice.RanksError, "rank 1 has not answered rank 0 in", waits_for_the_other)
+        assert time.monotonic() - begin < 20
+    optimizer._engine.destroy()
+
+
+def case_torch(folder):
+    """The program's own process group brings the ranks together."""
+    dist.init_process_group("gloo")
+    case_resuming(folder)
+    dist.destroy_process_group()
+
+
+def main():
+    torch.set_num_threads(1)
+    folder = pathlib.Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        own = folder / name
+        os.makedirs(own, exist_ok=True)
+        globals()[f"case_{name}"](own)
+        print(f"passed: {name} on rank {RANK}", flush=True)
+
+
+main()

@@ -1,0 +1,178 @@
+// Ranks behind the C interface, as threads that each make a handle of their own.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <thread>
+
+#include "tests/capi/capi_support.h"
+
+namespace sluice::test {
+namespace {
+
+class CApiRanks : public CApi {
+ protected:
+  static constexpr std::uint32_t kRanks = 2;
+
+  ~CApiRanks() override {
+    sluice_ranks_destroy(ranks_[0]);
+    sluice_ranks_destroy(ranks_[1]);
+  }
+
+  void open_doors() {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ASSERT_EQ(sluice_ranks_create("127.0.0.1", rank, kRanks, &ranks_[rank]), SLUICE_OK)
+          << sluice_last_error();
+      ASSERT_EQ(sluice_ranks_endpoint(ranks_[rank], &endpoints_[rank]), SLUICE_OK);
+    }
+  }
+
+  template <class Body>
+  static void on_every_rank(const Body& body) {
+    std::thread other([&] { body(1u); });
+    body(0u);
+    other.join();
+  }
+
+  void connect() {
+    open_doors();
+    on_every_rank([&](std::uint32_t rank) {
+      EXPECT_EQ(sluice_ranks_connect(ranks_[rank], config().c_str(), endpoints_.data()), SLUICE_OK)
+          << sluice_last_error();
+    });
+  }
+
+  std::array<sluice_ranks*, kRanks> ranks_{};
+  std::array<const char*, kRanks> endpoints_{};
+};
+
+// A rank of the training, with calls of its own.
+struct RankOfEngine : CApi {
+  RankOfEngine(const std::string& config, const sluice_model& model, sluice_ranks* ranks) {
+    EXPECT_EQ(sluice_engine_create_ranked(config.c_str(), &model, ranks, &engine_), SLUICE_OK)
+        << sluice_last_error();
+    EXPECT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
+  }
+  std::vector<float> train(float factor) {
+    for (int step = 0; step < 3; ++step) {
+      const sluice_step_options options{.learning_rate = 1e-2,
+                                        .gradient_divisor = 0,
+                                        .group_learning_rates = nullptr,
+                                        .group_count = 0,
+                                        .micro_batches = 1};
+      EXPECT_EQ(sluice_begin_step(engine_, &options), SLUICE_OK) << sluice_last_error();
+      walk(factor);
+      sluice_step_report report{};
+      EXPECT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK) << sluice_last_error();
+    }
+    std::vector<float> values = master(0, 5000);
+    EXPECT_EQ(sluice_close(engine_), SLUICE_OK) << sluice_last_error();
+    return values;
+  }
+  void TestBody() override {}
+};
+
+// Gradients of 1 and 3 times the parameters have the mean of one rank with 2 times.
+TEST_F(CApiRanks, TrainTogether) {
+  connect();
+  std::array<std::vector<float>, kRanks> trained;
+  on_every_rank([&](std::uint32_t rank) {
+    RankOfEngine engine(config(), model(), ranks_[rank]);
+    trained[rank] = engine.train(rank == 0 ? 1.0f : 3.0f);
+  });
+  make();
+  std::vector<float> expected;
+  for (int step = 0; step < 3; ++step) {
+    const sluice_step_options options{.learning_rate = 1e-2,
+                                      .gradient_divisor = 0,
+                                      .group_learning_rates = nullptr,
+                                      .group_count = 0,
+                                      .micro_batches = 1};
+    ASSERT_EQ(sluice_begin_step(engine_, &options), SLUICE_OK);
+    walk(2);
+    sluice_step_report report{};
+    ASSERT_EQ(sluice_finish_step(engine_, nullptr, &report), SLUICE_OK);
+  }
+  expected = master(0, 5000);
+  for (const std::vector<float>& values : trained)
+    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], 2e-6) << i;
+  EXPECT_EQ(trained[0], trained[1]);
+}
+
+TEST_F(CApiRanks, EachHandleHasOneConnectionAndOneEngine) {
+  open_doors();
+  const sluice_model made = model();
+  EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[0], &engine_),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(),
+               "sluice_engine_create_ranked: the ranks are not connected; call "
+               "sluice_ranks_connect()");
+  on_every_rank([&](std::uint32_t rank) {
+    ASSERT_EQ(sluice_ranks_connect(ranks_[rank], config().c_str(), endpoints_.data()), SLUICE_OK);
+    EXPECT_EQ(sluice_ranks_connect(ranks_[rank], config().c_str(), endpoints_.data()),
+              SLUICE_INVALID_ARGUMENT);
+    EXPECT_STREQ(sluice_last_error(), "sluice_ranks_connect: the ranks are connected already");
+    { const RankOfEngine engine(config(), made, ranks_[rank]); }
+    sluice_engine* second = nullptr;
+    EXPECT_EQ(sluice_engine_create_ranked(config().c_str(), &made, ranks_[rank], &second),
+              SLUICE_INVALID_ARGUMENT);
+    EXPECT_STREQ(sluice_last_error(),
+                 "sluice_engine_create_ranked: these ranks have had an engine; each engine needs "
+                 "its own");
+  });
+}
+
+TEST_F(CApiRanks, RanksThatDifferSaySo) {
+  connect();
+  const sluice_model made = model();
+  on_every_rank([&](std::uint32_t rank) {
+    const std::string own = config(rank == 0 ? "" : R"("beta2": 0.9)");
+    sluice_engine* engine = nullptr;
+    EXPECT_EQ(sluice_engine_create_ranked(own.c_str(), &made, ranks_[rank], &engine), SLUICE_RANKS);
+    EXPECT_NE(std::string(sluice_last_error()).find("differs between rank 0 and rank 1"),
+              std::string::npos)
+        << sluice_last_error();
+  });
+}
+
+TEST_F(CApiRanks, RankThatDoesNotCome) {
+  open_doors();
+  const std::string impatient = R"({"sharding": {"timeout": 0.3}})";
+  EXPECT_EQ(sluice_ranks_connect(ranks_[0], impatient.c_str(), endpoints_.data()), SLUICE_RANKS);
+  EXPECT_NE(std::string(sluice_last_error()).find("has waited 0.3 s for a connection with rank 1"),
+            std::string::npos)
+      << sluice_last_error();
+  on_every_rank([&](std::uint32_t rank) {
+    const std::string own = config().insert(1, R"("sharding": {"timeout": 0.5}, )");
+    EXPECT_EQ(sluice_ranks_connect(ranks_[rank], own.c_str(), endpoints_.data()), SLUICE_OK)
+        << sluice_last_error();
+    const sluice_model made = model();
+    sluice_engine* engine = nullptr;
+    if (rank == 1) return;  // never makes an engine
+    EXPECT_EQ(sluice_engine_create_ranked(own.c_str(), &made, ranks_[0], &engine), SLUICE_RANKS);
+    EXPECT_NE(std::string(sluice_last_error()).find("rank 1 has not answered rank 0"),
+              std::string::npos)
+        << sluice_last_error();
+  });
+}
+
+TEST_F(CApiRanks, WrongArgumentsAreRefused) {
+  sluice_ranks* ranks = nullptr;
+  EXPECT_EQ(sluice_ranks_create("127.0.0.1", 2, 2, &ranks), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_ranks_create("here", 0, 2, &ranks), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_ranks_create(nullptr, 0, 2, &ranks), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_ranks_create("127.0.0.1", 0, 2, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(ranks, nullptr);
+  EXPECT_EQ(sluice_ranks_endpoint(nullptr, endpoints_.data()), SLUICE_INVALID_ARGUMENT);
+  sluice_ranks_destroy(nullptr);
+  open_doors();
+  const std::array<const char*, 2> exchanged = {endpoints_[1], endpoints_[0]};
+  EXPECT_EQ(sluice_ranks_connect(ranks_[0], config().c_str(), exchanged.data()),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_ranks_connect(ranks_[0], config().c_str(), nullptr), SLUICE_INVALID_ARGUMENT);
+  const std::array<const char*, 2> missing = {endpoints_[0], nullptr};
+  EXPECT_EQ(sluice_ranks_connect(ranks_[0], config().c_str(), missing.data()),
+            SLUICE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace sluice::test

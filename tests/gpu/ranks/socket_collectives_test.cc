@@ -1,0 +1,237 @@
+// The contract of collectives over sockets, by threads with a connection each; messages between
+// ports; strangers, and ranks that do not come or go away.
+#include "gpu/ranks/socket_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/message_port.h"
+#include "tests/contract/collectives_contract.h"
+#include "tests/support/expect_error.h"
+
+namespace sluice {
+namespace {
+
+using test::expect_error;
+
+constexpr const char* kHere = "127.0.0.1";
+
+struct Doors {
+  explicit Doors(std::uint32_t count) {
+    for (std::uint32_t rank = 0; rank < count; ++rank) {
+      doors.push_back(std::make_unique<SocketDoor>(kHere, rank, count));
+      endpoints.push_back(doors.back()->endpoint().text());
+    }
+  }
+
+  std::vector<std::unique_ptr<SocketDoor>> doors;
+  std::vector<std::string> endpoints;
+};
+
+void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options,
+                 const RankBody& body) {
+  const Doors meeting(rank_count);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 256_MiB});
+      SocketWorld world(options, *meeting.doors[rank], meeting.endpoints);
+      EXPECT_EQ(world.neighbor_count(), rank_count - 1);
+      const auto collectives = world.join(*device);
+      EXPECT_EQ(collectives->name(), "sockets");
+      body(*collectives, *device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+CollectivesFactory factory(std::uint32_t ranks, RankPath path, const std::string& name) {
+  return {name, [ranks, path](const RankBody& body) {
+            run_threads(ranks, {.timeout_s = 60, .sum = sum_in_order, .path = path}, body);
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Sockets, CollectivesContract,
+                         testing::Values(factory(1, RankPath::kBest, "one"),
+                                         factory(2, RankPath::kBest, "two_best"),
+                                         factory(2, RankPath::kMessages, "two"),
+                                         factory(3, RankPath::kMessages, "three"),
+                                         factory(4, RankPath::kMessages, "four")),
+                         collectives_factory_name);
+
+std::vector<std::unique_ptr<MessagePort>> connected(std::uint32_t count) {
+  const Doors meeting(count);
+  std::vector<std::unique_ptr<MessagePort>> ports(count);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < count; ++rank)
+    threads.emplace_back(
+        [&, rank] { ports[rank] = connect_ranks(*meeting.doors[rank], meeting.endpoints, 20); });
+  for (std::thread& thread : threads) thread.join();
+  return ports;
+}
+
+// Moves the messages of all ports until `number` of `port` has ended. Returns its failure.
+std::string await(std::vector<std::unique_ptr<MessagePort>>& ports, std::size_t port,
+                  std::uint32_t number) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (std::chrono::steady_clock::now() < end) {
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+      if (ports[i] == nullptr) continue;
+      std::vector<std::uint32_t> ended;
+      std::string failure;
+      ports[i]->test(ended, failure);
+      if (i != port) continue;
+      if (!failure.empty()) return failure;
+      if (std::ranges::count(ended, number) != 0) return "";
+    }
+  }
+  return "it has not ended";
+}
+
+// Data goes only where it is waited for: the first message does not stand in the way of the second.
+TEST(SocketPort, MessagesOfOtherTagsPassOneThatNobodyWaitsFor) {
+  auto ports = connected(2);
+  std::vector<std::byte> large(64 << 20, std::byte{7});
+  std::byte small{9};
+  std::byte received{};
+  const std::uint32_t late = ports[0]->start_send(large.data(), large.size(), 1, 1);
+  (void)ports[0]->start_send(&small, 1, 1, 2);
+  EXPECT_EQ(await(ports, 1, ports[1]->start_receive(&received, 1, 0, 2)), "");
+  EXPECT_EQ(received, small);
+  std::vector<std::byte> target(large.size());
+  (void)ports[1]->start_receive(target.data(), target.size(), 0, 1);
+  EXPECT_EQ(await(ports, 0, late), "");
+}
+
+TEST(SocketPort, MessagesOfOneTagComeInOrder) {
+  auto ports = connected(2);
+  std::array<std::uint32_t, 100> sent{};
+  std::array<std::uint32_t, 100> received{};
+  std::iota(sent.begin(), sent.end(), 1);
+  std::uint32_t last = 0;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const auto receive = [&] {
+      last = ports[1]->start_receive(reinterpret_cast<std::byte*>(&received[i]), 4, 0, 3);
+    };
+    if (i % 2 == 0) receive();
+    (void)ports[0]->start_send(reinterpret_cast<const std::byte*>(&sent[i]), 4, 1, 3);
+    if (i % 2 != 0) receive();
+  }
+  EXPECT_EQ(await(ports, 1, last), "");
+  EXPECT_EQ(received, sent);
+}
+
+TEST(SocketPort, MessagesOfUnequalSizesAreAFailure) {
+  auto ports = connected(2);
+  std::array<std::byte, 8> data{};
+  (void)ports[1]->start_receive(data.data(), 8, 0, 3);
+  EXPECT_EQ(await(ports, 0, ports[0]->start_send(data.data(), 4, 1, 3)),
+            "rank 1 waits for 8 B from rank 0, which sends 4 B: the ranks disagree about the "
+            "sequence; start all with one config and model");
+}
+
+TEST(SocketPort, RankThatHasLeftIsNoFailureUnlessSomebodyWaitsForIt) {
+  auto ports = connected(3);
+  ports[2].reset();
+  std::byte data{};
+  (void)ports[1]->start_send(&data, 1, 0, 3);
+  EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 1, 3)), "");
+  EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 2, 3)),
+            "rank 2 has ended its connection, but rank 0 waits for it");
+}
+
+TEST(SocketPort, RankWhoseProcessEndsIsNamedAtOnce) {
+  const Doors meeting(2);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto port = connect_ranks(*meeting.doors[1], meeting.endpoints, 20);
+    ::_exit(0);
+  }
+  std::vector<std::unique_ptr<MessagePort>> ports;
+  ports.push_back(connect_ranks(*meeting.doors[0], meeting.endpoints, 20));
+  std::byte data{};
+  EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 1, 3)),
+            "rank 0 has lost its connection with rank 1; it has failed, or was killed");
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST(SocketMeeting, RankThatDoesNotComeIsNamed) {
+  const Doors meeting(3);
+  std::thread other([&] {
+    expect_error(ErrorCode::kRanks,
+                 [&] { (void)connect_ranks(*meeting.doors[2], meeting.endpoints, 0.5); });
+  });
+  const std::string message = expect_error(
+      ErrorCode::kRanks, [&] { (void)connect_ranks(*meeting.doors[0], meeting.endpoints, 0.5); });
+  other.join();
+  EXPECT_NE(message.find("rank 0 (127.0.0.1) has waited 0.5 s for a connection with rank 1 "
+                         "(127.0.0.1); it may have failed"),
+            std::string::npos)
+      << message;
+}
+
+// A stranger who comes first, says rubbish, says nothing, or does not know the secret.
+TEST(SocketMeeting, StrangersStayOutside) {
+  const Doors meeting(2);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(meeting.doors[0]->endpoint().port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<UniqueFd> strangers;
+  std::array<std::byte, 48> hello{};
+  std::memcpy(hello.data(), "sluice1", 7);
+  const std::uint32_t rank_and_count[] = {1, 2};
+  std::memcpy(hello.data() + 8, rank_and_count, sizeof rank_and_count);
+  for (const std::size_t said : {0, 7, 48}) {
+    strangers.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
+    ASSERT_EQ(
+        ::connect(strangers.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address),
+        0);
+    ASSERT_EQ(::send(strangers.back().get(), hello.data(), said, 0), static_cast<ssize_t>(said));
+  }
+  std::vector<std::unique_ptr<MessagePort>> ports(2);
+  std::thread other([&] { ports[1] = connect_ranks(*meeting.doors[1], meeting.endpoints, 20); });
+  ports[0] = connect_ranks(*meeting.doors[0], meeting.endpoints, 20);
+  other.join();
+  std::byte sent{5};
+  std::byte received{};
+  (void)ports[1]->start_send(&sent, 1, 0, 3);
+  EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&received, 1, 1, 3)), "");
+  EXPECT_EQ(received, sent);
+}
+
+TEST(SocketMeeting, EndpointsAreThoseOfTheRanks) {
+  const Doors meeting(2);
+  const auto refusal = [&](const std::vector<std::string>& endpoints) {
+    return expect_error(ErrorCode::kInvalidArgument,
+                        [&] { (void)connect_ranks(*meeting.doors[0], endpoints, 1); });
+  };
+  EXPECT_EQ(refusal({meeting.endpoints[0]}), "there are 2 ranks, but 1 endpoints");
+  const std::string wrong =
+      "the text number 1 of 2 is not the endpoint of rank 1; give every rank's own text, by rank";
+  EXPECT_EQ(refusal({meeting.endpoints[0], meeting.endpoints[0]}), wrong);
+  EXPECT_EQ(refusal({meeting.endpoints[0], ""}), wrong);
+  EXPECT_EQ(refusal({meeting.endpoints[0], Doors(3).endpoints[1]}), wrong);
+  EXPECT_NE(expect_error(ErrorCode::kInvalidArgument, [] { SocketDoor("example.org", 0, 2); })
+                .find("\"example.org\" is no IP address"),
+            std::string::npos);
+  EXPECT_EQ(expect_error(ErrorCode::kInvalidArgument, [] { SocketDoor(kHere, 2, 2); }),
+            "rank 2 does not exist among 2 ranks");
+  EXPECT_NE(expect_error(ErrorCode::kUnsupported, [] { SocketDoor("192.0.2.1", 0, 2); })
+                .find("rank 0 cannot listen at 192.0.2.1: "),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice
