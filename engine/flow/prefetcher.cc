@@ -31,6 +31,7 @@ Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const T
       ranks_(ranks),
       hooks_(std::move(hooks)),
       shard_event_(device),
+      gathered_event_(device),
       resident_since_ns_(layout.units().size()),
       gather_stream_(device, "gathers", StreamPriority::kHigh),
       copy_stream_(device, "copy up", StreamPriority::kHigh) {
@@ -46,6 +47,7 @@ void Prefetcher::begin(const Schedule& schedule, const WindowPlan& plan, std::ui
   for (std::uint32_t unit = 0; unit < resident_since_ns_.size(); ++unit)
     trace_eviction(unit, trace_now_ns());
   vacate(0, UINT64_MAX);
+  await_gathers();
   schedule_ = &schedule;
   plan_ = &plan;
   version_ = version;
@@ -74,6 +76,7 @@ void Prefetcher::fetch_up_to(std::uint32_t end) {
 
 void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::uint32_t acquired) {
   SLUICE_CHECK(is_stopped_ && idle(), "a schedule changes when nothing is under way");
+  await_gathers();
   schedule_ = &schedule;
   plan_ = &plan;
   next_use_ = ready_uses_ = acquired;
@@ -82,6 +85,14 @@ void Prefetcher::resume(const Schedule& schedule, const WindowPlan& plan, std::u
   stop_before_ = kNever;
   released_.resize(schedule.size());
   hooks_.on_change();
+}
+
+// Makes later copies wait for gathers of units that no use has waited for: those were fetched ahead
+// of a change, and have no lease whose end would open their place.
+void Prefetcher::await_gathers() {
+  if (!ranks_.shard_parameters()) return;
+  device_.record(gathered_event_.id(), gather_stream_.id());
+  device_.wait(copy_stream_.id(), gathered_event_.id());
 }
 
 void Prefetcher::release(std::uint32_t use) {

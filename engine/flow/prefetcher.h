@@ -131,6 +131,7 @@ class Prefetcher {
   void request_notice();
   void copied();
   void complete_unit(std::uint32_t use);
+  void await_gathers();
   void gather_from_home(std::uint32_t use);
   void gather(std::uint32_t use, const std::byte* source);
   void meter_copies();
@@ -151,6 +152,7 @@ class Prefetcher {
   std::vector<Event> ready_events_;    // by unit
   std::vector<Event> release_events_;  // by unit
   Event shard_event_;                  // after the last copy that a gather waits for
+  Event gathered_event_;               // after the gathers before a change of the schedule
   std::uint64_t gathered_bytes_ = 0;
   std::deque<BeginTime> gathers_begun_ns_;  // by use; stays where it is when it grows
 

@@ -1,7 +1,7 @@
 """The walk of a step through the model: torch's hooks acquire each unit before its module computes with it, forward and
 backward, and release it after; gradients go to the engine as they come.
 
-    model.forward        begins a step (or an inference, without gradients)
+    model.forward        begins a step (or an inference, without gradients and outside of a step)
     site.forward         acquire, compute, release
     outputs' gradients   the backward of the module begins: acquire
     parameter's gradient copied into the lease's gradient, `p.grad` becomes None
@@ -130,10 +130,7 @@ class Walk:
             self.abandon()  # a forward that raised is not a micro-batch
 
     def _begin(self, trains: bool) -> None:
-        if self.active is not None:
-            if not trains:
-                raise ArgumentError("an evaluation inside of a step: call optimizer.step(), or optimizer.zero_grad() to "
-                                    "abandon the step, before the model runs under torch.no_grad()")
+        if self.active is not None:  # an evaluation inside of a step uses its parameters, as one more forward pass
             return
         if trains:
             self.engine.begin_step(*self.rates())

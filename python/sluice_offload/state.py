@@ -3,7 +3,7 @@
 import contextlib
 import ctypes as C
 import json
-import mmap
+import math
 import os
 import struct
 import zlib
@@ -17,7 +17,8 @@ from .errors import ArgumentError, SluiceError
 from .storage import UnitStorage
 from .units import Member, Unit, Units
 
-_SAFETENSORS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+SAFETENSORS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64, "I64": torch.int64,
+               "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 
 
 def hook_state_dict(units: Units, engine: Engine) -> None:
@@ -52,14 +53,14 @@ class Gatherer:
     """Makes units readable outside of steps, from copies."""
 
     def __init__(self, units: Units, engine: Engine, storages: "list[UnitStorage]") -> None:
-        self._units, self._engine, self._storages = units, engine, storages
+        self.units, self._engine, self._storages = units, engine, storages
 
     def _wanted(self, what: "nn.Module | Iterable[torch.Tensor] | None") -> "list[Unit]":
         if what is None:
-            return self._units.units
+            return self.units.units
         parameters = what.parameters() if isinstance(what, nn.Module) else what
         ids = {id(parameter) for parameter in parameters}
-        return [unit for unit in self._units.units if any(
+        return [unit for unit in self.units.units if any(
             id(owner._parameters[attribute]) in ids for member in unit.members for owner, attribute in member.owners)]
 
     @contextlib.contextmanager
@@ -101,27 +102,40 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
     filled without ever being in memory as a whole."""
 
     def __init__(self, *paths: "str | os.PathLike[str]") -> None:
-        self._places: "dict[str, tuple[mmap.mmap, int, int, torch.dtype, Sequence[int]]]" = {}
+        self._places: "dict[str, tuple[str, int, int, torch.dtype, Sequence[int]]]" = {}
         for path in paths:
             self._add(path)
 
     def _add(self, path: "str | os.PathLike[str]") -> None:
-        with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        size = os.path.getsize(path)
         try:
-            length, = struct.unpack_from("<Q", mapped, 0)
-            header = json.loads(mapped[8:8 + length])
+            with open(path, "rb") as file:
+                length, = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(min(length, size)))
             for name, entry in header.items():
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
-                    self._places[name] = (mapped, 8 + length + begin, 8 + length + end, _SAFETENSORS[entry["dtype"]],
-                                          entry["shape"])
-        except (KeyError, ValueError, struct.error) as error:
-            raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of floating-point tensors: {error!r}") from error
+                    dtype, shape = SAFETENSORS[entry["dtype"]], [int(extent) for extent in entry["shape"]]
+                    if not 0 <= begin <= end <= size - 8 - length:
+                        raise ValueError(f"{name} lies beyond the end of the file")
+                    if math.prod(shape) * dtype.itemsize != end - begin:
+                        raise ValueError(f"{name} has {end - begin} bytes, which is not the size of {shape}")
+                    self._places[name] = (os.fspath(path), 8 + length + begin, 8 + length + end, dtype, shape)
+        except (KeyError, TypeError, ValueError, struct.error) as error:
+            raise ArgumentError(f"{os.fspath(path)} is not a safetensors file of tensors that torch has: {error!r}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        mapped, begin, end, dtype, shape = self._places[name]
-        return torch.frombuffer(bytearray(mapped[begin:end]), dtype=dtype).view(tuple(shape))
+        path, begin, end, dtype, shape = self._places[name]
+        values = torch.empty(tuple(shape), dtype=dtype)
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            view = memoryview((C.c_char * (end - begin)).from_address(values.data_ptr()) if end != begin else b"").cast("B")
+            while len(view) != 0:
+                count = file.readinto(view)
+                if not count:
+                    raise SluiceError(f"{path} has become shorter: {name} ends beyond its end")
+                view = view[count:]
+        return values
 
     def __iter__(self) -> "Iterator[str]":
         return iter(self._places)

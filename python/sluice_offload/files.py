@@ -1,0 +1,191 @@
+"""Models in safetensors files without ever having one in memory as a whole: saving an offloaded model tensor by tensor, and
+building one whose parameters come from files as the engine asks for them."""
+
+import contextlib
+import ctypes as C
+import json
+import os
+import pathlib
+import struct
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch import nn
+
+from .errors import ArgumentError
+from .state import SAFETENSORS, SafetensorsValues
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+
+
+def _entries(model: nn.Module) -> "list[Any]":
+    """Name, type, shape and a function that reads, for each tensor of the state_dict: tied ones once."""
+    offloaded = getattr(model, "_sluice", None)
+    if offloaded is None:
+        raise ArgumentError(f"this {type(model).__name__} is not offloaded; torch's own state_dict() has its parameters")
+    if offloaded.walk.active is not None:
+        raise ArgumentError("the parameters cannot be read in the middle of a step: do it behind optimizer.step(), or "
+                            "zero_grad() first, which abandons the step")
+    engine = offloaded.engine
+    found: "list[Any]" = []
+    for unit in offloaded.gatherer.units.units:
+        for member in unit.members:
+            found.append((member.name, engine.dtype, tuple(member.parameter.shape),
+                          lambda member=member: engine.read(member)))
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found.append((f"{prefix}.{name}" if prefix else name, buffer.dtype, tuple(buffer.shape),
+                              lambda buffer=buffer: buffer.detach().cpu()))
+    return found
+
+
+def named_values(model: nn.Module) -> "Iterator[tuple[str, torch.Tensor]]":
+    """The tensors of an offloaded model's state_dict with their names, each read when its turn comes: parameters in the order
+    of units, then buffers. A tied parameter comes once, with its first name. Between steps; with several ranks, on all of
+    them together."""
+    for name, _, _, read in _entries(model):
+        yield name, read()
+
+
+def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> "list[str]":
+    """Writes an offloaded model's state_dict into `folder`, as transformers names and reads it: model.safetensors, or several
+    files of at most `max_shard_bytes` with an index; a larger tensor has a file of its own. One tensor at a time is in memory.
+    Each file appears whole or not at all, and older ones of these names vanish at the end. With several ranks, all call it,
+    and rank 0 writes. Returns the files' paths."""
+    entries = _entries(model)
+    shards: "list[list[Any]]" = [[]]
+    size = 0
+    for entry in entries:
+        bytes_ = _bytes(entry)
+        if shards[-1] and size + bytes_ > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += bytes_
+    names = [_SINGLE] if len(shards) == 1 else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    world = model._sluice.engine.world  # type: ignore[union-attr]
+    target = pathlib.Path(folder)
+    if world is not None and world.rank != 0:
+        for entry in entries:
+            entry[3]()
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, shard in zip(names, shards):
+            _write(target / name, shard)
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": sum(_bytes(entry) for entry in entries)},
+                     "weight_map": {entry[0]: name for name, shard in zip(names, shards) for entry in shard}}
+            _replace(target / _INDEX, lambda file: file.write(json.dumps(index, indent=2).encode()))
+        for old in [*target.glob("model-*-of-*.safetensors"), target / _SINGLE, target / _INDEX]:
+            if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
+                old.unlink(missing_ok=True)
+    if world is not None:
+        world.exchange(None)  # no rank goes on before the files are there
+    return [str(target / name) for name in names]
+
+
+def _bytes(entry: Any) -> int:
+    _, dtype, shape, _ = entry
+    return int(torch.Size(shape).numel() * dtype.itemsize)
+
+
+def _write(path: pathlib.Path, entries: "list[Any]") -> None:
+    header: "dict[str, Any]" = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for entry in entries:
+        name, dtype, shape, _ = entry
+        if dtype not in _NAMES:
+            raise ArgumentError(f"{name} is of {dtype}, for which safetensors has no name")
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [at, at + _bytes(entry)]}
+        at += _bytes(entry)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: Any) -> None:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for entry in entries:
+            values = entry[3]().contiguous()
+            if values.numel() != 0:
+                file.write((C.c_char * values.nbytes).from_address(values.data_ptr()))
+    _replace(path, write)
+
+
+def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
+    made = path.with_name(path.name + ".new")
+    try:
+        with open(made, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> None:
+    """save_safetensors(), and the model's configuration as transformers' own save_pretrained() writes it, so that
+    from_pretrained() of either finds all."""
+    save_safetensors(model, folder, max_shard_bytes)
+    world = model._sluice.engine.world  # type: ignore[union-attr]
+    for part in ("config", "generation_config"):
+        settings = getattr(model, part, None)
+        if settings is not None and hasattr(settings, "save_pretrained") and (world is None or world.rank == 0):
+            settings.save_pretrained(folder)
+
+
+def open_safetensors(folder: "str | os.PathLike[str]") -> SafetensorsValues:
+    """The tensors of a folder as save_safetensors() and transformers write it, for offload(values=...)."""
+    root = pathlib.Path(folder)
+    if (root / _SINGLE).is_file():
+        return SafetensorsValues(root / _SINGLE)
+    if not (root / _INDEX).is_file():
+        raise ArgumentError(f"{root} has neither {_SINGLE} nor {_INDEX}")
+    with open(root / _INDEX, encoding="utf-8") as file:
+        names = sorted(set(json.load(file)["weight_map"].values()))
+    return SafetensorsValues(*[root / name for name in names])
+
+
+@contextlib.contextmanager
+def meta_parameters() -> "Iterator[None]":
+    """Modules that are made inside of it have their parameters on the meta device, where they take no memory, and their
+    buffers, which no file may have, on the CPU."""
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
+        original(self, name, param)
+        if param is not None and not param.is_meta:
+            self._parameters[name] = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def from_pretrained(kind: Any, folder: "str | os.PathLike[str]", **arguments: Any) -> "tuple[nn.Module, SafetensorsValues]":
+    """A model of transformers without its values, and the values for offload(model, ..., values=values). `kind`: a class of
+    models, or AutoModelForCausalLM and the like. `arguments` go to the configuration. Raises ArgumentError where a parameter
+    is not in the files by its own name."""
+    import transformers
+    config = transformers.AutoConfig.from_pretrained(folder, **arguments)
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if isinstance(dtype, torch.dtype) else before)
+    try:
+        with meta_parameters():
+            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    finally:
+        torch.set_default_dtype(before)
+    tie = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
+    values = open_safetensors(folder)
+    missing = [name for name, _ in model.named_parameters() if name not in values]
+    if missing:
+        raise ArgumentError(f"{os.fspath(folder)} has no {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}; "
+                            f"use {getattr(kind, '__name__', kind)}.from_pretrained(), which knows other names")
+    return model, values

@@ -1,0 +1,131 @@
+"""Models that go to files and come from files tensor by tensor, with memory metered."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import sluice_offload as sluice
+from conftest import Block, Tiny, batch, tiny
+
+
+class Counted(Tiny):
+    """With buffers: one that is saved, and one that is not."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("count", torch.tensor([3, 5]))
+        self.register_buffer("scale", torch.full((4,), 0.5), persistent=False)
+
+
+def counted(seed=0, **options):
+    torch.manual_seed(seed)
+    return Counted(**options)
+
+
+def peak_bytes(work):
+    """How much more memory the process had while `work` ran than before, at most."""
+    def read(name):
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+    before = read("VmRSS")
+    work()
+    return read("VmHWM") - before
+
+
+def same_values(values, state, tied="head.weight"):
+    assert set(values) == set(state) - {tied}
+    for name in values:
+        assert torch.equal(values[name], state[name]) and values[name].dtype == state[name].dtype, name
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 20000])
+def test_files_have_all_that_state_dict_has(config, tmp_path, shard_bytes):
+    model = counted()
+    expected = model.state_dict()
+    optimizer = sluice.offload(model, config, units=[Block])
+    folder = tmp_path / "saved"
+    sluice.save_safetensors(model, folder, shard_bytes // 2)  # an older save, in other files
+    paths = sluice.save_safetensors(model, folder, shard_bytes)
+    assert sorted(str(path) for path in folder.iterdir() if path.suffix == ".safetensors") == sorted(paths)
+    same_values(dict(sluice.named_values(model)), expected)
+    assert (len(paths) == 1) == (shard_bytes == 1 << 30) != (folder / "model.safetensors.index.json").exists()
+    values = sluice.open_safetensors(folder)
+    floating = {name: value for name, value in expected.items() if value.is_floating_point()}
+    same_values({name: values[name] for name in values if values[name].is_floating_point()}, floating)
+    assert torch.equal(values["count"], expected["count"])
+    with sluice.meta_parameters():
+        empty = counted(seed=4)
+    assert all(parameter.is_meta for parameter in empty.parameters()) and torch.equal(empty.scale, model.scale)
+    other = sluice.offload(empty, config, units=[Block], values=values)
+    with torch.no_grad():
+        assert torch.equal(empty(batch(0)[0]), model(batch(0)[0]))
+    other.close()
+    optimizer.close()
+
+
+def test_one_tensor_at_a_time_is_in_memory(config, tmp_path):
+    config["memory"] = {"device": "8MiB", "host": "16MiB"}
+    model = Tiny(width=512, layers=20, vocabulary=64, block=Wide)
+    model_bytes = sum(p.numel() * 4 for p in model.parameters())
+    largest = max(p.numel() * 4 for p in model.parameters())
+    assert model_bytes > 12 * largest
+    optimizer = sluice.offload(model, config, units=[Wide])
+    folder = tmp_path / "saved"
+    sluice.save_safetensors(model, folder)  # what torch and libraries allocate once
+    slack = 6 << 20
+    assert peak_bytes(lambda: sluice.save_safetensors(model, folder)) <= 2 * largest + slack
+    assert peak_bytes(model.state_dict) >= 0.5 * model_bytes  # which is why
+    optimizer.close()
+    made = []
+
+    def load():
+        with sluice.meta_parameters():
+            empty = Tiny(width=512, layers=20, vocabulary=64, block=Wide)
+        made.append(sluice.offload(empty, config, units=[Wide], values=sluice.open_safetensors(folder)))
+    assert peak_bytes(load) <= (8 << 20) + (16 << 20) + 3 * largest + slack < 0.8 * model_bytes
+    made[0].close()
+
+
+class Wide(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def test_what_is_refused(config, tmp_path):
+    model = counted()
+    with pytest.raises(sluice.ArgumentError, match="is not offloaded"):
+        sluice.save_safetensors(model, tmp_path)
+    with pytest.raises(sluice.ArgumentError, match="has neither model.safetensors nor"):
+        sluice.open_safetensors(tmp_path)
+    optimizer = sluice.offload(model, config, units=[Block])
+    model(*batch(0)).backward()
+    with pytest.raises(sluice.ArgumentError, match="middle of a step"):
+        sluice.save_safetensors(model, tmp_path)
+    optimizer.step()
+    model.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(sluice.ArgumentError, match="odd is of torch.complex64"):
+        sluice.save_safetensors(model, tmp_path / "saved")
+    assert list((tmp_path / "saved").iterdir()) == []  # whole or not at all
+    optimizer.close()
+
+
+def test_files_that_are_cut(tmp_path):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    with pytest.raises(sluice.ArgumentError, match="is not a safetensors file.*a lies beyond the end of the file"):
+        sluice.open_safetensors(tmp_path)
+    header = header.replace(b"[4]", b"[5]")
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(sluice.ArgumentError, match="a has 16 bytes, which is not the size of .5."):
+        sluice.open_safetensors(tmp_path)
