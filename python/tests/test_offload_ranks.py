@@ -34,7 +34,7 @@ def test_mpirun(tmp_path):
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         pytest.skip("there is no mpirun here")
-    run([mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe", sys.executable, "-B"], tmp_path, ["initialize"],
+    run([mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", sys.executable, "-B"], tmp_path, ["initialize"],
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1")
 
 
