@@ -46,13 +46,12 @@ struct StepVote {
     if (divisor != static_cast<double>(micro_batches))
       text += fmt::format(" divided by {}", divisor);
     if (group_rates != 0) text += fmt::format(", groups' rates of hash {:x}", group_rates);
-    if (unit != kNoUnit) {
+    if (unit != kNoUnit)
       text += fmt::format(", with use {} of unit \"{}\" ({})", use,
                           layout.unit(UnitId{static_cast<std::uint32_t>(unit)}).name,
                           name_of(Pass{static_cast<std::uint8_t>(pass)}));
-    } else {
-      text += fmt::format(", at the end of {} uses", use);
-    }
+    if (unit == kNoUnit && is_at_norm == 0)
+      text += fmt::format(", which ends early, behind {} uses", use);
     return text;
   }
   friend bool operator==(const StepVote&, const StepVote&) = default;
