@@ -23,7 +23,7 @@ std::string default_plugin_path() {
   return built.empty() || std::filesystem::exists(installed, ignored) ? installed.string() : built;
 }
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
+[[noreturn]] void refuse_plugin(const std::string& path, const std::string& why) {
   throw Error(ErrorCode::kUnsupported,
               fmt::format("MPI cannot be used through \"{}\": {}", path, why));
 }
@@ -34,17 +34,17 @@ std::unique_ptr<MessagePort> open_plugin(const std::string& path) {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* const text = ::dlerror();
-    fail(path, text == nullptr ? "unknown reason" : text);
+    refuse_plugin(path, text == nullptr ? "unknown reason" : text);
   }
   void* const symbol = ::dlsym(library, kOpenMpiPortSymbol);
-  if (symbol == nullptr) fail(path, "the library does not belong to this release");
+  if (symbol == nullptr) refuse_plugin(path, "the library does not belong to this release");
   std::string why;
   std::unique_ptr<MessagePort> port(reinterpret_cast<OpenMpiPort>(symbol)(why));
-  if (port == nullptr) fail(path, why);
+  if (port == nullptr) refuse_plugin(path, why);
   return port;
 }
 
-Connection connection_of(const std::string& plugin_path) {
+Connection mpi_connection(const std::string& plugin_path) {
   const std::string path = plugin_path.empty() ? default_plugin_path() : plugin_path;
   return {.kind = "mpi",
           .opening = "MPI_Init, which every rank calls,",
@@ -61,6 +61,6 @@ std::string why_no_mpi(const std::string& plugin_path) {
 }
 
 MpiWorld::MpiWorld(const HostCollectivesOptions& options, const std::string& plugin_path)
-    : MessageWorld(options, connection_of(plugin_path)) {}
+    : MessageWorld(options, mpi_connection(plugin_path)) {}
 
 }  // namespace sluice

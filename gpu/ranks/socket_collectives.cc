@@ -11,8 +11,8 @@ namespace {
 
 // The port opens before the thread begins, which could not be left alone with a stuck one: opening
 // has a deadline of its own.
-Connection connection_of(const SocketDoor& door, std::span<const std::string> endpoints,
-                         double timeout_s) {
+Connection socket_connection(const SocketDoor& door, std::span<const std::string> endpoints,
+                             double timeout_s) {
   const auto port =
       std::make_shared<std::unique_ptr<MessagePort>>(connect_ranks(door, endpoints, timeout_s));
   return {.kind = "sockets",
@@ -25,6 +25,6 @@ Connection connection_of(const SocketDoor& door, std::span<const std::string> en
 
 SocketWorld::SocketWorld(const HostCollectivesOptions& options, const SocketDoor& door,
                          std::span<const std::string> endpoints)
-    : MessageWorld(options, connection_of(door, endpoints, options.timeout_s)) {}
+    : MessageWorld(options, socket_connection(door, endpoints, options.timeout_s)) {}
 
 }  // namespace sluice

@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr const char* kFormat = "sluice1";
+constexpr const char* kEndpointFormat = "sluice1";
 constexpr std::size_t kSecretDigits = 32;
 // Connections that do not say who they are; more of them wait in the system.
 constexpr std::size_t kUnknownMax = 64;
@@ -66,30 +66,30 @@ std::string host_name() {
 }
 
 // The first message on a new connection, in each direction. `secret` is the receiver's.
-struct Hello {
+struct SocketHello {
   std::array<char, 8> format{};
   std::uint32_t rank = 0;
   std::uint32_t rank_count = 0;
   std::array<char, kSecretDigits> secret{};
 
-  friend bool operator==(const Hello&, const Hello&) = default;
+  friend bool operator==(const SocketHello&, const SocketHello&) = default;
 };
 
-Hello hello(const SocketEndpoint& from, const SocketEndpoint& to) {
-  Hello made{.format = {}, .rank = from.rank, .rank_count = from.rank_count, .secret = {}};
-  std::strncpy(made.format.data(), kFormat, made.format.size());
+SocketHello hello(const SocketEndpoint& from, const SocketEndpoint& to) {
+  SocketHello made{.format = {}, .rank = from.rank, .rank_count = from.rank_count, .secret = {}};
+  std::strncpy(made.format.data(), kEndpointFormat, made.format.size());
   std::ranges::copy(to.secret, made.secret.begin());
   return made;
 }
 
-void say(int socket, const Hello& hello) {
+void say(int socket, const SocketHello& hello) {
   (void)::send(socket, &hello, sizeof hello, MSG_NOSIGNAL);  // the other side notices what is lost
 }
 
 // A connection on which the other side has not said everything yet.
-struct Unknown {
+struct UnknownCaller {
   UniqueFd socket;
-  std::array<std::byte, sizeof(Hello)> heard{};
+  std::array<std::byte, sizeof(SocketHello)> heard{};
   std::size_t heard_bytes = 0;
   bool is_over = false;
 
@@ -101,16 +101,16 @@ struct Unknown {
     if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) is_over = true;
     return heard_bytes == heard.size();
   }
-  Hello said() const {
-    Hello hello;
+  SocketHello said() const {
+    SocketHello hello;
     std::memcpy(&hello, heard.data(), sizeof hello);
     return hello;
   }
 };
 
-class Meeting {
+class SocketMeeting {
  public:
-  Meeting(const SocketDoor& door, std::span<const SocketEndpoint> endpoints, double timeout_s)
+  SocketMeeting(const SocketDoor& door, std::span<const SocketEndpoint> endpoints, double timeout_s)
       : door_(door),
         own_(door.endpoint()),
         endpoints_(endpoints),
@@ -128,8 +128,8 @@ class Meeting {
       for (std::uint32_t rank = 0; rank < own_.rank; ++rank)
         if (!sockets_[rank] && called_[rank].socket) hear_called(rank);
       let_in();
-      for (Unknown& caller : callers_) hear_caller(caller);
-      std::erase_if(callers_, [](const Unknown& caller) { return caller.is_over; });
+      for (UnknownCaller& caller : callers_) hear_caller(caller);
+      std::erase_if(callers_, [](const UnknownCaller& caller) { return caller.is_over; });
     }
     for (const UniqueFd& socket : sockets_) {
       const int on = 1;
@@ -158,15 +158,15 @@ class Meeting {
     (void)::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) return;
     say(socket.get(), hello(own_, to));
-    called_[rank] = Unknown{.socket = std::move(socket)};
+    called_[rank] = UnknownCaller{.socket = std::move(socket)};
   }
 
   void hear_called(std::uint32_t rank) {
-    Unknown& called = called_[rank];
+    UnknownCaller& called = called_[rank];
     if (called.hear() && called.said() == hello(endpoints_[rank], own_)) {
       sockets_[rank] = std::move(called.socket);
     } else if (called.is_over || called.heard_bytes == called.heard.size()) {
-      called = Unknown();  // another process, or a door that has closed: call again
+      called = UnknownCaller();  // another process, or a door that has closed: call again
     }
   }
 
@@ -178,7 +178,7 @@ class Meeting {
     }
   }
 
-  void hear_caller(Unknown& caller) {
+  void hear_caller(UnknownCaller& caller) {
     if (!caller.hear()) return;
     caller.is_over = true;
     const std::uint32_t rank = caller.said().rank;
@@ -191,10 +191,10 @@ class Meeting {
   void await_news() {
     if (steady_clock::now() >= end_) fail();
     std::vector<pollfd> sockets{{.fd = door_.socket(), .events = POLLIN, .revents = 0}};
-    for (const Unknown& called : called_)
+    for (const UnknownCaller& called : called_)
       if (called.socket)
         sockets.push_back({.fd = called.socket.get(), .events = POLLIN, .revents = 0});
-    for (const Unknown& caller : callers_)
+    for (const UnknownCaller& caller : callers_)
       sockets.push_back({.fd = caller.socket.get(), .events = POLLIN, .revents = 0});
     constexpr int kPauseMs = 50;  // then calls that were refused are tried again
     (void)::poll(sockets.data(), sockets.size(), kPauseMs);
@@ -217,8 +217,8 @@ class Meeting {
   const std::span<const SocketEndpoint> endpoints_;
   const double timeout_s_;
   const steady_clock::time_point end_;
-  std::vector<Unknown> called_;  // by rank: those before this one, that have not answered yet
-  std::vector<Unknown> callers_;
+  std::vector<UnknownCaller> called_;  // by rank: those before this one, that have not answered yet
+  std::vector<UnknownCaller> callers_;
   std::vector<UniqueFd> sockets_;  // by rank
 };
 
@@ -229,8 +229,8 @@ SocketEndpoint parse_endpoint(const std::string& text, std::uint32_t rank,
   std::istringstream words(text);
   words >> format >> endpoint.rank >> endpoint.rank_count >> endpoint.address >> endpoint.port >>
       endpoint.secret >> endpoint.host;
-  if (!words || format != kFormat || endpoint.rank != rank || endpoint.rank_count != rank_count ||
-      endpoint.secret.size() != kSecretDigits)
+  if (!words || format != kEndpointFormat || endpoint.rank != rank ||
+      endpoint.rank_count != rank_count || endpoint.secret.size() != kSecretDigits)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the text number {} of {} is not the endpoint of rank {}; give every "
                             "rank's own text, by rank",
@@ -241,8 +241,8 @@ SocketEndpoint parse_endpoint(const std::string& text, std::uint32_t rank,
 }  // namespace
 
 std::string SocketEndpoint::text() const {
-  return fmt::format("{} {} {} {} {} {} {}", kFormat, rank, rank_count, address, port, secret,
-                     host);
+  return fmt::format("{} {} {} {} {} {} {}", kEndpointFormat, rank, rank_count, address, port,
+                     secret, host);
 }
 
 SocketDoor::SocketDoor(const std::string& address, std::uint32_t rank, std::uint32_t rank_count)
@@ -288,7 +288,7 @@ std::vector<SocketEndpoint> parse_endpoints(const SocketDoor& door,
 
 std::vector<UniqueFd> meet(const SocketDoor& door, std::span<const SocketEndpoint> endpoints,
                            double timeout_s) {
-  return Meeting(door, endpoints, timeout_s).run();
+  return SocketMeeting(door, endpoints, timeout_s).run();
 }
 
 }  // namespace sluice

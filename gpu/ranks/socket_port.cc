@@ -28,7 +28,7 @@ namespace sluice {
 namespace {
 
 constexpr int kHostTag = INT_MAX;  // of the port's own messages
-constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::microseconds kPortPause{50};
 
 enum class FrameKind : std::uint32_t {
   kAsk = 1,   // a receive of `size_bytes` has begun
@@ -207,7 +207,7 @@ class SocketPort final : public MessagePort {
       std::erase_if(numbers, [&](auto number) { return std::ranges::count(ended, number) != 0; });
       if (numbers.empty() || !failure.empty()) return numbers.empty();
       ended.clear();
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kPortPause);
     }
   }
 

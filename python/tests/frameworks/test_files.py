@@ -23,7 +23,7 @@ def settings(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 def test_folders_of_transformers(tmp_path, name, dtype):
-    """What transformers has written comes back on the meta device, and what Sluice has written comes back in transformers."""
+    """Folders of transformers come back on the meta device, and folders of Sluice in transformers."""
     torch.manual_seed(2)
     MODELS[name]().to(dtype).save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
