@@ -7,8 +7,9 @@
     tools/mutate.py --list                 the names, and what they change
 
 A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
-that line) and `new`. Its `runs` are test programs with their gtest filters. It is killed when one of them fails, or does
-not end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
+that line) and `new`. Its `runs` are test programs with their gtest filters, and for "sluice" the names of tests of the
+command, as tests/tools/cli/run_case.py lists them, separated by spaces. It is killed when one of them fails, or does not
+end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
 touches is compiled. A mutant with a `reason` changes nothing that can be seen, and the reason says why; it is
 skipped, except with --equivalent. A mutant with `survives` is known to survive, and is reported as such.
 Prints one line per mutant and a summary; exits with 1 when a mutant survives that ought not to, or cannot be applied or built.
@@ -86,6 +87,8 @@ class Workshop:
 
     def test(self, target, tests):
         """The first test that fails, "does not end" or "crashes"; None when all pass."""
+        if target == "sluice":
+            return self._test_command(tests.split())
         program = next(path for path in self.build.glob(f"tests/**/{target}") if path.is_file() and os.access(path, os.X_OK))
         command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
         try:
@@ -98,6 +101,20 @@ class Workshop:
             return None
         failed = [line for line in done.stdout.splitlines() if line.startswith("[  FAILED  ]")]
         return failed[0].removeprefix("[  FAILED  ] ").split(" (")[0].split(",")[0] if failed else f"exit status {done.returncode}"
+
+    def _test_command(self, names):
+        environment = {**os.environ, "SLUICE_BINARY": str(self.build / "tools/sluice"), "SLUICE_SOURCE": str(self.source)}
+        for name in names:
+            command = [sys.executable, "-B", str(self.source / "tests/tools/cli/run_case.py"), name]
+            try:
+                done = subprocess.run(command, capture_output=True, check=False, timeout=self.limit_s, env=environment)
+            except subprocess.TimeoutExpired:
+                return f"no end after {self.limit_s} s"
+            if done.returncode == 77:
+                raise Failure(f"{name} skips itself on this machine")
+            if done.returncode != 0:
+                return name
+        return None
 
     def try_out(self, mutant):
         """Returns the test that kills the mutant, or None."""

@@ -145,17 +145,22 @@ TEST_F(MemoryCheckInGroup, GoesOnWhereItIsTold) {
   }
 }
 
-// A budget that the config leaves out is what the group leaves; the rest goes to storage.
+// A budget that the config leaves out is what the group leaves, less what the program has already;
+// the rest goes to storage.
 TEST_F(MemoryCheckInGroup, ABudgetThatIsAutoFits) {
   const test::TempDirectory directory;
-  EXPECT_EQ(group_.run([&] {
-    Config config = config_of(RoomCheck::kError);
-    config.placement = {};
-    config.memory = {.device_bytes = 40_MiB};
-    config.storage.paths = {directory.path()};
-    return made(config, model_of(14));
-  }),
-            "made\n");
+  for (const std::uint64_t taken_bytes : {1_MiB, 130_MiB}) {
+    EXPECT_EQ(group_.run([&] {
+      const std::vector<char> taken(taken_bytes, 'x');
+      Config config = config_of(RoomCheck::kError);
+      config.placement = {};
+      config.memory = {.device_bytes = 40_MiB};
+      config.storage.paths = {directory.path()};
+      return made(config, model_of(14));
+    }),
+              "made\n")
+        << taken_bytes;
+  }
 }
 
 TEST_F(MemoryCheckInGroup, ADetachedOptimizerToo) {

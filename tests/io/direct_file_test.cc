@@ -239,6 +239,19 @@ TEST_F(DirectFileTest, LimitOfFileSizeIsRefused) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old_limit), 0);
   std::signal(SIGXFSZ, old_handler);
   expect_contains(message, errno_text(EFBIG));
+  expect_contains(message, "raise the limit of file size (ulimit -f)");
+}
+
+TEST_F(DirectFileTest, TooManyOpenFilesAreNamedWithTheirLimit) {
+  for (const auto& [error, limit] : {std::pair{EMFILE, "ulimit -n"}, {ENFILE, "fs.file-max"}}) {
+    const bool filtered = run_with_refused({.number = SYS_openat, .error = error}, [&] {
+      const std::string message = create_error(ErrorCode::kUnsupported, directory_.path());
+      expect_contains(message, directory_.path());
+      expect_contains(message, errno_text(error));
+      expect_contains(message, limit);
+    });
+    if (!filtered) GTEST_SKIP() << kNoFilters;
+  }
 }
 
 TEST_F(DirectFileTest, FileSystemThatCannotPreallocateIsAnInputError) {

@@ -93,6 +93,18 @@ class SavedModel(CliCase):
         self.train(FROZEN, "--init", "model", "--save", "model", "--steps", 1)
         self.assertEqual(self.content("model"), before)
 
+    def test_init_with_a_weight_that_is_not_finite(self):
+        self.train(None, "--save", "model")
+        content = bytearray(self.content("model"))
+        for value in (float("nan"), float("inf")):
+            content[-4:] = struct.pack("<f", value)
+            with open(self.path("bad"), "wb") as file:
+                file.write(content)
+            done = self.run_sluice("train", self.write_config(), "--init", "bad", "--save", "new", expect=1)
+            self.assertIn('the value given for "ln_f.bias" (unit "head") at element 63', done.stderr)
+            self.assertIn("check the source", done.stderr)
+            self.assertFalse(os.path.exists(self.path("new")))
+
     def test_init_reads_what_hugging_face_writes(self):
         for tied in (True, False):
             values = {"model.heads": 1, "model.tied_head": tied}  # 64 elements per head

@@ -1,10 +1,7 @@
-// Traces of the real engine over real files: what they say adds up with what the engine counted,
-// and causes that are planted are named.
+// Traces of the real engine over real files: what they say adds up with what the engine counted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +9,6 @@
 #include "engine/plan/sharding.h"
 #include "engine/planner/run_plan.h"
 #include "engine/run/engine_trace.h"
-#include "io/throttled_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 #include "tools/trace/trace_analysis.h"
@@ -128,138 +124,6 @@ TEST(TracedEngineText, PlansTheSameEngine) {
   EXPECT_GT(again.nvme_activation_bytes, 0u);
   EXPECT_LT(layout_again.unit(UnitId{0}).shard_elements,
             layout_again.unit(UnitId{0}).element_count);
-}
-
-// Eight units of 64 Ki parameters each in emulated computation.
-struct Plant {
-  OverlapPolicy policy = OverlapPolicy::kDeferred;
-  std::uint64_t compute_ns = 0;  // of each use
-  ThrottleOptions throttle = {};
-  std::optional<std::uint32_t> lanes = {};
-  std::uint64_t elements = 64 << 10;
-  TierChoice home = TierChoice::kNvme;
-  std::uint64_t pause_ns = 0;     // before each step
-  bool changes_schedule = false;  // the last step's forward begins with the last unit
-};
-
-TraceFile planted(const Plant& plant) {
-  const TempDirectory directory;
-  ModelSpec model;
-  for (int i = 0; i < 8; ++i)
-    model.units.push_back(
-        {.name = "u" + std::to_string(i),
-         .tensors = {{.name = "t" + std::to_string(i), .shape = {plant.elements}}}});
-  model = validated(model);
-  Config config;
-  config.optimizer.overlap = plant.policy;
-  config.optimizer.lanes = plant.lanes;
-  config.placement = {plant.home, plant.home};
-  config.storage.paths = {directory.path()};
-  config.storage.block_elements = 64 << 10;
-  config.memory.device_bytes = 5 * plant.elements * 2 + 64_KiB;
-  config.threads = 1;
-  const std::string path = directory.path() + "/plant.trace";
-  trace_start({.file = path});
-  {
-    const auto device =
-        make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_throttled_queue(std::move(queue), plant.throttle);
-    });
-    engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
-      std::ranges::fill(values, 0.5f);
-    });
-    const Stream stream(*device, "compute");
-    for (int i = 0; i < 3; ++i) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(plant.pause_ns));
-      Step step = engine.begin_step({.learning_rate = 1e-3});
-      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        std::vector<UnitId> order =
-            pass == Pass::kForward ? model.forward_order : model.backward_order;
-        if (plant.changes_schedule && i == 2 && pass == Pass::kForward)
-          std::ranges::rotate(order, order.end() - 1);
-        for (const UnitId unit : order) {
-          const Lease lease = step.acquire(unit, pass, stream);
-          if (plant.compute_ns != 0) device->occupy(stream.id(), plant.compute_ns);
-        }
-      }
-      (void)step.finish();
-    }
-    engine.drain();
-  }
-  EXPECT_EQ(trace_stop().lost, 0u);
-  return read_trace(path);
-}
-
-constexpr std::uint64_t kMs = 1'000'000;
-
-// The cause that most time goes to. On a busy machine that may be another one: then the run is
-// repeated.
-void expect_largest(StallCause cause, const Plant& plant) {
-  std::string_view largest;
-  for (int attempt = 0; attempt < 5 && largest != name_of(cause); ++attempt) {
-    const TraceFile file = planted(plant);
-    const TraceAnalysis analysis(file);
-    const auto groups = group_stalls(analysis);
-    ASSERT_FALSE(groups.empty());
-    largest = name_of(groups[0].cause);
-  }
-  EXPECT_EQ(largest, name_of(cause));
-}
-
-TEST(PlantedCause, AThrottledDrive) {
-  expect_largest(StallCause::kBandwidth, {.throttle = {.read_bytes_per_second = 40'000'000,
-                                                       .write_bytes_per_second = 40'000'000,
-                                                       .duplex = Duplex::kHalf}});
-}
-
-// Under serial nothing is under way when a step begins: its first read, and no other, is late. The
-// pause takes the update before out of sight.
-TEST(PlantedCause, OneLatePrefetch) {
-  std::uint64_t late_ns = 0, other_ns = 0;  // on a machine under load, others may be late too
-  for (int attempt = 0; attempt < 5 && late_ns <= other_ns; ++attempt) {
-    const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
-                                    .compute_ns = 30 * kMs,
-                                    .throttle = {.latency_ns = 20 * kMs},
-                                    .pause_ns = 100 * kMs});
-    const TraceAnalysis analysis(file);
-    late_ns = other_ns = 0;
-    for (const Stall& stall : analysis.stalls()) {
-      if (stall.is_of_pass || stall.record->reason != TraceReason::kRead) continue;
-      const bool is_planted = stall.cause == StallCause::kLatePrefetch && stall.record->unit == 0;
-      (is_planted ? late_ns : other_ns) += stall.duration_ns();
-    }
-  }
-  EXPECT_GT(late_ns, other_ns);
-}
-
-TEST(PlantedCause, AStarvedPool) {
-  expect_largest(StallCause::kNoBuffer, {.throttle = {.latency_ns = 10 * kMs}, .lanes = 1});
-}
-
-TEST(PlantedCause, AChangedSchedule) {
-  const TraceFile file = planted({.policy = OverlapPolicy::kSerial,
-                                  .throttle = {.latency_ns = 20 * kMs},
-                                  .changes_schedule = true});
-  const TraceAnalysis analysis(file);
-  const auto is_first_use_of_last_unit = [](const Stall& stall) {
-    return stall.cause == StallCause::kSchedule && stall.record->step == 3 &&
-           stall.record->use == 0;
-  };
-  EXPECT_TRUE(std::ranges::any_of(analysis.stalls(), is_first_use_of_last_unit));
-  for (const Stall& stall : analysis.stalls()) {
-    if (stall.record->step < 3) {
-      EXPECT_NE(stall.cause, StallCause::kSchedule);
-    }
-  }
-}
-
-TEST(PlantedCause, ASlowAdam) {
-  // Computation hides the copies; nothing hides the update.
-  expect_largest(StallCause::kAdam, {.policy = OverlapPolicy::kSerial,
-                                     .compute_ns = 5 * kMs,
-                                     .elements = 2 << 20,
-                                     .home = TierChoice::kHost});
 }
 
 }  // namespace
