@@ -2,16 +2,20 @@
 """Kills runs over a durable store at random instants and goes on, often under another config: the bits are those of an
 undisturbed run.
 
-    durable_kills.py --sluice build/release/tools/sluice --mpirun mpirun --count 100
+    durable_kills.py --sluice build/release/tools/sluice --shim build/release/tests/campaigns/libkill_shim.so --mpirun mpirun --count 100
 
 Each case draws placement, policy, precision, ranks (1 to 4), ZeRO stage and commit_every. The run is killed with SIGKILL one to five times, and goes
 on each time with --resume=required (the first time --resume) under a placement and policy drawn anew. state_sha256 at the end has to be that of an
 uninterrupted run, and so have the losses of all steps.
+
+With --shim the runs use the backends "sync" and "threads", and each kill is counted by what a process was doing: writing a commit record, flushing, or
+something else. A third of the kills is aimed: a process dies inside a record's write, which it has half done, or inside a flush.
 """
 
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 
@@ -50,13 +54,36 @@ def command(case, config, ranks, name, *options):
     return [case.options.mpirun, "-n", str(ranks), *made] if ranks > 1 else made
 
 
-def run(case, words, patience_s):
-    """(exit code or None when it had to be killed, what it said)"""
+def phases_of(case):
+    """The shims' words, one entry per process: (flushes under way, records being written, whether the process has killed itself)."""
+    found = []
+    for name in os.listdir(case.folder):
+        if name.startswith("phase."):
+            with open(os.path.join(case.folder, name), "rb") as file:
+                found.append(struct.unpack("<3I", file.read(12)))
+    return found
+
+
+def phase_of_kill(case):
+    phases = phases_of(case)
+    if not case.options.shim:
+        return "not looked at"
+    return "in a record" if any(records for _, records, _ in phases) else "in a flush" if any(flushes for flushes, _, _ in phases) else "elsewhere"
+
+
+def run(case, words, patience_s, environment=None):
+    """(exit code or None when it had to be killed or killed itself, what it said)"""
     log = open(os.path.join(case.folder, "log"), "w+", encoding="utf-8")
-    process = subprocess.Popen(words, cwd=case.folder, env={**os.environ, **mpi_runs.MPI_ENVIRONMENT}, stdout=log, stderr=subprocess.STDOUT,
-                               start_new_session=True)
+    for name in os.listdir(case.folder):
+        if name.startswith("phase."):
+            os.remove(os.path.join(case.folder, name))
+    process = subprocess.Popen(words, cwd=case.folder, env={**os.environ, **mpi_runs.MPI_ENVIRONMENT, **(environment or {})}, stdout=log,
+                               stderr=subprocess.STDOUT, start_new_session=True)
     try:
         code = process.wait(patience_s)
+        if any(has_killed for _, _, has_killed in phases_of(case)):
+            kill_all(case.folder)  # the other ranks
+            code = None
     except subprocess.TimeoutExpired:
         code = None
         kill_all(case.folder)
@@ -118,33 +145,42 @@ def make_case(case):
         return campaign.Outcome("start", "broken case", said)
     expected, losses = losses_of(case, "whole.out")
     kills = case.random.randint(1, 5)
-    killed = 0
+    phases = []
     for life in range(kills + 1):
         config = lives(merged(fixed, changes_of(case, ranks, stage)))
+        environment = {}
+        if case.options.shim:
+            config = merged(config, {"storage": {"backend": case.random.choice(["sync", "threads"])}})
+            environment = {"LD_PRELOAD": os.path.abspath(case.options.shim), "SLUICE_KILL_FOLDER": case.folder}
+            if life < kills and case.random.randrange(3) == 0:
+                kind = case.random.choice(["flush", "record"])
+                environment |= {"SLUICE_KILL_IN": kind, "SLUICE_KILL_AT": str(case.random.randrange(20 if kind == "flush" else 10))}
         # The first lives are given part of the run's length; the last one all the time that it takes.
         patience_s = case.random.uniform(0.15, 1.0) * length_s if life < kills else mpi_runs.PATIENCE_S
-        code, said = run(case, command(case, config, ranks, f"life{life}.json", "--resume", "--json", "run.out"), patience_s)
+        code, said = run(case, command(case, config, ranks, f"life{life}.json", "--resume", "--json", "run.out"), patience_s, environment)
         if code is None:
             if life == kills:
                 return campaign.Outcome("hang", "hang", said)
-            killed += 1
+            phases.append(phase_of_kill(case))
             continue
         if code != 0:
             return campaign.Outcome("resume", "crash", f"exit {code}, life {life}: {said}")
         break
     found, seen = losses_of(case, "run.out")
-    what = f"{ranks} ranks, stage {stage}, {precision}, killed {killed} times"
+    counts = ", ".join(f"{phases.count(phase)} {phase}" for phase in sorted(set(phases)))
+    what = f"{ranks} ranks, stage {stage}, {precision}, killed {len(phases)} times ({counts})"
     if found != expected:
         return campaign.Outcome("end", "silent", f"{what}: {found} is not {expected}")
     wrong = [step for step, loss in seen.items() if losses[step] != loss]
     if wrong:
         return campaign.Outcome("end", "silent", f"{what}: losses of steps {wrong} differ")
-    return campaign.Outcome(f"killed {killed} times", "same result", what)
+    return campaign.Outcome(f"killed {len(phases)} times", "same result", what)
 
 
 def main():
     options = campaign.parser(__doc__)
     options.add_argument("--mpirun", help="with it, some runs have several ranks")
+    options.add_argument("--shim", help="the library kill_shim: with it, some kills are aimed, and all are counted by phase")
     raise SystemExit(campaign.run(options.parse_args(), make_case, "durable", phases=()))
 
 
