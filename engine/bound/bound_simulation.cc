@@ -4,6 +4,7 @@
 #include <deque>
 
 #include <sluice/error.h>
+#include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_pass.h"
 #include "engine/bound/simulated_spill.h"
 
@@ -12,7 +13,35 @@ namespace {
 
 constexpr std::uint64_t kWarmSteps = 3;
 constexpr std::uint64_t kCountedSteps = 4;
-constexpr std::uint64_t kSteps = kWarmSteps + kCountedSteps;
+// With more updates from commit to commit, a simulation would take too long.
+constexpr std::uint32_t kCommitEveryMax = 4;
+
+// Whole rounds from commit to commit; the first rounds run ahead of their commits.
+std::uint64_t warm_steps(const StepShape& shape) {
+  return shape.commit_every == 1 ? kWarmSteps : kWarmSteps * shape.commit_every;
+}
+std::uint64_t counted_steps(const StepShape& shape) {
+  return shape.commit_every == 1 ? kCountedSteps : 2 * shape.commit_every;
+}
+
+StepShape with_commits(const StepShape& shape, std::uint32_t commit_every) {
+  return {shape.layout, shape.placement,   shape.schedule, shape.window,
+          shape.rates,  shape.activations, commit_every};
+}
+
+// The cost of which `share` of the steps have that of `a`, and the rest that of `b`.
+StepCost mixed(const StepCost& a, const StepCost& b, double share) {
+  const auto mix = [&](auto of_a, auto of_b) {
+    return static_cast<decltype(of_a)>(share * static_cast<double>(of_a) +
+                                       (1 - share) * static_cast<double>(of_b));
+  };
+  StepCost cost = a;
+  cost.step_s = mix(a.step_s, b.step_s);
+  for (std::size_t i = 0; i < kResourceCount; ++i) cost.busy_s[i] = mix(a.busy_s[i], b.busy_s[i]);
+  cost.traffic.nvme_read_bytes = mix(a.traffic.nvme_read_bytes, b.traffic.nvme_read_bytes);
+  cost.traffic.nvme_write_bytes = mix(a.traffic.nvme_write_bytes, b.traffic.nvme_write_bytes);
+  return cost;
+}
 
 class Simulation {
  public:
@@ -25,12 +54,15 @@ class Simulation {
         policy_(policy),
         machine_(shape.rates, [this](const SimulatedJob& job) { end(job); }),
         slots_(placement_, layout_.blocks().size()),
-        pass_(shape, policy, machine_, slots_),
+        commits_(shape, machine_, [this](std::uint32_t block) { pass_.saved(block); }),
+        pass_(shape, policy, machine_, slots_, commits_),
         spill_(shape, machine_,
                {.on_host = [this](std::uint32_t use) { drain(use); },
                 .on_left = [this](std::uint32_t) { ++gradient_slots_free_; },
                 .on_home = [this](std::uint32_t use) { gradient_home(use); }}),
         spills_(std::ranges::count(placement_.gradient_tier, Tier::kNvme) != 0),
+        warm_steps_(warm_steps(shape)),
+        counted_steps_(counted_steps(shape)),
         uses_(schedule_.size()),
         gradient_slots_free_(placement_.gradient_slots.count) {
     for (std::uint32_t use = 0; use < schedule_.size(); ++use) {
@@ -40,9 +72,9 @@ class Simulation {
 
   StepCost run() {
     pump();
-    while (step_ < kWarmSteps) advance();
+    while (step_ < warm_steps_) advance();
     const StepCost begin = machine_.account();
-    while (step_ < kSteps) advance();
+    while (step_ < warm_steps_ + counted_steps_) advance();
     return mean_since(begin);
   }
 
@@ -63,7 +95,8 @@ class Simulation {
   // Starts everything that may start.
   void pump() {
     while (pass_.settle() || slots_.settle() || pump_step() || pump_fetch() || pump_copy() ||
-           pump_compute() || spill_.pump() || pass_.pump() || pass_.pump_adam()) {
+           pump_compute() || spill_.pump() || commits_.pump() || pass_.pump_writes() ||
+           pass_.pump() || pass_.pump_adam()) {
     }
   }
   void end(const SimulatedJob& job);
@@ -99,9 +132,12 @@ class Simulation {
   const OverlapPolicy policy_;
   SimulatedMachine machine_;
   SimulatedSlots slots_;
+  SimulatedCommits commits_;
   SimulatedPass pass_;
   SimulatedSpill spill_;
   const bool spills_;
+  const std::uint64_t warm_steps_;
+  const std::uint64_t counted_steps_;
   std::uint32_t final_uses_ = 0;
 
   // The step that computation is in.
@@ -133,6 +169,9 @@ void Simulation::end(const SimulatedJob& job) {
     case SimulatedTask::kSpillSum:
     case SimulatedTask::kSpillAdd:
     case SimulatedTask::kSpillStore: return spill_.end(job);
+    case SimulatedTask::kSaveCopy:
+    case SimulatedTask::kSave:
+    case SimulatedTask::kFlush: return commits_.end(job);
     default: return pass_.end(job);
   }
 }
@@ -141,7 +180,7 @@ void Simulation::end(const SimulatedJob& job) {
 bool Simulation::pump_step() {
   const bool is_over = normed_uses_ == final_uses_ &&
                        (policy_ != OverlapPolicy::kSerial || pass_.is_home(step_ + 1));
-  if (!is_over || step_ == kSteps) return false;
+  if (!is_over || step_ == warm_steps_ + counted_steps_) return false;
   ++step_;
   uses_.assign(uses_.size(), {});
   fetch_use_ = 0;
@@ -275,16 +314,16 @@ void Simulation::normed() {
 }
 
 StepCost Simulation::mean_since(const StepCost& begin) const {
-  constexpr auto kCounted = static_cast<double>(kCountedSteps);
+  const auto counted = static_cast<double>(counted_steps_);
   StepCost mean = machine_.account();
-  mean.step_s = (mean.step_s - begin.step_s) / kCounted;
+  mean.step_s = (mean.step_s - begin.step_s) / counted;
   for (std::size_t i = 0; i < kResourceCount; ++i)
-    mean.busy_s[i] = (mean.busy_s[i] - begin.busy_s[i]) / kCounted;
+    mean.busy_s[i] = (mean.busy_s[i] - begin.busy_s[i]) / counted;
   Traffic& traffic = mean.traffic;
   traffic.nvme_read_bytes =
-      (traffic.nvme_read_bytes - begin.traffic.nvme_read_bytes) / kCountedSteps;
+      (traffic.nvme_read_bytes - begin.traffic.nvme_read_bytes) / counted_steps_;
   traffic.nvme_write_bytes =
-      (traffic.nvme_write_bytes - begin.traffic.nvme_write_bytes) / kCountedSteps;
+      (traffic.nvme_write_bytes - begin.traffic.nvme_write_bytes) / counted_steps_;
   return mean;
 }
 
@@ -294,7 +333,15 @@ StepCost simulate_steps(const StepShape& shape, OverlapPolicy policy) {
   SLUICE_CHECK(policy != OverlapPolicy::kAuto, "a bound is that of a policy");
   SLUICE_CHECK(shape.rates.units.size() == shape.layout.units().size(),
                "each unit's computation takes a stated time");
-  return Simulation(shape, policy).run();
+  if (shape.placement.durable_copies == 0) return Simulation(with_commits(shape, 1), policy).run();
+  if (shape.commit_every <= kCommitEveryMax) return Simulation(shape, policy).run();
+  Placement scratch = shape.placement;
+  scratch.durable_copies = 0;
+  const StepShape bare{shape.layout, scratch,     shape.schedule,
+                       shape.window, shape.rates, shape.activations};
+  return mixed(Simulation(with_commits(shape, kCommitEveryMax), policy).run(),
+               Simulation(bare, policy).run(),
+               static_cast<double>(kCommitEveryMax) / shape.commit_every);
 }
 
 }  // namespace sluice

@@ -19,6 +19,11 @@ void SimulatedMachine::write(const SimulatedJob& job, std::uint64_t size_bytes) 
          static_cast<double>(size_bytes), rates_.write_bytes_per_second, rates_.latency_s);
 }
 
+void SimulatedMachine::flush(const SimulatedJob& job, double duration_s) {
+  submit(rates_.duplex == Duplex::kHalf ? Resource::kStorage : Resource::kStorageWrite, job,
+         duration_s, 1);
+}
+
 void SimulatedMachine::copy_up(const SimulatedJob& job, std::uint64_t size_bytes) {
   submit(Resource::kCopyUp, job, static_cast<double>(size_bytes), rates_.up_bytes_per_second);
 }

@@ -34,6 +34,9 @@ enum class SimulatedTask : std::uint8_t {
   kSpillSum,    // the sum so far is in host memory
   kSpillAdd,    // the gradient is added to it, and in the norm
   kSpillStore,  // a block of the gradient is where it waits
+  kSaveCopy,    // a block to be committed has left the device
+  kSave,        // a block that is at home in memory is on storage
+  kFlush,       // earlier writes of a commit are durable
 };
 
 struct SimulatedJob {
@@ -56,6 +59,8 @@ class SimulatedMachine {
 
   void read(const SimulatedJob& job, std::uint64_t size_bytes);
   void write(const SimulatedJob& job, std::uint64_t size_bytes);
+  // Occupies the drive as a write does.
+  void flush(const SimulatedJob& job, double duration_s);
   void copy_up(const SimulatedJob& job, std::uint64_t size_bytes);
   void copy_down(const SimulatedJob& job, std::uint64_t size_bytes);
   void compute(const SimulatedJob& job, double duration_s);

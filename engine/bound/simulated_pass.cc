@@ -5,12 +5,14 @@
 namespace sluice {
 
 SimulatedPass::SimulatedPass(const StepShape& shape, OverlapPolicy policy,
-                             SimulatedMachine& machine, SimulatedSlots& slots)
+                             SimulatedMachine& machine, SimulatedSlots& slots,
+                             SimulatedCommits& commits)
     : layout_(shape.layout),
       placement_(shape.placement),
       policy_(policy),
       machine_(machine),
       slots_(slots),
+      commits_(commits),
       blocks_(shape.layout.blocks().size()),
       units_(shape.layout.units().size()),
       lanes_free_(shape.placement.lanes.count),
@@ -148,10 +150,20 @@ void SimulatedPass::gradient_final(UnitId unit, std::uint64_t step) {
 
 void SimulatedPass::update_on_device(UnitId unit) {
   if (!placement_.is_updated_on_device(layout_.unit(unit))) return;
-  for (const BlockPlace& block : layout_.blocks_of(unit))
-    machine_.device_adam(
-        {SimulatedTask::kDeviceAdam, index_of(block.id), ranked(0, sent_to_device_++)},
-        block.element_count);
+  for (const BlockPlace& block : layout_.blocks_of(unit)) update_on_device(block);
+}
+
+void SimulatedPass::update_on_device(const BlockPlace& block) {
+  const std::uint32_t index = index_of(block.id);
+  blocks_[index].awaits_save = commits_.is_saving(index);
+  if (blocks_[index].awaits_save) return;
+  machine_.device_adam({SimulatedTask::kDeviceAdam, index, ranked(0, sent_to_device_++)},
+                       block.element_count);
+}
+
+void SimulatedPass::saved(std::uint32_t index) {
+  if (blocks_[index].awaits_save) return update_on_device(layout_.block(BlockId{index}));
+  note_if_ready(index);
 }
 
 void SimulatedPass::norm_known(std::uint64_t step) {
@@ -185,7 +197,7 @@ void SimulatedPass::load_gradients(std::uint32_t index) {
 void SimulatedPass::note_if_ready(std::uint32_t index) {
   Block& block = blocks_[index];
   load_gradients(index);
-  if (!block.is_loaded || !may_update(index)) return;
+  if (!block.is_loaded || !may_update(index) || commits_.is_saving(index)) return;
   block.is_loaded = false;
   ready_places_.insert(block.place);
   ready_blocks_.insert((block.grants - 1) * blocks_.size() + index);
@@ -213,7 +225,10 @@ void SimulatedPass::end(const SimulatedJob& job) {
   switch (job.task) {
     case SimulatedTask::kLoad: return part_loaded(index);
     case SimulatedTask::kAdam: return updated(index);
-    case SimulatedTask::kDeviceAdam: ++updated_on_device_; return publish(index);
+    case SimulatedTask::kDeviceAdam:
+      ++updated_on_device_;
+      publish(index);
+      return commits_.updated(index, blocks_[index].updates);
     case SimulatedTask::kPublish: publish(index); return part_home(index);
     default: return part_home(index);
   }
@@ -230,6 +245,23 @@ void SimulatedPass::updated(std::uint32_t index) {
   } else {
     publish(index);
   }
+  const bool is_written = record_tier(index) == Tier::kNvme || parameter_tier(index) == Tier::kNvme;
+  if (!is_written || commits_.may_store(block.grants)) return write_back(index);
+  waiting_writes_.push_back(index);
+}
+
+bool SimulatedPass::pump_writes() {
+  if (waiting_writes_.empty()) return false;
+  const std::uint32_t index = waiting_writes_.front();
+  if (!commits_.may_store(blocks_[index].grants)) return false;
+  waiting_writes_.pop_front();
+  write_back(index);
+  return true;
+}
+
+void SimulatedPass::write_back(std::uint32_t index) {
+  Block& block = blocks_[index];
+  const BlockId id{index};
   if (record_tier(index) == Tier::kNvme) {
     ++block.pending;
     machine_.write({SimulatedTask::kWriteBack, index, ranked(2, 2 * block.place)},
@@ -255,6 +287,7 @@ void SimulatedPass::part_home(std::uint32_t index) {
   if (needs_slot(index)) come_home_.push_back(index);
   if (needs_lane(index)) ++lanes_free_;
   ++home_;
+  commits_.updated(index, block.grants);
 }
 
 }  // namespace sluice

@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <set>
 #include <vector>
 
+#include "engine/bound/simulated_commits.h"
 #include "engine/bound/simulated_machine.h"
 #include "engine/bound/simulated_slots.h"
 
@@ -20,13 +22,17 @@ class SimulatedPass {
  public:
   // All must outlive the pass.
   SimulatedPass(const StepShape& shape, OverlapPolicy policy, SimulatedMachine& machine,
-                SimulatedSlots& slots);
+                SimulatedSlots& slots, SimulatedCommits& commits);
 
   // Frees the slots of lanes whose blocks came home at this instant. Returns false when there are
   // no such lanes.
   bool settle();
   // Gives one block its turn, if a block may have it.
   bool pump();
+  // Starts the writes of one block that has waited for a commit, if they may start.
+  bool pump_writes();
+  // A commit has saved the block, so the block may be updated again.
+  void saved(std::uint32_t block);
   // Starts the next Adam, if possible. Called only when no other job can start.
   bool pump_adam();
 
@@ -56,6 +62,7 @@ class SimulatedPass {
     bool awaits_slot = false;
     bool awaits_gradients = false;  // gradients do not wait in host memory, and may still change
     bool is_loaded = false;
+    bool awaits_save = false;  // the device updates it once the commit has it
   };
   struct Unit {
     std::uint64_t drained_steps = 0;  // steps whose gradient is final
@@ -84,6 +91,8 @@ class SimulatedPass {
   void updated(std::uint32_t index);
   void publish(std::uint32_t index);
   void update_on_device(UnitId unit);
+  void update_on_device(const BlockPlace& block);
+  void write_back(std::uint32_t index);
   void part_home(std::uint32_t index);
 
   const Layout& layout_;
@@ -91,6 +100,8 @@ class SimulatedPass {
   const OverlapPolicy policy_;
   SimulatedMachine& machine_;
   SimulatedSlots& slots_;
+  SimulatedCommits& commits_;
+  std::deque<std::uint32_t> waiting_writes_;  // blocks whose stores wait for a commit
   std::vector<Block> blocks_;
   std::vector<Unit> units_;
   std::vector<UnitId> arrival_order_;

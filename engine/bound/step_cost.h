@@ -23,6 +23,7 @@ struct Rates {
   double write_bytes_per_second = 0;
   Duplex duplex = Duplex::kFull;
   double latency_s = 0;              // of a storage request, beside its transfer
+  double flush_s = 0;                // for which each flush of a commit occupies the drives
   double up_bytes_per_second = 0;    // host to device
   double down_bytes_per_second = 0;  // device to host
   double adam_parameters_per_second = 0;
@@ -63,6 +64,8 @@ struct StepShape {
   const WindowPlan& window;
   const Rates& rates;
   const ActivationPlan* activations = nullptr;  // null: the application keeps them
+  // Updates from commit to commit, if the placement has copies for commits.
+  std::uint32_t commit_every = 1;
 };
 
 }  // namespace sluice

@@ -72,7 +72,9 @@ StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
           : plan_activations(
                 {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order},
                 places);
-  return bound_step({layout_, placement, schedule_, window, rates, &activations}, policy);
+  return bound_step({layout_, placement, schedule_, window, rates, &activations,
+                     request_.config.storage.state.commit_every},
+                    policy);
 }
 
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run) {

@@ -164,7 +164,8 @@ StepCost StepBench::with_shape(const Rates& rates, const Function& function) con
   const Schedule schedule = training_schedule(model_, 1);
   const WindowPlan window = plan_window(schedule, window_unit_bytes(layout, placement),
                                         placement.window_bytes, model_.concurrent_leases);
-  return function(StepShape{layout, placement, schedule, window, rates});
+  return function(
+      StepShape{layout, placement, schedule, window, rates, nullptr, storage_.state.commit_every});
 }
 
 StepCost StepBench::bound(const Rates& rates) const {

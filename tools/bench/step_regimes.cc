@@ -86,6 +86,7 @@ Rates rates_of(const StepRegimeOptions& options, const Regime& regime, const Cpu
       static_cast<double>(options.rate_bytes_per_second);
   rates.duplex = Duplex::kHalf;
   rates.latency_s = kLatencyS;
+  rates.flush_s = options.flush_s;
   rates.up_bytes_per_second = rates.down_bytes_per_second = regime.bus_rate;
   rates.adam_parameters_per_second = cpu.adam;
   rates.norm_parameters_per_second = cpu.norm;

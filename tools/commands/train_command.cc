@@ -84,7 +84,7 @@ class TrainRun {
         engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
-                config.engine.storage.calibration),
+                config.engine.storage.calibration, config.engine.storage.state.commit_every),
         log_(outputs.csv, outputs.json_lines, options.log_every),
         publisher_(config_, engine_) {}
 

@@ -19,12 +19,13 @@ Rates calibrated_rates(const std::string& file, const StateFormat& format) {
 }  // namespace
 
 LimitMeter::LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-                       MicroBatchOrder order, std::string calibration)
+                       MicroBatchOrder order, std::string calibration, std::uint32_t commit_every)
     : engine_(engine),
       model_(std::move(model)),
       micro_batches_(micro_batches),
       order_(order),
-      calibration_(std::move(calibration)) {
+      calibration_(std::move(calibration)),
+      commit_every_(commit_every) {
   if (calibration_.empty()) return;
   try {
     (void)calibrated_rates(calibration_, engine.layout().format());
@@ -93,7 +94,8 @@ std::optional<StepLimits> LimitMeter::limits() const {
           ? ActivationPlan{}
           : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
                              places);
-  const StepShape shape{layout, placement, schedule, window, limits.rates, &activations};
+  const StepShape shape{layout,       placement,    schedule,     window,
+                        limits.rates, &activations, commit_every_};
   limits.least = minimum_step(shape);
   limits.bound = bound_step(shape, policy_);
   return limits;

@@ -25,9 +25,10 @@ struct StepLimits {
 class LimitMeter {
  public:
   // `engine` must outlive the meter. `calibration` is a file that `sluice bench io` wrote; empty =
-  // none. A file that lacks reads, writes or the mix of both is ignored.
+  // none. A file that lacks reads, writes or the mix of both is ignored. `commit_every`: of the
+  // engine's durable store, if it has one.
   LimitMeter(const Engine& engine, ModelSpec model, std::uint32_t micro_batches,
-             MicroBatchOrder order, std::string calibration);
+             MicroBatchOrder order, std::string calibration, std::uint32_t commit_every = 1);
 
   // To be called at the end of each step. The first step is ignored, because it touches memory for
   // the first time.
@@ -44,6 +45,7 @@ class LimitMeter {
   std::uint32_t micro_batches_;
   MicroBatchOrder order_;
   std::string calibration_;
+  std::uint32_t commit_every_;
   bool is_calibrated_ = false;
   TraceCounts begin_;  // counters when the first step had ended
   std::uint64_t steps_ = 0;

@@ -1,0 +1,72 @@
+// The commits of a durable store in the bound's simulation: what they write, and which stores and
+// updates wait for them. The rules are in engine/bound/bound_simulation.h, and those of the engine
+// in engine/flow/commits.h.
+//
+// Thread rule: one thread, because one simulation owns the object.
+// Progress: a commit waits for the stores and saves of its version and for its own flushes. It
+// never waits for a lane or a store of a later version.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "engine/bound/simulated_machine.h"
+
+namespace sluice {
+
+class SimulatedCommits {
+ public:
+  // All must outlive the object. `on_saved` is called when a block may be updated again.
+  SimulatedCommits(const StepShape& shape, SimulatedMachine& machine,
+                   std::function<void(std::uint32_t block)> on_saved);
+
+  bool are_made() const { return placement_.durable_copies != 0; }
+  // Whether `version` of a block may go to storage: the earlier commits have their tables, and a
+  // copy is free.
+  bool may_store(std::uint64_t version) const;
+  // The block is at home as `version`.
+  void updated(std::uint32_t block, std::uint64_t version);
+  bool is_saving(std::uint32_t block) const { return is_saving_[block]; }
+
+  // Starts one save or one commit, if it may start.
+  bool pump();
+  // Ends a job of a save or a flush.
+  void end(const SimulatedJob& job);
+
+ private:
+  struct Save {
+    std::uint32_t block = 0;
+    std::uint64_t version = 0;
+  };
+
+  std::uint64_t last_due(std::uint64_t version) const {
+    return (version - 1) / commit_every_ * commit_every_;
+  }
+  std::uint64_t bytes_in(std::uint32_t block, Tier tier) const;
+  bool start_save();
+  bool begin_commit();
+  void flush();
+
+  const Layout& layout_;
+  const Placement& placement_;
+  SimulatedMachine& machine_;
+  std::function<void(std::uint32_t block)> on_saved_;
+  const std::uint64_t commit_every_;
+  const double flush_s_;
+
+  std::uint64_t trained_blocks_ = 0;
+  std::uint64_t memory_blocks_ = 0;                // of these, with state at home in memory
+  std::map<std::uint64_t, std::uint64_t> stored_;  // by version: blocks
+  std::uint64_t saved_ = 0;                        // blocks, of the commit that is next
+  std::deque<Save> saves_;
+  std::vector<bool> is_saving_;  // by block
+  std::uint64_t save_count_ = 0;
+  std::uint64_t begun_ = 0;  // versions
+  std::uint64_t durable_ = 0;
+  std::uint32_t flushes_left_ = 0;
+};
+
+}  // namespace sluice

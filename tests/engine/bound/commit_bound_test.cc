@@ -1,0 +1,111 @@
+// Commits in T_bound: the bytes and flushes that they add to a step, by hand.
+#include "engine/bound/bound.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/bound/bound_model.h"
+
+namespace sluice {
+namespace {
+
+using test::kParameterBytes;
+using test::kRecordBytes;
+
+constexpr double kRate = 1e9;
+constexpr double kFlush = 5e-3;
+constexpr double kBlocks = 6;
+constexpr double kStateS = kBlocks * (kParameterBytes + kRecordBytes) / kRate;
+
+class CommitBound : public testing::Test {
+ protected:
+  CommitBound() {
+    model_.rates.write_bytes_per_second = model_.rates.read_bytes_per_second = kRate;
+    model_.rates.duplex = Duplex::kHalf;
+    model_.set_compute(1e-7, 1e-7);
+  }
+  StepCost cost(OverlapPolicy policy, std::uint32_t copies, std::uint32_t commit_every = 1,
+                double flush_s = kFlush) {
+    model_.placement.durable_copies = copies;
+    model_.rates.flush_s = flush_s;
+    return bound_step({model_.layout, model_.placement, model_.schedule, model_.window,
+                       model_.rates, nullptr, commit_every},
+                      policy);
+  }
+
+  test::BoundModel model_{{2, 3, 1}};
+};
+
+constexpr OverlapPolicy kPolicies[] = {OverlapPolicy::kSerial, OverlapPolicy::kDeferred,
+                                       OverlapPolicy::kEager, OverlapPolicy::kSpeculative};
+
+// The drive does nothing else, so a step takes what its share of a commit takes.
+TEST_F(CommitBound, StateInMemoryIsWrittenByEachCommitAndFlushedThreeTimes) {
+  model_.set_tiers(Tier::kHost, Tier::kHost);
+  for (const OverlapPolicy policy : kPolicies) {
+    SCOPED_TRACE(name_of(policy));
+    EXPECT_LT(cost(policy, 0).step_s, 1e-5);
+    for (const std::uint32_t every : {1u, 2u, 5u}) {
+      const StepCost step = cost(policy, 2, every);
+      EXPECT_NEAR(step.step_s, (kStateS + 3 * kFlush) / every, 2e-5) << every;
+      EXPECT_NEAR(step.busy(Resource::kStorage), (kStateS + 3 * kFlush) / every, 1e-8) << every;
+      EXPECT_NEAR(static_cast<double>(step.traffic.nvme_write_bytes),
+                  kBlocks * (kParameterBytes + kRecordBytes) / every, 1);
+    }
+  }
+}
+
+// Half of it: only the records are written for commits.
+TEST_F(CommitBound, OnlyWhatIsInMemoryIsWrittenOnceMore) {
+  model_.set_tiers(Tier::kNvme, Tier::kHost);
+  for (const OverlapPolicy policy : kPolicies) {
+    const StepCost bare = cost(policy, 0);
+    const StepCost step = cost(policy, 2);
+    EXPECT_EQ(step.traffic.nvme_write_bytes - bare.traffic.nvme_write_bytes,
+              static_cast<std::uint64_t>(kBlocks * kRecordBytes));
+    EXPECT_GE(step.step_s, bare.step_s + kBlocks * kRecordBytes / kRate);
+  }
+}
+
+TEST_F(CommitBound, StateOnStorageCostsItsFlushesAtMost) {
+  for (const OverlapPolicy policy : kPolicies) {
+    SCOPED_TRACE(name_of(policy));
+    const double bare_s = cost(policy, 0).step_s;
+    EXPECT_NEAR(cost(policy, 3, 1, 0).step_s, bare_s, 1e-9);
+    const double step_s = cost(policy, 2).step_s;
+    EXPECT_GT(step_s, bare_s);
+    EXPECT_LE(step_s, bare_s + kStateS + 3 * kFlush);
+    EXPECT_NEAR(cost(policy, 2).busy(Resource::kStorage),
+                cost(policy, 0).busy(Resource::kStorage) + 3 * kFlush, 1e-8);
+  }
+}
+
+// Under `deferred` the stores of one step follow those of the step before anyway.
+TEST_F(CommitBound, FlushesHideBehindComputation) {
+  model_.set_compute(0.1, 0.2);
+  const double bare_s = cost(OverlapPolicy::kDeferred, 0).step_s;
+  EXPECT_NEAR(cost(OverlapPolicy::kDeferred, 2).step_s, bare_s, 1e-9);
+  EXPECT_GT(cost(OverlapPolicy::kDeferred, 2, 1, 1.0).step_s, 2.9);
+}
+
+// The device's updates wait for the saves, too.
+TEST_F(CommitBound, StateOnTheDeviceLeavesItFirst) {
+  model_.set_tiers(Tier::kDevice, Tier::kDevice);
+  std::ranges::fill(model_.placement.gradient_tier, Tier::kDevice);
+  model_.rates.down_bytes_per_second = kRate;
+  for (const OverlapPolicy policy : kPolicies) {
+    SCOPED_TRACE(name_of(policy));
+    const StepCost step = cost(policy, 2);
+    EXPECT_NEAR(step.busy(Resource::kCopyDown), kStateS, 1e-8);
+    EXPECT_GE(step.step_s, kStateS + 3 * kFlush);
+    EXPECT_LE(step.step_s, 2 * kStateS + 3 * kFlush + 2e-5);
+  }
+}
+
+// Commits that are rarer than the simulation looks ahead cost their share.
+TEST_F(CommitBound, RareCommitsAreNotForgotten) {
+  model_.set_tiers(Tier::kHost, Tier::kHost);
+  EXPECT_NEAR(cost(OverlapPolicy::kDeferred, 2, 1000).step_s, (kStateS + 3 * kFlush) / 1000, 2e-5);
+}
+
+}  // namespace
+}  // namespace sluice
