@@ -104,9 +104,8 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
   const StateDescription description = parts_->description();
   CheckpointWriter writer(
       parts_->layout, description,
-      [this](TensorId tensor, StateKind kind, std::uint64_t first, std::span<std::byte> target) {
-        parts_->state.read(tensor, kind, first, target);
-      },
+      {.visit = [this](const StateAccess::Visit& visit) { parts_->state.visit_blocks(visit); },
+       .place_count = parts_->state.place_count()},
       parts_->ranks);
   try {
     SavedCheckpoint saved = writer.save(root, parts_->loop.position(), all);
@@ -140,6 +139,7 @@ Step Engine::begin_step(const StepOptions& options) {
 
 Inference Engine::begin_inference() {
   parts_->require_idle("begin_inference");
+  parts_->state.invalidate();
   parts_->loop.begin_inference();
   Inference inference(parts_->loop, parts_->activations, parts_->layout);
   parts_->activations.begin(parts_->loop.inference_activations(),

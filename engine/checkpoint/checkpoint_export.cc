@@ -4,30 +4,49 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 
-#include <sluice/dtype.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
-#include "base/optimizer_math.h"
+#include "base/aligned_buffer.h"
 #include "engine/checkpoint/checkpoint_writer.h"
 #include "engine/plan/layout.h"
 #include "engine/ranks/ranks.h"
+#include "engine/store/block_places.h"
+#include "engine/store/block_values.h"
 
 namespace sluice {
 namespace {
 
-// Rounds as an engine does that gets the masters.
-void round_to(DType type, std::span<const float> masters, std::span<std::byte> target) {
-  if (type == DType::kFp32) {
-    std::memcpy(target.data(), masters.data(), target.size());
-    return;
+// Blocks in memory at once: one is filled while others are written.
+constexpr std::uint32_t kPlaces = 4;
+
+// Gives every block of a state the values that an engine would give it.
+void visit_blocks(const Layout& layout, StateSource& source, const StateAccess::Visit& visit) {
+  std::uint64_t parameter_bytes = 0;
+  std::uint64_t record_bytes = 0;
+  for (const BlockPlace& block : layout.blocks()) {
+    parameter_bytes = std::max(parameter_bytes, layout.parameter_slot_bytes(block.id));
+    record_bytes = std::max(record_bytes, layout.record_slot_bytes(block.id));
   }
-  for (std::size_t i = 0; i < masters.size(); ++i) {
-    const std::uint16_t half =
-        type == DType::kBf16 ? split_master(masters[i]).high : fp16_from_float(masters[i]);
-    std::memcpy(target.data() + i * sizeof half, &half, sizeof half);
+  AlignedBuffer memory(kPlaces * (parameter_bytes + record_bytes), "blocks of a checkpoint");
+  const auto fill = [&](const BlockView& view) {
+    std::memset(view.parameters, 0, parameter_bytes);
+    std::memset(view.record, 0, record_bytes);
+    set_values(layout, view, source);
+  };
+  BlockPlaces places(kPlaces);
+  for (const BlockPlace& block : layout.blocks()) {
+    const std::uint32_t place = index_of(block.id) % kPlaces;
+    std::byte* const begin = memory.data() + place * (parameter_bytes + record_bytes);
+    const BlockView view{.block = block.id, .parameters = begin, .record = begin + parameter_bytes};
+    places.await(place);
+    if (!source.allows_threads()) fill(view);
+    places.start(place, [&, view, place] {
+      if (source.allows_threads()) fill(view);
+      visit(view, place);
+    });
   }
+  places.finish();
 }
 
 }  // namespace
@@ -44,17 +63,14 @@ SavedCheckpoint export_checkpoint(StateSource& source, const ModelSpec& given_mo
   const Layout layout(model, state_format(config), config.storage.block_elements);
   const auto device = make_host_device({.memory_bytes = 1_MiB});
   Ranks ranks({}, nullptr, *device);
-  std::vector<float> values;
-  const auto read = [&](TensorId id, StateKind kind, std::uint64_t first,
-                        std::span<std::byte> target) {
-    const bool is_rounded = kind == StateKind::kParameter;
-    values.resize(target.size() / (is_rounded ? size_of(type) : sizeof(float)));
-    source.read(layout.tensor(id), is_rounded ? StateKind::kMaster : kind, first, values);
-    round_to(is_rounded ? type : DType::kFp32, values, target);
-  };
   SaveOptions all = options;
   all.hyperparameters.merge(hyperparameters_of(config.optimizer));
-  return CheckpointWriter(layout, description, read, ranks)
+  return CheckpointWriter(
+             layout, description,
+             {.visit =
+                  [&](const StateAccess::Visit& visit) { visit_blocks(layout, source, visit); },
+              .place_count = kPlaces},
+             ranks)
       .save(root, source.position(), all, application);
 }
 

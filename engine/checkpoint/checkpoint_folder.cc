@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -16,6 +17,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {
@@ -212,10 +214,39 @@ CheckpointFile::CheckpointFile(const std::string& folder, const std::string& nam
                 fmt::format("checkpoint: \"{}\", which rank 0 has made, cannot be opened: {}; all "
                             "ranks have to see the same folder",
                             path_, errno_text(errno)));
+  direct_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
 }
 
-void CheckpointFile::write(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
-  write_all(file_.get(), path_, offset_bytes, bytes);
+// Tensors begin anywhere, so the pages at both ends may be shared with other pieces. Those go
+// through the page cache, which puts them together.
+void CheckpointFile::write(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+                           AlignedBuffer& room) {
+  const std::uint64_t begin = align_up(offset_bytes, kPageBytes);
+  const std::uint64_t end = (offset_bytes + bytes.size()) / kPageBytes * kPageBytes;
+  if (!direct_ || begin >= end) return write_all(file_.get(), path_, offset_bytes, bytes);
+  const std::uint64_t head = begin - offset_bytes;
+  write_all(file_.get(), path_, offset_bytes, bytes.first(head));
+  const std::uint64_t done = write_pages(begin, bytes.subspan(head, end - begin), room);
+  write_all(file_.get(), path_, begin + done, bytes.subspan(head + done));
+}
+
+// Returns how many bytes have been written. The rest was refused, and is left to the page cache.
+std::uint64_t CheckpointFile::write_pages(std::uint64_t offset_bytes,
+                                          std::span<const std::byte> bytes, AlignedBuffer& room) {
+  std::uint64_t done = 0;
+  while (done < bytes.size()) {
+    const auto part = bytes.subspan(done).first(
+        std::min<std::uint64_t>(bytes.size() - done, room.size_bytes() / kPageBytes * kPageBytes));
+    std::memcpy(room.data(), part.data(), part.size());
+    const ssize_t moved =
+        ::pwrite(direct_.get(), room.data(), part.size(), static_cast<off_t>(offset_bytes + done));
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0 && errno != EINVAL) fail_with("write", path_, errno);
+    const std::uint64_t pages = moved < 0 ? 0 : static_cast<std::uint64_t>(moved) / kPageBytes;
+    if (pages == 0) break;
+    done += pages * kPageBytes;
+  }
+  return done;
 }
 
 void CheckpointFile::sync() {

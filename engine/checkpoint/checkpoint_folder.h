@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/unique_fd.h"
 
 namespace sluice {
@@ -73,19 +74,25 @@ class NewCheckpoint {
   std::string folder_;  // empty once it has its name
 };
 
-// A file of a checkpoint that is being written; any rank may write parts of the file.
+// A file of a checkpoint that is being written; any rank and any thread may write parts of it.
 class CheckpointFile {
  public:
   // Fails with: kInput where the file is missing, because then the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
+  // Whole pages go past the page cache where the file system allows it, by way of `room`, which is
+  // the caller's alone and has at least a page.
   // Fails with: kNoSpace, kIo.
-  void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes);
+  void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes, AlignedBuffer& room);
   // Fails with: kIo.
   void sync();
 
  private:
+  std::uint64_t write_pages(std::uint64_t offset_bytes, std::span<const std::byte> bytes,
+                            AlignedBuffer& room);
+
   std::string path_;
   UniqueFd file_;
+  UniqueFd direct_;  // none: the file system has no O_DIRECT
 };
 
 }  // namespace sluice

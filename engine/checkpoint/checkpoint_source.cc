@@ -133,27 +133,23 @@ void CheckpointSource::prepare(const StateDescription& wanted) {
                      fmt::format("\"{}\"", path_of(std::string(kManifestName))));
 }
 
-const CheckpointSource::Checked& CheckpointSource::load(const CheckpointManifest::Stored& stored,
-                                                        std::size_t piece) {
-  Checked& checked = checked_[static_cast<std::size_t>(stored.part)];
-  if (checked.stored == &stored && checked.piece == piece) return checked;
-  checked.stored = nullptr;
-  const CheckpointManifest::Piece& range = stored.pieces[piece];
-  const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
-  checked.bytes.resize(range.element_count * element_bytes);
-  const std::uint64_t begin = stored.begin_bytes + range.first_element * element_bytes;
-  files_[stored.file]->read_at(begin, checked.bytes);
-  const Checksum128 found = checksum128(checked.bytes);
-  if (found != range.sum)
-    throw Error(
-        ErrorCode::kDamaged,
-        fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
-                    "is {}, expected {}; the checkpoint is damaged, use another one",
-                    files_[stored.file]->path(), begin, checked.bytes.size(), name_of(stored.part),
-                    stored.tensor, range.first_element, hex_of(found), hex_of(range.sum)));
-  checked.stored = &stored;
-  checked.piece = piece;
-  return checked;
+CheckpointSource::Checked CheckpointSource::load(const CheckpointManifest::Stored& stored,
+                                                 std::size_t piece) {
+  return pieces_.get({&stored, piece}, [&](AlignedBuffer& buffer) {
+    const CheckpointManifest::Piece& range = stored.pieces[piece];
+    const std::uint64_t element_bytes = safetensors_element_bytes(stored.dtype);
+    const std::uint64_t begin = stored.begin_bytes + range.first_element * element_bytes;
+    const SafetensorsFile& file = *files_[stored.file];
+    const std::span<const std::byte> bytes =
+        file.read_direct(begin, range.element_count * element_bytes, buffer);
+    if (const Checksum128 found = checksum128(bytes); found != range.sum)
+      throw Error(ErrorCode::kDamaged,
+                  fmt::format("\"{}\" [{}, +{}), the {} of \"{}\" from element {} on: the checksum "
+                              "is {}, expected {}; the checkpoint is damaged, use another one",
+                              file.path(), begin, bytes.size(), name_of(stored.part), stored.tensor,
+                              range.first_element, hex_of(found), hex_of(range.sum)));
+    return bytes;
+  });
 }
 
 template <class Take>
@@ -167,8 +163,8 @@ void CheckpointSource::read_part(const CheckpointManifest::Stored& stored,
   for (std::uint64_t at = first_element; at < first_element + count; ++piece) {
     const std::uint64_t end =
         std::min(first_element + count, piece->first_element + piece->element_count);
-    const Checked& checked = load(stored, static_cast<std::size_t>(piece - stored.pieces.begin()));
-    take(checked.bytes.data() + (at - piece->first_element) * element_bytes, at - first_element,
+    const Checked checked = load(stored, static_cast<std::size_t>(piece - stored.pieces.begin()));
+    take(checked->data() + (at - piece->first_element) * element_bytes, at - first_element,
          end - at);
     at = end;
   }

@@ -1,7 +1,7 @@
-// A checkpoint's folder as a source (sluice/checkpoint.h). Thread rule: one thread at a time.
+// A checkpoint's folder as a source (sluice/checkpoint.h). Thread rule: any number of threads may
+// call read(); everything else is for one thread.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,6 +12,7 @@
 
 #include <sluice/checkpoint.h>
 #include "engine/checkpoint/checkpoint_manifest.h"
+#include "engine/checkpoint/piece_cache.h"
 #include "engine/checkpoint/safetensors_file.h"
 
 namespace sluice {
@@ -33,16 +34,13 @@ class CheckpointSource final : public StateSource {
   // Fails with: kDamaged naming file and range of bytes that differ from the written ones; kIo.
   void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
             std::span<float> values) override;
+  bool allows_threads() const override { return true; }
   // Reads and checks the whole checkpoint. Fails with: as read().
   void verify();
 
  private:
-  // A piece that has been read whole and found correct.
-  struct Checked {
-    const CheckpointManifest::Stored* stored = nullptr;
-    std::size_t piece = 0;
-    std::vector<std::byte> bytes;
-  };
+  // The bytes of a piece that has been read whole and found correct.
+  using Checked = std::shared_ptr<const std::span<const std::byte>>;
 
   void open_files();
   void check_places() const;
@@ -53,7 +51,7 @@ class CheckpointSource final : public StateSource {
   template <class Take>
   void read_part(const CheckpointManifest::Stored& stored, std::uint64_t first_element,
                  std::uint64_t count, const Take& take);
-  const Checked& load(const CheckpointManifest::Stored& stored, std::size_t piece);
+  Checked load(const CheckpointManifest::Stored& stored, std::size_t piece);
   void read_masters(const std::string& tensor, std::uint64_t first_element,
                     std::span<float> values);
   std::string path_of(const std::string& name) const { return folder_ + "/" + name; }
@@ -65,7 +63,7 @@ class CheckpointSource final : public StateSource {
   std::map<std::pair<std::string, CheckpointPart>, const CheckpointManifest::Stored*> places_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
 
-  std::array<Checked, 5> checked_;  // by part: ranges come in order, part by part
+  PieceCache pieces_;
 };
 
 }  // namespace sluice

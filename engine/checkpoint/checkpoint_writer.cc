@@ -1,22 +1,56 @@
 #include "engine/checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <sluice/dtype.h>
 #include <sluice/error.h>
-#include "base/optimizer_math.h"
+#include <sluice/units.h>
+#include "base/aligned_buffer.h"
+#include "engine/store/block_values.h"
 
 namespace sluice {
 namespace {
 
 // If larger, the manifest has fewer checksums; if smaller, reading a range takes less memory.
 constexpr std::uint64_t kWrittenElements = 1 << 20;
+// A thread writes this much at once. With less, a drive reaches its rate only if more threads
+// write.
+constexpr std::uint64_t kWriteBytes = 1_MiB;
 constexpr std::string_view kCheckpointSubject = "a checkpoint";
+
+// The bytes of `count` elements from element `begin` of a block on, as files have them. Planes have
+// the same bytes, but for 8-bit moments, which are decoded to `decoded`.
+std::span<const std::byte> bytes_of(const Layout& layout, const BlockView& view,
+                                    CheckpointPart part, std::uint64_t begin, std::uint64_t count,
+                                    std::vector<std::byte>& decoded) {
+  const auto in = [&](const std::byte* plane, std::uint64_t element_bytes) {
+    return std::span(plane + begin * element_bytes, count * element_bytes);
+  };
+  const auto moment = [&](const float* values, StateKind kind) {
+    if (values != nullptr) return std::as_bytes(std::span(values + begin, count));
+    decoded.resize(count * sizeof(float));
+    read_values(layout, view, kind, begin, decoded);
+    return std::span<const std::byte>(decoded);
+  };
+  switch (part) {
+    case CheckpointPart::kWeight: return in(view.parameters, layout.format().parameter_bytes());
+    case CheckpointPart::kMaster: return in(view.record, sizeof(float));
+    case CheckpointPart::kMasterLow: return in(view.record, sizeof(std::int16_t));
+    case CheckpointPart::kExpAvg:
+    case CheckpointPart::kExpAvgSq: break;
+  }
+  const RecordMoments moments =
+      moments_of(layout.format(), layout.block(view.block).element_count, view.record);
+  return part == CheckpointPart::kExpAvg ? moment(moments.exp_avg, StateKind::kExpAvg)
+                                         : moment(moments.exp_avg_sq, StateKind::kExpAvgSq);
+}
 
 }  // namespace
 
@@ -27,8 +61,8 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 }
 
 CheckpointWriter::CheckpointWriter(const Layout& layout, const StateDescription& description,
-                                   ReadState state, Ranks& ranks)
-    : layout_(layout), description_(description), read_state_(std::move(state)), ranks_(ranks) {}
+                                   Blocks blocks, Ranks& ranks)
+    : layout_(layout), description_(description), blocks_(std::move(blocks)), ranks_(ranks) {}
 
 SavedCheckpoint CheckpointWriter::save(const std::string& root, const StatePosition& position,
                                        const SaveOptions& options,
@@ -85,67 +119,46 @@ std::vector<CheckpointWriter::Written> CheckpointWriter::write_own(const Checkpo
   if (ranks_.rank() >= ranks_.owner_count()) return written;
   std::vector<CheckpointFile> files;
   for (const CheckpointPlan::File& file : plan.files) files.emplace_back(folder, file.name);
-  for (const BlockPlace& block : layout_.blocks()) {
-    for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
-      const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
-      const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
-                                         block.offset_elements + block.element_count);
-      for (std::uint64_t at = begin; at < end; at += kWrittenElements)
-        write_range(plan,
-                    {.tensor = tensor.id,
-                     .first_element = at - tensor.offset_elements,
-                     .element_count = std::min(kWrittenElements, end - at)},
-                    files, written);
-    }
-  }
+  std::vector<AlignedBuffer> rooms(blocks_.place_count);
+  std::mutex mutex;  // for `written`
+  blocks_.visit([&](const BlockView& view, std::uint32_t place) {
+    AlignedBuffer& room = rooms[place];
+    if (room.size_bytes() == 0) room = AlignedBuffer(kWriteBytes, "writing a checkpoint");
+    const std::vector<Written> added = write_block(plan, view, files, room);
+    const std::scoped_lock lock(mutex);
+    written.insert(written.end(), added.begin(), added.end());
+  });
   for (CheckpointFile& file : files) file.sync();
   return written;
 }
 
-void CheckpointWriter::write_range(const CheckpointPlan& plan, const Range& range,
-                                   std::vector<CheckpointFile>& files,
-                                   std::vector<Written>& written) {
-  masters_.resize(range.element_count);
-  read_state_(range.tensor, StateKind::kMaster, range.first_element,
-              std::as_writable_bytes(std::span(masters_)));
-  std::vector<std::byte> bytes;
-  const std::vector<std::uint32_t>& stored = plan.stored_of[index_of(range.tensor)];
-  for (const std::uint32_t index : stored) {
+std::vector<CheckpointWriter::Written> CheckpointWriter::write_block(
+    const CheckpointPlan& plan, const BlockView& view, std::vector<CheckpointFile>& files,
+    AlignedBuffer& room) const {
+  std::vector<Written> written;
+  std::vector<std::byte> decoded;
+  const BlockPlace& block = layout_.block(view.block);
+  const auto write = [&](std::uint32_t index, const TensorPlace& tensor, std::uint64_t at,
+                         std::uint64_t count) {
     const CheckpointPlan::Tensor& place = plan.tensors[index];
-    read(place.part, range, bytes);
-    const std::uint64_t element_bytes = bytes.size() / range.element_count;
-    files[place.file].write(place.begin_bytes + range.first_element * element_bytes, bytes);
-    written.push_back({.stored = index,
-                       .piece = {.first_element = range.first_element,
-                                 .element_count = range.element_count,
-                                 .sum = checksum128(bytes)}});
-  }
-}
-
-// Reads in the form of the file. Requires: `masters_` are those of the range.
-void CheckpointWriter::read(CheckpointPart part, const Range& range,
-                            std::vector<std::byte>& bytes) {
-  const auto read_as = [&](StateKind kind, std::uint64_t element_bytes) {
-    bytes.resize(range.element_count * element_bytes);
-    read_state_(range.tensor, kind, range.first_element, bytes);
+    const std::span<const std::byte> bytes =
+        bytes_of(layout_, view, place.part, at - block.offset_elements, count, decoded);
+    const std::uint64_t first = at - tensor.offset_elements;
+    files[place.file].write(place.begin_bytes + first * (bytes.size() / count), bytes, room);
+    written.push_back(
+        {.stored = index,
+         .piece = {.first_element = first, .element_count = count, .sum = checksum128(bytes)}});
   };
-  switch (part) {
-    case CheckpointPart::kWeight:
-      return read_as(StateKind::kParameter, layout_.format().parameter_bytes());
-    case CheckpointPart::kExpAvg: return read_as(StateKind::kExpAvg, sizeof(float));
-    case CheckpointPart::kExpAvgSq: return read_as(StateKind::kExpAvgSq, sizeof(float));
-    case CheckpointPart::kMaster: {
-      const auto all = std::as_bytes(std::span(masters_));
-      bytes.assign(all.begin(), all.end());
-      return;
+  for (const TensorPlace& tensor : layout_.tensors_of(block.unit)) {
+    const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
+    const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
+                                       block.offset_elements + block.element_count);
+    for (std::uint64_t at = begin; at < end; at += kWrittenElements) {
+      for (const std::uint32_t index : plan.stored_of[index_of(tensor.id)])
+        write(index, tensor, at, std::min(kWrittenElements, end - at));
     }
-    case CheckpointPart::kMasterLow: break;
   }
-  bytes.resize(range.element_count * sizeof(std::int16_t));
-  for (std::size_t i = 0; i < masters_.size(); ++i) {
-    const std::int16_t low = split_master(masters_[i]).low;
-    std::memcpy(bytes.data() + i * sizeof low, &low, sizeof low);
-  }
+  return written;
 }
 
 CheckpointManifest CheckpointWriter::manifest_of(const CheckpointPlan& plan,

@@ -1,16 +1,14 @@
 // Writes a checkpoint. Rank 0 makes the folder and its files, and every rank writes the ranges that
-// it owns. When all ranks have written, rank 0 adds the manifest and gives the checkpoint its name.
-// Synchronous.
+// it owns, on several threads. When all ranks have written, rank 0 adds the manifest and gives the
+// checkpoint its name. Synchronous.
 //
 // Thread rule: the application's thread, while no step is active; all ranks take part.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "engine/checkpoint/checkpoint_plan.h"
 #include "engine/plan/layout.h"
 #include "engine/ranks/ranks.h"
+#include "engine/store/state_access.h"
 
 namespace sluice {
 
@@ -27,12 +26,15 @@ std::map<std::string, double> hyperparameters_of(const Config::Optimizer& optimi
 
 class CheckpointWriter {
  public:
-  // As StateAccess::read(). Fails with: its own errors.
-  using ReadState = std::function<void(TensorId tensor, StateKind kind, std::uint64_t first_element,
-                                       std::span<std::byte> target)>;
+  // The blocks that this rank owns, for example with StateAccess::visit_blocks(). Several threads
+  // may call the visitor, with different places. Fails with: its own errors; those of the visitor.
+  struct Blocks {
+    std::function<void(const StateAccess::Visit& visit)> visit;
+    std::uint32_t place_count = 1;
+  };
 
   // The references must outlive the writer.
-  CheckpointWriter(const Layout& layout, const StateDescription& description, ReadState state,
+  CheckpointWriter(const Layout& layout, const StateDescription& description, Blocks blocks,
                    Ranks& ranks);
 
   // `application`: the texts of ranks that are not running, which replace the options' text.
@@ -47,27 +49,19 @@ class CheckpointWriter {
     std::uint64_t stored = 0;  // its number in the plan
     CheckpointManifest::Piece piece;
   };
-  struct Range {
-    TensorId tensor{};
-    std::uint64_t first_element = 0;
-    std::uint64_t element_count = 0;
-  };
-
   std::string begin(const CheckpointPlan& plan, std::optional<NewCheckpoint>& fresh,
                     const std::string& root);
   std::vector<Written> write_own(const CheckpointPlan& plan, const std::string& folder);
-  void write_range(const CheckpointPlan& plan, const Range& range,
-                   std::vector<CheckpointFile>& files, std::vector<Written>& written);
-  void read(CheckpointPart part, const Range& range, std::vector<std::byte>& bytes);
+  std::vector<Written> write_block(const CheckpointPlan& plan, const BlockView& view,
+                                   std::vector<CheckpointFile>& files, AlignedBuffer& room) const;
   CheckpointManifest manifest_of(const CheckpointPlan& plan, const StatePosition& position,
                                  const SaveOptions& options, std::vector<Written> written,
                                  std::vector<std::string> application) const;
 
   const Layout& layout_;
   const StateDescription& description_;
-  ReadState read_state_;
+  Blocks blocks_;
   Ranks& ranks_;
-  std::vector<float> masters_;
 };
 
 }  // namespace sluice

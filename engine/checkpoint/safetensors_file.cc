@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 
 namespace sluice {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 constexpr std::uint64_t kLengthBytes = 8;
 // The format's own limit, which keeps a damaged length from asking for any amount of memory.
 constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
+// Shorter reads use the page cache, whose readahead serves their neighbours.
+constexpr std::uint64_t kDirectBytesMin = 64_KiB;
 
 }  // namespace
 
@@ -40,6 +43,9 @@ void SafetensorsFile::open_file() {
                 fmt::format("cannot open the model file \"{}\": {}", path_, errno_text(errno)));
   if (!S_ISREG(status.st_mode)) fail("it is not a regular file");
   file_bytes_ = static_cast<std::uint64_t>(status.st_size);
+  // The same file, whatever has the path by now.
+  direct_ = UniqueFd(::open(fmt::format("/proc/self/fd/{}", file_.get()).c_str(),
+                            O_RDONLY | O_DIRECT | O_CLOEXEC));
 }
 
 void SafetensorsFile::read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const {
@@ -56,6 +62,32 @@ void SafetensorsFile::read_at(std::uint64_t offset_bytes, std::span<std::byte> b
     bytes = bytes.subspan(static_cast<std::size_t>(got));
     offset_bytes += static_cast<std::uint64_t>(got);
   }
+}
+
+std::span<const std::byte> SafetensorsFile::read_direct(std::uint64_t offset_bytes,
+                                                        std::uint64_t size_bytes,
+                                                        AlignedBuffer& buffer) const {
+  const std::uint64_t begin = offset_bytes / kPageBytes * kPageBytes;
+  const std::uint64_t end = align_up(offset_bytes + size_bytes, kPageBytes);
+  if (buffer.size_bytes() < end - begin)
+    buffer = AlignedBuffer(end - begin, "a piece of a checkpoint");
+  const auto bytes = buffer.span().subspan(offset_bytes - begin, size_bytes);
+  const std::uint64_t wanted = offset_bytes + size_bytes - begin;
+  std::uint64_t done = 0;
+  while (direct_ && size_bytes >= kDirectBytesMin && done < wanted) {
+    const ssize_t got = ::pread(direct_.get(), buffer.data() + done, end - begin - done,
+                                static_cast<off_t>(begin + done));
+    if (got < 0 && errno == EINTR) continue;
+    // The rest is left to read_at(), which says why it cannot be read.
+    if (got <= 0) break;
+    done += static_cast<std::uint64_t>(got);
+    if (done % kPageBytes != 0) break;
+  }
+  if (done < wanted) {
+    const std::uint64_t missing = std::max(begin + done, offset_bytes) - offset_bytes;
+    read_at(offset_bytes + missing, bytes.subspan(missing));
+  }
+  return bytes;
 }
 
 void SafetensorsFile::parse_header() {

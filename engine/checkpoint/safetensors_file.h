@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/unique_fd.h"
 #include "engine/checkpoint/safetensors_header.h"
 #include "io/checksum.h"
@@ -46,6 +47,11 @@ class SafetensorsFile {
 
   // Copies bytes [offset_bytes, ...) of the file.
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
+  // The same, past the page cache where the file system allows it: at the rate of the drive, and
+  // without driving other files out of memory. Returns the bytes, which lie in `buffer`. Replaces
+  // `buffer` if it is too small.
+  std::span<const std::byte> read_direct(std::uint64_t offset_bytes, std::uint64_t size_bytes,
+                                         AlignedBuffer& buffer) const;
 
   // Tensors of fp32. `name` is an F32 tensor:
   bool has(const std::string& name) const;
@@ -67,6 +73,7 @@ class SafetensorsFile {
   // Constant after construction.
   std::string path_;
   UniqueFd file_;
+  UniqueFd direct_;  // none: the file system has no O_DIRECT
   std::uint64_t file_bytes_ = 0;
   Checksum128 beginning_sum_;
   std::map<std::string, Entry> entries_;

@@ -218,6 +218,7 @@ bool BlockStore::repeat_read(Transfer& transfer, const Error& fault) {
   if (request.error != 0 && errno_rule(request.kind, request.error).action != ErrnoAction::kReread)
     return false;
   transfer.is_reread = true;
+  const std::scoped_lock lock(notes_mutex_);
   if (notes_.size() < kNotesMax)
     notes_.push_back(fmt::format("storage: a block is read again, because {}", fault.what()));
   return true;
@@ -313,7 +314,11 @@ void BlockStore::move_blocking(std::unique_ptr<Blocking>& blocking) {
 }
 
 std::vector<std::string> BlockStore::take_notes() {
-  std::vector<std::string> notes = std::exchange(notes_, {});
+  std::vector<std::string> notes;
+  {
+    const std::scoped_lock lock(notes_mutex_);
+    notes.swap(notes_);
+  }
   std::ranges::move(watch_.take_notes(), std::back_inserter(notes));
   return notes;
 }

@@ -5,8 +5,9 @@
 // whenever they are read, on the queue's thread that completes the transfer. A read that fails or
 // brings other bytes is repeated once.
 //
-// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end, which
-// the application's thread calls while no step is active.
+// Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. Those
+// are called while no step is active, by several threads at once if each has another block and all
+// read or all write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -123,11 +125,11 @@ class BlockStore {
   // transfer is in flight.
   void restore(std::span<const CommitPlane> planes);
 
-  // Sets the version of the block's planes, for the next write or for planes in memory. On the
-  // application's thread, outside of steps.
+  // Sets the version of the block's planes, for the next write or for planes in memory. As the
+  // blocking transfers below.
   void begin_at(BlockId block, std::uint64_t version);
 
-  // Blocking transfers of the application's thread, outside of steps.
+  // Blocking transfers, outside of steps. Several threads may make them, each for another block.
   // Fails with: kIo naming unit, block, file, range and errno; kDamaged; kTimeout.
   void read_now(BlockId block, Plane plane, std::byte* target);
   void write_now(BlockId block, Plane plane, std::byte* source);
@@ -203,6 +205,7 @@ class BlockStore {
   std::vector<Entry> entries_;
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // as entries_, for each copy
+  std::mutex notes_mutex_;
   std::vector<std::string> notes_;
   TransferWatch watch_;  // last: its thread describes transfers
 };

@@ -13,11 +13,13 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kFillElements = 64 << 10;  // the most that a source is asked for at once
+// The most that a source is asked for at once, where the block has no room for more.
+constexpr std::uint64_t kFillElements = 1 << 20;
 
 // Elements [first, first + count) of the tensor, for the moments that the optimizer keeps.
 void set_moments(const Layout& layout, const BlockView& view, const TensorPlace& tensor,
-                 std::uint64_t first, std::uint64_t count, StateSource& source) {
+                 std::uint64_t first, std::uint64_t count, StateSource& source,
+                 std::vector<float>& spare) {
   if (layout.is_frozen(view.block)) return;
   const BlockPlace& block = layout.block(view.block);
   const std::uint64_t at = tensor.offset_elements + first - block.offset_elements;
@@ -26,11 +28,14 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
     source.read(tensor, StateKind::kExpAvg, first, {moments.exp_avg + at, count});
   if (moments.exp_avg_sq != nullptr)
     source.read(tensor, StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
-  std::vector<float> values(layout.format().moments == OptimizerState::k8bit ? count : 0);
   const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes) {
-    if (!codes.exist()) return;
-    source.read(tensor, kind, first, values);
-    encode_saved_moments(book, values, codes.from(at));
+    for (std::uint64_t done = 0; codes.exist() && done < count; done += kFillElements) {
+      spare.resize(std::min(kFillElements, count));
+      const auto values =
+          std::span(spare).first(std::min<std::uint64_t>(spare.size(), count - done));
+      source.read(tensor, kind, first + done, values);
+      encode_saved_moments(book, values, codes.from(at + done));
+    }
   };
   set(StateKind::kExpAvg, CodeBook::kSigned, moments.exp_avg_codes);
   set(StateKind::kExpAvgSq, CodeBook::kUnsigned, moments.exp_avg_sq_codes);
@@ -60,16 +65,29 @@ void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t
   }
 }
 
+// Memory of the block for `count` masters from element `at` of the block on: the masters' own place
+// or, if they are split, that of a moment that is set later. Empty if there is none.
+std::span<float> room_for_masters(const Layout& layout, const BlockView& view, std::uint64_t at,
+                                  std::uint64_t count) {
+  const StateFormat& format = layout.format();
+  if (format.master == MasterLayout::kFp32)
+    return {reinterpret_cast<float*>(view.parameters) + at, count};
+  if (layout.is_frozen(view.block)) return {};
+  if (format.master == MasterLayout::kFp16)
+    return {reinterpret_cast<float*>(view.record) + at, count};
+  float* const moments =
+      moments_of(format, layout.block(view.block).element_count, view.record).exp_avg;
+  if (moments == nullptr) return {};
+  return {moments + at, count};
+}
+
 // Elements [first, first + values.size()) of the block.
 void set_masters(const Layout& layout, const BlockView& view, std::uint64_t first,
                  std::span<const float> values) {
   const bool has_record = !layout.is_frozen(view.block);
   auto* const halves = reinterpret_cast<std::uint16_t*>(view.parameters) + first;
   switch (layout.format().master) {
-    case MasterLayout::kFp32:
-      std::memcpy(reinterpret_cast<float*>(view.parameters) + first, values.data(),
-                  values.size_bytes());
-      return;
+    case MasterLayout::kFp32: return;  // they are in their place
     case MasterLayout::kSplitBf16:
       for (std::size_t i = 0; i < values.size(); ++i) {
         const SplitMaster split = split_master(values[i]);
@@ -79,8 +97,6 @@ void set_masters(const Layout& layout, const BlockView& view, std::uint64_t firs
       return;
     case MasterLayout::kFp16: break;
   }
-  if (has_record)
-    std::memcpy(reinterpret_cast<float*>(view.record) + first, values.data(), values.size_bytes());
   for (std::size_t i = 0; i < values.size(); ++i) halves[i] = fp16_from_float(values[i]);
 }
 
@@ -118,21 +134,27 @@ void read_moment(const float* values, CodeBook book, const MomentCodes& codes, s
 
 void set_values(const Layout& layout, const BlockView& view, StateSource& source) {
   const BlockPlace& block = layout.block(view.block);
-  std::vector<float> run(std::min(kFillElements, block.element_count));
+  std::vector<float> spare;
   clear_codes(layout, view);
   for (const TensorPlace& tensor : layout.tensors_of(block.unit)) {
     const std::uint64_t begin = std::max(tensor.offset_elements, block.offset_elements);
     const std::uint64_t end = std::min(tensor.offset_elements + tensor.element_count,
                                        block.offset_elements + block.element_count);
-    for (std::uint64_t at = begin; at < end; at += kFillElements) {
-      const std::uint64_t count = std::min(kFillElements, end - at);
-      const auto values = std::span(run).first(count);
+    if (begin >= end) continue;
+    for (std::uint64_t at = begin; at < end;) {
+      std::span<float> values =
+          room_for_masters(layout, view, at - block.offset_elements, end - at);
+      if (values.empty()) {
+        spare.resize(std::min(kFillElements, block.element_count));
+        values = std::span(spare).first(std::min<std::uint64_t>(spare.size(), end - at));
+      }
       source.read(tensor, StateKind::kMaster, at - tensor.offset_elements, values);
       if (!layout.unit(block.unit).is_frozen)
         check_values(layout, tensor, at - tensor.offset_elements, values);
       set_masters(layout, view, at - block.offset_elements, values);
-      set_moments(layout, view, tensor, at - tensor.offset_elements, count, source);
+      at += values.size();
     }
+    set_moments(layout, view, tensor, begin - tensor.offset_elements, end - begin, source, spare);
   }
 }
 

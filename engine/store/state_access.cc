@@ -8,8 +8,27 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/store/block_places.h"
 
 namespace sluice {
+namespace {
+
+// Beyond this, a drive gains nothing, and every place has a thread.
+constexpr std::uint32_t kPlacesMax = 16;
+
+// A place is a lane with a parameter slot; blocks at home in host memory need neither.
+std::uint32_t places_of(const Layout& layout, const Placement& placement) {
+  const auto lies_elsewhere = [](Tier tier) { return tier != Tier::kHost; };
+  std::uint64_t places = std::min<std::uint64_t>(kPlacesMax, layout.blocks().size());
+  if (std::ranges::any_of(placement.parameter_tier, lies_elsewhere))
+    places = std::min<std::uint64_t>(places, placement.parameter_slots.count);
+  if (std::ranges::any_of(placement.record_tier, lies_elsewhere))
+    places = std::min<std::uint64_t>(places, placement.lanes.count);
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(places, 1));
+}
+
+}  // namespace
+
 StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
                          BlockStore& store, Device& device, Scheduler& scheduler)
     : layout_(layout),
@@ -18,22 +37,24 @@ StateAccess::StateAccess(const Layout& layout, const Placement& placement, const
       store_(store),
       device_(device),
       scheduler_(scheduler),
-      stream_(device, "state access") {}
+      stream_(device, "state access"),
+      loaded_(places_of(layout, placement)) {}
 
-BlockView StateAccess::view_of(const BlockPlace& block) const {
+BlockView StateAccess::view_of(const BlockPlace& block, std::uint32_t place) const {
   const std::uint32_t i = index_of(block.id);
   return {.block = block.id,
           .parameters = placement_.parameter_tier[i] == Tier::kHost
                             ? tiers_.host_parameters(block.id)
-                            : tiers_.parameter_slot(0),
+                            : tiers_.parameter_slot(place),
           .record = placement_.record_tier[i] == Tier::kHost ? tiers_.host_record(block.id)
-                                                             : tiers_.lane(0)};
+                                                             : tiers_.lane(place)};
 }
 
-const BlockView& StateAccess::load(const BlockPlace& block) {
-  if (loaded_ && loaded_->block == block.id) return *loaded_;
-  loaded_.reset();
-  const BlockView view = view_of(block);
+BlockView StateAccess::load(const BlockPlace& block) {
+  const std::uint32_t place = place_of(block);
+  const BlockView view = view_of(block, place);
+  if (is_loaded(block)) return view;
+  loaded_[place].reset();
   const std::uint32_t i = index_of(block.id);
   if (placement_.parameter_tier[i] == Tier::kNvme)
     store_.read_now(block.id, Plane::kParameter, view.parameters);
@@ -43,7 +64,8 @@ const BlockView& StateAccess::load(const BlockPlace& block) {
     store_.read_now(block.id, Plane::kRecord, view.record);
   if (placement_.record_tier[i] == Tier::kDevice)
     copy_now(view.record, tiers_.device_record(block.id), layout_.record_bytes(block.id));
-  return loaded_.emplace(view);
+  loaded_[place] = block.id;
+  return view;
 }
 
 void StateAccess::store(const BlockView& view) {
@@ -57,38 +79,66 @@ void StateAccess::store(const BlockView& view) {
 }
 
 void StateAccess::copy_now(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+  const std::scoped_lock lock(device_mutex_);
   device_.copy(target, source, size_bytes, stream_.id());
   device_.synchronize(stream_.id());
 }
 
+// A source that allows it is read on the places' threads. Otherwise this thread reads it, while the
+// places' threads store.
 void StateAccess::restore(StateSource& source) {
   invalidate();
   filled_ = {};
   const std::uint64_t step = source.position().step;
-  for (const BlockPlace& block : layout_.blocks()) {
-    const BlockView view = view_of(block);
-    std::memset(view.parameters, 0, layout_.parameter_bytes(block.id));
-    std::memset(view.record, 0, layout_.record_bytes(block.id));
+  const auto fill = [this, &source](const BlockView& view) {
+    std::memset(view.parameters, 0, layout_.parameter_bytes(view.block));
+    std::memset(view.record, 0, layout_.record_bytes(view.block));
     set_values(layout_, view, source);
-    store_.begin_at(block.id, layout_.is_frozen(block.id) ? 0 : step);
-    store(view);
-    count_homes(block);
+  };
+  BlockPlaces places(place_count());
+  for (const BlockPlace& block : layout_.blocks()) {
+    const BlockView view = view_of(block, place_of(block));
+    places.await(place_of(block));
+    if (!source.allows_threads()) fill(view);
+    places.start(place_of(block), [this, &source, &fill, view, step] {
+      if (source.allows_threads()) fill(view);
+      store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
+      store(view);
+    });
   }
+  places.finish();
+  for (const BlockPlace& block : layout_.blocks()) count_homes(block);
 }
 
 void StateAccess::open() {
   invalidate();
   filled_ = {};
+  BlockPlaces places(place_count());
   for (const BlockPlace& block : layout_.blocks()) {
-    const BlockView view = view_of(block);
-    const std::uint32_t i = index_of(block.id);
-    if (placement_.parameter_tier[i] != Tier::kNvme)
-      store_.read_now(block.id, Plane::kParameter, view.parameters);
-    if (placement_.record_tier[i] != Tier::kNvme && !layout_.is_frozen(block.id))
-      store_.read_now(block.id, Plane::kRecord, view.record);
-    bring_to_device(view);
-    count_homes(block);
+    places.await(place_of(block));
+    places.start(place_of(block), [this, &block] { open(block); });
   }
+  places.finish();
+  for (const BlockPlace& block : layout_.blocks()) count_homes(block);
+}
+
+void StateAccess::open(const BlockPlace& block) {
+  const BlockView view = view_of(block, place_of(block));
+  const std::uint32_t i = index_of(block.id);
+  if (placement_.parameter_tier[i] != Tier::kNvme)
+    store_.read_now(block.id, Plane::kParameter, view.parameters);
+  if (placement_.record_tier[i] != Tier::kNvme && !layout_.is_frozen(block.id))
+    store_.read_now(block.id, Plane::kRecord, view.record);
+  bring_to_device(view);
+}
+
+void StateAccess::visit_blocks(const Visit& visit) {
+  BlockPlaces places(place_count());
+  for (const BlockPlace& block : layout_.blocks()) {
+    places.await(place_of(block));
+    places.start(place_of(block), [this, &visit, &block] { visit(load(block), place_of(block)); });
+  }
+  places.finish();
 }
 
 void StateAccess::bring_to_device(const BlockView& view) {
@@ -158,19 +208,47 @@ void StateAccess::check_read(TensorId id, StateKind kind, std::uint64_t first_el
                      first_element, tensor.name, tensor.element_count));
 }
 
+// Blocks that are not in a place are loaded at once: those of the range and, where this call
+// continues the one before, those that the next calls will want.
 void StateAccess::read(TensorId id, StateKind kind, std::uint64_t first_element,
                        std::span<std::byte> target) {
   const TensorPlace& tensor = layout_.tensor(id);
   const std::uint64_t count = target.size() / element_bytes(kind);
   const std::uint64_t begin = tensor.offset_elements + first_element;
+  const std::uint64_t end = begin + count;
+  const bool continues = read_end_ == Position{id, kind, first_element};
+  read_end_ = Position{id, kind, first_element + count};
+  std::vector<const BlockPlace*> wanted;
+  std::size_t missing = 0;
   for (const BlockPlace& block : layout_.blocks_of(tensor.unit)) {
-    const std::uint64_t from = std::max(begin, block.offset_elements);
-    const std::uint64_t to = std::min(begin + count, block.offset_elements + block.element_count);
-    if (from >= to) continue;
-    read_values(
-        layout_, load(block), kind, from - block.offset_elements,
-        target.subspan((from - begin) * element_bytes(kind), (to - from) * element_bytes(kind)));
+    const bool is_asked_for =
+        block.offset_elements < end && begin < block.offset_elements + block.element_count;
+    const bool is_next = continues && missing != 0 && wanted.size() < place_count() &&
+                         end <= block.offset_elements &&
+                         block.offset_elements < tensor.offset_elements + tensor.element_count;
+    if (!is_asked_for && !is_next) continue;
+    wanted.push_back(&block);
+    if (!is_loaded(block)) ++missing;
   }
+  const auto copy = [&, this](const BlockPlace& block) {
+    const BlockView view = load(block);
+    const std::uint64_t from = std::max(begin, block.offset_elements);
+    const std::uint64_t to = std::min(end, block.offset_elements + block.element_count);
+    if (from >= to) return;
+    read_values(
+        layout_, view, kind, from - block.offset_elements,
+        target.subspan((from - begin) * element_bytes(kind), (to - from) * element_bytes(kind)));
+  };
+  if (missing <= 1 && wanted.size() <= place_count()) {
+    for (const BlockPlace* const block : wanted) copy(*block);
+    return;
+  }
+  BlockPlaces places(place_count());
+  for (const BlockPlace* const block : wanted) {
+    places.await(place_of(*block));
+    places.start(place_of(*block), [&copy, block] { copy(*block); });
+  }
+  places.finish();
 }
 
 }  // namespace sluice

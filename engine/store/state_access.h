@@ -1,13 +1,17 @@
 // Access to the state between steps, tensor by tensor, wherever the blocks live. Fills in initial
-// values, and reads the state for saving and hashing. Works block by block in the memory of one
-// optimizer lane, and so needs no memory of its own.
+// values, and reads the state for saving and hashing. Works on several blocks at once in the memory
+// of the optimizer's lanes, and so needs no memory of its own.
 //
 // Thread rule: the application's thread, while no step is active.
+// Invariant: between two calls nothing is in flight.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <sluice/device.h>
 #include <sluice/state.h>
@@ -44,13 +48,36 @@ class StateAccess {
   void read(TensorId tensor, StateKind kind, std::uint64_t first_element,
             std::span<std::byte> target);
 
-  // Forgets the block in the lane, because the state has changed.
-  void invalidate() { loaded_.reset(); }
+  // Calls `visit` with every block of this rank in host memory, at its home or in a place. Several
+  // threads do so at once, each for another block, and never two for one place.
+  // Fails with: as read(); the exceptions of `visit`.
+  using Visit = std::function<void(const BlockView& view, std::uint32_t place)>;
+  void visit_blocks(const Visit& visit);
+  // How many blocks visit_blocks() has in memory at once.
+  std::uint32_t place_count() const { return static_cast<std::uint32_t>(loaded_.size()); }
+
+  // Forgets the blocks in the lanes, because the state has changed.
+  void invalidate() { loaded_.assign(loaded_.size(), std::nullopt); }
 
  private:
+  // The end of the last read(). The next read may continue there.
+  struct Position {
+    TensorId tensor{};
+    StateKind kind = StateKind::kParameter;
+    std::uint64_t element = 0;
+
+    bool operator==(const Position&) const = default;
+  };
+
   std::uint64_t element_bytes(StateKind kind) const;
-  BlockView view_of(const BlockPlace& block) const;
-  const BlockView& load(const BlockPlace& block);
+  BlockView view_of(const BlockPlace& block, std::uint32_t place) const;
+  std::uint32_t place_of(const BlockPlace& block) const {
+    return index_of(block.id) % place_count();
+  }
+  bool is_loaded(const BlockPlace& block) const { return loaded_[place_of(block)] == block.id; }
+  // In the block's own place; these may run for several blocks at once.
+  BlockView load(const BlockPlace& block);
+  void open(const BlockPlace& block);
   void store(const BlockView& view);
   void bring_to_device(const BlockView& view);
   void count_homes(const BlockPlace& block);
@@ -63,8 +90,10 @@ class StateAccess {
   Device& device_;
   Scheduler& scheduler_;
   Stream stream_;
-  std::optional<BlockView> loaded_;  // the content of the lane
-  PoolMarks filled_;                 // homes that have their values
+  std::mutex device_mutex_;                     // for the stream
+  std::vector<std::optional<BlockId>> loaded_;  // by place: the block in it
+  std::optional<Position> read_end_;
+  PoolMarks filled_;  // homes that have their values
 };
 
 }  // namespace sluice

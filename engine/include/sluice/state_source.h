@@ -67,10 +67,13 @@ class StateSource {
   // or kExpAvgSq. The three kinds are a complete state, because compute parameters are the masters
   // rounded to the compute dtype. The engine asks for moments only where the optimizer keeps them,
   // and never for a frozen unit, whose masters are its parameters. Called on the application's
-  // thread.
+  // thread, unless allows_threads().
   // Fails with: the source's own errors; the engine has no state then, and accepts another source.
   virtual void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
                     std::span<float> values) = 0;
+  // Whether several threads may call read() at the same time, in any order of the ranges. Filling a
+  // state then uses several processors.
+  virtual bool allows_threads() const { return false; }
 };
 
 // Step 0: masters from a function, zero moments.

@@ -316,7 +316,8 @@ class CheckpointFolder : public CheckpointTest {
     NewCheckpoint fresh(root_);
     fresh.create("data", "begins", 10);
     CheckpointFile file(fresh.folder(), "data");
-    file.write(6, std::as_bytes(std::span("here")).first(4));
+    AlignedBuffer room(kPageBytes, "the test");
+    file.write(6, std::as_bytes(std::span("here")).first(4), room);
     file.sync();
     (void)fresh.commit(step, keep);
   }
