@@ -47,6 +47,11 @@ void add_checkpoints(CLI::App& train, sluice::CheckpointOptions& options) {
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
   train
+      .add_option("--shard-size", options.shard_size,
+                  "Largest size of a checkpoint's file, like 5GB")
+      ->check(sluice::is_size())
+      ->capture_default_str();
+  train
       .add_flag("--resume{newest}", options.resume,
                 "Go on from the durable store (storage.state.name) or the newest whole checkpoint, "
                 "whichever has more steps, or begin anew where there is neither; "

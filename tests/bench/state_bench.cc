@@ -6,6 +6,7 @@
 //
 // Takes about four times the state's size in DIR.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,15 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+double cpu_seconds() {
+  rusage usage{};
+  (void)::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 ModelSpec model_of(std::uint64_t units) {
   ModelSpec model;
   for (std::uint64_t unit = 0; unit < units; ++unit)
@@ -69,21 +79,7 @@ class StateBench {
         values_(4 << 20) {
     for (std::size_t i = 0; i < values_.size(); ++i)
       values_[i] = static_cast<float>(i * 2654435761u % 65521) * 1e-5f;
-    const double fresh_s = seconds_of([&] {
-      io_ = std::make_unique<IoBench>(IoBenchOptions{.paths = {directory},
-                                                     .file_bytes = bytes(),
-                                                     .request_bytes_max = kRequestBytes,
-                                                     .depth_max = kDepth},
-                                      [&](std::span<std::byte> memory, std::span<const int> files) {
-                                        std::string note;
-                                        Config::Storage storage;
-                                        storage.queue_depth = kDepth;
-                                        return open_io_queue(
-                                            storage, {.memory = memory, .files = files}, note);
-                                      });
-    });
-    fmt::print("state {}, {} units; bench io writes fresh files at {:.2f} GB/s\n",
-               format_bytes(bytes()), model_.units.size(), rate(bytes(), fresh_s));
+    fmt::print("state {}, {} units\n", format_bytes(bytes()), model_.units.size());
   }
   ~StateBench() {
     std::error_code ignored;
@@ -93,16 +89,18 @@ class StateBench {
   StateBench& operator=(const StateBench&) = delete;
 
   void round() {
+    measure_drive();
     auto device = make_host_device({.memory_bytes = 256_MiB});
     auto engine = std::make_unique<Engine>(config_, model_, *device);
-    report("initialize", IoPattern::kWrite, bytes(), [&] { engine->initialize(values()); });
-    report("read_state", IoPattern::kRead, bytes(), [&] { read_all(*engine); });
-    report("save", IoPattern::kMixed, 2 * bytes(), [&] { (void)engine->save(root_, {.keep = 1}); });
+    report("initialize", {.write_bytes = bytes()}, [&] { engine->initialize(values()); });
+    report("read_state", {.read_bytes = bytes()}, [&] { read_all(*engine); });
+    report("save", {.read_bytes = bytes(), .write_bytes = bytes()},
+           [&] { (void)engine->save(root_, {.keep = 1}); });
     engine.reset();
     device = make_host_device({.memory_bytes = 256_MiB});
     engine = std::make_unique<Engine>(config_, model_, *device);
     forget_pages();
-    report("restore", IoPattern::kMixed, 2 * bytes(), [&] {
+    report("restore", {.read_bytes = bytes(), .write_bytes = bytes()}, [&] {
       const OpenCheckpoint opened = open_checkpoint(root_ + "/latest");
       engine->restore(*opened.source);
     });
@@ -112,8 +110,8 @@ class StateBench {
     for (const auto& [name, ratios] : ratios_) {
       std::vector<double> sorted = ratios;
       std::ranges::sort(sorted);
-      fmt::print("{:10} {:.2f} of bench io, {:.2f} to {:.2f}\n", name, sorted[sorted.size() / 2],
-                 sorted.front(), sorted.back());
+      fmt::print("{:10} {:.2f} of bench io in fresh files, {:.2f} to {:.2f}\n", name,
+                 sorted[sorted.size() / 2], sorted.front(), sorted.back());
     }
   }
 
@@ -147,24 +145,63 @@ class StateBench {
       (void)::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
     }
   }
-  void report(const std::string& name, IoPattern pattern, std::uint64_t moved_bytes,
-              const std::function<void()>& work) {
-    const IoMeasurement drive =
-        io_->measure({.pattern = pattern, .request_bytes = kRequestBytes, .depth = kDepth});
+  struct Moved {
+    std::uint64_t read_bytes = 0;
+    std::uint64_t write_bytes = 0;
+  };
+
+  // The drive's rates now. The first write into fresh files costs more than later ones, and all
+  // writes here go into fresh files.
+  void measure_drive() {
+    std::unique_ptr<IoBench> io;
+    fresh_rate_ =
+        rate(bytes(), seconds_of([&] {
+               io = std::make_unique<IoBench>(
+                   IoBenchOptions{.paths = config_.storage.paths,
+                                  .file_bytes = bytes(),
+                                  .request_bytes_max = kRequestBytes,
+                                  .depth_max = kDepth},
+                   [&](std::span<std::byte> memory, std::span<const int> files) {
+                     std::string note;
+                     Config::Storage storage;
+                     storage.queue_depth = kDepth;
+                     return open_io_queue(storage, {.memory = memory, .files = files}, note);
+                   });
+             }));
+    const auto measured = [&](IoPattern pattern) {
+      const IoMeasurement drive =
+          io->measure({.pattern = pattern, .request_bytes = kRequestBytes, .depth = kDepth});
+      return rate(drive.bytes, drive.seconds);
+    };
+    read_rate_ = measured(IoPattern::kRead);
+    write_rate_ = measured(IoPattern::kWrite);
+    fmt::print("bench io: read {:.2f}, write {:.2f}, write into fresh files {:.2f} GB/s\n",
+               read_rate_, write_rate_, fresh_rate_);
+  }
+  // The time of `bench io` for the same bytes, reads and writes one after the other, as a share.
+  void report(const std::string& name, const Moved& moved, const std::function<void()>& work) {
+    const double cpu_begin = cpu_seconds();
     const double seconds = seconds_of(work);
-    const double drive_rate = rate(drive.bytes, drive.seconds);
-    const double own_rate = rate(moved_bytes, seconds);
-    ratios_[name].push_back(own_rate / drive_rate);
-    fmt::print("{:10} {:6.2f} GB/s, bench io {:5} {:6.2f} GB/s: {:.2f}; {:.0f} Mparam/s\n", name,
-               own_rate, name_of(pattern), drive_rate, own_rate / drive_rate,
-               static_cast<double>(model_.element_count()) * 1e-6 / seconds);
+    const double cpu_s = cpu_seconds() - cpu_begin;
+    const double read_s = static_cast<double>(moved.read_bytes) * 1e-9 / read_rate_;
+    const auto written = static_cast<double>(moved.write_bytes) * 1e-9;
+    const double fresh_ratio = (read_s + written / fresh_rate_) / seconds;
+    ratios_[name].push_back(fresh_ratio);
+    const double gigabytes = static_cast<double>(moved.read_bytes) * 1e-9 + written;
+    fmt::print(
+        "{:10} {:6.2f} GB/s: {:.2f} of bench io in fresh files, {:.2f} of bench io; {:.0f} "
+        "Mparam/s, CPU {:.2f} s/GB\n",
+        name, gigabytes / seconds, fresh_ratio, (read_s + written / write_rate_) / seconds,
+        static_cast<double>(model_.element_count()) * 1e-6 / seconds, cpu_s / gigabytes);
   }
 
   Config config_;
   ModelSpec model_;
   std::string root_;
   std::vector<float> values_;
-  std::unique_ptr<IoBench> io_;
+  double read_rate_ = 0;  // of bench io, in GB/s
+  double write_rate_ = 0;
+  double fresh_rate_ = 0;
   std::map<std::string, std::vector<double>> ratios_;
 };
 

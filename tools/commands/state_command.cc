@@ -9,6 +9,7 @@
 #include "engine/store/durable_identity.h"
 #include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
+#include "tools/cli/option_checks.h"
 #include "tools/cli/option_files.h"
 #include "tools/cli/print.h"
 #include "tools/commands/state_transfer.h"
@@ -182,6 +183,9 @@ void add_state(CLI::App& app, StateOptions& options) {
   to->add_option("DIR", options.folder, "Folder of checkpoints, as `train --checkpoint` takes it")
       ->required()
       ->type_name("");
+  to->add_option("--shard-size", options.shard_size, "Largest size of a file, like 5GB")
+      ->check(is_size())
+      ->capture_default_str();
   add_output(to, "--json", options.json_file, json);
   CLI::App* from =
       add_subcommand(state, "import", "Make a new store from a portable checkpoint", options);

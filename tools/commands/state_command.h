@@ -16,8 +16,9 @@ struct StateOptions {
   // For `export`: where to write checkpoints; for `import`: a checkpoint or a folder of
   // checkpoints.
   std::string folder;
-  std::uint32_t ranks = 1;  // for `import`
-  bool converts = false;    // for `import`
+  std::string shard_size = "5GB";  // for `export`
+  std::uint32_t ranks = 1;         // for `import`
+  bool converts = false;           // for `import`
 };
 
 void add_state(CLI::App& app, StateOptions& options);

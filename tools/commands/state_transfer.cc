@@ -78,7 +78,7 @@ int export_state(const StateOptions& options) {
   require_store_name(storage, options);
   StoreSource source(storage.state.name, storage.paths);
   const CheckpointLock lock(options.folder);
-  SaveOptions save;
+  SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
   if (has_tensors_of(source.description(), training_model(config)))
     save.files = {{"config.json", gpt2_config_text(config.model)}};
   const SavedCheckpoint saved = export_checkpoint(source, source.run().model, source.run().config,

@@ -137,9 +137,19 @@ TEST_F(StateAccessTest, PiecesInOrderReadEachBlockOnce) {
   engine.restore(formula);
   const TensorPlace& tensor = engine.tensors()[1];
   reads_ = 0;
-  for (std::uint64_t first = 0; first < tensor.element_count; first += 700)
-    expect_values(tensor, StateKind::kExpAvg, first,
-                  std::min<std::uint64_t>(700, tensor.element_count - first));
+  // The tensor begins in the first block. The piece that reaches the second one takes along those
+  // that follow.
+  constexpr std::uint64_t kPiece = 700;
+  for (std::uint64_t first = 0; first < tensor.element_count; first += kPiece) {
+    const std::uint64_t count = std::min(kPiece, tensor.element_count - first);
+    expect_values(tensor, StateKind::kExpAvg, first, count);
+    const std::uint64_t end = tensor.offset_elements + first + count;
+    if (end <= kBlockElements) {
+      EXPECT_EQ(reads_, 2u);
+    } else if (end <= 4 * kBlockElements) {
+      EXPECT_EQ(reads_, 2u * 4) << first;
+    }
+  }
   EXPECT_EQ(reads_, 2u * 13);  // two planes of each block
   reads_ = 0;
   expect_values(tensor, StateKind::kMaster, 0, tensor.element_count);

@@ -118,6 +118,18 @@ class Checkpoints(CliCase):
             self.flip(name, "model-00001-of-00001.safetensors")
         self.assertIn("none of the 2", self.fail_train(1, BASE, *EVERY, "--resume", "--accept-data"))
 
+    def test_files_are_as_large_as_asked_for(self):
+        for size, largest in (("64KiB", 64 << 10), ("1GB", 10 ** 9)):
+            folder = "shards-" + size
+            whole = self.train({**BASE, "run.steps": 2}, "--checkpoint", folder, "--shard-size", size)
+            files = [name for name in os.listdir(self.path(folder, "latest")) if name.endswith(".safetensors")]
+            # One tensor may be larger, and a header comes on top.
+            self.assertEqual(len(files) == 2, largest == 10 ** 9, files)
+            resumed = self.train({**BASE, "run.steps": 2}, "--checkpoint", folder, "--resume", "--shard-size", size)
+            self.assertEqual((resumed["resumed_steps"], resumed["state_sha256"]), (2, whole["state_sha256"]))
+        self.assertIn("--shard-size", self.run_sluice("train", self.write_config(BASE), "--checkpoint", "kept",
+                                                      "--shard-size", "0", expect=2).stderr)
+
     def test_a_full_disk_leaves_the_older_ones(self):
         os.mkdir(self.path("kept"))
         mount_tmpfs(self, self.path("kept"), "4m")  # room for two, and not for a third beside them

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
+#include <sluice/units.h>
 #include "io/checksum.h"
 #include "tools/cli/print.h"
 
@@ -343,7 +344,9 @@ std::string Checkpointing::application(std::uint64_t steps) const {
 }
 
 void Checkpointing::save(Engine& engine, std::uint64_t steps) {
-  SaveOptions options{.application = application(steps), .keep = options_.keep};
+  SaveOptions options{.application = application(steps),
+                      .keep = options_.keep,
+                      .file_bytes_max = parse_size(options_.shard_size)};
   if (is_first_) {
     options.hyperparameters = {{"learning_rate", config_.learning_rate}};
     options.files = {{"config.json", gpt2_config_text(config_.model)}};

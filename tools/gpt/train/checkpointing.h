@@ -31,7 +31,8 @@ struct CheckpointOptions {
   std::string root;         // empty: no checkpoints are made
   std::uint64_t every = 0;  // steps between checkpoints; 0 = only at the end
   std::uint32_t keep = 0;   // 0 = all
-  std::string resume;       // empty, "newest" or "required"
+  std::string shard_size = "5GB";
+  std::string resume;  // empty, "newest" or "required"
   bool converts = false;
   bool accepts_config = false;
   bool accepts_data = false;
