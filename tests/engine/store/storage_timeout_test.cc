@@ -35,7 +35,18 @@ TEST(StorageTimeout, ARequestThatNeverEndsStopsTheRunWithTheListOfThoseInFlight)
   const TempDirectory directory;
   const Config config = hanging_config(directory.path(), 0.25);
   const ModelSpec model = toy_model();
-  for (const std::uint64_t at : {3u, 90u, 130u, 200u, 300u, 380u}) {
+  std::uint64_t all = 0;
+  {
+    const auto device = make_host_device({.memory_bytes = 64_MiB});
+    const IoQueue* seen = nullptr;
+    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+      seen = queue.get();
+      return queue;
+    });
+    (void)run_toy(engine, model, *device, config, {.steps = 1});
+    all = seen->counters().read_requests + seen->counters().write_requests;
+  }
+  for (const std::uint64_t at : {all / 100, all / 4, all / 3, all / 2, all * 3 / 4, all * 9 / 10}) {
     for (const bool sticky : {false, true}) {
       SCOPED_TRACE(at);
       const auto device = make_host_device({.memory_bytes = 64_MiB});
