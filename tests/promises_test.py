@@ -75,7 +75,7 @@ def name_of(line):
     """Returns the name that a declaration declares."""
     if line.startswith("#"):
         return "the header"
-    kind = re.match(r"\s*(?:class|struct|enum class|enum)\s+(\w+)", line)
+    kind = re.match(r"\s*(?:class|struct|enum class|enum)\s+(?:SLUICE_EXPORT\s+)?(\w+)", line)
     if kind:
         return kind.group(1)
     function = re.search(r"([~\w]+)\)?\(", line.replace("(*", ""))

@@ -10,6 +10,7 @@
 #include <map>
 #include <new>
 #include <optional>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
@@ -192,6 +193,7 @@ void add_doctor(CLI::App& app, std::vector<std::string>& paths) {
 struct GeneralOptions {
   bool version = false;  // --version
   bool as_json = false;
+  std::string shell = "bash";      // that completion is for
   const CLI::App* help = nullptr;  // takes the words behind it
 };
 
@@ -202,7 +204,10 @@ void add_general(CLI::App& app, GeneralOptions& options) {
   app.add_subcommand("version", "What this program is and was built with")
       ->add_flag("--json", options.as_json, json);
   app.add_subcommand("man", "This manual as a page for man(1): sluice man > sluice.1");
-  app.add_subcommand("completion", "Completion for bash: source <(sluice completion)");
+  app.add_subcommand("completion", "Completion for a shell: source <(sluice completion)")
+      ->add_option("SHELL", options.shell, "bash, zsh or fish")
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+      ->capture_default_str();
   options.help = app.add_subcommand("help", "The help of a command, such as: sluice help bench io")
                      ->prefix_command();
 }
@@ -235,9 +240,14 @@ struct Commands {
     }
     if (general.version || app.got_subcommand("version"))
       return sluice::run_version(general.as_json);
-    if (app.got_subcommand("man") || app.got_subcommand("completion")) {
-      const bool is_manual = app.got_subcommand("man");
-      sluice::say_text(is_manual ? sluice::man_page(app) : sluice::bash_completion(app));
+    if (app.got_subcommand("man")) {
+      sluice::say_text(sluice::man_page(app));
+      return sluice::kExitOk;
+    }
+    if (app.got_subcommand("completion")) {
+      sluice::say_text(general.shell == "zsh"    ? sluice::zsh_completion(app)
+                       : general.shell == "fish" ? sluice::fish_completion(app)
+                                                 : sluice::bash_completion(app));
       return sluice::kExitOk;
     }
     if (app.got_subcommand("help")) {

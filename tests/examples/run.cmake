@@ -1,8 +1,11 @@
 # The tests of the installed package: what is in it, and that examples/ build against it alone, as any application would.
-#   MODE=headers   installs the build tree SLUICE_BUILD to WORK/prefix; exactly the public headers of SOURCE are there, and
-#                  each compiles alone in C++20, with nothing but the standard library beside them
-#   MODE=example   builds SOURCE against WORK/prefix and runs it with WORK/NAME as its folder
-# Given with -D: MODE, SLUICE_BUILD, SOURCE, WORK, NAME, GENERATOR, COMPILER, BUILD_TYPE, FLAGS (the sanitizer's, or nothing).
+#   MODE=install   installs the build tree SLUICE_BUILD to WORK/static and, with the shared C++ library, to WORK/shared. Each
+#                  has the files that it should have and no other. Each public header compiles alone in C++20, with nothing
+#                  but the standard library beside it
+#   MODE=cmake, MODE=pkg_config   builds the example SOURCE against the prefix WORK/KIND (static or shared) by find_package()
+#                  or by pkg-config, and runs it
+# Given with -D: MODE, SLUICE_BUILD, SOURCE, WORK, KIND, NAME, GENERATOR, COMPILER, BUILD_TYPE, VERSION, FLAGS (the sanitizer's,
+# or nothing), HAS_C, HAS_TOOLS, HAS_MPI.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -11,36 +14,103 @@ function(run)
   endif()
 endfunction()
 
-if(MODE STREQUAL "headers")
+# check_files(KIND EXPECTED...): the files of the prefix WORK/KIND.
+function(check_files kind)
+  file(GLOB_RECURSE installed RELATIVE ${WORK}/${kind} ${WORK}/${kind}/*)
+  set(surplus ${installed})
+  set(absent ${ARGN})
+  list(REMOVE_ITEM surplus ${ARGN})
+  list(REMOVE_ITEM absent ${installed})
+  if(surplus OR absent)
+    message(FATAL_ERROR "${kind}: installed, but not expected: ${surplus}\nexpected, but not installed: ${absent}")
+  endif()
+endfunction()
+
+if(MODE STREQUAL "install")
   file(REMOVE_RECURSE ${WORK})
   file(MAKE_DIRECTORY ${WORK})
-  run(${CMAKE_COMMAND} --install ${SLUICE_BUILD} --prefix ${WORK}/prefix)
-  file(GLOB public RELATIVE ${SOURCE} ${SOURCE}/*/include/sluice/*.h ${SOURCE}/capi/sluice.h)
-  list(TRANSFORM public REPLACE "^.*/" "")
-  list(SORT public)
-  file(GLOB_RECURSE installed RELATIVE ${WORK}/prefix/include ${WORK}/prefix/include/*)
-  set(expected ${public})
-  list(TRANSFORM expected PREPEND "sluice/")
-  list(SORT installed)
-  if(NOT installed STREQUAL expected)
-    message(FATAL_ERROR "installed headers: ${installed}\nexpected: ${expected}")
+  run(${CMAKE_COMMAND} --install ${SLUICE_BUILD} --prefix ${WORK}/static)
+  foreach(component c shared shared_development development tools mpi)
+    run(${CMAKE_COMMAND} --install ${SLUICE_BUILD} --prefix ${WORK}/shared --component ${component})
+  endforeach()
+
+  file(GLOB headers ${SOURCE}/*/include/sluice/*.h)
+  file(GLOB_RECURSE shared_files RELATIVE ${SOURCE} ${SOURCE}/examples/* ${SOURCE}/configs/*)
+  list(REMOVE_ITEM shared_files configs/sluice.schema.json)
+  list(APPEND shared_files LICENSE sluice.schema.json)
+  list(TRANSFORM shared_files PREPEND share/sluice/)
+  string(TOLOWER ${BUILD_TYPE} type)
+  string(REGEX REPLACE "^([0-9]+)[.]([0-9]+)[.].*" "\\1;\\2" numbers ${VERSION})
+  list(GET numbers 0 major)
+  list(GET numbers 1 minor)
+  set(package lib/cmake/sluice)
+  set(common ${shared_files} ${package}/sluiceConfig.cmake ${package}/sluiceConfigVersion.cmake ${package}/sluiceTargets.cmake
+             lib/pkgconfig/sluice.pc)
+  if(HAS_C)
+    list(APPEND headers ${SOURCE}/capi/sluice.h)
+    list(APPEND common lib/libsluice.so lib/libsluice.so.${major} lib/libsluice.so.${VERSION} lib/pkgconfig/sluice_c.pc
+                ${package}/sluiceTargets-${type}.cmake)
   endif()
-  foreach(header ${installed})
+  if(HAS_TOOLS)
+    list(APPEND common bin/sluice share/man/man1/sluice.1 share/bash-completion/completions/sluice
+                share/zsh/site-functions/_sluice share/fish/vendor_completions.d/sluice.fish)
+  endif()
+  if(HAS_MPI)
+    list(APPEND common lib/sluice/libsluice_mpi.so)
+  endif()
+  list(TRANSFORM headers REPLACE "^.*/" "include/sluice/")
+  list(APPEND common ${headers})
+  set(layers base io cpu_optim gpu engine)
+  list(TRANSFORM layers REPLACE "(.+)" "lib/libsluice_\\1.a")
+  check_files(static ${common} ${layers} ${package}/sluiceStatic.cmake ${package}/sluiceStatic-${type}.cmake)
+  check_files(shared ${common} lib/libsluice_cxx.so lib/libsluice_cxx.so.${major}.${minor} lib/libsluice_cxx.so.${VERSION}
+              ${package}/sluiceShared.cmake ${package}/sluiceShared-${type}.cmake)
+
+  foreach(header ${headers})
     file(WRITE ${WORK}/alone.cc "#include <${header}>\n")
-    run(${COMPILER} -std=c++20 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I ${WORK}/prefix/include ${WORK}/alone.cc)
+    file(READ ${WORK}/alone.cc text)
+    string(REPLACE "include/" "" text "${text}")
+    file(WRITE ${WORK}/alone.cc "${text}")
+    run(${COMPILER} -std=c++20 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I ${WORK}/static/include ${WORK}/alone.cc)
   endforeach()
-  foreach(file share/sluice/sluice.schema.json share/sluice/LICENSE share/sluice/configs/quickstart.json
-          share/sluice/examples/sine/main.cc)
-    if(NOT EXISTS ${WORK}/prefix/${file})
-      message(FATAL_ERROR "${file} is not installed")
-    endif()
-  endforeach()
-else()
-  file(REMOVE_RECURSE ${WORK}/${NAME})
-  file(MAKE_DIRECTORY ${WORK}/${NAME})
-  run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/${NAME}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
-      -DCMAKE_BUILD_TYPE=${BUILD_TYPE} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_FLAGS=${FLAGS} -DCMAKE_C_FLAGS=${FLAGS}
-      -DCMAKE_FIND_PACKAGE_NO_PACKAGE_REGISTRY=ON)
-  run(${CMAKE_COMMAND} --build ${WORK}/${NAME}/build)
-  run(${WORK}/${NAME}/build/${NAME} ${WORK}/${NAME})
+  return()
 endif()
+
+set(work ${WORK}/${NAME}.${KIND}.${MODE})
+set(prefix ${WORK}/${KIND})
+file(REMOVE_RECURSE ${work})
+file(MAKE_DIRECTORY ${work}/run)
+if(MODE STREQUAL "cmake")
+  run(${CMAKE_COMMAND} -S ${SOURCE} -B ${work}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+      -DCMAKE_BUILD_TYPE=${BUILD_TYPE} -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_FLAGS=${FLAGS} -DCMAKE_C_FLAGS=${FLAGS}
+      -DCMAKE_FIND_PACKAGE_NO_PACKAGE_REGISTRY=ON)
+  run(${CMAKE_COMMAND} --build ${work}/build)
+else()
+  set(ENV{PKG_CONFIG_PATH} ${prefix}/lib/pkgconfig)
+  set(module sluice)
+  set(language -std=c++20)
+  file(GLOB source ${SOURCE}/main.*)
+  if(source MATCHES "[.]c$")
+    set(module sluice_c)
+    set(language -x c)
+  endif()
+  execute_process(COMMAND pkg-config --cflags ${module} OUTPUT_VARIABLE cflags OUTPUT_STRIP_TRAILING_WHITESPACE
+                  COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND pkg-config --libs ${module} OUTPUT_VARIABLE libs OUTPUT_STRIP_TRAILING_WHITESPACE
+                  COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(cflags)
+  separate_arguments(libs)
+  separate_arguments(FLAGS)
+  file(MAKE_DIRECTORY ${work}/build)
+  run(${COMPILER} ${FLAGS} ${cflags} ${language} ${source} -x none -o ${work}/build/${NAME} ${libs})
+endif()
+
+# A program that is linked with the shared library needs that, and none of the libraries behind it.
+if(KIND STREQUAL "shared" AND NOT NAME STREQUAL "line")
+  execute_process(COMMAND readelf --dynamic --wide ${work}/build/${NAME} OUTPUT_VARIABLE section COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT section MATCHES "NEEDED[^\n]*libsluice_cxx[.]so[.][0-9]+[.][0-9]+\\]" OR section MATCHES "NEEDED[^\n]*(fmt|tbb|hwloc|uring)")
+    message(FATAL_ERROR "${NAME} needs other libraries than libsluice_cxx:\n${section}")
+  endif()
+endif()
+set(ENV{LD_LIBRARY_PATH} ${prefix}/lib)
+run(${work}/build/${NAME} ${work}/run)

@@ -13,7 +13,10 @@ namespace sluice {
 // All commands with their options, in roff with the macros of man(7).
 std::string man_page(const CLI::App& app);
 
-// A script for bash that completes commands, their options, and otherwise file names.
+// Scripts for shells that complete commands, their options, and otherwise file names. Those for zsh
+// and fish also show each word's description.
 std::string bash_completion(const CLI::App& app);
+std::string zsh_completion(const CLI::App& app);
+std::string fish_completion(const CLI::App& app);
 
 }  // namespace sluice

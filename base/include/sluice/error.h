@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
 enum class ErrorCode {
@@ -26,9 +28,9 @@ enum class ErrorCode {
   kPoisoned,         // an earlier failure left the engine between two steps
 };
 
-std::string_view name_of(ErrorCode code);
+SLUICE_EXPORT std::string_view name_of(ErrorCode code);
 
-class Error : public std::runtime_error {
+class SLUICE_EXPORT Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const { return code_; }
@@ -38,12 +40,12 @@ class Error : public std::runtime_error {
 };
 
 // "Input/output error" for 5. Thread-safe, unlike strerror.
-std::string errno_text(int error_number);
+SLUICE_EXPORT std::string errno_text(int error_number);
 
 // Prints the place and the message to stderr and aborts, because no state is worth keeping after a
 // programmer error.
-[[noreturn]] void check_failed(const char* expression, const char* file, int line,
-                               const char* message);
+[[noreturn]] SLUICE_EXPORT void check_failed(const char* expression, const char* file, int line,
+                                             const char* message);
 
 }  // namespace sluice
 

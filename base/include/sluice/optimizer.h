@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
 // Hyperparameters of AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015). AdamW has
@@ -23,7 +25,7 @@ enum class OptimizerKind : std::uint8_t {
   kSgd,      // momentum; decay as an L2 term
 };
 
-std::string_view name_of(OptimizerKind kind);
+SLUICE_EXPORT std::string_view name_of(OptimizerKind kind);
 
 // The numbers in which the moments are kept between updates. Updates compute in fp32 in any case.
 enum class OptimizerState : std::uint8_t {
@@ -31,7 +33,7 @@ enum class OptimizerState : std::uint8_t {
   k8bit,  // block-wise dynamic quantization: 8-bit codes, and an fp32 scale for 256 elements
 };
 // Returns "fp32" or "8bit".
-std::string_view name_of(OptimizerState state);
+SLUICE_EXPORT std::string_view name_of(OptimizerState state);
 
 // Hyperparameters fixed for a run. Each optimizer ignores the hyperparameters that it does not
 // have. Adam and AdamW have both betas, epsilon and decay. Lion has both betas and decay. Adagrad

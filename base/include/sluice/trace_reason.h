@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
 // The reason of a wait. Trace files hold these numbers, so they must never change.
@@ -29,6 +31,6 @@ enum class TraceReason : std::uint8_t {
 };
 inline constexpr std::size_t kTraceReasons = 17;
 
-std::string_view name_of(TraceReason reason);
+SLUICE_EXPORT std::string_view name_of(TraceReason reason);
 
 }  // namespace sluice

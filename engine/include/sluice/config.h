@@ -11,16 +11,17 @@
 
 #include <sluice/config_document.h>
 #include <sluice/dtype.h>
+#include <sluice/export.h>
 #include <sluice/optimizer.h>
 
 namespace sluice {
 
 // The tier where a state lives; with kAuto the planner decides.
 enum class TierChoice : std::uint8_t { kAuto, kDevice, kHost, kNvme };
-std::string_view name_of(TierChoice tier);
+SLUICE_EXPORT std::string_view name_of(TierChoice tier);
 
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads, kSync };
-std::string_view name_of(IoBackend backend);
+SLUICE_EXPORT std::string_view name_of(IoBackend backend);
 
 // The blocks that carry a checksum. Every read of such a block is compared with its checksum.
 enum class Verify : std::uint8_t {
@@ -28,15 +29,15 @@ enum class Verify : std::uint8_t {
   kSample,  // one in eight; other blocks after every update
   kOff,
 };
-std::string_view name_of(Verify verify);
+SLUICE_EXPORT std::string_view name_of(Verify verify);
 
 enum class NonFinitePolicy : std::uint8_t { kStop, kSkip };
-std::string_view name_of(NonFinitePolicy policy);
+SLUICE_EXPORT std::string_view name_of(NonFinitePolicy policy);
 
 // When blocks are updated (docs/design/updates.md). The choice changes no bit of the result.
 enum class OverlapPolicy : std::uint8_t { kAuto, kEager, kDeferred, kSpeculative, kSerial };
 
-std::string_view name_of(OverlapPolicy policy);
+SLUICE_EXPORT std::string_view name_of(OverlapPolicy policy);
 
 // How the micro-batches of a step go through the units. Horizontal: each micro-batch runs forward
 // and backward before the next one begins. So only one batch's activations exist at a time, but
@@ -46,7 +47,7 @@ std::string_view name_of(OverlapPolicy policy);
 // the same bits, unless backward uses a unit more than once (tied weights).
 enum class MicroBatchOrder : std::uint8_t { kHorizontal, kVertical };
 
-std::string_view name_of(MicroBatchOrder order);
+SLUICE_EXPORT std::string_view name_of(MicroBatchOrder order);
 
 // Where the values that forward leaves for backward are kept. With kKeep the application keeps all
 // of them. Otherwise the engine keeps the values that pass from one use of a unit to the next
@@ -58,7 +59,7 @@ enum class ActivationHome : std::uint8_t {
   kNvme,       // by the engine, on storage
 };
 
-std::string_view name_of(ActivationHome home);
+SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
 // gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
@@ -85,13 +86,13 @@ struct LossScaleOptions {
 // gives the same bits everywhere. `kNccl`, on GPUs, stands for the order that NCCL chooses by
 // length and topology.
 enum class RankReduction : std::uint8_t { kExact, kNccl };
-std::string_view name_of(RankReduction reduction);
+SLUICE_EXPORT std::string_view name_of(RankReduction reduction);
 
 // The reaction when the pools need more memory than the host or a GPU has free: an error, a note,
 // or nothing. The free memory is looked up when the engine is made. Without the error, the kernel
 // may kill the process in the middle of a step.
 enum class RoomCheck : std::uint8_t { kError, kWarn, kOff };
-std::string_view name_of(RoomCheck check);
+SLUICE_EXPORT std::string_view name_of(RoomCheck check);
 
 struct Config {
   struct Precision {
@@ -197,6 +198,6 @@ Config engine_config(const ConfigDocument& document);
 
 // Checks values that code may have set wrongly; a config read from a file passes.
 // Fails with: kConfig naming the member.
-void validate(const Config& config);
+SLUICE_EXPORT void validate(const Config& config);
 
 }  // namespace sluice

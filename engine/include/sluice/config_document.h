@@ -11,9 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
-class ConfigDocument {
+class SLUICE_EXPORT ConfigDocument {
  public:
   // `name` stands for the text in messages.
   // Fails with: kConfig and "NAME:LINE:COLUMN: ..." for JSON that does not parse, an unknown key

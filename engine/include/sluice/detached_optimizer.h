@@ -26,6 +26,7 @@
 
 #include <sluice/config.h>
 #include <sluice/dtype.h>
+#include <sluice/export.h>
 #include <sluice/optimizer.h>
 #include <sluice/state.h>
 
@@ -68,7 +69,7 @@ struct DetachedReport {
   std::uint64_t pass_read_bytes = 0;  // read by one update of every tensor; as many are written
 };
 
-class DetachedOptimizer {
+class SLUICE_EXPORT DetachedOptimizer {
  public:
   using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 

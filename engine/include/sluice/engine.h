@@ -46,6 +46,7 @@
 #include <sluice/collectives.h>
 #include <sluice/config.h>
 #include <sluice/device.h>
+#include <sluice/export.h>
 #include <sluice/model_spec.h>
 #include <sluice/state.h>
 #include <sluice/state_source.h>
@@ -80,7 +81,7 @@ struct OpenedState {
   std::vector<std::string> changes = {};  // "optimizer.beta2 was 0.999 and is 0.95"
 };
 
-class Engine {
+class SLUICE_EXPORT Engine {
  public:
   // Makes the plan, allocates every pool and creates the storage files. `device` must outlive the
   // engine.

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
 enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
 inline constexpr std::size_t kTiers = 3;
 
-std::string_view name_of(Tier tier);
+SLUICE_EXPORT std::string_view name_of(Tier tier);
 
 enum class MemoryPool : std::uint8_t {
   // Device memory.
@@ -52,7 +54,7 @@ enum class MemoryKind : std::uint8_t {
   kActivations,    // between units, if the engine keeps them
 };
 inline constexpr std::size_t kMemoryKinds = 7;
-const char* name_of(MemoryKind kind);
+SLUICE_EXPORT const char* name_of(MemoryKind kind);
 
 Tier tier_of(MemoryPool pool);
 MemoryKind kind_of(MemoryPool pool);
@@ -60,11 +62,11 @@ MemoryKind kind_of(MemoryPool pool);
 // The kind of work that computation does. The previous step's update continues during forward.
 enum class StepPhase : std::uint8_t { kForward, kBackward, kOptimizer };
 inline constexpr std::size_t kStepPhases = 3;
-const char* name_of(StepPhase phase);
+SLUICE_EXPORT const char* name_of(StepPhase phase);
 
 // The peak bytes in use of each pool, of each tier's pools together, and of each kind's pools
 // together.
-struct PoolMarks {
+struct SLUICE_EXPORT PoolMarks {
   std::array<std::uint64_t, kMemoryPools> pool_bytes{};
   std::array<std::uint64_t, kTiers> tier_bytes{};
   std::array<std::uint64_t, kMemoryKinds> kind_bytes{};
@@ -79,7 +81,7 @@ struct PoolMarks {
 using PhaseMarks = std::array<PoolMarks, kStepPhases>;  // by StepPhase
 
 // Raises each entry of `marks` to the entry of `others` if the latter is larger.
-void raise_marks(PoolMarks& marks, const PoolMarks& others);
-void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
+SLUICE_EXPORT void raise_marks(PoolMarks& marks, const PoolMarks& others);
+SLUICE_EXPORT void raise_marks(PhaseMarks& marks, const PhaseMarks& others);
 
 }  // namespace sluice

@@ -8,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include <sluice/export.h>
 #include <sluice/ids.h>
 
 namespace sluice {
 
 enum class WeightDecay : std::uint8_t { kApply, kNone };
 
-struct TensorSpec {
+struct SLUICE_EXPORT TensorSpec {
   std::string name;                  // unique in the model
   std::vector<std::uint64_t> shape;  // row-major; every extent >= 1
   WeightDecay weight_decay = WeightDecay::kApply;
@@ -32,7 +33,7 @@ struct UnitSpec {
   bool is_frozen = false;
 };
 
-struct ModelSpec {
+struct SLUICE_EXPORT ModelSpec {
   std::vector<UnitSpec> units;
 
   // The order in which one micro-batch acquires units. An empty forward_order means 0, 1, ...; an

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <sluice/config.h>
+#include <sluice/export.h>
 #include <sluice/memory_marks.h>
 #include <sluice/model_spec.h>
 #include <sluice/step_report.h>
@@ -58,7 +59,7 @@ RunMachine this_machine(const Config& config);
 
 // The memory of a host device (sluice/host_device.h), which is memory.device. If the config does
 // not set memory.device: a quarter of the machine's memory, but at most half of the free memory.
-std::uint64_t host_device_bytes(const Config& config);
+SLUICE_EXPORT std::uint64_t host_device_bytes(const Config& config);
 
 // The plan of rank 0; the plans of other ranks differ only in rounding.
 // Fails with: kConfig and kInvalidArgument for a config or model that an engine refuses;

@@ -14,9 +14,11 @@
 #include <string>
 #include <vector>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
-struct SafetensorsTensor {
+struct SLUICE_EXPORT SafetensorsTensor {
   std::string name;
   std::string dtype;  // as the format names it: "F32", "BF16", "F16", "I64"
   std::vector<std::uint64_t> shape;
@@ -24,7 +26,7 @@ struct SafetensorsTensor {
   std::uint64_t element_count() const;
 };
 
-class SafetensorsReader {
+class SLUICE_EXPORT SafetensorsReader {
  public:
   // `path` is a file or a folder. A folder has model.safetensors.index.json and the files named
   // there, or only model.safetensors. Every header is checked against its file's length.
@@ -66,8 +68,9 @@ using SafetensorsBytes =
 // under its name. If anything fails, an older file of the same name stays unchanged.
 // Fails with: kInvalidArgument for a type other than "F32", "BF16", "F16" and "I16", or a name that
 // comes twice; kInput, kNoSpace, kIo, and whatever `bytes` throws.
-void write_safetensors_file(const std::string& path, std::span<const SafetensorsTensor> tensors,
-                            const std::map<std::string, std::string>& metadata,
-                            const SafetensorsBytes& bytes);
+SLUICE_EXPORT void write_safetensors_file(const std::string& path,
+                                          std::span<const SafetensorsTensor> tensors,
+                                          const std::map<std::string, std::string>& metadata,
+                                          const SafetensorsBytes& bytes);
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include <sluice/export.h>
 #include <sluice/ids.h>
 
 namespace sluice {
@@ -26,7 +27,7 @@ enum class StateKind : std::uint8_t {
   kExpAvg,     // fp32
   kExpAvgSq,   // fp32
 };
-std::string_view name_of(StateKind kind);
+SLUICE_EXPORT std::string_view name_of(StateKind kind);
 
 // Fills `values` with the initial fp32 masters of elements [first_element, first_element +
 // values.size()) of a tensor.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sluice/config.h>
+#include <sluice/export.h>
 #include <sluice/model_spec.h>
 #include <sluice/state.h>
 
@@ -51,7 +52,7 @@ struct StateDescription {
 StateDescription describe_state(const ModelSpec& model, DType parameter, OptimizerKind optimizer,
                                 OptimizerState moments);
 
-class StateSource {
+class SLUICE_EXPORT StateSource {
  public:
   StateSource() = default;
   StateSource(const StateSource&) = delete;
@@ -77,7 +78,7 @@ class StateSource {
 };
 
 // Step 0: masters from a function, zero moments.
-class InitialSource final : public StateSource {
+class SLUICE_EXPORT InitialSource final : public StateSource {
  public:
   // `values` must outlive it.
   explicit InitialSource(const InitialValues& values) : values_(values) {}

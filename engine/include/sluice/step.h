@@ -12,6 +12,7 @@
 
 #include <sluice/device.h>
 #include <sluice/elements.h>
+#include <sluice/export.h>
 #include <sluice/step_report.h>
 #include <sluice/use.h>
 
@@ -25,7 +26,7 @@ class StepLoop;
 // lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
 // unit. If the unit's previous lease was on another stream, work enqueued after the end also waits
 // for the previous lease's work.
-class Lease {
+class SLUICE_EXPORT Lease {
  public:
   Lease(Lease&& other) noexcept;
   Lease& operator=(Lease&& other) noexcept;
@@ -79,7 +80,7 @@ class Lease {
 
 // Keeps one boundary activation on the device until the lease ends. Config::Activations says
 // whether the engine keeps activations. An ActivationLease ends in the same way as a Lease.
-class ActivationLease {
+class SLUICE_EXPORT ActivationLease {
  public:
   ActivationLease(ActivationLease&& other) noexcept;
   ActivationLease& operator=(ActivationLease&& other) noexcept;
@@ -107,7 +108,7 @@ class ActivationLease {
 // then finish() updates the state. If a unit is left out, used again or out of order, computation
 // has to wait. The next step is then expected to use the units in the same order as this one. After
 // the end every call fails with kInvalidArgument.
-class Step {
+class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
   Step& operator=(Step&&) = delete;
@@ -158,7 +159,7 @@ class Step {
 };
 
 // One forward pass without gradients. The destructor ends the pass, even halfway.
-class Inference {
+class SLUICE_EXPORT Inference {
  public:
   Inference(Inference&& other) noexcept;
   Inference& operator=(Inference&&) = delete;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <sluice/config.h>
+#include <sluice/export.h>
 #include <sluice/memory_marks.h>
 #include <sluice/trace_reason.h>
 
@@ -28,7 +29,7 @@ struct WorkTimes {
 
 // How the time of one step was spent, from begin_step() until finish() returns. The parts add up to
 // the total.
-struct StepTimes {
+struct SLUICE_EXPORT StepTimes {
   std::int64_t total_ns = 0;
   std::int64_t compute_ns = 0;            // under leases, and between them on their stream
   std::int64_t exposed_io_ns = 0;         // waits for storage, copies and their buffers
@@ -139,6 +140,6 @@ struct StepReport {
 };
 
 // One line for people: "step 12: norm 1.25, 45.6 ms (compute 81 %, I/O 12 %, optimizer 4 %), ...".
-std::string to_string(const StepReport& report);
+SLUICE_EXPORT std::string to_string(const StepReport& report);
 
 }  // namespace sluice

@@ -7,13 +7,14 @@
 #include <string_view>
 
 #include <sluice/device.h>
+#include <sluice/export.h>
 #include <sluice/ids.h>
 
 namespace sluice {
 
 enum class Pass : std::uint8_t { kForward, kBackward, kInference };
 
-std::string_view name_of(Pass pass);
+SLUICE_EXPORT std::string_view name_of(Pass pass);
 
 enum class ActivationKind : std::uint8_t { kValue, kGradient };
 
@@ -26,7 +27,7 @@ struct ActivationRef {
   bool operator==(const ActivationRef&) const = default;
 };
 
-std::string describe(const ActivationRef& ref);
+SLUICE_EXPORT std::string describe(const ActivationRef& ref);
 
 // The memory that a lease refers to.
 struct LeasedUse {

@@ -25,6 +25,7 @@
 #include <sluice/device.h>
 #include <sluice/dtype.h>
 #include <sluice/error.h>
+#include <sluice/export.h>
 
 namespace sluice {
 
@@ -79,7 +80,7 @@ struct Broadcast {
   std::string_view subject;
 };
 
-class Collectives {
+class SLUICE_EXPORT Collectives {
  public:
   Collectives() = default;
   Collectives(const Collectives&) = delete;

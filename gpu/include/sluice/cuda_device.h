@@ -16,6 +16,7 @@
 #include <string>
 
 #include <sluice/device.h>
+#include <sluice/export.h>
 
 namespace sluice {
 
@@ -35,7 +36,7 @@ struct CudaDeviceOptions {
   CudaMemorySource memory_source = {};  // empty = cudaMalloc
 };
 
-class CudaDevice : public Device {
+class SLUICE_EXPORT CudaDevice : public Device {
  public:
   virtual int ordinal() const = 0;
   // The cudaStream_t of a stream, for launching kernels on it. Valid while the stream exists.
@@ -43,14 +44,14 @@ class CudaDevice : public Device {
 };
 
 // The number of GPUs that the process may use on this machine; 0 without a driver.
-int cuda_device_count();
+SLUICE_EXPORT int cuda_device_count();
 // The reason why GPU `ordinal` cannot be used; empty if it can be used.
-std::string why_no_cuda_device(int ordinal = 0);
+SLUICE_EXPORT std::string why_no_cuda_device(int ordinal = 0);
 // A text such as "NVIDIA H200, compute capability 9.0, 139.8 GiB".
 // Requires: why_no_cuda_device() is empty.
-std::string describe_cuda_device(int ordinal = 0);
+SLUICE_EXPORT std::string describe_cuda_device(int ordinal = 0);
 
 // Fails with: kUnsupported with why_no_cuda_device(), kOutOfMemory when the GPU has less memory.
-std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options = {});
+SLUICE_EXPORT std::unique_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options = {});
 
 }  // namespace sluice

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <utility>
 
+#include <sluice/export.h>
+
 namespace sluice {
 
 enum class StreamId : std::uint32_t {};
@@ -27,7 +29,7 @@ enum class EventId : std::uint32_t {};
 // hint. Priorities do not affect copies, or a device that runs all streams at the same time.
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
-class Device {
+class SLUICE_EXPORT Device {
  public:
   Device() = default;
   Device(const Device&) = delete;

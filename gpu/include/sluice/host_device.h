@@ -9,6 +9,7 @@
 #include <memory>
 
 #include <sluice/device.h>
+#include <sluice/export.h>
 
 namespace sluice {
 
@@ -21,7 +22,7 @@ struct HostDeviceOptions {
   bool has_own_memory = false;
 };
 
-class HostDevice : public Device {
+class SLUICE_EXPORT HostDevice : public Device {
  public:
   // Enqueues computation on `stream`. Unlike a host function, `work` may be long and may use the
   // device's memory freely. An exception from `work` is kept and rethrown by the next
@@ -34,6 +35,6 @@ class HostDevice : public Device {
   virtual void occupy(StreamId stream, std::uint64_t duration_ns) = 0;
 };
 
-std::unique_ptr<HostDevice> make_host_device(const HostDeviceOptions& options);
+SLUICE_EXPORT std::unique_ptr<HostDevice> make_host_device(const HostDeviceOptions& options);
 
 }  // namespace sluice

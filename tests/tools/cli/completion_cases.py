@@ -1,4 +1,4 @@
-"""The manual page and the completion for bash, against what --help says of every command."""
+"""The manual page and the completion for shells, against what --help says of every command."""
 
 import re
 import shutil
@@ -22,26 +22,56 @@ class Completion(CliCase):
         for name in below:
             yield from self.commands(*command, name)
 
-    def complete(self, *words):
-        """Bash's offers for the last word."""
-        script = self.run_sluice("completion").stdout
-        script += 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sluice; printf "%s\\n" "${COMPREPLY[@]}"'
-        done = subprocess.run(["bash", "-c", script, "bash", "sluice", *words], capture_output=True, text=True, timeout=30, check=True)
+    def run_shell(self, shell, script, *words):
+        done = subprocess.run([shell, *script, *words], capture_output=True, text=True, timeout=30, check=True)
         self.assertEqual(done.stderr, "")
-        return done.stdout.split()
+        return done.stdout
 
-    def test_bash_knows_every_command_and_option(self):
-        if shutil.which("bash") is None:
-            self.skipTest("there is no bash")
+    def bash(self, *words):
+        """Bash's offers for the last word."""
+        script = self.run_sluice("completion", "bash").stdout
+        script += 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sluice; printf "%s\\n" "${COMPREPLY[@]}"'
+        return self.run_shell("bash", ["-c", script, "bash", "sluice"], *words).split()
+
+    def zsh(self, *words):
+        """The offers for the last word, with descriptions, that the script for zsh gives its _describe; here, that sorts out others."""
+        stand_ins = 'compdef() {}; _files() {}; _describe() { local offer; for offer in "${(@P)2}"; do [[ $offer == $words[CURRENT]* ]] && print -r -- "$offer"; done }\n'
+        script = stand_ins + self.run_sluice("completion", "zsh").stdout + '\nwords=("$@"); CURRENT=$#; _sluice'
+        return dict(line.split(":", 1) for line in self.run_shell("zsh", ["-f", "-c", script, "zsh", "sluice"], *words).splitlines())
+
+    def fish(self, *words):
+        """Fish's own offers for the last word, with descriptions; without names of files."""
+        script = self.run_sluice("completion", "fish").stdout + "\ncomplete -c sluice -f\ncomplete -C $argv[1]"
+        done = self.run_shell("fish", ["--no-config", "-c", script], " ".join(("sluice", *words)))
+        return dict(line.split("\t", 1) for line in done.splitlines())
+
+    def check_shell(self, shell, offers, options_need_dashes=False):
+        """`offers` are --help's words, at each of the commands."""
+        if shutil.which(shell) is None:
+            self.skipTest(f"there is no {shell}")
         count = 0
         for command, below, options in self.commands():
             count += 1
             with self.subTest(command):
-                self.assertEqual(sorted(self.complete(*command, "")), sorted(below + options))
+                found = set(offers(*command, "")) | (set(offers(*command, "--")) if options_need_dashes else set())
+                self.assertEqual(sorted(found), sorted(below + options))
         self.assertGreater(count, 25)
-        self.assertEqual(self.complete("tr"), ["train", "trace"])
-        self.assertEqual(self.complete("bench", "io", "--pa"), ["--path", "--pattern"])
-        self.assertEqual(self.complete("train", "--data", "x", "--no-such"), [])
+        self.assertEqual(sorted(offers("tr")), ["trace", "train"])
+        self.assertEqual(sorted(offers("bench", "io", "--pa")), ["--path", "--pattern"])
+        self.assertEqual(list(offers("train", "--data", "x", "--no-such")), [])
+
+    def test_bash_knows_every_command_and_option(self):
+        self.check_shell("bash", self.bash)
+
+    def test_zsh_knows_every_command_and_option(self):
+        self.check_shell("zsh", self.zsh)
+
+    def test_fish_knows_every_command_and_option(self):
+        self.check_shell("fish", self.fish, options_need_dashes=True)
+
+    def test_another_shell_is_refused_by_name(self):
+        done = self.run_sluice("completion", "tcsh", expect=2)
+        self.assertIn("tcsh", done.stderr)
 
     def test_the_manual_has_every_command_and_option(self):
         page = self.run_sluice("man").stdout
