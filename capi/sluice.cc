@@ -72,8 +72,7 @@ std::unique_ptr<sluice_engine> make_engine(const char* config_json, const sluice
   made->precision = config.precision;
   made->device = make_host_device({.memory_bytes = host_device_bytes(config)});
   if (ranks != nullptr) made->collectives = ranks->join(*made->device);
-  made->engine = std::make_unique<Engine>(config, spec, *made->device, QueueDecorator(),
-                                          made->collectives.get());
+  made->engine = std::make_unique<Engine>(config, spec, *made->device, made->collectives.get());
   made->engine->set_last_words(
       [](const std::string& message) { (void)set_error(SLUICE_INTERNAL, message.c_str()); });
   made->stream = Stream(*made->device, "caller");

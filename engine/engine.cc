@@ -9,18 +9,25 @@
 #include <sluice/error.h>
 #include "base/trace/trace.h"
 #include "engine/checkpoint/checkpoint_writer.h"
+#include "engine/engine_over_queue.h"
 #include "engine/engine_parts.h"
 #include "engine/run/engine_trace.h"
 #include "io/direct_file.h"
 
 namespace sluice {
-Engine::Engine(const Config& config, const ModelSpec& model, Device& device,
-               const QueueDecorator& decorate, Collectives* ranks)
-    : parts_(std::make_unique<Parts>(config, model, device, decorate, ranks)) {}
+
+Engine::Engine(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Engine::Engine(const Config& config, const ModelSpec& model, Device& device, Collectives* ranks)
+    : Engine(std::make_unique<Parts>(config, model, device, QueueDecorator(), ranks)) {}
+
+Engine EngineOverQueue::make(const Config& config, const ModelSpec& model, Device& device,
+                             const QueueDecorator& decorate, Collectives* ranks) {
+  return Engine(std::make_unique<Engine::Parts>(config, model, device, decorate, ranks));
+}
 
 Engine::~Engine() {
-  parts_->activations.abandon();
-  parts_->loop.abandon();
+  parts_->link->abandon(parts_->link->walk);
   parts_->loop.settle();
   parts_->activations.settle();
   if (trace_enabled()) trace_section("store", describe_counters(parts_->queue->counters()));
@@ -33,6 +40,7 @@ Engine::~Engine() {
 }
 
 void Engine::initialize(const InitialValues& values) {
+  const CallGuard guard(parts_->link, "initialize");
   if (!values)
     throw Error(ErrorCode::kInvalidArgument,
                 "initialize: the function that gives the initial values is empty");
@@ -48,6 +56,7 @@ void Engine::initialize(const InitialValues& values) {
 }
 
 void Engine::restore(StateSource& source, const std::string& application) {
+  const CallGuard guard(parts_->link, "restore");
   const auto units = parts_->layout.units();
   if (parts_->durable && !parts_->durable->is_new() &&
       std::ranges::any_of(units, &UnitPlace::is_frozen))
@@ -59,6 +68,7 @@ void Engine::restore(StateSource& source, const std::string& application) {
 }
 
 OpenedState Engine::open_or_create(const InitialValues& values, const OpenOptions& options) {
+  const CallGuard guard(parts_->link, "open_or_create");
   parts_->require_durable("open_or_create");
   if (!values)
     throw Error(ErrorCode::kInvalidArgument,
@@ -91,12 +101,14 @@ std::optional<std::uint64_t> Engine::committed_step() const {
 }
 
 void Engine::commit_now() {
+  const CallGuard guard(parts_->link, "commit_now");
   parts_->require_durable("commit_now");
   parts_->require_idle("commit_now");
   parts_->loop.commit_now();
 }
 
 SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options) {
+  const CallGuard guard(parts_->link, "save");
   parts_->require_idle("save");
   parts_->loop.lend_buffers();
   SaveOptions all = options;
@@ -118,40 +130,46 @@ SavedCheckpoint Engine::save(const std::string& root, const SaveOptions& options
 }
 
 std::string Engine::share(const std::string& text) {
+  const CallGuard guard(parts_->link, "share");
   return parts_->ranks.share(text, "rank 0's text");
 }
 
 StatePosition Engine::position() {
+  const CallGuard guard(parts_->link, "position");
   parts_->require_idle("position");
   parts_->loop.drain();
   return parts_->loop.position();
 }
 
 Step Engine::begin_step(const StepOptions& options) {
+  const CallGuard guard(parts_->link, "begin_step");
   parts_->require_idle("begin_step");
   parts_->state.invalidate();
   const ActivationPlan& activations = parts_->loop.activations(options);
   parts_->loop.begin_step(options);
-  Step step(parts_->loop, parts_->activations, parts_->layout);
+  Step step(parts_->link);
   parts_->activations.begin(activations, parts_->loop.scheduled_step() + 1);
   return step;
 }
 
 Inference Engine::begin_inference() {
+  const CallGuard guard(parts_->link, "begin_inference");
   parts_->require_idle("begin_inference");
   parts_->state.invalidate();
   parts_->loop.begin_inference();
-  Inference inference(parts_->loop, parts_->activations, parts_->layout);
+  Inference inference(parts_->link);
   parts_->activations.begin(parts_->loop.inference_activations(),
                             parts_->loop.scheduled_step() + 1);
   return inference;
 }
 
 void Engine::drain() {
+  const CallGuard guard(parts_->link, "drain");
   parts_->loop.drain();
 }
 
 void Engine::close() {
+  const CallGuard guard(parts_->link, "close");
   if (parts_->loop.is_active())
     throw Error(ErrorCode::kInvalidArgument,
                 "close: a step or an inference is still active; finish or destroy it first");
@@ -173,6 +191,7 @@ std::uint64_t Engine::applied_step() const {
 
 void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_element,
                         std::span<std::byte> target) {
+  const CallGuard guard(parts_->link, "read_state");
   parts_->require_idle("read_state");
   parts_->state.check_read(tensor, kind, first_element, target.size());
   parts_->loop.lend_buffers();
@@ -182,6 +201,7 @@ void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_ele
 }
 
 std::vector<double> Engine::exchange(double own) {
+  const CallGuard guard(parts_->link, "exchange");
   const std::vector<std::byte> all =
       parts_->ranks.exchange(std::as_bytes(std::span(&own, 1)), "the ranks' values");
   std::vector<double> values(parts_->ranks.count());
@@ -226,6 +246,7 @@ const Placement& Engine::placement() const {
   return parts_->placement;
 }
 Traffic Engine::predicted_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
+  const CallGuard guard(parts_->link, "predicted_traffic");
   if (micro_batches == 0)
     throw Error(ErrorCode::kInvalidArgument,
                 "predicted_traffic: micro_batches is 0; a step has at least one");

@@ -102,10 +102,15 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
       queue(open_queue(config, placement, tiers, decorate, notes)),
       store(config.storage, layout, tiers, *queue, scheduler),
       worker(config.threads, scheduler),
-      loop(config, model, layout, placement, tiers, store, *queue, device, scheduler, worker, ranks,
-           durable ? &durable->start() : nullptr),
-      activations(model, placement, tiers, store, device, scheduler, loop.timeline()),
+      flow{config, model,  layout,    placement, tiers, store,
+           *queue, device, scheduler, worker,    ranks},
+      loop(flow, durable ? &durable->start() : nullptr),
+      activations(flow, loop.timeline()),
       state(layout, placement, tiers, store, device, scheduler) {
+  link->loop = &loop;
+  link->activations = &activations;
+  link->layout = &layout;
+  link->device = &device;
   if (std::vector<std::string> names; trace_ranges_are_on) {
     for (const UnitSpec& unit : model.units) names.push_back(unit.name);
     name_trace_units(names);

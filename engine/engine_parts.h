@@ -13,8 +13,10 @@
 #include <sluice/engine.h>
 #include "engine/durable/durable_store.h"
 #include "engine/flow/activation_flow.h"
+#include "engine/step/engine_link.h"
 #include "engine/step/step_loop.h"
 #include "engine/store/state_access.h"
+#include "engine/store/storage_queue.h"
 
 namespace sluice {
 
@@ -37,6 +39,9 @@ struct RanksHold {
 struct Engine::Parts {
   Parts(const Config& given_config, const ModelSpec& given_model, Device& device,
         const QueueDecorator& decorate, Collectives* collectives);
+  ~Parts() { link->cut(); }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
 
   // Fills in the other ranks' share of elements [first_element, ...) of a tensor.
   void complete(TensorId id, StateKind kind, std::uint64_t first_element,
@@ -67,9 +72,11 @@ struct Engine::Parts {
   std::unique_ptr<IoQueue> queue;
   BlockStore store;
   Worker worker;
+  FlowParts flow;
   StepLoop loop;
   ActivationFlow activations;
   StateAccess state;
+  std::shared_ptr<EngineLink> link = std::make_shared<EngineLink>();
   bool is_initialized = false;
   bool is_closed = false;
   std::function<void(const std::string&)> last_words;

@@ -15,10 +15,12 @@ import tempfile
 LINE_CHARACTERS_MAX = 100
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+CONSTRUCTOR_ARGUMENTS_MAX = 7
 DOCUMENT_CHARACTERS_MAX = 120
 
 LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "capi", "tools", "tests"}
 HOUSE = "docs/architecture.md"
+HOUSE_LINES_MAX = 250
 VENDOR_HEADER = re.compile(
     r"^(liburing|xxhash|xxh_x86dispatch|nccl|mpi|hwloc|cblas|cuda\w*|cublas\w*|linux/io_uring)\.h$|^(hwy|tbb|oneapi|openssl|Eigen|unsupported)/")
 # Sentences that a reader reads twice: a relative clause before its subject. Questions may open so.
@@ -108,6 +110,8 @@ def reachable(rows, folder):
 def check_house(tree):
     """Every include against the table of folders, and the vendors' headers."""
     rows = house(tree.texts.get(HOUSE, ""))
+    if (count := tree.texts.get(HOUSE, "").count("\n")) > HOUSE_LINES_MAX:
+        tree.report("house", HOUSE, HOUSE_LINES_MAX, f"{count} lines; {HOUSE_LINES_MAX} are allowed, so that it is read in one go")
     order = list(rows)
     for place, (folder, below) in enumerate(rows.items()):
         for name in below:
@@ -163,6 +167,10 @@ def check_lengths(tree):
         for number, line in enumerate(lines, 1):
             if len(line) > LINE_CHARACTERS_MAX and 'R"' not in line:  # a raw string cannot be broken
                 tree.report("line-length", path, number, f"{len(line)} characters; {LINE_CHARACTERS_MAX} are allowed")
+        for line, name, count in constructors(text) if not path.startswith("tests/") else ():
+            if count > CONSTRUCTOR_ARGUMENTS_MAX:
+                tree.report("constructor-arguments", path, line,
+                            f"{name} takes {count} arguments; {CONSTRUCTOR_ARGUMENTS_MAX} are allowed, so group them in a struct")
         for begin, end in functions(text):
             if end - begin + 1 > FUNCTION_LINES_MAX:
                 tree.report("function-length", path, begin, f"{end - begin + 1} lines; {FUNCTION_LINES_MAX} are allowed")
@@ -174,6 +182,34 @@ def blanked(text):
         r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\''
         r"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.DOTALL | re.MULTILINE)
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def between(code, begin, opening, closing):
+    """Where the bracket at `begin` is closed."""
+    depth = 0
+    for place in range(begin, len(code)):
+        depth += (code[place] == opening) - (code[place] == closing)
+        if depth == 0:
+            return place
+    return len(code)
+
+
+def constructors(text):
+    """(line, class, number of arguments) of every constructor that a class declares."""
+    code = blanked(text)
+    for match in re.finditer(r"\b(?:class|struct)\s+(\w+)(?:\s+final)?(?:\s*:[^{;()]*)?\s*\{", code):
+        body = code[match.end():between(code, match.end() - 1, "{", "}")]
+        for found in re.finditer(rf"(?<![\w~:.>&<]){match[1]}\s*\(", body):
+            before = body[:found.start()]
+            if before.count("{") != before.count("}"):
+                continue  # in a function, where it makes an object
+            parameters = body[found.end():between(body, found.end() - 1, "(", ")")]
+            depth = commas = 0
+            for character in parameters:
+                depth += (character in "(<[{") - (character in ")>]}")
+                commas += character == "," and depth == 0
+            line = code[:match.end() + found.start()].count("\n") + 1
+            yield line, match[1], commas + 1 if parameters.strip() else 0
 
 
 def functions(text):
@@ -448,6 +484,7 @@ PLANTED = [
                                    "engine/flow/c.h": HEADER}),
     ("house", "engine/flow/b.cc", {"engine/flow/b.cc": '#include "tools/t.h"\n', "tools/t.h": HEADER}),
     ("house", "engine/new/c.cc", {"engine/new/c.cc": "", "engine/new/CMakeLists.txt": "add_library(c c.cc)\n"}),
+    ("house", HOUSE, {HOUSE: CLEAN_HOUSE + "\n" * HOUSE_LINES_MAX}),
     ("house", HOUSE, {HOUSE: CLEAN_HOUSE + "| `gone` | `base` | nothing |\n"}),
     ("house", HOUSE, {HOUSE: CLEAN_HOUSE.replace("| `base` | queues", "| `tools` | queues").replace(
         "`engine/plan`, `io`", "`engine/plan`, `io`, `base`")}),
@@ -464,6 +501,8 @@ PLANTED = [
     ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n' + "//\n" * FILE_LINES_MAX}),
     ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
                                           + "  if (x) { g('}', \"{\"); }  // }\n" * (FUNCTION_LINES_MAX - 2) + "}\n}\n"}),
+    ("constructor-arguments", "base/error.h", {"base/error.h": HEADER + "class A {\n  explicit A(int a, std::map<int, int> b, int c, int d,\n"
+                                                               "    int e, int f, int g, int i = h(1, 2));\n};\n"}),
     ("header-comment", "base/error.h", {"base/error.h": "\n#pragma once\n"}),
     ("header-guard", "base/error.h", {"base/error.h": "// A header.\n"}),
     ("using-namespace", "base/error.h", {"base/error.h": HEADER + "using namespace std;\n"}),

@@ -20,7 +20,7 @@ constexpr std::uint32_t kHostFlights = 4;
 
 DetachedFlow::DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                            const std::vector<DetachedTensor>& tensors, Scheduler& scheduler,
-                           Worker& worker, const DetachedOptimizer::QueueDecorator& decorate)
+                           Worker& worker, const QueueDecorator& decorate)
     : plan_(plan),
       tensors_(tensors),
       scheduler_(scheduler),
@@ -80,8 +80,7 @@ void DetachedFlow::place_homes(const Config::Storage& storage) {
   }
 }
 
-void DetachedFlow::open_queue(const Config::Storage& storage,
-                              const DetachedOptimizer::QueueDecorator& decorate) {
+void DetachedFlow::open_queue(const Config::Storage& storage, const QueueDecorator& decorate) {
   if (files_.empty()) return;
   std::vector<int> descriptors;
   for (const DirectFile& file : files_) descriptors.push_back(file.descriptor());

@@ -26,6 +26,7 @@
 #include "engine/run/worker.h"
 #include "engine/store/block_store.h"
 #include "engine/store/integrity.h"
+#include "engine/store/storage_queue.h"
 #include "engine/store/transfer_watch.h"
 #include "io/direct_file.h"
 #include "io/io_queue.h"
@@ -50,7 +51,7 @@ class DetachedFlow {
   // All arguments must outlive the object.
   DetachedFlow(const Config::Storage& storage, const DetachedPlan& plan,
                const std::vector<DetachedTensor>& tensors, Scheduler& scheduler, Worker& worker,
-               const DetachedOptimizer::QueueDecorator& decorate);
+               const QueueDecorator& decorate);
   // Any thread. Drops jobs that have not begun, and waits for jobs that have.
   ~DetachedFlow();
   DetachedFlow(const DetachedFlow&) = delete;
@@ -88,8 +89,7 @@ class DetachedFlow {
   };
 
   void place_homes(const Config::Storage& storage);
-  void open_queue(const Config::Storage& storage,
-                  const DetachedOptimizer::QueueDecorator& decorate);
+  void open_queue(const Config::Storage& storage, const QueueDecorator& decorate);
   bool start_next();
   bool read_ahead();
   Flight* free_flight(bool needs_lane);

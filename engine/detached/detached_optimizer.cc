@@ -10,6 +10,7 @@
 #include "base/topology.h"
 #include "cpu_optim/optimizer_options.h"
 #include "engine/detached/detached_flow.h"
+#include "engine/detached/detached_over_queue.h"
 #include "engine/detached/detached_work.h"
 #include "engine/plan/host_memory.h"
 
@@ -24,6 +25,17 @@ void check_tensors(std::span<const DetachedTensor> tensors) {
   if (tensors.empty()) refuse_call("detached optimizer: there are no tensors");
   for (const DetachedTensor& tensor : tensors)
     if (tensor.name.empty()) refuse_call("detached optimizer: a tensor has no name");
+}
+
+Config checked(const Config& config, std::span<const DetachedTensor> tensors) {
+  check_tensors(tensors);
+  if (!config.storage.state.name.empty())
+    throw Error(ErrorCode::kConfig,
+                fmt::format("storage.state.name is \"{}\", but an optimizer that keeps neither "
+                            "parameters nor gradients has no durable store; leave it out, and save "
+                            "what the program needs to continue",
+                            config.storage.state.name));
+  return config;
 }
 
 // The plan under the budget that `config` names, or that is free. Fails where too little is free.
@@ -42,7 +54,7 @@ DetachedPlan plan_here(const Config& config, std::span<const DetachedTensor> ten
 struct DetachedOptimizer::Parts {
   Parts(const Config& given, std::vector<DetachedTensor> given_tensors,
         const QueueDecorator& decorate)
-      : config(given),
+      : config(checked(given, given_tensors)),
         tensors(std::move(given_tensors)),
         plan(plan_here(config, tensors, notes)),
         uncomputed(tensors.size()),
@@ -155,16 +167,15 @@ void DetachedOptimizer::Parts::add_update(const DetachedUpdate& update,
                 }});
 }
 
-DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
-                                     const QueueDecorator& decorate) {
-  check_tensors(tensors);
-  if (!config.storage.state.name.empty())
-    throw Error(ErrorCode::kConfig,
-                fmt::format("storage.state.name is \"{}\", but an optimizer that keeps neither "
-                            "parameters nor gradients has no durable store; leave it out, and save "
-                            "what the program needs to continue",
-                            config.storage.state.name));
-  parts_ = std::make_unique<Parts>(config, std::move(tensors), decorate);
+DetachedOptimizer::DetachedOptimizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+DetachedOptimizer::DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors)
+    : DetachedOptimizer(std::make_unique<Parts>(config, std::move(tensors), QueueDecorator())) {}
+
+DetachedOptimizer DetachedOverQueue::make(const Config& config, std::vector<DetachedTensor> tensors,
+                                          const QueueDecorator& decorate) {
+  return DetachedOptimizer(
+      std::make_unique<DetachedOptimizer::Parts>(config, std::move(tensors), decorate));
 }
 
 DetachedOptimizer::~DetachedOptimizer() = default;

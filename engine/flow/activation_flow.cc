@@ -7,6 +7,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/flow/lease_end.h"
 
 namespace sluice {
 namespace {
@@ -23,26 +24,25 @@ const char* name_of(ActivationAction action) {
 
 }  // namespace
 
-ActivationFlow::ActivationFlow(const ModelSpec& model, const Placement& placement,
-                               const Tiers& tiers, BlockStore& store, Device& device,
-                               Scheduler& scheduler, StepTimeline& timeline)
-    : model_(model),
-      placement_(placement),
-      tiers_(tiers),
-      store_(store),
-      device_(device),
-      scheduler_(scheduler),
+ActivationFlow::ActivationFlow(const FlowParts& parts, StepTimeline& timeline)
+    : model_(parts.model),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      store_(parts.store),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
       timeline_(timeline),
-      held_max_(activations_held_max(model)),
-      is_on_storage_(placement.nvme_activation_bytes != 0),
-      used_events_(make_events(device, placement.activation_window.count)),
-      arrived_events_(make_events(device, placement.activation_window.count)),
-      left_events_(make_events(device, placement.activation_window.count)),
-      home_events_(make_events(
-          device, placement.host_activation_bytes != 0 ? placement.activation_homes.count() : 0)),
-      slots_(placement.activation_staging.count),
-      up_stream_(device, "activations up"),
-      down_stream_(device, "activations down") {
+      held_max_(activations_held_max(parts.model)),
+      is_on_storage_(parts.placement.nvme_activation_bytes != 0),
+      used_events_(make_events(parts.device, parts.placement.activation_window.count)),
+      arrived_events_(make_events(parts.device, parts.placement.activation_window.count)),
+      left_events_(make_events(parts.device, parts.placement.activation_window.count)),
+      home_events_(make_events(parts.device, parts.placement.host_activation_bytes != 0
+                                                 ? parts.placement.activation_homes.count()
+                                                 : 0)),
+      slots_(parts.placement.activation_staging.count),
+      up_stream_(parts.device, "activations up"),
+      down_stream_(parts.device, "activations down") {
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot].transfer.read_priority = IoPriority::kHigh;
     slots_[slot].transfer.done = [this, slot] { transferred(slot); };
@@ -52,6 +52,7 @@ ActivationFlow::ActivationFlow(const ModelSpec& model, const Placement& placemen
 void ActivationFlow::begin(const ActivationPlan& plan, std::uint64_t step) {
   next_access_ = 0;
   is_released_.assign(plan.accesses.size(), false);
+  streams_.assign(plan.accesses.size(), {});
   while (asked_events_.size() < plan.accesses.size()) {
     asked_events_.emplace_back(device_);
     granted_events_.emplace_back(device_);
@@ -105,6 +106,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
     device_.record(granted_events_[access].id(), stream);
     timeline_.pause(asked_events_[access].id(), granted_events_[access].id(), unit_of(access));
   }
+  streams_[access] = stream;
   ++next_access_;
   ++held_;
   return {.access = access, .stream = stream, .data = place_of(access)};
@@ -113,8 +115,7 @@ LeasedActivation ActivationFlow::acquire(const ActivationRef& ref, ActivationAct
 void ActivationFlow::release(const LeasedActivation& lease) noexcept {
   // One event stands for all users of the place: each waits for the one before.
   const EventId used = used_events_[access_at(lease.access).place].id();
-  device_.wait(lease.stream, used);
-  device_.record(used, lease.stream);
+  record_lease_end(device_, used, lease.stream);
   is_released_[lease.access] = true;
   --held_;
   scheduler_.post([this, access = lease.access] {
@@ -143,7 +144,9 @@ ActivationFlow::Report ActivationFlow::finish() {
 }
 
 void ActivationFlow::abandon() noexcept {
-  SLUICE_CHECK(held_ == 0, "leases end before the step that gave them");
+  for (std::uint32_t access = 0; access < next_access_; ++access)
+    if (!is_released_[access]) release({.access = access, .stream = streams_[access], .data = {}});
+  SLUICE_CHECK(held_ == 0, "every lease is of an access");
   scheduler_.run([this] {
     is_stopped_ = true;
     drop_pending();

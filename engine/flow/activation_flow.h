@@ -20,6 +20,7 @@
 
 #include <sluice/device.h>
 #include <sluice/use.h>
+#include "engine/flow/flow_parts.h"
 #include "engine/plan/placement.h"
 #include "engine/run/scheduler.h"
 #include "engine/run/step_timeline.h"
@@ -31,8 +32,7 @@ namespace sluice {
 class ActivationFlow {
  public:
   // All arguments must outlive the flow. The flow tells `timeline` when computation waits.
-  ActivationFlow(const ModelSpec& model, const Placement& placement, const Tiers& tiers,
-                 BlockStore& store, Device& device, Scheduler& scheduler, StepTimeline& timeline);
+  ActivationFlow(const FlowParts& parts, StepTimeline& timeline);
 
   // Starts to follow `plan` for `step`; the plan must outlive the flow. Requires: the previous plan
   // has been finished or abandoned.
@@ -55,7 +55,7 @@ class ActivationFlow {
   };
   Report finish();
   // Ends a plan early. Returns when no transfer is in flight and no computation uses the window any
-  // more, unless the store is stuck. Requires: no activation is held.
+  // more, unless the store is stuck. Ends the accesses that are held.
   void abandon() noexcept;
   // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
   // freed.
@@ -140,6 +140,7 @@ class ActivationFlow {
   std::uint32_t next_access_ = 0;
   std::uint32_t held_ = 0;
   std::vector<bool> is_released_;  // by access, as the application sees it
+  std::vector<StreamId> streams_;  // by access
   // The two events around the wait for an access, by access; only for accesses that may need a
   // transfer.
   std::vector<Event> asked_events_;

@@ -8,11 +8,9 @@
 
 namespace sluice {
 
-Commits::Commits(const CommitStart& start, const Layout& layout, const Placement& placement,
-                 const Tiers& tiers, BlockStore& store, IoQueue& queue, Device& device,
-                 Scheduler& scheduler, std::function<void()> on_change)
-    : store_(store),
-      scheduler_(scheduler),
+Commits::Commits(const CommitStart& start, const FlowParts& parts, std::function<void()> on_change)
+    : store_(parts.store),
+      scheduler_(parts.scheduler),
       on_change_(std::move(on_change)),
       record_(start.record),
       next_slot_(start.next_slot),
@@ -21,14 +19,15 @@ Commits::Commits(const CommitStart& start, const Layout& layout, const Placement
       has_others_(start.has_others),
       data_file_count_(static_cast<std::uint32_t>(start.files->data.size())),
       begun_step_(start.record.step),
-      saver_(layout, placement, tiers, store, device, scheduler,
-             {.may_store = [this](std::uint64_t version) { return may_store(version); },
-              .saved = [this](std::uint64_t version) { ++saved_[version]; },
-              .on_change = [this] { on_change_(); }}),
+      saver_(parts, {.may_store = [this](std::uint64_t version) { return may_store(version); },
+                     .saved = [this](std::uint64_t version) { ++saved_[version]; },
+                     .on_change = [this] { on_change_(); }}),
       writer_(
-          queue, *start.files,
-          [&scheduler](std::function<void()> task) { scheduler.post(std::move(task)); },
-          &store.watch()) {
+          parts.queue, *start.files,
+          [&scheduler = parts.scheduler](std::function<void()> task) {
+            scheduler.post(std::move(task));
+          },
+          &parts.store.watch()) {
   const auto* const text = reinterpret_cast<const char*>(record_.application.data());
   last_ = {.step = record_.step,
            .scale = record_.scale,

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/home_saver.h"
 #include "engine/store/commit_record.h"
 #include "engine/store/commit_writer.h"
@@ -40,9 +41,7 @@ struct CommitStart {
 class Commits {
  public:
   // All arguments must outlive the object. `on_change` runs whenever a commit has made progress.
-  Commits(const CommitStart& start, const Layout& layout, const Placement& placement,
-          const Tiers& tiers, BlockStore& store, IoQueue& queue, Device& device,
-          Scheduler& scheduler, std::function<void()> on_change);
+  Commits(const CommitStart& start, const FlowParts& parts, std::function<void()> on_change);
 
   HomeSaver& saver() { return saver_; }
 

@@ -27,21 +27,20 @@ DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
 
 }  // namespace
 
-DeviceUpdates::DeviceUpdates(const Layout& layout, const Tiers& tiers,
-                             const ResidentUnits& residents, DeviceMath* math, Device& device,
-                             Scheduler& scheduler, Worker& worker,
+DeviceUpdates::DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents,
+                             DeviceMath* math,
                              std::function<void(UnitId unit, std::uint64_t step)> on_end)
-    : layout_(layout),
-      tiers_(tiers),
+    : layout_(parts.layout),
+      tiers_(parts.tiers),
       residents_(residents),
       math_(math),
-      device_(device),
-      scheduler_(scheduler),
-      worker_(worker),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      worker_(parts.worker),
       on_end_(std::move(on_end)),
-      begun_ns_(layout.units().size()),
-      is_running_(layout.units().size(), false),
-      stream_(device, "optimizer on the device", StreamPriority::kHigh) {}
+      begun_ns_(parts.layout.units().size()),
+      is_running_(parts.layout.units().size(), false),
+      stream_(parts.device, "optimizer on the device", StreamPriority::kHigh) {}
 
 void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coefficients) {
   const UnitPlace& unit = layout_.unit(block.unit);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/flow/block_update.h"
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/resident_units.h"
 #include "engine/run/worker.h"
 #include "gpu/math/device_math.h"
@@ -23,8 +24,7 @@ class DeviceUpdates {
  public:
   // All arguments must outlive the object; `math` may be null where no unit is updated on the
   // device. `on_end` runs when a unit's updates of a step have ended.
-  DeviceUpdates(const Layout& layout, const Tiers& tiers, const ResidentUnits& residents,
-                DeviceMath* math, Device& device, Scheduler& scheduler, Worker& worker,
+  DeviceUpdates(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
                 std::function<void(UnitId unit, std::uint64_t step)> on_end);
 
   // Enqueues the update of a block, behind the work that last brought the unit's parameters.

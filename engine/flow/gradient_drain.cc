@@ -8,36 +8,34 @@
 
 namespace sluice {
 
-GradientDrain::GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker,
-                             BlockStore& store, Ranks& ranks, const ResidentUnits& residents,
+GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& residents,
                              WaitingGradients& waiting, DeviceMath* math,
                              std::function<void(UnitId)> on_final)
-    : layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
-      device_(device),
-      scheduler_(scheduler),
-      worker_(worker),
-      ranks_(ranks),
+    : layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      worker_(parts.worker),
+      ranks_(parts.ranks),
       residents_(residents),
       waiting_(waiting),
       math_(math),
       on_final_(std::move(on_final)),
-      staging_(placement.gradient_staging.count),
-      units_(layout.units().size()),
-      unit_norms_(layout.units().size()),
-      spill_(layout, placement, tiers, device, scheduler, worker, store, waiting,
+      staging_(parts.placement.gradient_staging.count),
+      units_(parts.layout.units().size()),
+      unit_norms_(parts.layout.units().size()),
+      spill_(parts, waiting,
              {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
-      zero_stream_(device, "gradient zeros", StreamPriority::kHigh),
-      copy_stream_(device, "gradients down", StreamPriority::kHigh) {
-  free_slots_.reserve(placement.gradient_slots.count);
-  for (std::uint32_t slot = 0; slot < placement.gradient_slots.count; ++slot) {
-    zeroed_events_.emplace_back(device);
-    zero(slot, placement.gradient_slots.slot_bytes);
+      zero_stream_(parts.device, "gradient zeros", StreamPriority::kHigh),
+      copy_stream_(parts.device, "gradients down", StreamPriority::kHigh) {
+  free_slots_.reserve(parts.placement.gradient_slots.count);
+  for (std::uint32_t slot = 0; slot < parts.placement.gradient_slots.count; ++slot) {
+    zeroed_events_.emplace_back(parts.device);
+    zero(slot, parts.placement.gradient_slots.slot_bytes);
     free_slots_.push_back(slot);
   }
-  for (const UnitPlace& unit : layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
+  for (const UnitPlace& unit : parts.layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
 }
 
 void GradientDrain::begin(std::uint64_t step, bool reduces_each) {

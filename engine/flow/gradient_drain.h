@@ -27,6 +27,7 @@
 
 #include "base/norm_accumulator.h"
 #include "base/trace/trace_ranges.h"
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_spill.h"
 #include "engine/flow/resident_units.h"
 #include "engine/plan/schedule.h"
@@ -44,9 +45,7 @@ class GradientDrain {
   // `on_final` runs when a unit's final gradient is in the set and in the norm. `on_final` does not
   // run for a gradient that is not finite. An update that does not wait for the norm must not use
   // such a gradient.
-  GradientDrain(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
-                Ranks& ranks, const ResidentUnits& residents, WaitingGradients& waiting,
+  GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
                 DeviceMath* math, std::function<void(UnitId)> on_final);
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With

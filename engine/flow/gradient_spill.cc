@@ -9,20 +9,18 @@
 
 namespace sluice {
 
-GradientSpill::GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             Device& device, Scheduler& scheduler, Worker& worker,
-                             BlockStore& store, WaitingGradients& waiting, Callbacks callbacks)
-    : layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
-      device_(device),
-      scheduler_(scheduler),
-      worker_(worker),
-      store_(store),
+GradientSpill::GradientSpill(const FlowParts& parts, WaitingGradients& waiting, Callbacks callbacks)
+    : layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      worker_(parts.worker),
+      store_(parts.store),
       waiting_(waiting),
       callbacks_(std::move(callbacks)),
-      slots_(placement.nvme_gradient_bytes == 0 ? 0 : placement.gradient_staging.count),
-      sums_(placement.nvme_gradient_bytes == 0 ? 0 : layout.units().size()) {
+      slots_(parts.placement.nvme_gradient_bytes == 0 ? 0 : parts.placement.gradient_staging.count),
+      sums_(parts.placement.nvme_gradient_bytes == 0 ? 0 : parts.layout.units().size()) {
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot].transfer.done = [this, slot] {
       if (slots_[slot].transfer.request.kind == IoKind::kWrite) return home(slot);

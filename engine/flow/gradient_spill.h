@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/norm_accumulator.h"
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/waiting_gradients.h"
 #include "engine/run/worker.h"
 #include "engine/store/block_store.h"
@@ -29,9 +30,7 @@ class GradientSpill {
     std::function<void()> on_left;
     std::function<void()> on_home;
   };
-  GradientSpill(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                Device& device, Scheduler& scheduler, Worker& worker, BlockStore& store,
-                WaitingGradients& waiting, Callbacks callbacks);
+  GradientSpill(const FlowParts& parts, WaitingGradients& waiting, Callbacks callbacks);
 
   struct Gradient {
     UnitId unit{};

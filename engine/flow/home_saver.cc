@@ -14,21 +14,20 @@ constexpr Plane kPlanes[] = {Plane::kParameter, Plane::kRecord};
 
 }  // namespace
 
-HomeSaver::HomeSaver(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                     BlockStore& store, Device& device, Scheduler& scheduler, Hooks hooks)
-    : layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
-      store_(store),
-      device_(device),
-      scheduler_(scheduler),
+HomeSaver::HomeSaver(const FlowParts& parts, Hooks hooks)
+    : layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      store_(parts.store),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
       hooks_(std::move(hooks)),
-      is_saving_(layout.blocks().size(), false),
+      is_saving_(parts.layout.blocks().size(), false),
       saves_(kSaves),
-      stream_(device, "commit") {
-  for (const BlockPlace& block : layout.blocks()) {
+      stream_(parts.device, "commit") {
+  for (const BlockPlace& block : parts.layout.blocks()) {
     const bool is_at_home =
-        !layout.is_frozen(block.id) && std::ranges::any_of(kPlanes, [&](Plane plane) {
+        !parts.layout.is_frozen(block.id) && std::ranges::any_of(kPlanes, [&](Plane plane) {
           return tier(block.id, plane) != Tier::kNvme;
         });
     is_at_home_.push_back(is_at_home);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <sluice/device.h>
+#include "engine/flow/flow_parts.h"
 #include "engine/run/scheduler.h"
 #include "engine/store/block_store.h"
 
@@ -29,8 +30,7 @@ class HomeSaver {
   };
 
   // All must outlive the saver.
-  HomeSaver(const Layout& layout, const Placement& placement, const Tiers& tiers, BlockStore& store,
-            Device& device, Scheduler& scheduler, Hooks hooks);
+  HomeSaver(const FlowParts& parts, Hooks hooks);
 
   // How many blocks of the model have updated state at home in memory.
   std::uint32_t block_count() const { return block_count_; }

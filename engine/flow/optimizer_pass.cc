@@ -19,32 +19,29 @@ constexpr std::uint64_t kUpdateElementsWanted = 256 << 10;
 
 }  // namespace
 
-OptimizerPass::OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                             ParameterSlots& slots, BlockStore& store, Device& device,
-                             Scheduler& scheduler, Worker& worker, ResidentUnits& residents,
-                             WaitingGradients& waiting, DeviceMath* math, Commits* commits,
-                             std::span<const UnitId> forward_order, std::function<void()> on_change)
-    : layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
-      slots_(slots),
-      store_(store),
-      device_(device),
-      scheduler_(scheduler),
-      worker_(worker),
-      residents_(residents),
-      waiting_(waiting),
-      commits_(commits),
+OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
+                             std::function<void()> on_change)
+    : layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      slots_(own.slots),
+      store_(parts.store),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      worker_(parts.worker),
+      residents_(own.residents),
+      waiting_(own.waiting),
+      commits_(own.commits),
       on_change_(std::move(on_change)),
-      order_(layout, placement, forward_order),
+      order_(parts.layout, parts.placement, parts.model.forward_order),
       device_updates_(
-          layout, tiers, residents, math, device, scheduler, worker,
+          parts, own.residents, own.math,
           [this](UnitId unit, std::uint64_t step) { device_updates_ended(unit, step); }),
-      lanes_(placement.lanes.count + kInPlaceLanes),
-      buffered_lanes_(placement.lanes.count),
-      in_lane_(layout.blocks().size(), false),
-      down_stream_(device, "optimizer down", StreamPriority::kHigh),
-      up_stream_(device, "optimizer up", StreamPriority::kHigh) {
+      lanes_(parts.placement.lanes.count + kInPlaceLanes),
+      buffered_lanes_(parts.placement.lanes.count),
+      in_lane_(parts.layout.blocks().size(), false),
+      down_stream_(parts.device, "optimizer down", StreamPriority::kHigh),
+      up_stream_(parts.device, "optimizer up", StreamPriority::kHigh) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].record_transfer.done = [this, lane] {
       --lanes_[lane].pending;

@@ -24,6 +24,7 @@
 #include <sluice/error.h>
 #include "engine/flow/commits.h"
 #include "engine/flow/device_updates.h"
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
 #include "engine/flow/update_order.h"
@@ -33,17 +34,20 @@
 
 namespace sluice {
 
+// The neighbors of the pass in a step.
+struct UpdateParts {
+  ParameterSlots& slots;
+  ResidentUnits& residents;
+  WaitingGradients& waiting;
+  DeviceMath* math;  // null where no unit is updated on the device
+  Commits* commits;  // null where the state is scratch
+};
+
 class OptimizerPass {
  public:
-  // All arguments must outlive the pass. `math` may be null where no unit is updated on the device,
-  // and `commits` may be null where the state is scratch.
-  // `forward_order`: the order in which the next step will need units.
-  // `on_change` runs whenever the pass has made progress.
-  OptimizerPass(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                ParameterSlots& slots, BlockStore& store, Device& device, Scheduler& scheduler,
-                Worker& worker, ResidentUnits& residents, WaitingGradients& waiting,
-                DeviceMath* math, Commits* commits, std::span<const UnitId> forward_order,
-                std::function<void()> on_change);
+  // All arguments must outlive the pass, except `own` itself. `on_change` runs whenever the pass
+  // has made progress.
+  OptimizerPass(const FlowParts& parts, const UpdateParts& own, std::function<void()> on_change);
 
   // Announces the step's update, with the coefficients that eager and speculative updates assume.
   // The update begins when the previous update has been applied. Requires: the previous update has

@@ -17,27 +17,26 @@ constexpr std::uint64_t kNoticeBytes = 512 << 10;
 
 }  // namespace
 
-Prefetcher::Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
-                       ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
-                       Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks)
-    : layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
+Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
+                       const ResidentUnits& residents, Hooks hooks)
+    : layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
       slots_(slots),
-      store_(store),
+      store_(parts.store),
       residents_(residents),
-      device_(device),
-      scheduler_(scheduler),
-      ranks_(ranks),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      ranks_(parts.ranks),
       hooks_(std::move(hooks)),
-      shard_event_(device),
-      gathered_event_(device),
-      resident_since_ns_(layout.units().size()),
-      gather_stream_(device, "gathers", StreamPriority::kHigh),
-      copy_stream_(device, "copy up", StreamPriority::kHigh) {
-  for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-    ready_events_.emplace_back(device);
-    release_events_.emplace_back(device);
+      shard_event_(parts.device),
+      gathered_event_(parts.device),
+      resident_since_ns_(parts.layout.units().size()),
+      gather_stream_(parts.device, "gathers", StreamPriority::kHigh),
+      copy_stream_(parts.device, "copy up", StreamPriority::kHigh) {
+  for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
+    ready_events_.emplace_back(parts.device);
+    release_events_.emplace_back(parts.device);
   }
 }
 

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
 #include "engine/plan/window_plan.h"
@@ -36,9 +37,8 @@ class Prefetcher {
   };
 
   // All arguments must outlive the prefetcher.
-  Prefetcher(const Layout& layout, const Placement& placement, const Tiers& tiers,
-             ParameterSlots& slots, BlockStore& store, const ResidentUnits& residents,
-             Device& device, Scheduler& scheduler, Ranks& ranks, Hooks hooks);
+  Prefetcher(const FlowParts& parts, ParameterSlots& slots, const ResidentUnits& residents,
+             Hooks hooks);
 
   // Starts to follow `schedule`, with the parameters at `version`. With `keeps_for_update`,
   // parameters fetched for the last time in the step wait in their slots for the update. `schedule`

@@ -22,6 +22,12 @@ CollectiveSpan vote_span(std::uint64_t size_bytes) {
 Ranks::Ranks(const Config::Sharding& sharding, Collectives* collectives, Device& device)
     : collectives_(collectives), device_(device) {
   if (collectives == nullptr) return;
+  if (collectives->memory_device() != nullptr && collectives->memory_device() != &device)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("ranks: the collectives \"{}\" of rank {} of {} are of another device "
+                            "than the engine's \"{}\"; join with the device of the engine",
+                            collectives->name(), collectives->rank(), collectives->rank_count(),
+                            device.name()));
   rank_ = collectives->rank();
   count_ = collectives->rank_count();
   if (!are_several()) return;

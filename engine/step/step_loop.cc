@@ -7,49 +7,54 @@
 #include <fmt/format.h>
 
 #include "base/trace/trace.h"
+#include "engine/flow/lease_end.h"
 #include "engine/plan/sharding.h"
+#include "gpu/cuda/device_math_choice.h"
 
 namespace sluice {
 
-StepLoop::StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
-                   const Placement& placement, const Tiers& tiers, BlockStore& store,
-                   IoQueue& queue, Device& device, Scheduler& scheduler, Worker& worker,
-                   Ranks& ranks, const CommitStart* durable)
-    : config_(config),
-      model_(model),
-      groups_(config.optimizer, model),
-      layout_(layout),
-      placement_(placement),
-      tiers_(tiers),
-      store_(store),
-      queue_(queue),
-      device_(device),
-      scheduler_(scheduler),
-      ranks_(ranks),
-      update_policy_(config.optimizer, placement.shadow_bytes != 0),
-      scaler_(config.precision.loss_scale),
-      traffic_(queue),
-      course_(model, layout, placement),
-      math_(placement.tally_bytes == 0 ? nullptr : make_device_math(device)),
-      slots_(placement, tiers, store, scheduler, layout.blocks().size(), [this] { note_change(); }),
-      residents_(layout, placement, tiers, ranks, device, model.forward_order),
-      prefetcher_(layout, placement, tiers, slots_, store, residents_, device, scheduler, ranks,
+StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
+    : config_(parts.config),
+      model_(parts.model),
+      groups_(parts.config.optimizer, parts.model),
+      layout_(parts.layout),
+      placement_(parts.placement),
+      tiers_(parts.tiers),
+      store_(parts.store),
+      queue_(parts.queue),
+      device_(parts.device),
+      scheduler_(parts.scheduler),
+      ranks_(parts.ranks),
+      update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
+      scaler_(parts.config.precision.loss_scale),
+      traffic_(parts.queue),
+      course_(parts.model, parts.layout, parts.placement),
+      math_(parts.placement.tally_bytes == 0 ? nullptr : make_device_math(parts.device)),
+      slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,
+             parts.layout.blocks().size(), [this] { note_change(); }),
+      residents_(parts.layout, parts.placement, parts.tiers, parts.ranks, parts.device,
+                 parts.model.forward_order),
+      prefetcher_(parts, slots_, residents_,
                   {.on_change = [this] { note_change(); },
                    .on_final_fetch = [this](UnitId unit) { pass_.fetched(unit); }}),
-      waiting_(layout, placement, scheduler),
-      drain_(layout, placement, tiers, device, scheduler, worker, store, ranks, residents_,
-             waiting_, math_.get(), [this](UnitId unit) { pass_.gradient_is_final(unit); }),
+      waiting_(parts.layout, parts.placement, parts.scheduler),
+      drain_(parts, residents_, waiting_, math_.get(),
+             [this](UnitId unit) { pass_.gradient_is_final(unit); }),
       commits_(durable == nullptr
                    ? nullptr
-                   : std::make_unique<Commits>(*durable, layout, placement, tiers, store, queue,
-                                               device, scheduler, [this] { note_change(); })),
-      pass_(layout, placement, tiers, slots_, store, device, scheduler, worker, residents_,
-            waiting_, math_.get(), commits_.get(), model.forward_order, [this] { note_change(); }),
-      failure_(pass_, commits_.get(), device, scheduler),
-      timeline_(layout, device) {
+                   : std::make_unique<Commits>(*durable, parts, [this] { note_change(); })),
+      pass_(parts,
+            {.slots = slots_,
+             .residents = residents_,
+             .waiting = waiting_,
+             .math = math_.get(),
+             .commits = commits_.get()},
+            [this] { note_change(); }),
+      failure_(pass_, commits_.get(), parts.device, parts.scheduler),
+      timeline_(parts.layout, parts.device) {
   if (commits_) application_ = commits_->application();
   scheduler_.settle_with([this] { return pump(); });
-  scheduler_.run([&] { scheduler_.pools().open(placement); });
+  scheduler_.run([&] { scheduler_.pools().open(parts.placement); });
 }
 
 StepLoop::~StepLoop() {
@@ -266,8 +271,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   UseState& state = uses_[lease.use];
   // A unit has one event: after this use, and after those before it, on any stream.
   const EventId released = prefetcher_.release_event(lease.unit);
-  device_.wait(state.stream, released);
-  device_.record(released, state.stream);
+  record_lease_end(device_, released, state.stream);
   state.is_released = true;
   end_trace_range(state.range);
   --leases_held_;
@@ -315,9 +319,16 @@ void StepLoop::end_inference_together() noexcept {
   }
 }
 
+// The application still holds leases, which from here on refer to nothing.
+void StepLoop::end_leases() noexcept {
+  for (std::uint32_t use = 0; use < course_.next(); ++use)
+    if (!uses_[use].is_released) release({.use = use, .unit = course_.schedule()[use].unit});
+  SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
+}
+
 void StepLoop::abandon() noexcept {
   if (!is_active()) return;
-  SLUICE_CHECK(leases_held_ == 0, "leases end before the step that gave them");
+  end_leases();
   timeline_.abandon();
   end_inference_together();
   bool is_partial = false;

@@ -19,6 +19,7 @@
 #include <sluice/step_report.h>
 #include <sluice/use.h>
 #include "engine/flow/commits.h"
+#include "engine/flow/flow_parts.h"
 #include "engine/flow/gradient_drain.h"
 #include "engine/flow/prefetcher.h"
 #include "engine/plan/update_policy.h"
@@ -31,12 +32,9 @@ namespace sluice {
 
 class StepLoop {
  public:
-  // All arguments must outlive the loop. `model` is validated(). `durable` is null where the state
-  // is scratch.
-  StepLoop(const Config& config, const ModelSpec& model, const Layout& layout,
-           const Placement& placement, const Tiers& tiers, BlockStore& store, IoQueue& queue,
-           Device& device, Scheduler& scheduler, Worker& worker, Ranks& ranks,
-           const CommitStart* durable = nullptr);
+  // All that `parts` names must outlive the loop, and so must `durable`, which is null where the
+  // state is scratch.
+  explicit StepLoop(const FlowParts& parts, const CommitStart* durable = nullptr);
   ~StepLoop();
   StepLoop(const StepLoop&) = delete;
   StepLoop& operator=(const StepLoop&) = delete;
@@ -50,8 +48,8 @@ class StepLoop {
   void release(const LeasedUse& lease) noexcept;
 
   StepReport finish_step(const FinishOptions& finish = {});
-  // Ends a step or an inference without an update, so the state is as before. Returns when no
-  // transfer is in flight any more, unless the store is stuck.
+  // Ends a step or an inference without an update, so the state is as before. Ends its leases.
+  // Returns when no transfer is in flight any more, unless the store is stuck.
   void abandon() noexcept;
   // Returns when no transfer is in flight, even if the store is stuck, so that memory may then be
   // freed.
@@ -132,6 +130,7 @@ class StepLoop {
   void end_inference_together() noexcept;
   void follow(StepPlan plan);
   void describe_changes(StepReport& report) const;
+  void end_leases() noexcept;
   void await_computation(std::uint32_t first_use) noexcept;
   NormAccumulator agree();
   void end_for_commit(const FinishOptions& finish);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +13,10 @@
 #include "io/io_queue.h"
 
 namespace sluice {
+
+// Wraps a queue that has been opened. Tests, for example, slow the queue down or make requests
+// fail.
+using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 // The transfers that a queue has to expect. Memory and files must outlive the queue.
 struct TransferPool {

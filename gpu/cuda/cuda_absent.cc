@@ -2,8 +2,8 @@
 #include <sluice/cuda_device.h>
 #include <sluice/error.h>
 #include "gpu/cuda/cuda_copies.h"
+#include "gpu/cuda/device_math_choice.h"
 #include "gpu/cuda/kernel_list.h"
-#include "gpu/math/device_math.h"
 
 namespace sluice {
 

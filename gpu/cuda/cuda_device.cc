@@ -16,6 +16,7 @@
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"
+#include "gpu/device/device_misuse.h"
 #include "gpu/device/host_call_queue.h"
 #include "gpu/device/host_stream.h"
 
@@ -115,7 +116,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   void run_refused(CudaStream& stream, std::uint64_t number);
 
   const int ordinal_;
-  const bool takes_all_;   // all free memory
+  const bool takes_all_;  // all free memory
   std::string name_;
   int high_priority_ = 0;  // numerically the least
   CudaMemory memory_;
@@ -232,18 +233,18 @@ void RuntimeCudaDevice::destroy_event(EventId id) noexcept {
 }
 
 CudaStream& RuntimeCudaDevice::stream_of(StreamId id) const {
-  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  require_outside_host_function(name());
   const std::scoped_lock lock(objects_mutex_);
   const auto entry = streams_.find(id);
-  SLUICE_CHECK(entry != streams_.end(), "the stream exists");
+  if (entry == streams_.end()) refuse_stream(name_, id);
   return *entry->second;
 }
 
 cudaEvent_t RuntimeCudaDevice::event_of(EventId id) const {
-  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  require_outside_host_function(name());
   const std::scoped_lock lock(objects_mutex_);
   const auto entry = events_.find(id);
-  SLUICE_CHECK(entry != events_.end(), "the event exists");
+  if (entry == events_.end()) refuse_event(name_, id);
   return entry->second;
 }
 
@@ -305,7 +306,7 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
                              StreamId id) {
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
-  SLUICE_CHECK(target != nullptr && source != nullptr, "a copy has a target and a source");
+  require_argument(target != nullptr && source != nullptr, "copy", "target or source is null");
   const bool to_device = memory_.contains(target);
   const bool from_device = memory_.contains(source);
   if (!to_device && !from_device) {
@@ -321,14 +322,14 @@ void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::ui
 void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId id) {
   CudaStream& stream = stream_of(id);
   if (size_bytes == 0 || failure_.is_set()) return;
-  SLUICE_CHECK(target != nullptr, "a fill has a target");
+  require_argument(target != nullptr, "fill_zero", "the target is null");
   if (!memory_.contains(target))
     return start(stream, [target, size_bytes] { std::memset(target, 0, size_bytes); });
   SLUICE_CUDA_ENQUEUE(cudaMemsetAsync(target, 0, size_bytes, stream.stream));
 }
 
 void RuntimeCudaDevice::call_host(StreamId id, std::function<void()> function) {
-  SLUICE_CHECK(function != nullptr, "call_host has a function");
+  require_argument(function != nullptr, "call_host", "the function is empty");
   start(stream_of(id), std::move(function));
 }
 

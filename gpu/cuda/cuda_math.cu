@@ -1,5 +1,6 @@
 // DeviceMath on a GPU.
 #include "gpu/cuda/cuda_launcher.h"
+#include "gpu/cuda/device_math_choice.h"
 #include "gpu/math/device_math_over.h"
 
 namespace sluice {

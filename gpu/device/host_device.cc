@@ -9,6 +9,7 @@
 
 #include <sluice/error.h>
 #include "base/aligned_buffer.h"
+#include "gpu/device/device_misuse.h"
 #include "gpu/device/host_event.h"
 #include "gpu/device/host_stream.h"
 #include "gpu/device/memory_ledger.h"
@@ -117,7 +118,8 @@ void ThreadedHostDevice::register_host_memory(std::span<std::byte> memory) {
   if (memory.empty()) return;
   const std::scoped_lock lock(memory_mutex_);
   const bool is_new = registered_bytes_.emplace(memory.data(), memory.size()).second;
-  SLUICE_CHECK(is_new, "host memory is registered once");
+  require_argument(is_new, "register_host_memory",
+                   "memory at this address is registered already; unregister it first");
 }
 
 void ThreadedHostDevice::unregister_host_memory(std::span<std::byte> memory) noexcept {
@@ -160,18 +162,18 @@ void ThreadedHostDevice::destroy_event(EventId event) noexcept {
 }
 
 HostStream& ThreadedHostDevice::stream_of(StreamId id) const {
-  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  require_outside_host_function(name());
   const std::scoped_lock lock(objects_mutex_);
   const auto entry = streams_.find(id);
-  SLUICE_CHECK(entry != streams_.end(), "the stream exists");
+  if (entry == streams_.end()) refuse_stream(name(), id);
   return *entry->second;
 }
 
 HostEvent& ThreadedHostDevice::event_of(EventId id) const {
-  SLUICE_CHECK(!is_in_host_function(), "a function given to call_host does not call the device");
+  require_outside_host_function(name());
   const std::scoped_lock lock(objects_mutex_);
   const auto entry = events_.find(id);
-  SLUICE_CHECK(entry != events_.end(), "the event exists");
+  if (entry == events_.end()) refuse_event(name(), id);
   return *entry->second;
 }
 
@@ -204,7 +206,8 @@ void ThreadedHostDevice::synchronize(StreamId stream) {
 
 std::int64_t ThreadedHostDevice::completed_ns(EventId id) const {
   const std::shared_ptr<Ticket> ticket = event_of(id).latest();
-  SLUICE_CHECK(ticket != nullptr, "the event was recorded");
+  require_argument(ticket != nullptr, "elapsed_ns",
+                   "an event was never recorded; record both first");
   return static_cast<std::int64_t>(ticket->completed_ns());
 }
 
@@ -216,25 +219,28 @@ void ThreadedHostDevice::copy(std::byte* target, const std::byte* source, std::u
                               StreamId stream) {
   HostStream& queue = stream_of(stream);
   if (size_bytes == 0) return;
-  SLUICE_CHECK(target != nullptr && source != nullptr, "a copy has a target and a source");
-  SLUICE_CHECK(is_disjoint(target, source, size_bytes), "the regions of a copy do not overlap");
+  require_argument(target != nullptr && source != nullptr, "copy", "target or source is null");
+  require_argument(is_disjoint(target, source, size_bytes), "copy",
+                   fmt::format("target and source overlap within {} bytes; copy by way of a third "
+                               "buffer",
+                               size_bytes));
   queue.enqueue(CopyTask{target, source, size_bytes});
 }
 
 void ThreadedHostDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) {
   HostStream& queue = stream_of(stream);
   if (size_bytes == 0) return;
-  SLUICE_CHECK(target != nullptr, "a fill has a target");
+  require_argument(target != nullptr, "fill_zero", "the target is null");
   queue.enqueue(FillZeroTask{target, size_bytes});
 }
 
 void ThreadedHostDevice::call_host(StreamId stream, std::function<void()> function) {
-  SLUICE_CHECK(function != nullptr, "call_host has a function");
+  require_argument(function != nullptr, "call_host", "the function is empty");
   stream_of(stream).enqueue(CallHostTask{std::move(function)});
 }
 
 void ThreadedHostDevice::launch(StreamId stream, std::function<void()> work) {
-  SLUICE_CHECK(work != nullptr, "launch has work");
+  require_argument(work != nullptr, "launch", "the work is an empty function");
   stream_of(stream).enqueue(LaunchTask{std::move(work)});
 }
 

@@ -12,7 +12,6 @@
 #include <memory>
 #include <variant>
 
-#include <sluice/cuda_device.h>
 #include <sluice/device.h>
 #include <sluice/dtype.h>
 #include "base/optimizer_math.h"
@@ -74,12 +73,5 @@ class DeviceMath {
   virtual void update(const DeviceCoefficients& coefficients, const DeviceUpdate& arrays,
                       StreamId stream) = 0;
 };
-
-// `device` must outlive the result; the same holds for the next function.
-// Fails with: kUnsupported when this build has no code for the GPU.
-std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
-// Makes the DeviceMath that `device` needs. On the host device, one thread computes element by
-// element.
-std::unique_ptr<DeviceMath> make_device_math(Device& device);
 
 }  // namespace sluice

@@ -63,6 +63,7 @@ class HostCollectives : public Collectives {
   }
   std::uint32_t rank() const final { return rank_; }
   std::uint32_t rank_count() const final { return rank_count_; }
+  const Device* memory_device() const final { return &device_; }
   void on_failure(std::function<void(const Error&)> handler) final {
     failure_->on_failure(std::move(handler));
   }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,14 +14,21 @@
 namespace sluice {
 namespace {
 
-// The installed library, found from the program's own place; for tests, where it was built.
+// The installed library: from the program's own place, from the place of Sluice's shared library,
+// or where Sluice was installed. For tests, where it was built.
 std::string default_plugin_path() {
   std::error_code ignored;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  const std::filesystem::path installed =
-      program.parent_path().parent_path() / SLUICE_MPI_PLUGIN_INSTALLED;
+  std::vector<std::filesystem::path> places = {program.parent_path().parent_path() /
+                                               SLUICE_MPI_PLUGIN_INSTALLED};
+  if (Dl_info own{}; ::dladdr(reinterpret_cast<const void*>(&why_no_mpi), &own) != 0)
+    places.push_back(std::filesystem::path(own.dli_fname).parent_path() /
+                     "sluice/libsluice_mpi.so");
+  places.emplace_back(SLUICE_MPI_PLUGIN_PREFIX);
+  for (const std::filesystem::path& place : places)
+    if (std::filesystem::exists(place, ignored)) return place.string();
   const std::string built = SLUICE_MPI_PLUGIN_BUILT;  // nothing in a build without tests
-  return built.empty() || std::filesystem::exists(installed, ignored) ? installed.string() : built;
+  return built.empty() ? places.front().string() : built;
 }
 
 [[noreturn]] void refuse_plugin(const std::string& path, const std::string& why) {

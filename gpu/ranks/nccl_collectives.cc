@@ -66,6 +66,7 @@ class NcclCollectives final : public Collectives {
   std::string_view name() const override { return "nccl"; }
   std::uint32_t rank() const override { return rank_; }
   std::uint32_t rank_count() const override { return rank_count_; }
+  const Device* memory_device() const override { return &common_->device; }
 
   void all_gather(const AllGather& gather, StreamId stream) override {
     if (gather.shard_bytes == 0) return;

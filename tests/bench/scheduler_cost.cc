@@ -20,6 +20,7 @@
 #include <sluice/host_device.h>
 #include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "io/io_queue.h"
 
@@ -95,8 +96,9 @@ void measure(const std::string& directory, std::uint64_t blocks, OverlapPolicy p
   config.optimizer.overlap = policy;
   const ModelSpec model = model_of(blocks);
   const auto device = make_host_device({.memory_bytes = 64_MiB});
-  Engine engine(config, model, *device,
-                [](std::unique_ptr<IoQueue>) { return std::make_unique<EmptyQueue>(); });
+  Engine engine = EngineOverQueue::make(config, model, *device, [](std::unique_ptr<IoQueue>) {
+    return std::make_unique<EmptyQueue>();
+  });
   engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
     std::ranges::fill(values, 0.0f);
   });

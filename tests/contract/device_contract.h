@@ -7,5 +7,6 @@
 #include "tests/contract/device_contract_fixture.h"
 #include "tests/contract/device_event_cases.h"
 #include "tests/contract/device_memory_cases.h"
+#include "tests/contract/device_misuse_cases.h"
 #include "tests/contract/device_program_cases.h"
 #include "tests/contract/device_stream_cases.h"

@@ -6,6 +6,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
@@ -31,9 +32,11 @@ TEST_P(EngineFault, AFailedTransferStopsTheEngineAndSaysWhere) {
     SCOPED_TRACE(fail_at);
     const auto device = make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 0});
     const ModelSpec model = toy_model();
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.at = fail_at, .error = ENXIO, .sticky = sticky});
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue),
+                                  {.at = fail_at, .error = ENXIO, .sticky = sticky});
+        });
     try {
       EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options), expected));
     } catch (const Error& error) {
@@ -63,11 +66,12 @@ TEST(EnginePoison, AfterAFailureDuringTheUpdateEveryCallSaysWhichStepWasComplete
   // update.
   const auto blocks =
       Layout(validated(model), state_format(config), config.storage.block_elements).blocks().size();
-  Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-    auto wrapped = make_fault_queue(std::move(queue), {.at = blocks + 5, .error = ENXIO});
-    queue_seen = wrapped.get();
-    return wrapped;
-  });
+  Engine engine =
+      EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+        auto wrapped = make_fault_queue(std::move(queue), {.at = blocks + 5, .error = ENXIO});
+        queue_seen = wrapped.get();
+        return wrapped;
+      });
   ASSERT_NE(queue_seen, nullptr);
   engine.initialize(toy_values());
   const Stream stream(*device, "compute");

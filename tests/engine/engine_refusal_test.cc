@@ -13,6 +13,7 @@
 #include <sluice/checkpoint.h>
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/flush_fault.h"
@@ -139,9 +140,10 @@ class StoreInMemory : public EngineRefusal {
 };
 
 TEST_F(StoreInMemory, ThatTheDriveDoesNotGive) {
-  Engine engine(config_, model_, *device_, [](std::unique_ptr<IoQueue> queue) {
-    return make_fault_queue(std::move(queue), {.at = 3, .error = EIO, .sticky = true});
-  });
+  Engine engine =
+      EngineOverQueue::make(config_, model_, *device_, [](std::unique_ptr<IoQueue> queue) {
+        return make_fault_queue(std::move(queue), {.at = 3, .error = EIO, .sticky = true});
+      });
   expect_refused(ErrorCode::kIo, {"read", "of unit \"", directory_.path()},
                  [&] { (void)engine.open_or_create(toy_values()); });
 }
@@ -165,9 +167,10 @@ TEST_F(StoreInMemory, ThatHasBeenDamaged) {
 TEST_F(EngineRefusal, ACommitThatTheDriveDoesNotTake) {
   config_.storage.state = {.name = "run", .commit_every = 100};
   // Behind the commit of step 0: of the data file, and of each twin of the record.
-  Engine engine(config_, model_, *device_, [](std::unique_ptr<IoQueue> queue) {
-    return std::make_unique<FlushFault>(std::move(queue), EIO, 3);
-  });
+  Engine engine =
+      EngineOverQueue::make(config_, model_, *device_, [](std::unique_ptr<IoQueue> queue) {
+        return std::make_unique<FlushFault>(std::move(queue), EIO, 3);
+      });
   engine.initialize(toy_values());
   train_a_step(engine);
   engine.drain();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/support/campaign.h"
@@ -185,10 +186,11 @@ TEST(ExactnessOfTraffic, OverlapMovesWhatIsPredicted) {
     const IoQueue* queue_seen = nullptr;
     const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
     const ModelSpec model = toy_model();
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      queue_seen = queue.get();
-      return queue;
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          queue_seen = queue.get();
+          return queue;
+        });
     engine.initialize(toy_values());
     const IoCounters before = queue_seen->counters();
     const Stream stream(*device, "compute");
@@ -288,9 +290,10 @@ TEST_P(ExactnessUnderDelays, AnyOrderOfCompletionsGivesTheSameBits) {
     config.memory.device_bytes = 140_KiB + seed % 3 * 40_KiB;
     const auto device = make_delayed_device(
         make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 200);
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 200});
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 200});
+        });
     EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, own), expected))
         << "seed " << seed;
   });

@@ -10,6 +10,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
@@ -30,13 +31,13 @@ class LastWords : public testing::Test {
   std::unique_ptr<Engine> trained_with_a_failing_update() {
     const Layout layout(validated(model_), state_format(config_), config_.storage.block_elements);
     std::uint64_t initial_writes = 2 * layout.blocks().size();
-    auto engine =
-        std::make_unique<Engine>(config_, model_, *device_, [&](std::unique_ptr<IoQueue> queue) {
+    auto engine = std::unique_ptr<Engine>(new Engine(
+        EngineOverQueue::make(config_, model_, *device_, [&](std::unique_ptr<IoQueue> queue) {
           auto wrapped = make_fault_queue(std::move(queue),
                                           {.at = initial_writes, .error = ENXIO, .sticky = true});
           faults_ = wrapped.get();
           return wrapped;
-        });
+        })));
     engine->set_last_words([this](const std::string& words) { said_.push_back(words); });
     engine->initialize(toy_values());
     return engine;

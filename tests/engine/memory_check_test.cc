@@ -53,7 +53,7 @@ Config config_of(RoomCheck check) {
 std::string made(const Config& config, const ModelSpec& model, Device& device,
                  Collectives* ranks = nullptr) {
   try {
-    const Engine engine(config, model, device, {}, ranks);
+    const Engine engine(config, model, device, ranks);
     return fmt::format("made\n{}", fmt::join(engine.notes(), "\n"));
   } catch (const Error& error) {
     return fmt::format("{}\n{}", static_cast<int>(error.code()), error.what());

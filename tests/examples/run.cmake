@@ -5,7 +5,7 @@
 #   MODE=cmake, MODE=pkg_config   builds the example SOURCE against the prefix WORK/KIND (static or shared) by find_package()
 #                  or by pkg-config, and runs it
 # Given with -D: MODE, SLUICE_BUILD, SOURCE, WORK, KIND, NAME, GENERATOR, COMPILER, BUILD_TYPE, VERSION, FLAGS (the sanitizer's,
-# or nothing), HAS_C, HAS_TOOLS, HAS_MPI.
+# or nothing), HAS_C, HAS_TOOLS, HAS_MPI; LAUNCH (a launcher of ranks, its words separated by commas) runs it once more below that.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -114,3 +114,7 @@ if(KIND STREQUAL "shared" AND NOT NAME STREQUAL "line")
 endif()
 set(ENV{LD_LIBRARY_PATH} ${prefix}/lib)
 run(${work}/build/${NAME} ${work}/run)
+if(LAUNCH)
+  string(REPLACE "," ";" LAUNCH "${LAUNCH}")
+  run(${LAUNCH} ${work}/build/${NAME} ${work}/run)
+endif()

@@ -8,6 +8,7 @@
 #include "base/optimizer_math.h"
 #include "cpu_optim/optimizer_options.h"
 #include "cpu_optim/update.h"
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tests/support/delays.h"
 #include "tests/support/toy_training.h"
@@ -44,7 +45,7 @@ Relay::Relay(const Config& config, const ModelSpec& model, std::uint32_t streams
                                 .copy_bytes_per_second = delays.copy_bytes_per_second})) {
   if (delays.us_max != 0)
     device_ = make_delayed_device(std::move(device_), delays.seed, delays.us_max);
-  engine_ = std::make_unique<Engine>(config, model_, *device_, decorate);
+  engine_.reset(new Engine(EngineOverQueue::make(config, model_, *device_, decorate)));
   activations_ = std::make_unique<ActivationRelay>(*device_, model_.boundary_bytes);
   for (std::uint32_t i = 0; i < streams; ++i) streams_.emplace_back(*device_, "compute");
   engine_->initialize(toy_values());

@@ -12,6 +12,7 @@
 
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
+#include "engine/store/storage_queue.h"
 #include "tests/support/activation_relay.h"
 
 namespace sluice::test {

@@ -13,7 +13,7 @@
 #include "tools/bench/io_bench.h"
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_model.h"
-#include "tools/gpt/train/device_trainer.h"
+#include "tools/gpt/train/gpu_trainer.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {
@@ -278,7 +278,7 @@ TrainingBench bench_training(const TrainConfig& config, Device& device, gpt::Dev
   engine.initialize([](const TensorPlace&, std::uint64_t first, std::span<float> values) {
     fill_cheaply(first, values);
   });
-  DeviceTrainer trainer(config, dataset, engine, device, gpt);
+  GpuTrainer trainer(config, dataset, engine, device, gpt);
   // The first step fills buffers that later ones find full. The last one's update ends after it, so
   // every counted step pays for one update.
   (void)trainer.train_step(0);

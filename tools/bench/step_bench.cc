@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "cpu_optim/cpu_optimizer.h"
+#include "engine/engine_over_queue.h"
 #include "engine/planner/run_plan.h"
 #include "engine/store/store_survey.h"
 #include "tools/bench/bench_adam.h"
@@ -99,11 +100,12 @@ StepBench::StepBench(const StepBenchModel& bench, OverlapPolicy policy, const Ra
       .duplex = rates.duplex,
       .latency_ns = as_ns(rates.latency_s),
       .flush_ns = as_ns(bench.flush_s)};
-  engine_ = std::make_unique<Engine>(config, model_, *device_, [&](std::unique_ptr<IoQueue> drive) {
-    auto throttled = make_throttled_queue(std::move(drive), throttle);
-    throttle_ = throttled.get();
-    return throttled;
-  });
+  engine_.reset(new Engine(
+      EngineOverQueue::make(config, model_, *device_, [&](std::unique_ptr<IoQueue> drive) {
+        auto throttled = make_throttled_queue(std::move(drive), throttle);
+        throttle_ = throttled.get();
+        return throttled;
+      })));
   engine_->initialize([](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
     for (std::uint64_t i = 0; i < values.size(); ++i)
       values[i] = initial_value(index_of(tensor.id), first + i);

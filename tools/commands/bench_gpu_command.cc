@@ -13,6 +13,7 @@
 #include <sluice/units.h>
 #include "base/topology.h"
 #include "gpu/cuda/cuda_copies.h"
+#include "gpu/cuda/device_math_choice.h"
 #include "tools/bench/bench_adam.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/cli/exit_codes.h"

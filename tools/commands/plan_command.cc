@@ -21,11 +21,11 @@
 #include "tools/commands/plan_model.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/order_choice.h"
-#include "tools/gpt/train/rank_world.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/train_config.h"
-#include "tools/gpt/train/training_device.h"
+#include "tools/gpt/train/train_ranks.h"
 #include "tools/report/rank_memory.h"
 #include "tools/report/stage_table.h"
 

@@ -24,14 +24,14 @@
 #include "tools/commands/train_outputs.h"
 #include "tools/deepspeed/config_source.h"
 #include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/compute_device.h"
 #include "tools/gpt/train/kernel_agreement.h"
 #include "tools/gpt/train/model_file.h"
 #include "tools/gpt/train/order_choice.h"
-#include "tools/gpt/train/rank_world.h"
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/run_publisher.h"
+#include "tools/gpt/train/train_ranks.h"
 #include "tools/gpt/train/train_report.h"
-#include "tools/gpt/train/training_device.h"
 #include "tools/report/state_hash.h"
 #include "tools/report/step_log.h"
 #include "tools/trace/trace_session.h"
@@ -69,7 +69,7 @@ std::unique_ptr<ModelFile> open_initial_model(const TrainOptions& options,
 
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+  TrainRun(const TrainOptions& options, const TrainConfig& config, TrainRanks& ranks,
            const HostMemory& memory, TrainOutputs& outputs)
       : outputs_(outputs),
         is_quiet_(options.quiet || ranks.rank() != 0),
@@ -81,7 +81,7 @@ class TrainRun {
         init_(open_initial_model(options, config)),
         device_(config_, ranks.gpu()),
         collectives_(ranks.join(device_)),
-        engine_(config_.engine, training_model(config_), device_.device(), {}, collectives_.get()),
+        engine_(config_.engine, training_model(config_), device_.device(), collectives_.get()),
         trainer_(device_.make_trainer(config_, dataset_, engine_)),
         limits_(engine_, validated(training_model(config_)), config.micro_batches, *config.order,
                 config.engine.storage.calibration, config.engine.storage.state.commit_every),
@@ -302,10 +302,10 @@ class TrainRun {
   Checkpointing checkpoints_;
   std::unique_ptr<ModelFile> init_;
   ModelSpec model_ = gpt::gpt_model_spec(config_.model);
-  TrainingDevice device_;
+  ComputeDevice device_;
   std::unique_ptr<Collectives> collectives_;
   Engine engine_;
-  std::unique_ptr<Training> trainer_;
+  std::unique_ptr<Trainer> trainer_;
   LimitMeter limits_;
   StepLog log_;
   RunPublisher publisher_;
@@ -313,7 +313,7 @@ class TrainRun {
   std::uint64_t steps_ended_ = 0;  // also before this run
 };
 
-int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld& ranks,
+int train_here(const TrainOptions& options, const TrainConfig& config, TrainRanks& ranks,
                const HostMemory& memory) {
   if (config.trace_nvtx) enable_trace_ranges();
   TrainOutputs outputs(options, config, ranks);
@@ -346,7 +346,7 @@ int train_here(const TrainOptions& options, const TrainConfig& config, RankWorld
 }
 
 // Settles this rank's part, as its host and the ranks on it allow, and runs it.
-int train_in(const TrainOptions& options, TrainConfig& config, RankWorld& ranks) {
+int train_in(const TrainOptions& options, TrainConfig& config, TrainRanks& ranks) {
   if (ranks.rank() != 0) silence_interrupts();
   ranks.share_host(config);
   const bool is_on_host = computes_on_host(config, ranks.gpu());
@@ -363,7 +363,7 @@ int train_as_told(const TrainOptions& options) {
   catch_interrupts();
   std::string introduction;
   TrainConfig config = read_config(options, introduction);
-  RankWorld ranks(config);
+  TrainRanks ranks(config);
   if (!options.quiet && ranks.rank() == 0) say("{}", introduction);
   if (!ranks.are_several()) return train_in(options, config, ranks);
   // A rank that fails alone tells the others; leaving would wait for them.

@@ -13,7 +13,7 @@ std::string trace_file_of(const TrainConfig& config, std::uint32_t rank) {
 }  // namespace
 
 TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& config,
-                           const RankWorld& ranks)
+                           const TrainRanks& ranks)
     : save(add("--save", options.save_file, ranks)),
       json(add("--json", options.json_file, ranks)),
       csv(add("--csv", options.csv_file, ranks)),
@@ -30,7 +30,8 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
   files.check();
 }
 
-OutputFile& TrainOutputs::add(const char* option, const std::string& path, const RankWorld& ranks) {
+OutputFile& TrainOutputs::add(const char* option, const std::string& path,
+                              const TrainRanks& ranks) {
   if (ranks.rank() == 0) return files.add(option, path);
   files.reserve(option, path);
   return files.add(option, "");

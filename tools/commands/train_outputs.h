@@ -9,14 +9,14 @@
 
 #include "tools/cli/output_file.h"
 #include "tools/commands/train_command.h"
-#include "tools/gpt/train/rank_world.h"
 #include "tools/gpt/train/train_config.h"
+#include "tools/gpt/train/train_ranks.h"
 
 namespace sluice {
 
 struct TrainOutputs {
   // Compares all files and checks each output. Fails with: as OutputFiles::check().
-  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const RankWorld& ranks);
+  TrainOutputs(const TrainOptions& options, const TrainConfig& config, const TrainRanks& ranks);
 
   OutputFiles files;
   OutputFile& save;
@@ -26,7 +26,7 @@ struct TrainOutputs {
   OutputFile& trace;
 
  private:
-  OutputFile& add(const char* option, const std::string& path, const RankWorld& ranks);
+  OutputFile& add(const char* option, const std::string& path, const TrainRanks& ranks);
 };
 
 }  // namespace sluice

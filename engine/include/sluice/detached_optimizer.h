@@ -18,7 +18,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,7 +31,7 @@
 
 namespace sluice {
 
-class IoQueue;
+struct DetachedOverQueue;
 
 struct DetachedTensor {
   std::string name;
@@ -71,15 +70,12 @@ struct DetachedReport {
 
 class SLUICE_EXPORT DetachedOptimizer {
  public:
-  using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
-
   // Uses optimizer.type, placement.optimizer, memory.host, storage and run.threads of `config`.
   // Small tensors stay in host memory under placement "nvme", too. The state begins with zero
   // moments.
   // Fails with: kConfig (placement "device"), kOutOfMemory (memory.host, naming the smallest that
   // works), kInvalidArgument (tensors), kInput, kNoSpace, kUnsupported.
-  DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors,
-                    const QueueDecorator& decorate = {});
+  DetachedOptimizer(const Config& config, std::vector<DetachedTensor> tensors);
   // Stops the updates under way. Parameters that no wait() has covered may then be partly updated.
   ~DetachedOptimizer();
   DetachedOptimizer(const DetachedOptimizer&) = delete;
@@ -121,7 +117,10 @@ class SLUICE_EXPORT DetachedOptimizer {
   const std::vector<std::string>& notes() const;
 
  private:
+  friend struct DetachedOverQueue;  // engine/detached/detached_over_queue.h, for tests
   struct Parts;
+  explicit DetachedOptimizer(std::unique_ptr<Parts> parts);
+
   std::unique_ptr<Parts> parts_;
 };
 

@@ -29,10 +29,11 @@
 // until the transfer has ended. A program that must not wait leaves by _exit().
 // Errors and aborts: a call that the contract forbids throws Error with kInvalidArgument, the
 // object and the numbers, and changes nothing. Examples are an id that does not exist, a range
-// beyond a tensor's end, and a lease, step or engine that is over. Failures outside of Sluice throw
-// Error too, each with its own code. Destructors cannot throw. If a Lease outlives its Step, or a
-// Step outlives its Engine, the program aborts or its behavior is undefined. Elsewhere SLUICE_CHECK
-// aborts only where Sluice contradicts itself; please report such a defect.
+// beyond a tensor's end, a stream of another device, a call during another thread's call, and a
+// lease, step or engine that is over. Failures outside of Sluice throw Error too, each with its own
+// code. Leases and steps may be destroyed in any order, even after their engine. Device and
+// collectives must outlive the engine, which Sluice cannot check. SLUICE_CHECK aborts only where
+// Sluice contradicts itself; please report such a defect.
 #pragma once
 
 #include <functional>
@@ -55,15 +56,11 @@
 namespace sluice {
 
 class DirectFile;
-class IoQueue;
 class Layout;
+struct EngineOverQueue;
 struct Placement;
 struct SaveOptions;
 struct SavedCheckpoint;
-
-// Wraps the queue that an engine opens. Tests, for example, slow the queue down or make requests
-// fail.
-using QueueDecorator = std::function<std::unique_ptr<IoQueue>(std::unique_ptr<IoQueue> queue)>;
 
 struct OpenOptions {
   // Continues even if numbers of the config, such as optimizer.beta2, differ from the numbers of
@@ -88,14 +85,14 @@ class SLUICE_EXPORT Engine {
   // Fails with: kInvalidArgument (model), kConfig (config), kOutOfMemory (a budget that is too
   // small; names the smallest that works), kInput or kNoSpace (storage paths), kUnsupported;
   // nothing is left behind.
-  // `ranks`: the collectives of this rank when several ranks train together; null for one rank. The
-  // collectives must outlive the engine, too. All ranks make the same calls in the same order,
-  // including read_state().
+  // `ranks`: the collectives of this rank, on `device`, when several ranks train together; null for
+  // one rank. The collectives must outlive the engine, too. All ranks make the same calls in the
+  // same order, including read_state().
   // Fails further with: kRanks when the ranks disagree about model or config, or a rank is gone.
   Engine(const Config& config, const ModelSpec& model, Device& device,
-         const QueueDecorator& decorate = {}, Collectives* ranks = nullptr);
-  // Without close(), an update under way is not finished. The function of set_last_words() receives
-  // an update's failure that no call has thrown.
+         Collectives* ranks = nullptr);
+  // Without close(), an update under way is not finished, and a step under way is abandoned. The
+  // function of set_last_words() receives an update's failure that no call has thrown.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -209,7 +206,10 @@ class SLUICE_EXPORT Engine {
   const std::vector<std::string>& notes() const;
 
  private:
+  friend struct EngineOverQueue;  // engine/engine_over_queue.h, for tests and benchmarks
   struct Parts;
+  explicit Engine(std::unique_ptr<Parts> parts);
+
   std::unique_ptr<Parts> parts_;
 };
 

@@ -1,13 +1,16 @@
 // The objects that an application holds during a step. A Lease keeps a unit on the device while
 // computation uses the unit. A Step or an Inference is one walk through the schedule. All of these
-// objects are move-only and must be destroyed before their engine.
+// objects are move-only. A lease ends with its step at the latest, and a step ends with its engine.
+// Every call on an object that is over fails with kInvalidArgument, and its destructor does
+// nothing.
 //
-// Thread rule: one thread at a time, which need not be the thread that made the object.
+// Thread rule: one thread at a time, which need not be the thread that made the object. A call
+// during another thread's call of the same engine fails with kInvalidArgument and changes nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <string_view>
 
 #include <sluice/device.h>
@@ -18,9 +21,8 @@
 
 namespace sluice {
 
-class ActivationFlow;
 class Layout;
-class StepLoop;
+struct EngineLink;
 
 // Keeps one unit on the device until the lease ends. At the end, an event is recorded on the
 // lease's stream behind all work enqueued there. Work enqueued after the end must not touch the
@@ -36,7 +38,8 @@ class SLUICE_EXPORT Lease {
 
   // Device memory of tensor number `tensor` of the unit (in the order of UnitSpec::tensors), in the
   // compute dtype, 256 B aligned. Only work on the lease's stream may read this memory. Fails with:
-  // kInvalidArgument when the unit has no such tensor, or the lease has ended.
+  // kInvalidArgument when the unit has no such tensor, or the lease, its step or its engine is
+  // over.
   const std::byte* parameter(std::size_t tensor) const;
   // The same as elements of T: float, Bf16 or Fp16 (sluice/elements.h).
   // Fails with: the same, and kInvalidArgument when T is not the compute dtype.
@@ -57,7 +60,8 @@ class SLUICE_EXPORT Lease {
     return reinterpret_cast<T*>(gradient(tensor));
   }
   // The index of the tensor `name` in UnitSpec::tensors.
-  // Fails with: kInvalidArgument naming the unit's tensors when none has that name.
+  // Fails with: kInvalidArgument naming the unit's tensors when none has that name, or when the
+  // lease is over.
   std::size_t tensor(std::string_view name) const;
 
   // Ends the lease early.
@@ -66,15 +70,16 @@ class SLUICE_EXPORT Lease {
  private:
   friend class Step;
   friend class Inference;
-  Lease(StepLoop& loop, const Layout& layout, const LeasedUse& use)
-      : loop_(&loop), layout_(&layout), use_(use) {}
+  Lease(std::shared_ptr<EngineLink> link, const LeasedUse& use);
 
+  const Layout& layout(const char* call) const;  // throws once the lease is over
   std::uint64_t offset_elements(const char* call, std::size_t tensor) const;
   void require_parameter_dtype(DType asked) const;
   void require_gradient_dtype(DType asked) const;
 
-  StepLoop* loop_ = nullptr;  // null once released
-  const Layout* layout_ = nullptr;
+  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::uint64_t walk_ = 0;
+  bool is_released_ = false;
   LeasedUse use_;
 };
 
@@ -88,7 +93,7 @@ class SLUICE_EXPORT ActivationLease {
 
   // Device memory, 4 KiB aligned, ModelSpec::boundary_bytes long. Only work on the lease's stream
   // may write this memory (after save()) or read it (after load()).
-  // Fails with: kInvalidArgument when the lease has ended.
+  // Fails with: kInvalidArgument when the lease, its step or its engine is over.
   std::byte* data() const;
 
   // Ends the lease early.
@@ -97,29 +102,30 @@ class SLUICE_EXPORT ActivationLease {
  private:
   friend class Step;
   friend class Inference;
-  ActivationLease(ActivationFlow& flow, const LeasedActivation& lease)
-      : flow_(&flow), lease_(lease) {}
+  ActivationLease(std::shared_ptr<EngineLink> link, const LeasedActivation& lease);
 
-  ActivationFlow* flow_ = nullptr;  // null once released
+  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::uint64_t walk_ = 0;
+  bool is_released_ = false;
   LeasedActivation lease_;
 };
 
 // One training step. The application acquires and releases units in the order of the schedule, and
 // then finish() updates the state. If a unit is left out, used again or out of order, computation
-// has to wait. The next step is then expected to use the units in the same order as this one. After
-// the end every call fails with kInvalidArgument.
+// has to wait. The next step is then expected to use the units in the same order as this one.
 class SLUICE_EXPORT Step {
  public:
   Step(Step&& other) noexcept;
   Step& operator=(Step&&) = delete;
-  // Without finish(), the step is abandoned: nothing is updated.
+  // Without finish(), the step is abandoned: nothing is updated, and leases that are held end.
   ~Step();
 
   // Makes `unit` available to work enqueued on `stream` after this call. Blocks until the unit's
   // transfers are on their way to the device; the stream itself waits for their end.
-  // Fails with: kInvalidArgument when too many leases are held, or the unit has been updated by the
-  // eager policy; kOutOfMemory where the schedule has changed and the device window cannot hold the
-  // unit beside the leased units; kIo and others when a transfer has failed.
+  // Fails with: kInvalidArgument when the unit does not exist, `stream` is not of the engine's
+  // device, too many leases are held, or the eager policy has updated the unit; kOutOfMemory where
+  // the schedule has changed and the device window cannot hold the unit beside the leased units;
+  // kIo and others when a transfer has failed.
   Lease acquire(UnitId unit, Pass pass, const Stream& stream);
 
   // For activations that the engine keeps. For activation `ref`, save() gives memory that work
@@ -148,14 +154,12 @@ class SLUICE_EXPORT Step {
 
  private:
   friend class Engine;
-  Step(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
-      : loop_(&loop), activations_(&activations), layout_(&layout) {}
+  explicit Step(std::shared_ptr<EngineLink> link);
 
-  StepLoop& loop(const char* call) const;  // throws once the step is over
+  EngineLink& link(const char* call) const;  // throws once the step is over
 
-  StepLoop* loop_ = nullptr;  // null once finished
-  ActivationFlow* activations_ = nullptr;
-  const Layout* layout_ = nullptr;
+  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::uint64_t walk_ = 0;
 };
 
 // One forward pass without gradients. The destructor ends the pass, even halfway.
@@ -173,14 +177,12 @@ class SLUICE_EXPORT Inference {
 
  private:
   friend class Engine;
-  Inference(StepLoop& loop, ActivationFlow& activations, const Layout& layout)
-      : loop_(&loop), activations_(&activations), layout_(&layout) {}
+  explicit Inference(std::shared_ptr<EngineLink> link);
 
-  StepLoop& loop(const char* call) const;  // throws once the inference has been moved from
+  EngineLink& link(const char* call) const;  // throws once the inference is over
 
-  StepLoop* loop_ = nullptr;
-  ActivationFlow* activations_ = nullptr;
-  const Layout* layout_ = nullptr;
+  std::shared_ptr<EngineLink> link_;  // null once moved from
+  std::uint64_t walk_ = 0;
 };
 
 }  // namespace sluice

@@ -90,6 +90,8 @@ class SLUICE_EXPORT Collectives {
   virtual std::string_view name() const = 0;
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t rank_count() const = 0;
+  // The device of the operations' memory and streams; null if the implementation does not tell.
+  virtual const Device* memory_device() const { return nullptr; }
 
   // Each operation is enqueued on `stream` when the call returns. The operation runs after earlier
   // work on `stream`, and later work waits for the operation. Memory may be reused after an event

@@ -9,6 +9,8 @@
 // Invariants: a call that uses an event refers to the event's latest record at the time of the
 // call, as in CUDA. So a new record of the event does not disturb an earlier wait. An event that
 // was never recorded counts as complete.
+// Failure: a call that is not noexcept fails with kInvalidArgument for a stream or an event that
+// does not exist, an empty function, or a null range.
 #pragma once
 
 #include <cstddef>
@@ -140,6 +142,7 @@ class Stream {
   }
 
   StreamId id() const { return id_; }
+  const Device* device() const { return device_; }  // null for an empty stream
 
  private:
   Device* device_ = nullptr;

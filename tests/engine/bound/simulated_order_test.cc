@@ -18,6 +18,7 @@
 #include <sluice/units.h>
 #include "base/trace/trace.h"
 #include "engine/bound/bound.h"
+#include "engine/engine_over_queue.h"
 #include "engine/run/task_thread.h"
 #include "io/throttled_queue.h"
 #include "tests/engine/bound/bound_model.h"
@@ -101,9 +102,10 @@ class SimulatedOrder : public testing::TestWithParam<Conditions> {
         .read_bytes_per_second = static_cast<std::uint64_t>(rates_.read_bytes_per_second),
         .write_bytes_per_second = static_cast<std::uint64_t>(rates_.write_bytes_per_second),
         .duplex = rates_.duplex};
-    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> drive) {
-      return make_throttled_queue(std::move(drive), throttle);
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> drive) {
+          return make_throttled_queue(std::move(drive), throttle);
+        });
     engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
       std::ranges::fill(values, 1.0f);
     });

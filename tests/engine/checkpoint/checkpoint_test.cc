@@ -113,7 +113,7 @@ TEST_F(CheckpointTest, FilesDoNotDependOnTheRanksThatWriteThem) {
         const auto device = make_host_device({.memory_bytes = 64_MiB});
         const auto collectives = world.join(rank, *device);
         try {
-          Engine engine(config, toy_model(), *device, {}, collectives.get());
+          Engine engine(config, toy_model(), *device, collectives.get());
           CheckpointSource source(folder);
           engine.restore(source);
           EXPECT_TRUE(read_state(engine) == state);

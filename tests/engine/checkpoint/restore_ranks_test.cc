@@ -40,7 +40,7 @@ void on_ranks(std::uint32_t count, const Config& config, Engine& from, const Bod
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
       try {
-        Engine engine(config, toy_model(), *device, {}, collectives.get());
+        Engine engine(config, toy_model(), *device, collectives.get());
         body(rank, engine, *device, *sources[rank]);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
@@ -55,21 +55,21 @@ TEST_F(RestoreOfRanks, AnyNumberAndStageGoesOnWithTheSameBits) {
   for (const std::uint32_t count : {2u, 3u}) {
     // The result of so many ranks, in the plainest way of all.
     StateBytes expected;
-    for (const auto& [stage, uses_nvme] : {std::pair{0u, false}, {1u, true}, {2u, false},
-                                           {3u, true}}) {
+    for (const auto& [stage, uses_nvme] :
+         {std::pair{0u, false}, {1u, true}, {2u, false}, {3u, true}}) {
       SCOPED_TRACE(std::to_string(count) + " ranks, stage " + std::to_string(stage));
       const TempDirectory directory;
       const Config config = config_of(directory, stage, uses_nvme);
       std::vector<StateBytes> states(count);
       std::vector<std::uint64_t> asked(count);
-      on_ranks(count, config, engine_,
-               [&](std::uint32_t rank, Engine& engine, HostDevice& device, MemorySource& source) {
-                 const ToyOptions options{
-                     .steps = 2, .evaluate = true, .rank = rank, .rank_count = count,
-                     .source = &source};
-                 states[rank] = run_toy(engine, toy_model(), device, config, options).state;
-                 asked[rank] = source.elements_read();
-               });
+      on_ranks(
+          count, config, engine_,
+          [&](std::uint32_t rank, Engine& engine, HostDevice& device, MemorySource& source) {
+            const ToyOptions options{
+                .steps = 2, .evaluate = true, .rank = rank, .rank_count = count, .source = &source};
+            states[rank] = run_toy(engine, toy_model(), device, config, options).state;
+            asked[rank] = source.elements_read();
+          });
       if (stage == 0) expected = states[0];
       for (const StateBytes& state : states) EXPECT_TRUE(state == expected);
       const std::uint64_t all = 3 * engine_.layout().parameter_count();

@@ -110,7 +110,7 @@ TEST(SaveFailureOfRanks, IsEveryRanks) {
     threads.emplace_back([&, rank] {
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
-      Engine engine(config, toy_model(), *device, {}, collectives.get());
+      Engine engine(config, toy_model(), *device, collectives.get());
       engine.initialize(toy_values());
       EXPECT_TRUE(rank != 2 || refuse_for_this_thread(kNoWrite));
       try {

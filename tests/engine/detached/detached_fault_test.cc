@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <sluice/error.h>
+#include "engine/detached/detached_over_queue.h"
 #include "tests/engine/detached/detached_support.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
@@ -22,7 +23,7 @@ TEST_F(DetachedTest, AFaultOfADriveIsAnErrorOrNothingAtAll) {
       SCOPED_TRACE(fmt::format("fault {} at {}", static_cast<int>(fault), at));
       make_tensors(DType::kBf16, {40'000, 65'536});
       FaultQueue* queue = nullptr;
-      DetachedOptimizer optimizer(
+      DetachedOptimizer optimizer = DetachedOverQueue::make(
           config(kind, TierChoice::kNvme), description(), [&](std::unique_ptr<IoQueue> inner) {
             auto made = make_fault_queue(
                 std::move(inner),
@@ -53,11 +54,11 @@ TEST_F(DetachedTest, AFaultOfADriveIsAnErrorOrNothingAtAll) {
 
 TEST_F(DetachedTest, AReadThatTheDriveRefusesIsAnError) {
   make_tensors(DType::kFp32, {40'000});
-  DetachedOptimizer optimizer(config(OptimizerKind::kAdamW, TierChoice::kNvme), description(),
-                              [](std::unique_ptr<IoQueue> inner) {
-                                return make_fault_queue(std::move(inner),
-                                                        {.at = 10, .error = EIO, .sticky = true});
-                              });
+  DetachedOptimizer optimizer = DetachedOverQueue::make(
+      config(OptimizerKind::kAdamW, TierChoice::kNvme), description(),
+      [](std::unique_ptr<IoQueue> inner) {
+        return make_fault_queue(std::move(inner), {.at = 10, .error = EIO, .sticky = true});
+      });
   const DetachedUpdate update = next(OptimizerKind::kAdamW, 0);  // ten blocks, none to be read yet
   optimizer.begin({&update, 1});
   optimizer.wait_all();
@@ -70,7 +71,7 @@ TEST_F(DetachedTest, AReadThatTheDriveRefusesIsAnError) {
 TEST_F(DetachedTest, ADriveThatDelaysAndReordersChangesNothing) {
   const OptimizerKind kind = OptimizerKind::kAdamW;
   make_tensors(DType::kBf16, counts_);
-  DetachedOptimizer optimizer(
+  DetachedOptimizer optimizer = DetachedOverQueue::make(
       config(kind, TierChoice::kNvme), description(), [&](std::unique_ptr<IoQueue> inner) {
         return make_fault_queue(std::move(inner), {.seed = 9, .delay_us_max = 500});
       });
@@ -82,9 +83,10 @@ TEST_F(DetachedTest, ADriveThatDoesNotAnswerIsATimeout) {
   make_tensors(DType::kFp32, {40'000});
   Config made = config(OptimizerKind::kAdamW, TierChoice::kNvme);
   made.storage.timeout_s = 0.5;
-  DetachedOptimizer optimizer(made, description(), [&](std::unique_ptr<IoQueue> inner) {
-    return make_fault_queue(std::move(inner), {.fault = Fault::kHang, .at = 2});
-  });
+  DetachedOptimizer optimizer =
+      DetachedOverQueue::make(made, description(), [&](std::unique_ptr<IoQueue> inner) {
+        return make_fault_queue(std::move(inner), {.fault = Fault::kHang, .at = 2});
+      });
   const DetachedUpdate update = next(OptimizerKind::kAdamW, 0);
   optimizer.begin({&update, 1});
   const std::string message = expect_error(ErrorCode::kTimeout, [&] { optimizer.wait_all(); });

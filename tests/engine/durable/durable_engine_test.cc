@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "tests/engine/exactness_cases.h"
 #include "tests/support/commit_audit.h"
 #include "tests/support/expect_error.h"
@@ -315,7 +316,7 @@ TEST_F(DurableEngine, RecordsNameWhatIsFlushedAndNothingNamedIsWrittenAgain) {
         const auto device =
             make_host_device({.memory_bytes = with.memory.device_bytes.value_or(64_MiB),
                               .has_own_memory = kCases[i].is_gpu});
-        Engine engine(with, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+        Engine engine = EngineOverQueue::make(with, model, *device, [&](auto queue) {
           return make_audit_queue(std::move(queue), audit);
         });
         (void)run_toy(engine, model, *device, with, {.steps = 6});
@@ -339,9 +340,10 @@ TEST_F(DurableEngine, AFlushThatFailsOrHangsStopsTheRunAndTheStoreStaysAtTheComm
       const ModelSpec model = toy_model();
       {
         const auto device = make_host_device({.memory_bytes = 64_MiB});
-        Engine engine(with, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-          return std::make_unique<FlushFault>(std::move(queue), error, passed);
-        });
+        Engine engine =
+            EngineOverQueue::make(with, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+              return std::make_unique<FlushFault>(std::move(queue), error, passed);
+            });
         const std::string words =
             expect_error(error == 0 ? ErrorCode::kTimeout : ErrorCode::kIo, [&] {
               (void)run_toy(engine, model, *device, with, {.steps = 6});

@@ -8,6 +8,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "tests/support/campaign.h"
@@ -32,9 +33,9 @@ class GradientSpill : public testing::Test {
 
   ToyResult train(const ToyOptions& options, const FaultOptions& faults = {}) {
     const auto device = make_host_device({.memory_bytes = kDeviceBytes});
-    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), faults);
-    });
+    Engine engine = EngineOverQueue::make(
+        config_, model_, *device,
+        [&](std::unique_ptr<IoQueue> queue) { return make_fault_queue(std::move(queue), faults); });
     placement_ = engine.placement();
     return run_toy(engine, model_, *device, config_, options);
   }
@@ -216,9 +217,10 @@ TEST_F(GradientSpill, AnAbandonedStepLeavesNothingBehind) {
   for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kSpeculative}) {
     config_.optimizer.overlap = policy;
     const auto device = make_host_device({.memory_bytes = kDeviceBytes});
-    Engine engine(config_, model_, *device, [](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.seed = 9, .delay_us_max = 500});
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model_, *device, [](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.seed = 9, .delay_us_max = 500});
+        });
     engine.initialize(toy_values());
     const Stream stream(*device, "compute");
     const auto walk = [&](bool is_finished) {

@@ -9,6 +9,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/update_policy.h"
@@ -219,9 +220,10 @@ TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
     const std::uint64_t request =
         64 + (cases.first_seed + i) * 37 % 500;  // 64 initialize the state
     const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
-    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.at = request, .error = ENXIO});
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.at = request, .error = ENXIO});
+        });
     engine.initialize(toy_values());
     try {
       train_on(engine, *device, 3);
@@ -248,9 +250,10 @@ TEST_P(OverlapPolicyTest, UnitsOnTheDeviceWaitForTheirUpdate) {
   config_.memory.device_bytes = 8_MiB;
   config_.optimizer.lanes = 1;
   const auto device = make_host_device({.memory_bytes = 8_MiB, .copy_bytes_per_second = 0});
-  Engine engine(config_, model_, *device, [](std::unique_ptr<IoQueue> queue) {
-    return make_fault_queue(std::move(queue), {.seed = 5, .delay_us_max = 3000});
-  });
+  Engine engine =
+      EngineOverQueue::make(config_, model_, *device, [](std::unique_ptr<IoQueue> queue) {
+        return make_fault_queue(std::move(queue), {.seed = 5, .delay_us_max = 3000});
+      });
   EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, {.steps = 3}),
                             toy_oracle(config_, {.steps = 3})));
 }

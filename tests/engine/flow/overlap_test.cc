@@ -7,6 +7,7 @@
 
 #include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/temp_directory.h"
@@ -27,7 +28,7 @@ std::vector<TraceRecord> traced_step(Config config) {
   const auto device =
       make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
   const ModelSpec model = toy_model();
-  Engine engine(config, model, *device, [](std::unique_ptr<IoQueue> queue) {
+  Engine engine = EngineOverQueue::make(config, model, *device, [](std::unique_ptr<IoQueue> queue) {
     return make_fault_queue(std::move(queue), {.seed = 3, .delay_us_max = 300});
   });
   engine.initialize(toy_values());

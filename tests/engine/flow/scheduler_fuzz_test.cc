@@ -14,6 +14,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "engine/plan/sharding.h"
 #include "tests/engine/ranks/rank_threads.h"
@@ -149,10 +150,11 @@ class RandomJob {
         make_host_device({.memory_bytes = *config_.memory.device_bytes, .has_own_memory = is_gpu_}),
         conditions.seed, conditions.delay_us_max);
     const ModelSpec model = toy_model_of(options_);
-    Engine engine(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(
-          std::move(queue), {.seed = conditions.seed, .delay_us_max = conditions.io_delay_us_max});
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.seed = conditions.seed,
+                                                     .delay_us_max = conditions.io_delay_us_max});
+        });
     RankRun run;
     run.host_bytes = engine.placement().host_bytes();
     try {

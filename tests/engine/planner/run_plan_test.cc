@@ -86,9 +86,9 @@ bool expect_the_engines_plan(const Config& config, const ModelSpec& model, RunMa
       make_host_device({.memory_bytes = kDeviceBytes, .has_own_memory = !machine.device_is_host});
   ManyRanks ranks(*device, /*rank=*/0, machine.ranks);
   Collectives* const collectives = machine.ranks == 1 ? nullptr : &ranks;
-  const auto engine = made_or_refused(
-      [&] { return std::make_unique<Engine>(config, model, *device, nullptr, collectives); },
-      engine_refusal);
+  const auto engine =
+      made_or_refused([&] { return std::make_unique<Engine>(config, model, *device, collectives); },
+                      engine_refusal);
   EXPECT_EQ(refusal, engine_refusal);
   if (!planned || !engine) return false;
   const Layout layout =

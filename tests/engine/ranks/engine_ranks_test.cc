@@ -84,7 +84,7 @@ void run_two(const Config& config, const Config& second, std::vector<Held>& held
       Listening collectives(world.join(rank, *device), held[rank]);
       const ModelSpec model = toy_model();
       const auto make = [&] {
-        Engine engine(rank == 0 ? config : second, model, *device, {}, &collectives);
+        Engine engine(rank == 0 ? config : second, model, *device, &collectives);
         if (is_to_agree) {
           EXPECT_TRUE(held[rank].has_handler);
           EXPECT_GT(held[rank].memories, 0);

@@ -85,7 +85,7 @@ TEST_P(ManyRanksTest, StepsAgreeOnTheNorm) {
   for (const std::uint32_t stage : {1u, 3u}) {
     const World world(GetParam(), stage);
     auto& collectives = const_cast<ManyRanks&>(world.collectives);
-    Engine engine(world.config, world.model, *world.device, {}, &collectives);
+    Engine engine(world.config, world.model, *world.device, &collectives);
     engine.initialize(kZeros);
     double owned = 0;
     for (const UnitPlace& unit : engine.layout().units())
@@ -109,7 +109,7 @@ TEST_P(ManyRanksTest, RankWithAnotherLearningRateIsNamed) {
                   replace_word(said, std::bit_cast<std::uint64_t>(kLearningRate),
                                std::bit_cast<std::uint64_t>(0.5));
               });
-  Engine engine(world.config, world.model, *world.device, {}, &world.collectives);
+  Engine engine(world.config, world.model, *world.device, &world.collectives);
   engine.initialize(kZeros);
   try {
     (void)world.train_step(engine);
@@ -133,7 +133,7 @@ TEST_P(ManyRanksTest, RanksThatTrainSomethingElseAreNamed) {
                 if (said.size() > 8) said[11] ^= std::byte{1};  // the complement's
               });
   try {
-    const Engine engine(world.config, world.model, *world.device, {}, &world.collectives);
+    const Engine engine(world.config, world.model, *world.device, &world.collectives);
     FAIL() << "nobody has noticed";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kRanks);
@@ -152,7 +152,7 @@ TEST_P(ManyRanksTest, EveryRanksValueComes) {
                 ASSERT_EQ(said.size(), sizeof value);
                 std::memcpy(said.data(), &value, sizeof value);
               });
-  Engine engine(world.config, world.model, *world.device, {}, &world.collectives);
+  Engine engine(world.config, world.model, *world.device, &world.collectives);
   const std::vector<double> values = engine.exchange(1);
   ASSERT_EQ(values.size(), GetParam());
   for (std::uint32_t rank = 0; rank < values.size(); ++rank) ASSERT_EQ(values[rank], rank);

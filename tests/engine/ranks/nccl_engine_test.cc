@@ -83,7 +83,7 @@ class Lag {
 StateBytes train(const Config& config, Device& device, Collectives* collectives,
                  Lag* lag = nullptr) {
   const ModelSpec model = validated(toy_model());
-  Engine engine(config, model, device, {}, collectives);
+  Engine engine(config, model, device, collectives);
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
   const DType type = config.precision.gradients;
@@ -231,7 +231,7 @@ TEST(EngineOverNccl, BudgetOfAllThatIsFreeIsReadWhenTheCommunicatorsAreThere) {
       const std::uint64_t at_first = device->capacity_bytes();
       const auto collectives =
           make_nccl_collectives(*device, {.timeout_s = 60, .library = FAKE_NCCL}, id, rank, kTwo);
-      Engine engine(config, validated(toy_model()), *device, {}, collectives.get());
+      Engine engine(config, validated(toy_model()), *device, collectives.get());
       // The first one, and gathers, resident gathers, reductions and votes.
       EXPECT_LE(engine.placement().device_budget_bytes, at_first - 5 * kFakeCommunicatorBytes);
     });

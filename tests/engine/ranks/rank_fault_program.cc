@@ -54,7 +54,7 @@ void train(const Fault& fault, const std::string& folder, MpiWorld& world, HostD
   const std::uint32_t rank = world.rank();
   const ModelSpec model = validated(toy_model());
   fault.strike(rank, "start", 2);
-  Engine engine(config, model, device, {}, &collectives);
+  Engine engine(config, model, device, &collectives);
   engine.initialize(toy_values());
   const Stream stream(device, "compute");
   const std::uint64_t steps = fault.phase == "end" ? 2 : 1000;

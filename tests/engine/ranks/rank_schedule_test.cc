@@ -80,7 +80,7 @@ TEST(RankScheduleOfEvaluations, TheyMayEndHalfway) {
       const auto device = make_delayed_device(
           make_host_device({.memory_bytes = *config.memory.device_bytes}), rank, 300);
       const auto collectives = world.join(rank, *device);
-      Engine engine(config, model, *device, {}, collectives.get());
+      Engine engine(config, model, *device, collectives.get());
       engine.initialize(toy_values());
       const Stream stream(*device, "test");
       for (std::uint32_t round = 0; round < 12; ++round) {

@@ -9,6 +9,7 @@
 
 #include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
+#include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/sharding_cases.h"
@@ -60,9 +61,9 @@ inline std::vector<RankRun> run_ranks(std::uint32_t count, const Config& config,
           return make_fault_queue(std::move(queue), {.seed = conditions.seed * count + rank,
                                                      .delay_us_max = conditions.io_delay_us_max});
         };
-        Engine engine(own_config, model, *device,
-                      conditions.io_delay_us_max != 0 ? delays : QueueDecorator(),
-                      collectives.get());
+        Engine engine = EngineOverQueue::make(
+            own_config, model, *device, conditions.io_delay_us_max != 0 ? delays : QueueDecorator(),
+            collectives.get());
         ToyOptions own = options;
         own.rank = rank;
         runs[rank].device_bytes = engine.placement().device_bytes();

@@ -25,7 +25,7 @@ ToyResult expect_oracle_here(const Config& config, ToyOptions options, const std
   options.rank_count = own.world.rank_count();
   const ToyResult expected = toy_oracle(config, options);
   options.rank = own.world.rank();
-  Engine engine(config, model, *own.device, {}, own.collectives.get());
+  Engine engine(config, model, *own.device, own.collectives.get());
   ToyResult result = run_toy(engine, model, *own.device, config, options);
   expect_oracle(result, expected, what);
   return result;

@@ -239,7 +239,7 @@ std::chrono::nanoseconds waited_for_late_rank(std::uint32_t stage, std::chrono::
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
       const ModelSpec model = toy_model();
-      Engine engine(config, model, *device, {}, collectives.get());
+      Engine engine(config, model, *device, collectives.get());
       ToyOptions options{.steps = 3, .rank = rank, .rank_count = 2};
       options.change = [rank, late](std::uint64_t, ToyUses&) {
         if (rank == 1) std::this_thread::sleep_for(late);
@@ -276,7 +276,7 @@ std::vector<std::string> refusals_of(const std::function<void(Config&)>& change)
       Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
       if (rank == 2) change(config);
       try {
-        const Engine engine(config, toy_model(), *device, {}, collectives.get());
+        const Engine engine(config, toy_model(), *device, collectives.get());
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kRanks);
         failures[rank] = error.what();
@@ -322,7 +322,7 @@ TEST(ShardingFailure, ARankThatNeverComesIsNamedByTheConstructor) {
   const auto collectives = world.join(0, *device);
   const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
   const std::string message = expect_error(ErrorCode::kRanks, [&] {
-    const Engine engine(config, toy_model(), *device, {}, collectives.get());
+    const Engine engine(config, toy_model(), *device, collectives.get());
   });
   EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
   EXPECT_EQ(device->allocated_bytes(), 0u);
@@ -341,7 +341,7 @@ TEST(ShardingFailure, RankThatStopsIsNamedWithOperationAndUnit) {
       const Config config = sharded_config(directory.path(), 3, false, DType::kBf16);
       try {
         const ModelSpec model = toy_model();
-        Engine engine(config, model, *device, {}, collectives.get());
+        Engine engine(config, model, *device, collectives.get());
         ToyOptions options{.steps = 5, .rank = rank, .rank_count = 3};
         options.change = [rank](std::uint64_t step, ToyUses&) {
           if (rank == 1 && step == 2) throw Error(ErrorCode::kInternal, "gone");

@@ -128,7 +128,7 @@ TEST(LossScaleOfRanks, OverflowOnOneRankSkipsTheStepOnAll) {
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const auto collectives = world.join(rank, *device);
       const Config config = scaled_config(directory.path(), 0);
-      Engine engine(config, toy_model(), *device, {}, collectives.get());
+      Engine engine(config, toy_model(), *device, collectives.get());
       runs[rank] = run_scaled(engine, *device, config, 4, /*is_overflowing=*/rank == 1);
     });
   }

@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/run/task_thread.h"
 #include "tests/support/campaign.h"
@@ -257,9 +258,10 @@ TEST_F(ScheduleChangeTest, RandomUsesUnderDelays) {
     const auto device = make_delayed_device(
         make_host_device({.memory_bytes = *config.memory.device_bytes}), seed, 50);
     const ModelSpec model = toy_model({}, leases);
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
+        });
     try {
       const ToyResult result = run_toy(engine, model, *device, config, options);
       EXPECT_TRUE(same_training(result, toy_oracle(config, options))) << "seed " << seed;

@@ -12,6 +12,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
@@ -77,11 +78,12 @@ class FaultMatrix : public testing::TestWithParam<OverlapPolicy> {
     Outcome outcome;
     const auto device = make_host_device({.memory_bytes = 1_MiB});
     FaultQueue* queue = nullptr;
-    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
-      auto wrapped = make_fault_queue(std::move(inner), options);
-      queue = wrapped.get();
-      return wrapped;
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
+          auto wrapped = make_fault_queue(std::move(inner), options);
+          queue = wrapped.get();
+          return wrapped;
+        });
     try {
       outcome.result = run_toy(engine, model_, *device, config_, kToy);
     } catch (const Error& error) {

@@ -9,6 +9,7 @@
 
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
+#include "engine/engine_over_queue.h"
 #include "engine/store/storage_queue.h"
 #include "io/direct_file.h"
 #include "tests/support/campaign.h"
@@ -33,11 +34,11 @@ TEST(Shutdown, EngineWithTransfersInFlight) {
     config.memory.host_bytes = 1_MiB;
     config.storage.backend = seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
     const auto device = make_host_device({.memory_bytes = 64_MiB});
-    const auto engine = std::make_unique<Engine>(
+    const auto engine = std::unique_ptr<Engine>(new Engine(EngineOverQueue::make(
         config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
           if (random() % 2 == 0) return queue;
           return make_fault_queue(std::move(queue), {.seed = seed, .delay_us_max = 100});
-        });
+        })));
     engine->initialize(toy_values());
     const Stream stream(*device, "compute");
     // The prefetcher runs ahead from begin_step() on; the walk ends anywhere.
@@ -103,12 +104,12 @@ TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
     config.storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
     const auto device = make_host_device({.memory_bytes = 64_MiB});
     HoldingQueue* holding = nullptr;
-    auto engine = std::make_unique<Engine>(
+    auto engine = std::unique_ptr<Engine>(new Engine(EngineOverQueue::make(
         config, model, *device, [&](std::unique_ptr<IoQueue> queue) -> std::unique_ptr<IoQueue> {
           auto wrapped = std::make_unique<HoldingQueue>(std::move(queue));
           holding = wrapped.get();
           return wrapped;
-        });
+        })));
     engine->initialize(toy_values());
     holding->arm();
     auto step = std::make_unique<Step>(engine->begin_step({.learning_rate = 1e-2}));

@@ -11,6 +11,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "engine/store/storage_queue.h"
 #include "tests/support/expect_error.h"
@@ -147,9 +148,10 @@ TEST(StoragePriority, EveryRequestSaysHowUrgentItIs) {
   const auto device = make_host_device({.memory_bytes = 64_MiB});
   const ModelSpec model = toy_model();
   std::vector<IoRequest> heard;
-  Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-    return std::make_unique<Listening>(std::move(queue), heard);
-  });
+  Engine engine =
+      EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+        return std::make_unique<Listening>(std::move(queue), heard);
+      });
   engine.initialize(toy_values());
   heard.clear();
   const Stream stream(*device, "compute");

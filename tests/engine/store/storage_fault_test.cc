@@ -15,6 +15,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "base/trace/trace.h"
+#include "engine/engine_over_queue.h"
 #include "io/transfer_progress.h"
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
@@ -52,11 +53,12 @@ class StorageFault : public testing::Test {
     Outcome outcome;
     const auto device = make_host_device({.memory_bytes = 64_MiB});
     FaultQueue* queue = nullptr;
-    Engine engine(config, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
-      auto wrapped = make_fault_queue(std::move(inner), options);
-      queue = wrapped.get();
-      return wrapped;
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
+          auto wrapped = make_fault_queue(std::move(inner), options);
+          queue = wrapped.get();
+          return wrapped;
+        });
     try {
       const ToyResult result = run_toy(engine, model_, *device, config, kToy);
       outcome.is_exact = same_training(result, expected_);
@@ -186,11 +188,12 @@ TEST_F(StorageFault, ARereadHasTheTimesOfItsOwnAttempt) {
   RefusesOneRead* queue = nullptr;
   trace_enable(1 << 14);
   {
-    Engine engine(config_, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
-      auto wrapped = std::make_unique<RefusesOneRead>(std::move(inner), 20);
-      queue = wrapped.get();
-      return wrapped;
-    });
+    Engine engine =
+        EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> inner) {
+          auto wrapped = std::make_unique<RefusesOneRead>(std::move(inner), 20);
+          queue = wrapped.get();
+          return wrapped;
+        });
     EXPECT_TRUE(same_training(run_toy(engine, model_, *device, config_, kToy), expected_));
     ASSERT_NE(queue->refused_ns(), 0u);
     // Among the reads under way at that time, the repeated one has reached the drive after it.

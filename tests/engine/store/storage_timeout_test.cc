@@ -11,6 +11,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/store/block_store.h"
 #include "io/throttled_queue.h"
 #include "io/transfer_progress.h"
@@ -39,10 +40,11 @@ TEST(StorageTimeout, ARequestThatNeverEndsStopsTheRunWithTheListOfThoseInFlight)
   {
     const auto device = make_host_device({.memory_bytes = 64_MiB});
     const IoQueue* seen = nullptr;
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      seen = queue.get();
-      return queue;
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          seen = queue.get();
+          return queue;
+        });
     (void)run_toy(engine, model, *device, config, {.steps = 1});
     all = seen->counters().read_requests + seen->counters().write_requests;
   }
@@ -50,10 +52,11 @@ TEST(StorageTimeout, ARequestThatNeverEndsStopsTheRunWithTheListOfThoseInFlight)
     for (const bool sticky : {false, true}) {
       SCOPED_TRACE(at);
       const auto device = make_host_device({.memory_bytes = 64_MiB});
-      Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-        return make_fault_queue(std::move(queue),
-                                {.fault = Fault::kHang, .at = at, .sticky = sticky});
-      });
+      Engine engine =
+          EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+            return make_fault_queue(std::move(queue),
+                                    {.fault = Fault::kHang, .at = at, .sticky = sticky});
+          });
       try {
         (void)run_toy(engine, model, *device, config, {.steps = 1});
         FAIL() << "request " << at << " hangs";
@@ -155,7 +158,7 @@ TEST(StorageTimeout, ADriveThatMovesIsNotBlamedForTheLengthOfItsQueue) {
   config.optimizer.overlap = OverlapPolicy::kDeferred;
   const auto device = make_host_device({.memory_bytes = 64_MiB});
   const ModelSpec model = toy_model();
-  Engine engine(config, model, *device, [](std::unique_ptr<IoQueue> queue) {
+  Engine engine = EngineOverQueue::make(config, model, *device, [](std::unique_ptr<IoQueue> queue) {
     return make_throttled_queue(std::move(queue), {.read_bytes_per_second = 2'500'000,
                                                    .write_bytes_per_second = 8'000'000,
                                                    .duplex = Duplex::kHalf});

@@ -1,6 +1,7 @@
 // Blocks over several storage paths: the shares that were asked for, where weights come from, and
 // that no bit depends on them.
 #include "engine/plan/striping.h"
+#include "engine/engine_over_queue.h"
 
 #include <sys/stat.h>
 
@@ -151,9 +152,10 @@ TEST_F(Striped, BitsDoNotDependOnPathsAndWeightsAndEachDriveMovesItsShare) {
       std::set<std::pair<std::uint32_t, ino_t>> files;
       const auto device = make_host_device({.memory_bytes = 64_MiB});
       const ModelSpec model = toy_model();
-      Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-        return std::make_unique<Counting>(std::move(queue), bytes, files);
-      });
+      Engine engine =
+          EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+            return std::make_unique<Counting>(std::move(queue), bytes, files);
+          });
       EXPECT_TRUE(same_training(run_toy(engine, model, *device, config, options),
                                 toy_oracle(config, options)));
       ASSERT_EQ(engine.storage_files().size(), weights.size());

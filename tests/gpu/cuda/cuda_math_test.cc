@@ -1,6 +1,7 @@
 // DeviceMath on a GPU.
 #include <gtest/gtest.h>
 
+#include "gpu/cuda/device_math_choice.h"
 #include "tests/gpu/math/device_code_cases.h"
 
 namespace sluice {

@@ -3,6 +3,7 @@
 #include <typeinfo>
 
 #include "gpu/cuda/cuda_current_device.h"
+#include "gpu/cuda/device_math_choice.h"
 #include "gpu/cuda/kernel_list.h"
 #include "gpu/math/device_math_over.h"
 #include "gpu/math/host_launcher.h"

@@ -7,7 +7,7 @@
 #include "tests/support/temp_directory.h"
 #include "tests/tools/report/sha256.h"
 #include "tests/tools/train/small_gpt.h"
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 namespace sluice {
 namespace {
@@ -62,7 +62,7 @@ TEST(StateHash, IsWhatItsDefinitionSays) {
     gpt.engine().initialize(gpt.initial_values());
     const std::string before = state_sha256(gpt.engine());
     EXPECT_EQ(before, expected_hash(gpt));
-    Trainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+    HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
     (void)trainer.train_step(0);
     gpt.engine().drain();
     EXPECT_NE(state_sha256(gpt.engine()), before);

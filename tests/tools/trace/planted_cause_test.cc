@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "io/throttled_queue.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -55,9 +56,10 @@ TraceFile planted(const Plant& plant) {
   {
     const auto device =
         make_host_device({.memory_bytes = *config.memory.device_bytes, .copy_bytes_per_second = 0});
-    Engine engine(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
-      return make_throttled_queue(std::move(queue), plant.throttle);
-    });
+    Engine engine =
+        EngineOverQueue::make(config, model, *device, [&](std::unique_ptr<IoQueue> queue) {
+          return make_throttled_queue(std::move(queue), plant.throttle);
+        });
     engine.initialize([](const TensorPlace&, std::uint64_t, std::span<float> values) {
       std::ranges::fill(values, 0.5f);
     });

@@ -13,8 +13,8 @@
 #include "tests/support/temp_directory.h"
 #include "tests/tools/gpt/device_machine.h"
 #include "tests/tools/train/small_gpt.h"
-#include "tools/gpt/train/device_trainer.h"
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/gpu_trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 #include "tools/report/state_hash.h"
 
 namespace sluice {
@@ -43,7 +43,7 @@ class DeviceTrainerTest : public testing::TestWithParam<gpt::DeviceMachineFactor
     return made;
   }
 
-  static Result run(Training& trainer, Engine& engine, const Dataset& dataset) {
+  static Result run(Trainer& trainer, Engine& engine, const Dataset& dataset) {
     Result result;
     for (std::uint64_t step = 0; step < kSteps; ++step) {
       const TrainedStep trained = trainer.train_step(step);
@@ -60,7 +60,7 @@ class DeviceTrainerTest : public testing::TestWithParam<gpt::DeviceMachineFactor
     const Dataset dataset(config);
     test::SmallGpt small(config);
     small.engine().initialize(small.initial_values());
-    Trainer trainer(small.config(), dataset, small.engine(), small.device());
+    HostTrainer trainer(small.config(), dataset, small.engine(), small.device());
     return run(trainer, small.engine(), dataset);
   }
 
@@ -74,7 +74,7 @@ class DeviceTrainerTest : public testing::TestWithParam<gpt::DeviceMachineFactor
     const test::SmallGpt values(config);  // only for its initial values
     Engine engine(config.engine, validated(gpt::gpt_model_spec(config.model)), *machine.device);
     engine.initialize(values.initial_values());
-    DeviceTrainer trainer(config, dataset, engine, *machine.device, model);
+    GpuTrainer trainer(config, dataset, engine, *machine.device, model);
     return run(trainer, engine, dataset);
   }
 

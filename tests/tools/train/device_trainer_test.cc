@@ -1,11 +1,11 @@
 // Training as on a GPU, over the host device.
-#include "tools/gpt/train/device_trainer.h"
+#include "tools/gpt/train/gpu_trainer.h"
 
 #include <gtest/gtest.h>
 
 #include <sluice/error.h>
 #include "tests/tools/train/device_trainer_cases.h"
-#include "tools/gpt/train/training_device.h"
+#include "tools/gpt/train/compute_device.h"
 
 namespace sluice {
 namespace {
@@ -20,7 +20,7 @@ class NotingOps final : public gpt::DeviceOpsOver<HostLauncher> {
   std::vector<std::string> take_notes() override { return {"a product is slow"}; }
 };
 
-TEST(DeviceTrainer, TellsTheUserWhatTheOperationsNote) {
+TEST(GpuTrainer, TellsTheUserWhatTheOperationsNote) {
   const test::TempDirectory folder;
   std::ofstream(folder.file("text")) << std::string(3000, 'a');
   TrainConfig config = test::small_train_config(folder.path(), DType::kFp32);
@@ -33,21 +33,21 @@ TEST(DeviceTrainer, TellsTheUserWhatTheOperationsNote) {
   const test::SmallGpt values(config);
   Engine engine(config.engine, validated(gpt::gpt_model_spec(config.model)), *device);
   engine.initialize(values.initial_values());
-  DeviceTrainer trainer(config, dataset, engine, *device, model);
+  GpuTrainer trainer(config, dataset, engine, *device, model);
   EXPECT_EQ(trainer.train_step(0).report.notes, std::vector<std::string>{"a product is slow"});
 }
 
-TEST(TrainingDevice, SaysWhyItIsTheHost) {
+TEST(ComputeDevice, SaysWhyItIsTheHost) {
   TrainConfig config;
   config.engine.memory.device_bytes = 1_MiB;
   config.device = DeviceChoice::kHost;
-  EXPECT_EQ(TrainingDevice(config).description(), "the host");
+  EXPECT_EQ(ComputeDevice(config).description(), "the host");
   if (why_no_cuda_device().empty()) GTEST_SKIP() << "this machine has a GPU";
   config.device = DeviceChoice::kAuto;
-  EXPECT_EQ(TrainingDevice(config).description(), "the host (" + why_no_cuda_device() + ")");
+  EXPECT_EQ(ComputeDevice(config).description(), "the host (" + why_no_cuda_device() + ")");
   config.device = DeviceChoice::kCuda;
   try {
-    const TrainingDevice refused(config);
+    const ComputeDevice refused(config);
     FAIL() << "there is no GPU";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
@@ -55,11 +55,11 @@ TEST(TrainingDevice, SaysWhyItIsTheHost) {
   }
 }
 
-TEST(TrainingDevice, AutoLeavesFp16ToTheHost) {
+TEST(ComputeDevice, AutoLeavesFp16ToTheHost) {
   TrainConfig config;
   config.engine.memory.device_bytes = 1_MiB;
   config.engine.precision = {.parameters = DType::kFp16, .gradients = DType::kFp16};
-  EXPECT_TRUE(TrainingDevice(config).description().starts_with("the host ("));
+  EXPECT_TRUE(ComputeDevice(config).description().starts_with("the host ("));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "gpu/ranks/local_collectives.h"
 #include "tests/support/temp_directory.h"
 #include "tests/tools/train/small_gpt.h"
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 namespace sluice::test {
 namespace {
@@ -41,9 +41,9 @@ std::vector<float> read_gradients(Engine& engine) {
 TrainedGradients train(const TrainConfig& config, const InitialValues& values,
                        Collectives* collectives, HostDevice& device) {
   const Dataset dataset(config, collectives == nullptr ? 1 : collectives->rank_count());
-  Engine engine(config.engine, validated(training_model(config)), device, {}, collectives);
+  Engine engine(config.engine, validated(training_model(config)), device, collectives);
   engine.initialize(values);
-  Trainer trainer(config, dataset, engine, device);
+  HostTrainer trainer(config, dataset, engine, device);
   TrainedGradients trained;
   for (std::uint64_t step = 0; step < kSteps; ++step) {
     trained.losses.push_back(trainer.train_step(step).loss);

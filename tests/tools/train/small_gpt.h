@@ -10,6 +10,7 @@
 #include <sluice/engine.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/layout.h"
 #include "tools/gpt/model/gpt_model.h"
 #include "tools/gpt/train/train_config.h"
@@ -41,7 +42,7 @@ class SmallGpt {
       : config_(std::move(config)),
         model_(validated(training_model(config_))),
         device_(make_host_device({.memory_bytes = 8_MiB})),
-        engine_(config_.engine, model_, *device_, decorate) {}
+        engine_(EngineOverQueue::make(config_.engine, model_, *device_, decorate)) {}
 
   Engine& engine() { return engine_; }
   HostDevice& device() { return *device_; }

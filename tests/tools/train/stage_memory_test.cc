@@ -76,7 +76,7 @@ std::vector<PhaseMarks> measure(const Case& given, const Config& config) {
       const auto device = make_host_device({.memory_bytes = *config.memory.device_bytes});
       const auto collectives = world.join(rank, *device);
       const ModelSpec model = layers();
-      Engine engine(config, model, *device, {}, collectives.get());
+      Engine engine(config, model, *device, collectives.get());
       const ToyResult result =
           run_toy(engine, model, *device, config,
                   {.steps = 3, .micro_batches = given.micro_batches, .rank = rank});

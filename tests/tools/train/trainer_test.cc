@@ -1,4 +1,4 @@
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ class TrainerTest : public testing::Test {
     });
     try {
       gpt.engine().initialize(gpt.initial_values());
-      Trainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+      HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
       for (std::uint64_t step = 0; step < 2; ++step) {
         (void)trainer.train_step(step);
         (void)trainer.evaluate(dataset.validation_batches(2));
@@ -77,7 +77,7 @@ TEST_F(TrainerTest, LearnsWhatIsThere) {
   const Dataset dataset(config_);
   SmallGpt gpt(config_);
   gpt.engine().initialize(gpt.initial_values());
-  Trainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
+  HostTrainer trainer(gpt.config(), dataset, gpt.engine(), gpt.device());
   const auto batches = dataset.validation_batches(4);
   const double before = trainer.evaluate(batches);
   EXPECT_NEAR(before, std::log(256.0), 0.5) << "an untrained model knows nothing";

@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-void require_same_kernels(Engine& engine, const TrainingDevice& device) {
+void require_same_kernels(Engine& engine, const ComputeDevice& device) {
   if (engine.rank_count() == 1 || !device.is_host()) return;
   const std::string own = describe(device.matrix_kernels());
   // 32 of 64 bits, so that a double has all of them.

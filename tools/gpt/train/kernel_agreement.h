@@ -3,12 +3,12 @@
 #pragma once
 
 #include <sluice/engine.h>
-#include "tools/gpt/train/training_device.h"
+#include "tools/gpt/train/compute_device.h"
 
 namespace sluice {
 
 // Every rank makes this call in the same place. Does nothing for one rank, or on a GPU.
 // Fails with: kRanks, naming this rank's library and kernels, and a rank whose kernels differ.
-void require_same_kernels(Engine& engine, const TrainingDevice& device);
+void require_same_kernels(Engine& engine, const ComputeDevice& device);
 
 }  // namespace sluice

@@ -7,7 +7,7 @@
 #include "io/direct_file.h"
 #include "tools/cli/print.h"
 #include "tools/gpt/model/device_gpt.h"
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 namespace sluice {
 namespace {

@@ -1,70 +1,48 @@
-// Trains the GPT on the host through the engine's public API, as any application would. Each use of
-// a unit has one lease, and its computation is submitted to a stream of the device. Where the
-// engine keeps activations, a use also holds leases on the values that cross the unit's boundaries.
-//
-// Thread rule: one thread at a time. The engine, its device and the dataset must outlive the
-// trainer.
+// The interface that trains the GPT through the engine's public API. HostTrainer implements this
+// interface on the host (host_trainer.h), and GpuTrainer on a GPU (gpu_trainer.h). Thread rule:
+// one thread at a time.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <utility>
 
-#include <sluice/engine.h>
-#include <sluice/host_device.h>
-#include "tools/gpt/model/gpt_compute.h"
-#include "tools/gpt/train/training.h"
+#include <sluice/step.h>
+#include "tools/gpt/model/matmul.h"
+#include "tools/gpt/train/dataset.h"
 
 namespace sluice {
 
-// The shape and the options of the computation on the host that `config` asks for.
-// Fails with: kUnsupported for run.matmul, as choose_matmul().
-gpt::BatchShape batch_shape(const TrainConfig& config);
-gpt::GptComputeOptions compute_options(const TrainConfig& config);
+struct TrainedStep {
+  double loss = 0;  // mean over the micro-batches, before the update
+  StepReport report;
+};
 
-class Trainer final : public Training {
+class Trainer {
  public:
-  Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, HostDevice& device);
+  Trainer() = default;
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+  virtual ~Trainer() = default;
 
-  TrainedStep train_step(std::uint64_t step) override;
-  double evaluate(std::span<const TokenBatch> batches) override;
-  std::uint64_t activation_bytes() const override { return compute_.activation_bytes(); }
-  gpt::MatrixWork matrix_work() const override { return compute_.matrix_work(); }
+  // Trains step number `step`, counted from 0: forward and backward over the step's micro-batches,
+  // then the update.
+  virtual TrainedStep train_step(std::uint64_t step) = 0;
 
- private:
-  using ParameterList = std::vector<const std::byte*>;
-  using GradientList = std::vector<std::byte*>;
-  // One use of a unit by one micro-batch.
-  struct Use {
-    std::uint32_t index = 0;  // in the pass
-    std::uint32_t micro_batch = 0;
-    std::uint64_t step = 0;
-  };
-  // The leases that a use holds on the activations at its boundaries, and their addresses.
-  struct BoundaryLeases {
-    std::vector<ActivationLease> leases;
-    gpt::Boundaries boundaries;
-  };
+  // Sets the options for finish() of the next steps, such as the text that a durable store keeps
+  // for the run.
+  void set_finish_options(FinishOptions options) { finish_options_ = std::move(options); }
 
-  ParameterList parameters_of(const Lease& lease) const;
-  GradientList gradients_of(const Lease& lease) const;
-  // The index of a micro-batch among the micro-batches that are under way at the same time.
-  std::uint32_t slot_of(std::uint32_t micro_batch) const { return micro_batch % at_once_; }
-  void forward(Step& step, const Use& use, double& loss);
-  void backward(Step& step, const Use& use);
-  // `forward_use` is the use's place in forward order.
-  template <class Walk>
-  BoundaryLeases boundaries_of(Walk& walk, std::uint32_t forward_use, std::uint32_t micro_batch,
-                               Pass pass);
+  // The mean cross-entropy of `batches` in nats per token.
+  virtual double evaluate(std::span<const TokenBatch> batches) = 0;
 
-  const TrainConfig& config_;
-  const Dataset& dataset_;
-  Engine& engine_;
-  HostDevice& device_;
-  ModelSpec model_;
-  const std::uint32_t at_once_;  // micro-batches at the same time
-  gpt::GptCompute compute_;
-  Stream stream_;  // last, because its work uses all of the above
+  virtual std::uint64_t activation_bytes() const = 0;
+
+  // The multiply-adds of the matrix products so far, by library; zero on a GPU.
+  virtual gpt::MatrixWork matrix_work() const { return {}; }
+
+ protected:
+  FinishOptions finish_options_;
 };
 
 }  // namespace sluice

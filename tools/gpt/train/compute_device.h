@@ -11,7 +11,7 @@
 #include <sluice/host_device.h>
 #include "tools/gpt/model/device_gpt.h"
 #include "tools/gpt/model/matmul_choice.h"
-#include "tools/gpt/train/training.h"
+#include "tools/gpt/train/trainer.h"
 
 namespace sluice {
 
@@ -27,15 +27,15 @@ void check_gpu_config(const TrainConfig& config);
 // Whether a run with `config` computes on the host on this machine.
 bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu = {});
 
-class TrainingDevice {
+class ComputeDevice {
  public:
   // "auto" takes a GPU if the machine has one that can compute what `config` asks for; otherwise
   // the host.
   // Fails with: kUnsupported when run.device is "cuda" and no GPU can compute what `config` asks
   // for, or when the host lacks what run.matmul names; kOutOfMemory.
-  explicit TrainingDevice(const TrainConfig& config, const GpuChoice& gpu = {});
-  TrainingDevice(const TrainingDevice&) = delete;
-  TrainingDevice& operator=(const TrainingDevice&) = delete;
+  explicit ComputeDevice(const TrainConfig& config, const GpuChoice& gpu = {});
+  ComputeDevice(const ComputeDevice&) = delete;
+  ComputeDevice& operator=(const ComputeDevice&) = delete;
 
   Device& device() { return *device_; }
   HostDevice* host() { return host_; }  // null where the device is no host device
@@ -52,8 +52,8 @@ class TrainingDevice {
   const std::string& missed_gain() const { return missed_gain_; }
 
   // This object and all arguments must outlive the trainer.
-  std::unique_ptr<Training> make_trainer(const TrainConfig& config, const Dataset& dataset,
-                                         Engine& engine);
+  std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const Dataset& dataset,
+                                        Engine& engine);
 
  private:
   std::unique_ptr<Device> device_;

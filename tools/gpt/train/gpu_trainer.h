@@ -10,15 +10,15 @@
 
 #include <sluice/engine.h>
 #include "tools/gpt/model/device_gpt.h"
-#include "tools/gpt/train/training.h"
+#include "tools/gpt/train/trainer.h"
 
 namespace sluice {
 
-class DeviceTrainer final : public Training {
+class GpuTrainer final : public Trainer {
  public:
   // `gpt` lies on `device` and has the shape that `config` gives.
-  DeviceTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
-                gpt::DeviceGpt& gpt);
+  GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine, Device& device,
+             gpt::DeviceGpt& gpt);
 
   TrainedStep train_step(std::uint64_t step) override;
   double evaluate(std::span<const TokenBatch> batches) override;

@@ -1,4 +1,4 @@
-#include "tools/gpt/train/training_device.h"
+#include "tools/gpt/train/compute_device.h"
 
 #include <algorithm>
 
@@ -10,8 +10,8 @@
 #include <sluice/units.h>
 #include "gpu/cuda/kernel_list.h"
 #include "tools/gpt/model/cuda_ops.h"
-#include "tools/gpt/train/device_trainer.h"
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/gpu_trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 namespace sluice {
 namespace {
@@ -53,7 +53,7 @@ bool computes_on_host(const TrainConfig& config, const GpuChoice& gpu) {
          (config.device == DeviceChoice::kAuto && !why_no_gpu(config, gpu.ordinal).empty());
 }
 
-TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choice) {
+ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice) {
   const std::string why =
       config.device == DeviceChoice::kHost ? "run.device" : why_no_gpu(config, choice.ordinal);
   require_gpu(config, why);
@@ -92,10 +92,10 @@ TrainingDevice::TrainingDevice(const TrainConfig& config, const GpuChoice& choic
                      .factors = std::string(name_of(config.engine.precision.parameters))};
 }
 
-std::unique_ptr<Training> TrainingDevice::make_trainer(const TrainConfig& config,
-                                                       const Dataset& dataset, Engine& engine) {
-  if (host_ != nullptr) return std::make_unique<Trainer>(config, dataset, engine, *host_);
-  return std::make_unique<DeviceTrainer>(config, dataset, engine, *device_, *gpt_);
+std::unique_ptr<Trainer> ComputeDevice::make_trainer(const TrainConfig& config,
+                                                     const Dataset& dataset, Engine& engine) {
+  if (host_ != nullptr) return std::make_unique<HostTrainer>(config, dataset, engine, *host_);
+  return std::make_unique<GpuTrainer>(config, dataset, engine, *device_, *gpt_);
 }
 
 }  // namespace sluice

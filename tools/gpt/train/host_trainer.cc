@@ -1,4 +1,4 @@
-#include "tools/gpt/train/trainer.h"
+#include "tools/gpt/train/host_trainer.h"
 
 #include "base/topology.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -28,8 +28,8 @@ gpt::GptComputeOptions compute_options(const TrainConfig& config) {
           .matmul = gpt::choose_matmul(config.matmul, config.engine.precision.parameters)};
 }
 
-Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
-                 HostDevice& device)
+HostTrainer::HostTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
+                         HostDevice& device)
     : config_(config),
       dataset_(dataset),
       engine_(engine),
@@ -39,7 +39,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset& dataset, Engine& engi
       compute_(config.model, batch_shape(config), compute_options(config)),
       stream_(device, "compute") {}
 
-Trainer::ParameterList Trainer::parameters_of(const Lease& lease) const {
+HostTrainer::ParameterList HostTrainer::parameters_of(const Lease& lease) const {
   ParameterList list;
   for (std::size_t tensor = 0; tensor < model_.units[index_of(lease.unit())].tensors.size();
        ++tensor)
@@ -47,7 +47,7 @@ Trainer::ParameterList Trainer::parameters_of(const Lease& lease) const {
   return list;
 }
 
-Trainer::GradientList Trainer::gradients_of(const Lease& lease) const {
+HostTrainer::GradientList HostTrainer::gradients_of(const Lease& lease) const {
   GradientList list;
   for (std::size_t tensor = 0; tensor < model_.units[index_of(lease.unit())].tensors.size();
        ++tensor)
@@ -57,8 +57,8 @@ Trainer::GradientList Trainer::gradients_of(const Lease& lease) const {
 
 // In the sequence of engine/plan/activation_plan.h.
 template <class Walk>
-Trainer::BoundaryLeases Trainer::boundaries_of(Walk& walk, std::uint32_t forward_use,
-                                               std::uint32_t micro_batch, Pass pass) {
+HostTrainer::BoundaryLeases HostTrainer::boundaries_of(Walk& walk, std::uint32_t forward_use,
+                                                       std::uint32_t micro_batch, Pass pass) {
   BoundaryLeases held;
   held.boundaries.micro_batch = slot_of(micro_batch);
   if (config_.engine.activations.home == ActivationHome::kKeep) return held;
@@ -85,7 +85,7 @@ Trainer::BoundaryLeases Trainer::boundaries_of(Walk& walk, std::uint32_t forward
   return held;
 }
 
-void Trainer::forward(Step& step, const Use& use, double& loss) {
+void HostTrainer::forward(Step& step, const Use& use, double& loss) {
   if (use.index == 0) {
     device_.launch(stream_.id(), [this, use] {
       // Ranks take turns: together they see what one rank sees with as many more micro-batches.
@@ -104,7 +104,7 @@ void Trainer::forward(Step& step, const Use& use, double& loss) {
     device_.launch(stream_.id(), [this, &loss] { loss += compute_.loss(); });
 }
 
-void Trainer::backward(Step& step, const Use& use) {
+void HostTrainer::backward(Step& step, const Use& use) {
   const Lease lease = step.acquire(model_.backward_order[use.index], Pass::kBackward, stream_);
   const auto forward_use = static_cast<std::uint32_t>(model_.forward_order.size()) - 1 - use.index;
   const BoundaryLeases held = boundaries_of(step, forward_use, use.micro_batch, Pass::kBackward);
@@ -114,7 +114,7 @@ void Trainer::backward(Step& step, const Use& use) {
   });
 }
 
-TrainedStep Trainer::train_step(std::uint64_t step_number) {
+TrainedStep HostTrainer::train_step(std::uint64_t step_number) {
   TrainedStep trained;
   const StreamGuard guard(device_, stream_);
   const MicroBatchOrder order = config_.order.value_or(MicroBatchOrder::kHorizontal);
@@ -140,7 +140,7 @@ TrainedStep Trainer::train_step(std::uint64_t step_number) {
   return trained;
 }
 
-double Trainer::evaluate(std::span<const TokenBatch> batches) {
+double HostTrainer::evaluate(std::span<const TokenBatch> batches) {
   double loss = 0;
   const StreamGuard guard(device_, stream_);
   for (const TokenBatch& batch : batches) {

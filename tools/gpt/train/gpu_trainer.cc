@@ -1,4 +1,4 @@
-#include "tools/gpt/train/device_trainer.h"
+#include "tools/gpt/train/gpu_trainer.h"
 
 #include <string>
 #include <utility>
@@ -28,8 +28,8 @@ std::vector<std::byte*> gradients_of(const Lease& lease, const ModelSpec& model)
 
 }  // namespace
 
-DeviceTrainer::DeviceTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
-                             Device& device, gpt::DeviceGpt& gpt)
+GpuTrainer::GpuTrainer(const TrainConfig& config, const Dataset& dataset, Engine& engine,
+                       Device& device, gpt::DeviceGpt& gpt)
     : config_(config),
       dataset_(dataset),
       engine_(engine),
@@ -38,7 +38,7 @@ DeviceTrainer::DeviceTrainer(const TrainConfig& config, const Dataset& dataset, 
       model_(validated(gpt::gpt_model_spec(config.model))),
       stream_(device, "compute") {}
 
-TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
+TrainedStep GpuTrainer::train_step(std::uint64_t step_number) {
   TrainedStep trained;
   const StreamGuard guard(device_, stream_);
   Step step = engine_.begin_step({.learning_rate = learning_rate_at(config_, step_number),
@@ -65,7 +65,7 @@ TrainedStep DeviceTrainer::train_step(std::uint64_t step_number) {
   return trained;
 }
 
-double DeviceTrainer::evaluate(std::span<const TokenBatch> batches) {
+double GpuTrainer::evaluate(std::span<const TokenBatch> batches) {
   double loss = 0;
   const StreamGuard guard(device_, stream_);
   for (const TokenBatch& batch : batches) {

@@ -1,0 +1,20 @@
+// A detached optimizer whose storage queue is wrapped, for tests of drives that fail. Not for
+// applications.
+//
+// Thread rule: as DetachedOptimizer.
+#pragma once
+
+#include <vector>
+
+#include <sluice/detached_optimizer.h>
+#include "engine/store/storage_queue.h"
+
+namespace sluice {
+
+struct DetachedOverQueue {
+  // As the constructor of DetachedOptimizer. `decorate` wraps the queue that the optimizer opens.
+  static DetachedOptimizer make(const Config& config, std::vector<DetachedTensor> tensors,
+                                const QueueDecorator& decorate);
+};
+
+}  // namespace sluice

@@ -1,0 +1,18 @@
+// An engine whose storage queue is wrapped, so that tests and benchmarks can slow the drive down or
+// make requests fail. Not for applications.
+//
+// Thread rule: as Engine.
+#pragma once
+
+#include <sluice/engine.h>
+#include "engine/store/storage_queue.h"
+
+namespace sluice {
+
+struct EngineOverQueue {
+  // As the constructor of Engine. `decorate` wraps the queue that the engine opens.
+  static Engine make(const Config& config, const ModelSpec& model, Device& device,
+                     const QueueDecorator& decorate, Collectives* ranks = nullptr);
+};
+
+}  // namespace sluice

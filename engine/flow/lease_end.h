@@ -1,0 +1,20 @@
+// The event that marks the end of the work under a lease. Thread rule: any thread.
+#pragma once
+
+#include <sluice/device.h>
+
+namespace sluice {
+
+// Records `event` behind the work on `stream`, and behind the earlier work that `event` stands for,
+// which may be on another stream.
+inline void record_lease_end(Device& device, EventId event, StreamId stream) noexcept {
+  try {
+    device.wait(stream, event);
+    device.record(event, stream);
+  } catch (...) {
+    // The application has destroyed the stream, which has waited for all of its work. Or the device
+    // has failed, and says so at the next synchronize().
+  }
+}
+
+}  // namespace sluice

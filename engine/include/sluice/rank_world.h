@@ -1,0 +1,97 @@
+// The ranks that a launcher has started as processes of one training: mpirun of Open MPI or MPICH,
+// srun of Slurm, or torchrun. A RankWorld finds the launcher in the environment, connects the
+// ranks, and makes the collectives for an engine. Without a launcher there is one rank, and the
+// same program runs alone.
+//
+//   RankWorld world;
+//   const auto device = make_host_device({.memory_bytes = 1 << 30});
+//   const auto ranks = world.join(*device);  // null for one rank
+//   Engine engine(world.shared(config), model, *device, ranks.get());
+//
+// examples/ranks is a complete program.
+//
+// Thread rule: one thread at a time.
+// Failure: when a rank fails, the operations of the other ranks fail with kRanks, at the latest
+// after the timeout. A rank that cannot go on calls abort() before it ends.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <sluice/collectives.h>
+#include <sluice/config.h>
+#include <sluice/cuda_device.h>
+#include <sluice/export.h>
+#include <sluice/host_device.h>
+
+namespace sluice {
+
+// The processors that the ranks compute on: MPI connects hosts, and NCCL connects GPUs.
+enum class RankDevice : std::uint8_t { kHost, kGpu };
+
+struct RankWorldOptions {
+  RankDevice device = RankDevice::kHost;
+  // How long a rank waits for others, and how GPUs add; from Config::sharding.
+  Config::Sharding sharding = {};
+  // Called about four times a second, on any thread, while an operation waits for other processes.
+  // `waiting` names the ranks and the operation.
+  std::function<void(const std::string& waiting)> on_wait = {};
+  // The path of libsluice_mpi.so. Empty: the library is found beside the program, beside Sluice's
+  // library, where Sluice was installed, or where Sluice was built.
+  std::string mpi_library = {};
+};
+
+class SLUICE_EXPORT RankWorld {
+ public:
+  // Starts MPI when the environment names several ranks, except under torchrun with GPUs, which
+  // meet at the address that torchrun gives.
+  // Fails with: kConfig for an environment that contradicts itself, or for ranks on hosts whose
+  // sharding.reduction is "nccl"; kUnsupported without MPI or NCCL, or with a launcher that does
+  // not start MPI; kRanks when another rank does not come in time. After kRanks, the process has to
+  // end by _exit(), because MPI waits inside it.
+  explicit RankWorld(const RankWorldOptions& options = {});
+  // As leave(), but does not throw.
+  ~RankWorld();
+  RankWorld(const RankWorld&) = delete;
+  RankWorld& operator=(const RankWorld&) = delete;
+
+  bool are_several() const { return count() > 1; }
+  std::uint32_t rank() const;   // 0 without a launcher
+  std::uint32_t count() const;  // 1 without a launcher
+  // This rank's number among the ranks of its host, and the number of those. If the launcher does
+  // not tell, 0 and 1.
+  std::uint32_t host_rank() const;
+  std::uint32_t host_ranks() const;
+  // "Open MPI", "MPICH", "Slurm" or "torchrun"; empty without a launcher.
+  const std::string& launcher() const;
+
+  // Returns `config` for a rank that shares its host. threads 0 becomes this rank's part of the
+  // cores, and sharding.group "node" becomes the number of ranks of the host.
+  // Fails with: kConfig where hosts have different numbers of ranks, or the launcher does not tell.
+  Config shared(Config config) const;
+  // The options of this rank's GPU: its number on the host, and memory that NCCL can share.
+  CudaDeviceOptions gpu() const;
+
+  // Makes the collectives over all ranks; null for one rank. This object and `device` must outlive
+  // the collectives.
+  // Fails with: kInvalidArgument for a second call, or a device of another kind than
+  // RankWorldOptions::device; kRanks where GPUs do not meet.
+  std::unique_ptr<Collectives> join(HostDevice& device);
+  std::unique_ptr<Collectives> join(CudaDevice& device);
+
+  // Closes the connections between the ranks when all ranks have come to the end. The last call,
+  // after the collectives are destroyed.
+  // Fails with: kRanks.
+  void leave();
+  // Ends every rank, by MPI where MPI connects them; may end this process, too. Otherwise returns,
+  // and the other ranks fail with kRanks when this process ends. Any thread.
+  void abort() noexcept;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,198 @@
+#include <sluice/rank_world.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+#include <sluice/units.h>
+#include "base/topology.h"
+#include "cpu_optim/rank_sum.h"
+#include "gpu/ranks/launcher_environment.h"
+#include "gpu/ranks/mpi_collectives.h"
+#include "gpu/ranks/nccl_collectives.h"
+
+namespace sluice {
+
+struct RankWorld::Parts {
+  explicit Parts(const RankWorldOptions& given)
+      : options(given), launch(find_launch(std::getenv).value_or(Launch())) {}
+
+  bool is_torchrun() const { return launch.launcher == "torchrun"; }
+  void connect();
+  void prepare_gpus() const;
+  void start_mpi();
+  std::uint32_t ranks_of_node() const;
+  void require_first_join(RankDevice device);
+  NcclId share_id();
+
+  const RankWorldOptions options;
+  const Launch launch;
+  bool has_joined = false;
+  std::unique_ptr<MpiWorld> mpi;
+  // The device for messages between hosts, by which GPU ranks tell each other where to meet.
+  std::unique_ptr<HostDevice> meeting_device;
+};
+
+void RankWorld::Parts::connect() {
+  if (options.device == RankDevice::kHost && options.sharding.reduction == RankReduction::kNccl)
+    throw Error(ErrorCode::kConfig,
+                "sharding.reduction \"nccl\" is for ranks on GPUs; set run.device to \"cuda\" "
+                "(RankDevice::kGpu), or sharding.reduction to \"exact\"");
+  if (options.device == RankDevice::kGpu) prepare_gpus();
+  if (!is_torchrun()) {
+    start_mpi();
+  } else if (options.device == RankDevice::kHost) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("torchrun has started rank {} of {}, but ranks on hosts are connected "
+                            "by MPI; start with mpirun -n {}, or set run.device to \"cuda\"",
+                            launch.rank, launch.rank_count, launch.rank_count));
+  }
+}
+
+// Before MPI's thread runs, and before the first call of the CUDA runtime.
+void RankWorld::Parts::prepare_gpus() const {
+  prepare_nccl_environment();
+  if (is_torchrun()) {
+    // torchrun's own store listens at the port itself.
+    const std::string meeting_point =
+        fmt::format("{}:{}", launch.master_address, launch.master_port + 1);
+    (void)::setenv("NCCL_COMM_ID", meeting_point.c_str(), /*overwrite=*/1);
+  }
+  if (const std::string why = why_no_nccl(); !why.empty())
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("run.device is \"cuda\" and there are {} ranks, which NCCL connects: {}",
+                    launch.rank_count, why));
+}
+
+void RankWorld::Parts::start_mpi() {
+  mpi = std::make_unique<MpiWorld>(
+      HostCollectivesOptions{
+          .timeout_s = options.sharding.timeout_s, .sum = sum_in_order, .on_wait = options.on_wait},
+      options.mpi_library);
+  if (mpi->rank() != launch.rank || mpi->rank_count() != launch.rank_count)
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("{} says that this is rank {} of {}, MPI ({}) that it is rank {} of {}; "
+                    "start with the mpirun of that MPI, or srun --mpi=pmix",
+                    launch.launcher, launch.rank, launch.rank_count, mpi->version(), mpi->rank(),
+                    mpi->rank_count()));
+}
+
+// Ranks of a host have to follow each other, or a group would span hosts.
+std::uint32_t RankWorld::Parts::ranks_of_node() const {
+  const std::uint32_t local = launch.local_rank_count;
+  if (!launch.knows_local_ranks)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but {} does not tell how many ranks a "
+                            "host has; set sharding.group to that number",
+                            launch.launcher));
+  if (launch.rank_count % local != 0 || launch.rank % local != launch.local_rank)
+    throw Error(ErrorCode::kConfig,
+                fmt::format("sharding.group is \"node\", but rank {} of {} is number {} of {} on "
+                            "its host; start equally many ranks on every host, one host after the "
+                            "other (mpirun --map-by slot)",
+                            launch.rank, launch.rank_count, launch.local_rank, local));
+  return local;
+}
+
+void RankWorld::Parts::require_first_join(RankDevice device) {
+  const auto name = [](RankDevice of) { return of == RankDevice::kGpu ? "GPU" : "host"; };
+  if (device != options.device)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("join: rank {} of {} gives a {} device, but "
+                            "RankWorldOptions::device says {}; set it to what the ranks compute on",
+                            launch.rank, launch.rank_count, name(device), name(options.device)));
+  if (std::exchange(has_joined, true))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("join: rank {} of {} has joined already; a RankWorld makes one object "
+                            "of collectives, which an engine divides",
+                            launch.rank, launch.rank_count));
+}
+
+// Under torchrun NCCL_COMM_ID makes every rank's the same.
+NcclId RankWorld::Parts::share_id() {
+  NcclId id{};
+  if (launch.rank == 0 || mpi == nullptr) id = make_nccl_id();
+  if (mpi == nullptr) return id;
+  meeting_device = make_host_device({.memory_bytes = 1_MiB});
+  const std::unique_ptr<Collectives> hosts = mpi->join(*meeting_device);
+  const Stream stream(*meeting_device, "meeting");
+  const DeviceBuffer data(*meeting_device, id.size(), "NCCL's id");
+  std::memcpy(data.data(), id.data(), id.size());
+  hosts->broadcast({.data = data.data(), .size_bytes = id.size(), .subject = "NCCL's id"},
+                   stream.id());
+  meeting_device->synchronize(stream.id());
+  std::memcpy(id.data(), data.data(), id.size());
+  return id;
+}
+
+RankWorld::RankWorld(const RankWorldOptions& options) : parts_(std::make_unique<Parts>(options)) {
+  if (are_several()) parts_->connect();
+}
+
+RankWorld::~RankWorld() = default;
+
+std::uint32_t RankWorld::rank() const {
+  return parts_->launch.rank;
+}
+std::uint32_t RankWorld::count() const {
+  return parts_->launch.rank_count;
+}
+std::uint32_t RankWorld::host_rank() const {
+  return parts_->launch.local_rank;
+}
+std::uint32_t RankWorld::host_ranks() const {
+  return std::max(1u, parts_->launch.local_rank_count);
+}
+const std::string& RankWorld::launcher() const {
+  return parts_->launch.launcher;
+}
+
+Config RankWorld::shared(Config config) const {
+  if (!are_several()) return config;
+  if (config.sharding.group_is_node) {
+    config.sharding.group_ranks = parts_->ranks_of_node();
+    config.sharding.group_is_node = false;
+  }
+  if (config.threads == 0) config.threads = std::max(1u, granted_threads(0) / host_ranks());
+  return config;
+}
+
+// A launcher may show each rank all GPUs of its host, or one.
+CudaDeviceOptions RankWorld::gpu() const {
+  if (!are_several() || parts_->options.device != RankDevice::kGpu) return {};
+  const int gpus = std::max(1, cuda_device_count());
+  return {.ordinal = static_cast<int>(host_rank()) % gpus, .memory_source = nccl_memory_source()};
+}
+
+std::unique_ptr<Collectives> RankWorld::join(HostDevice& device) {
+  parts_->require_first_join(RankDevice::kHost);
+  return are_several() ? parts_->mpi->join(device) : nullptr;
+}
+
+std::unique_ptr<Collectives> RankWorld::join(CudaDevice& device) {
+  parts_->require_first_join(RankDevice::kGpu);
+  if (!are_several()) return nullptr;
+  const Config::Sharding& sharding = parts_->options.sharding;
+  return make_nccl_collectives(
+      device,
+      {.timeout_s = sharding.timeout_s,
+       .reduction = sharding.reduction == RankReduction::kNccl ? NcclReduction::kPlain
+                                                               : NcclReduction::kExact},
+      parts_->share_id(), rank(), count());
+}
+
+void RankWorld::leave() {
+  if (parts_->mpi != nullptr) parts_->mpi->leave();
+}
+
+void RankWorld::abort() noexcept {
+  if (parts_->mpi != nullptr) parts_->mpi->abort();
+}
+
+}  // namespace sluice

@@ -1,0 +1,55 @@
+// Connects leases, steps and inferences to their engine. The link outlives all of them, so that an
+// object whose step or engine is over can say so.
+//
+// Thread rule: `call` from any thread; everything else during a call, or in a destructor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include <sluice/device.h>
+
+namespace sluice {
+
+class ActivationFlow;
+class Layout;
+class StepLoop;
+
+struct EngineLink {
+  // Null once the engine has been destroyed.
+  StepLoop* loop = nullptr;
+  ActivationFlow* activations = nullptr;
+  const Layout* layout = nullptr;
+  const Device* device = nullptr;
+  // Changes when a step or an inference begins, and when it ends.
+  std::uint64_t walk = 0;
+  std::atomic<const char*> call = nullptr;  // under way
+
+  bool is_open(std::uint64_t number) const { return loop != nullptr && walk == number; }
+  // Abandons step or inference `number` if it is still open.
+  void abandon(std::uint64_t number) noexcept;
+  // The engine is about to be destroyed.
+  void cut() noexcept;
+  // Fails with: kInvalidArgument for a stream that is empty or of another device.
+  void require_stream(const char* name, const Stream& stream) const;
+};
+
+// Keeps a second thread, and a function that a call runs, from calling the same engine. Without
+// this guard, such a call would corrupt the engine instead of failing.
+class CallGuard {
+ public:
+  // `link` may be null, for an object that has been moved from; the call itself refuses that.
+  // Fails with: kInvalidArgument while another call is under way.
+  CallGuard(std::shared_ptr<EngineLink> link, const char* name);
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
+  ~CallGuard() {
+    if (link_ != nullptr) link_->call = nullptr;
+  }
+
+ private:
+  std::shared_ptr<EngineLink> link_;
+};
+
+}  // namespace sluice

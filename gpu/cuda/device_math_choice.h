@@ -1,0 +1,21 @@
+// The arithmetic of a device, by the device's kind. Here and not in gpu/math, which does not know
+// GPUs. Thread rule: as DeviceMath.
+#pragma once
+
+#include <memory>
+
+#include <sluice/cuda_device.h>
+#include <sluice/device.h>
+#include "gpu/math/device_math.h"
+
+namespace sluice {
+
+// `device` must outlive the result; the same holds for the next function.
+// Fails with: kUnsupported when this build has no code for the GPU.
+std::unique_ptr<DeviceMath> make_cuda_math(CudaDevice& device);
+// Makes the DeviceMath that `device` needs. On the host device, one thread computes element by
+// element.
+// Fails with: kInvalidArgument for a device that is neither a GPU nor the host.
+std::unique_ptr<DeviceMath> make_device_math(Device& device);
+
+}  // namespace sluice

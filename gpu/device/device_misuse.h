@@ -1,0 +1,19 @@
+// The errors of calls that Device forbids, in the same words for every device.
+//
+// Thread rule: any thread.
+#pragma once
+
+#include <string_view>
+
+#include <sluice/device.h>
+
+namespace sluice {
+
+// Fails with: kInvalidArgument "copy: MESSAGE" unless `is_met`.
+void require_argument(bool is_met, std::string_view call, std::string_view message);
+// Fails with: kInvalidArgument inside of a function given to call_host().
+void require_outside_host_function(std::string_view device);
+[[noreturn]] void refuse_stream(std::string_view device, StreamId stream);
+[[noreturn]] void refuse_event(std::string_view device, EventId event);
+
+}  // namespace sluice

@@ -1,0 +1,260 @@
+// Mistakes in the order of calls of an engine, its steps and its inferences, and in their options.
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include <sluice/checkpoint.h>
+#include "tests/engine/misuse/misuse_world.h"
+#include "tests/support/memory_source.h"
+
+namespace sluice::test {
+namespace {
+
+using World = MisuseWorld;
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+
+const Misuse kSteps[] = {
+    {"FinishedTwice",
+     kArgument,
+     {"finish", "step is over", "begin_step()"},
+     [](World& w) {
+       Step step = w.begin();
+       w.walk(step);
+       (void)step.finish();
+       (void)step.finish();
+     },
+     {},
+     true},
+    {"FinishedWithALease",
+     kArgument,
+     {"finish", "1 leases are held"},
+     [](World& w) {
+       Step step = w.begin();
+       const Lease lease = w.backward(step, 0);
+       (void)step.finish();
+     }},
+    {"FinishedBeforeBackward",
+     kArgument,
+     {"finish", "backward", "expects"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step);
+       (void)step.finish();
+     }},
+    {"AStepThatWasMovedFrom",
+     kArgument,
+     {"number", "moved", "begin_step()"},
+     [](World& w) {
+       Step step = w.begin();
+       const Step other = std::move(step);
+       (void)step.number();  // NOLINT(bugprone-use-after-move)
+     }},
+    {"AStepKeptPastItsEngine",
+     kArgument,
+     {"acquire", "step is over", "engine", "destroyed"},
+     [](World& w) {
+       Step step = w.begin();
+       w.engine.reset();
+       (void)w.forward(step);
+     }},
+    {"AnInferenceKeptPastItsEngine",
+     kArgument,
+     {"acquire", "inference is over", "destroyed"},
+     [](World& w) {
+       Inference inference = w.engine->begin_inference();
+       w.engine.reset();
+       (void)inference.acquire(UnitId{0}, w.stream);
+     }},
+    {"AnInferenceThatWasMovedFrom",
+     kArgument,
+     {"acquire", "moved", "begin_inference()"},
+     [](World& w) {
+       Inference inference = w.engine->begin_inference();
+       const Inference other = std::move(inference);
+       (void)inference.acquire(UnitId{0}, w.stream);  // NOLINT(bugprone-use-after-move)
+     }},
+    {"TwoStepsAtOnce",
+     kArgument,
+     {"begin_step", "still active"},
+     [](World& w) {
+       const Step step = w.begin();
+       (void)w.begin();
+     }},
+    {"AStepDuringAnInference",
+     kArgument,
+     {"begin_step", "still active"},
+     [](World& w) {
+       const Inference inference = w.engine->begin_inference();
+       (void)w.begin();
+     }},
+    {"APassOfInferenceInAStep",
+     kArgument,
+     {"acquire", "\"embedding\"", "\"inference\""},
+     [](World& w) {
+       Step step = w.begin();
+       (void)step.acquire(UnitId{0}, Pass::kInference, w.stream);
+     }},
+    {"ARateThatIsNotFinite",
+     kArgument,
+     {"begin_step", "learning_rate", "nan"},
+     [](World& w) { (void)w.engine->begin_step({.learning_rate = std::nan("")}); }},
+    {"AStepWithoutMicroBatches",
+     kArgument,
+     {"begin_step", "micro_batches is 0"},
+     [](World& w) { (void)w.engine->begin_step({.learning_rate = 1, .micro_batches = 0}); }},
+    {"RatesOfGroupsThatAreNotThere",
+     kArgument,
+     {"group_learning_rates has 2", "has 0"},
+     [](World& w) {
+       (void)w.engine->begin_step({.learning_rate = 1, .group_learning_rates = {1, 2}});
+     }},
+    {"ADivisorOfZero",
+     kArgument,
+     {"finish", "gradient_divisor is 0"},
+     [](World& w) {
+       Step step = w.begin();
+       w.walk(step);
+       (void)step.finish({.gradient_divisor = 0});
+     }},
+    {"AUseAfterItsEagerUpdate",
+     kArgument,
+     {"acquire", "\"h.3\"", "\"eager\"", "\"deferred\""},
+     [](World& w) {
+       Step step = w.begin();
+       w.walk(step);
+       (void)step.acquire(UnitId{4}, Pass::kBackward, w.stream);
+     },
+     [](World& w) {
+       w.config.optimizer.overlap = OverlapPolicy::kEager;
+       w.config.optimizer.clip_norm = 0;
+       w.config.optimizer.non_finite = NonFinitePolicy::kStop;
+     },
+     true},
+    {"AnActivationThatTheEngineDoesNotKeep",
+     kArgument,
+     {"save", "Config::activations"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)step.save({}, w.stream);
+     }},
+};
+SLUICE_MISUSES(Steps, kSteps);
+
+// Calls `body` on another thread, and throws here what it threw there.
+void elsewhere(const std::function<void()>& body) {
+  std::exception_ptr thrown;
+  std::thread([&] {
+    try {
+      body();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+const Misuse kEngines[] = {
+    {"AStepBeforeTheValues",
+     kArgument,
+     {"begin_step", "initialize()"},
+     [](World& w) {
+       Engine other(w.config, w.model, *w.device);
+       (void)other.begin_step({.learning_rate = 1});
+     }},
+    {"ValuesTwice",
+     kArgument,
+     {"initialize", "already"},
+     [](World& w) { w.engine->initialize(toy_values()); }},
+    {"NoFunctionOfValues",
+     kArgument,
+     {"initialize", "empty"},
+     [](World& w) { Engine(w.config, w.model, *w.device).initialize({}); }},
+    {"ARestoreAfterTheValues",
+     kArgument,
+     {"restore", "already"},
+     [](World& w) {
+       MemorySource source(*w.engine);
+       w.engine->restore(source);
+     }},
+    {"AReadDuringAStep",
+     kArgument,
+     {"read_state", "active"},
+     [](World& w) {
+       const Step step = w.begin();
+       w.read(0, StateKind::kMaster, 0, 4);
+     }},
+    {"ASaveDuringAStep",
+     kArgument,
+     {"save", "active"},
+     [](World& w) {
+       const Step step = w.begin();
+       (void)w.engine->save(w.directory.file("saved"), {});
+     }},
+    {"ACloseWithALease",
+     kArgument,
+     {"close", "active", "finish or destroy"},
+     [](World& w) {
+       Step step = w.begin();
+       const Lease lease = w.forward(step);
+       w.engine->close();
+     }},
+    {"AStepAfterClose",
+     kArgument,
+     {"begin_step", "closed"},
+     [](World& w) {
+       w.engine->close();
+       (void)w.engine->begin_step({.learning_rate = 1});
+     },
+     {},
+     true},
+    {"ACommitWithoutAStore",
+     kArgument,
+     {"commit_now", "storage.state.name"},
+     [](World& w) { w.engine->commit_now(); }},
+    {"TwoEnginesOnOneStore",
+     ErrorCode::kInput,
+     {"\"run\"", "in use"},
+     [](World& w) { const Engine other(w.config, w.model, *w.device); },
+     [](World& w) { w.config.storage.state.name = "run"; }},
+    {"ValuesForAStoreThatHasThem",
+     kArgument,
+     {"initialize", "\"run\"", "step 0", "open_or_create"},
+     [](World& w) {
+       w.engine.reset();
+       Engine(w.config, w.model, *w.device).initialize(toy_values());
+     },
+     [](World& w) { w.config.storage.state.name = "run"; }},
+    {"ACallDuringAnothersCall",
+     kArgument,
+     {"drain", "inside initialize", "another thread"},
+     [](World& w) {
+       Engine other(w.config, w.model, *w.device);
+       std::exception_ptr thrown;
+       other.initialize(
+           [&](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+             toy_values()(tensor, first, values);
+             try {
+               if (!thrown) elsewhere([&] { other.drain(); });
+             } catch (...) {
+               thrown = std::current_exception();
+             }
+           });
+       if (thrown) std::rethrow_exception(thrown);
+     }},
+    {"ACallFromAFunctionThatTheEngineCalls",
+     kArgument,
+     {"read_state", "inside initialize"},
+     [](World& w) {
+       Engine other(w.config, w.model, *w.device);
+       other.initialize(
+           [&](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+             other.read_state(tensor.id, StateKind::kMaster, first, std::as_writable_bytes(values));
+           });
+     }},
+};
+SLUICE_MISUSES(Engines, kEngines);
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,236 @@
+// Mistakes in ids, ranges and leases.
+#include <utility>
+
+#include "tests/engine/misuse/misuse_world.h"
+
+namespace sluice::test {
+namespace {
+
+StateBytes trained(const std::function<void(MisuseWorld&)>& prepare) {
+  MisuseWorld world;
+  if (prepare) prepare(world);
+  world.open();
+  return world.train();
+}
+
+}  // namespace
+
+TEST_P(MisuseTest, EndsInAnErrorAndHarmsNothing) {
+  MisuseWorld world;
+  if (GetParam().prepare) GetParam().prepare(world);
+  world.open();
+  const std::string message = expect_error(GetParam().code, [&] { GetParam().call(world); });
+  for (const std::string& word : GetParam().words)
+    EXPECT_NE(message.find(word), std::string::npos) << '"' << word << "\" is not in: " << message;
+  if (world.engine == nullptr || GetParam().ends_engine) return;
+  const StateBytes expected = trained(GetParam().prepare);
+  EXPECT_TRUE(world.train() == expected);
+}
+
+namespace {
+
+using World = MisuseWorld;
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+constexpr std::uint64_t kElements = 97 * 130;  // of tensor 0, "wte"
+
+const Misuse kIds[] = {
+    {"AUnitBeyondTheModel",
+     kArgument,
+     {"acquire", "unit 99", "the model has 6"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step, 99);
+     }},
+    {"ATensorBeyondTheModel",
+     kArgument,
+     {"read_state", "tensor 17", "the model has 15"},
+     [](World& w) { w.read(17, StateKind::kMaster, 0, 4); }},
+    {"ATensorBeyondTheUnit",
+     kArgument,
+     {"parameter", "tensor 2", "\"embedding\"", "has 2"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step).parameter(2);
+     }},
+    {"AGradientBeyondTheUnit",
+     kArgument,
+     {"gradient", "tensor 3", "\"h.3\"", "has 3"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.backward(step, 4).gradient(3);
+     }},
+    {"AUnitByAnUnknownName",
+     kArgument,
+     {"unit", "6 units", "\"head\""},
+     [](World& w) { (void)w.engine->unit("head"); }},
+    {"ATensorByAnUnknownName",
+     kArgument,
+     {"tensor", "15 tensors", "\"head\""},
+     [](World& w) { (void)w.engine->tensor("head"); }},
+    {"ATensorOfAnotherUnitByName",
+     kArgument,
+     {"\"embedding\"", "\"h.0.fc\"", "wte, wpe"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step).tensor("h.0.fc");
+     }},
+    {"AStateOfNoKind",
+     kArgument,
+     {"StateKind", "9"},
+     [](World& w) { w.read(0, StateKind{9}, 0, 4); }},
+    {"AReadPastTheEnd",
+     kArgument,
+     {"\"wte\"", "12609", "12610"},
+     [](World& w) { w.read(0, StateKind::kMaster, kElements - 1, 8); }},
+    {"AReadWhoseEndOverflows",
+     kArgument,
+     {"\"wte\"", "18446744073709551615", "12610"},
+     [](World& w) { w.read(0, StateKind::kMaster, ~std::uint64_t{0}, 8); }},
+    {"AReadOfPartOfAnElement",
+     kArgument,
+     {"\"wte\"", "7 B", "4 B"},
+     [](World& w) { w.read(0, StateKind::kMaster, 0, 7); }},
+    {"AMomentOfAFrozenTensor",
+     kArgument,
+     {"\"h.1.fc\"", "frozen"},
+     [](World& w) { w.read(6, StateKind::kExpAvg, 0, 4); }},
+};
+SLUICE_MISUSES(Ids, kIds);
+
+const Misuse kLeases[] = {
+    {"AnotherElementType",
+     kArgument,
+     {"parameter", "fp32", "precision.parameters is bf16"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step).parameter<float>(0);
+     }},
+    {"AnotherTypeOfGradient",
+     kArgument,
+     {"gradient", "fp16", "precision.gradients is bf16"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.backward(step, 4).gradient<Fp16>(0);
+     }},
+    {"AGradientInForward",
+     kArgument,
+     {"gradient", "\"embedding\"", "Pass::kBackward"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.forward(step).gradient(0);
+     }},
+    {"AGradientOfAFrozenUnit",
+     kArgument,
+     {"gradient", "\"h.1\"", "frozen"},
+     [](World& w) {
+       Step step = w.begin();
+       (void)w.backward(step, 2).gradient(0);
+     }},
+    {"ALeaseThatWasReleased",
+     kArgument,
+     {"parameter", "\"embedding\"", "released", "again"},
+     [](World& w) {
+       Step step = w.begin();
+       Lease lease = w.forward(step);
+       lease.release();
+       (void)lease.parameter(0);
+     }},
+    {"ALeaseThatWasMovedFrom",
+     kArgument,
+     {"gradient", "moved"},
+     [](World& w) {
+       Step step = w.begin();
+       Lease lease = w.forward(step);
+       const Lease other = std::move(lease);
+       (void)lease.gradient(0);  // NOLINT(bugprone-use-after-move)
+     }},
+    {"ALeaseThatIsOverwrittenByItself",
+     kArgument,
+     {"parameter", "\"embedding\"", "released"},
+     [](World& w) {
+       Step step = w.begin();
+       Lease lease = w.forward(step);
+       Lease& same = lease;
+       lease = std::move(same);
+       lease.release();
+       (void)lease.parameter(0);
+     }},
+    {"ALeaseKeptPastItsStep",
+     kArgument,
+     {"parameter", "\"embedding\"", "step", "next step"},
+     [](World& w) {
+       std::optional<Step> step(w.begin());
+       const Lease lease = w.forward(*step);
+       step.reset();
+       (void)lease.parameter(0);
+     }},
+    {"ALeaseKeptIntoTheNextStep",
+     kArgument,
+     {"gradient", "\"embedding\"", "step"},
+     [](World& w) {
+       std::optional<Step> step(w.begin());
+       const Lease lease = w.forward(*step);
+       step.reset();
+       const Step next = w.begin();
+       (void)lease.gradient(0);
+     }},
+    {"ALeaseKeptPastItsEngine",
+     kArgument,
+     {"tensor", "unit 0", "engine", "destroyed"},
+     [](World& w) {
+       std::optional<Step> step(w.begin());
+       const Lease lease = w.forward(*step);
+       w.engine.reset();
+       (void)lease.tensor("wte");
+     }},
+    {"ALeaseKeptPastItsInference",
+     kArgument,
+     {"parameter", "\"embedding\""},
+     [](World& w) {
+       std::optional<Inference> inference(w.engine->begin_inference());
+       const Lease lease = inference->acquire(UnitId{0}, w.stream);
+       inference.reset();
+       (void)lease.parameter<Bf16>(0);
+     }},
+    {"ALeaseKeptPastItsStream",
+     kArgument,
+     {"acquire", "stream", "is empty"},
+     [](World& w) {
+       Step step = w.begin();
+       std::optional<Stream> other(std::in_place, *w.device, "other");
+       std::optional<Lease> lease(step.acquire(UnitId{0}, Pass::kForward, *other));
+       other.reset();
+       lease.reset();
+       (void)step.acquire(UnitId{1}, Pass::kForward, Stream());
+     }},
+    {"MoreLeasesThanDeclared",
+     kArgument,
+     {"acquire", "still held", "concurrent_leases is 1"},
+     [](World& w) {
+       Step step = w.begin();
+       const Lease first = w.forward(step);
+       (void)w.forward(step, 1);
+     }},
+    {"AStreamOfAnotherDevice",
+     kArgument,
+     {"acquire", "another device", "\"host\""},
+     [](World& w) {
+       const auto device = make_host_device({.memory_bytes = 1_MiB});
+       const Stream stream(*device, "other");
+       Step step = w.begin();
+       (void)step.acquire(UnitId{0}, Pass::kForward, stream);
+     }},
+    {"AStreamThatWasMovedFrom",
+     kArgument,
+     {"acquire", "stream", "is empty"},
+     [](World& w) {
+       Stream stream(*w.device, "other");
+       const Stream other = std::move(stream);
+       Inference inference = w.engine->begin_inference();
+       (void)inference.acquire(UnitId{0}, stream);  // NOLINT(bugprone-use-after-move)
+     }},
+};
+SLUICE_MISUSES(Leases, kLeases);
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,64 @@
+// The ranks of a `sluice train`: a RankWorld (sluice/rank_world.h), this rank's share of its host,
+// and the end of the process when a rank fails.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include <sluice/rank_world.h>
+#include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/train_config.h"
+
+namespace sluice {
+
+// Fails with: kConfig for settings that several ranks cannot have.
+void check_ranks_config(const TrainConfig& config);
+
+// Replaces "auto" for one of several ranks of a host. Such a rank gets a part of the cores, and
+// computes on the host.
+void share_host_among(std::uint32_t ranks, TrainConfig& config);
+
+class TrainRanks {
+ public:
+  // Fails with: as RankWorld. Where MPI waits for other ranks in vain, prints the failure and ends
+  // the process.
+  explicit TrainRanks(const TrainConfig& config);
+
+  bool are_several() const { return world_->are_several(); }
+  std::uint32_t rank() const { return world_->rank(); }
+  // The number of ranks on this host.
+  std::uint32_t host_ranks() const { return world_->host_ranks(); }
+  std::uint32_t count() const { return world_->count(); }
+
+  // Applies share_host_among() to the ranks of the host, and finds the number of ranks that "node"
+  // means.
+  // Fails with: kConfig.
+  void share_host(TrainConfig& config) const;
+  GpuChoice gpu() const;
+  // Null for one rank. This object and `device` must outlive the result.
+  // Fails with: kRanks, kUnsupported.
+  std::unique_ptr<Collectives> join(ComputeDevice& device);
+
+  // Closes the connections between the ranks when all ranks have come to the end. This is the last
+  // call.
+  // Fails with: kRanks.
+  void leave() { world_->leave(); }
+
+  // Prints `failure` on standard error and ends every rank, by MPI where MPI connects them.
+  // Otherwise ends this rank, and torchrun and the other ranks' deadlines notice the end.
+  // Requires: are_several().
+  [[noreturn]] void give_up(const std::exception& failure);
+
+ private:
+  void tell_of_end(const std::string& waiting);
+
+  std::atomic<bool> has_told_ = false;
+  std::unique_ptr<RankWorld> world_;
+};
+
+}  // namespace sluice
