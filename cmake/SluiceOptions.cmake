@@ -67,7 +67,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND SLUICE_WARNINGS -Wno-restrict)  # false alarms in std::string (GCC bug 105651)
 endif()
 if(SLUICE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  list(APPEND SLUICE_WARNINGS -Wno-subobject-linkage)  # takes a source of the batch for a header
+  # The first takes a source of the batch for a header, the second sees names of a neighbour.
+  list(APPEND SLUICE_WARNINGS -Wno-subobject-linkage -Wno-shadow)
   # The optimizer's guesses are errors where a source is compiled alone (preset dev): here they depend on its neighbours.
   foreach(guess array-bounds maybe-uninitialized stringop-overflow stringop-overread free-nonheap-object)
     list(APPEND SLUICE_WARNINGS -Wno-error=${guess})

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t kTraceRingBytes = 8_MiB;
 
-[[noreturn]] void refuse(const std::string& message) {
+[[noreturn]] void refuse_step_bench(const std::string& message) {
   throw Error(ErrorCode::kConfig, "bench step: " + message);
 }
 
@@ -159,11 +159,11 @@ void write_json(OutputFile& output, const BenchStepOptions& options,
 
 void check(const BenchStepOptions& options) {
   if (!options.trace_file.empty() && (options.regimes.size() != 1 || options.policies.size() != 1))
-    refuse("--trace is of one engine: give one --regime and one --policy");
+    refuse_step_bench("--trace is of one engine: give one --regime and one --policy");
   if (options.parameters < options.units || options.units < 1)
-    refuse(fmt::format("{} parameters in {} units", options.parameters, options.units));
+    refuse_step_bench(fmt::format("{} parameters in {} units", options.parameters, options.units));
   if (parse_size(options.rate) < 1'000'000)
-    refuse(fmt::format("--rate {} is below 1MB a second", options.rate));
+    refuse_step_bench(fmt::format("--rate {} is below 1MB a second", options.rate));
 }
 
 int bench_step(const BenchStepOptions& options) {

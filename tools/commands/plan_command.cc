@@ -34,7 +34,7 @@ namespace {
 
 constexpr double kSecondsADay = 86400;
 
-[[noreturn]] void refuse(const std::string& message) {
+[[noreturn]] void refuse_plan(const std::string& message) {
   throw Error(ErrorCode::kConfig, "plan: " + message);
 }
 
@@ -100,7 +100,7 @@ Subject subject_of(const PlanOptions& options) {
   validate(config.engine);
   subject.is_on_host = options.gpu.empty() && computes_on_host(config);
   PlanModel model = plan_model(config, options, subject.is_on_host);
-  if (!(model.tokens > 0)) refuse(fmt::format("--tokens {} is not positive", model.tokens));
+  if (!(model.tokens > 0)) refuse_plan(fmt::format("--tokens {} is not positive", model.tokens));
   subject.tokens = model.tokens;
   subject.description = model.description;
   subject.activation_bytes = model.activation_bytes;
