@@ -15,7 +15,7 @@ void ActivationFlow::call_back(const Stream& stream, std::uint32_t access, std::
                            .unit = unit_of(access),
                            .kind = is_down ? TraceKind::kCopyToHost : TraceKind::kCopyToDevice,
                            .detail = kTraceActivations};
-  device_.call_host(stream.id(), [this, record, finished = std::move(finished)] {
+  device_.notify(stream.id(), [this, record, finished = std::move(finished)] {
     scheduler_.post([this, record, finished] {
       --in_flight_;
       trace_copy(record);

@@ -63,7 +63,7 @@ void DeviceUpdates::end_unit(UnitId unit, std::uint64_t step) {
   device_.copy(reinterpret_cast<std::byte*>(tiers_.host_tally(unit).overflow),
                reinterpret_cast<const std::byte*>(tiers_.device_tally(unit).overflow),
                sizeof(std::uint32_t), stream_.id());
-  device_.call_host(stream_.id(), [this, unit, step] {
+  device_.notify(stream_.id(), [this, unit, step] {
     scheduler_.post([this, unit, step] { ended(unit, step); });
   });
 }

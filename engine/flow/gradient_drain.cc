@@ -82,7 +82,7 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
        .range = begin_trace_range({.unit = index_of(use.unit), .kind = kind_of(use.unit)})});
   if (!unit.has_gradient) add_waiting(use.unit);
   unit.has_gradient = true;
-  device_.call_host(copy_stream_.id(), [this] {
+  device_.notify(copy_stream_.id(), [this] {
     scheduler_.post(
         [this] { std::ranges::find(jobs_, 0u, &Job::computed_ns)->computed_ns = trace_now_ns(); });
   });
@@ -174,7 +174,7 @@ void GradientDrain::start_copy(Job& job) {
   job.copies_left = 1;
   device_.copy(in_set(range), tiers_.gradient_slot(job.slot) + range.begin * element_bytes,
                range.count * element_bytes, copy_stream_.id());
-  device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
+  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
 // Where each use's gradient is reduced, the other ranks' parts do not come to the set.
@@ -188,8 +188,7 @@ void GradientDrain::reduce(Job& job) {
   ranks_.reduce(layout_.unit(job.use.unit), tiers_.gradient_slot(job.slot),
                 layout_.format().gradient, step_, copy_stream_.id());
   is_reducing_ = true;
-  device_.call_host(copy_stream_.id(),
-                    [this] { scheduler_.post([this] { is_reducing_ = false; }); });
+  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { is_reducing_ = false; }); });
 }
 
 // The set holds the sum over the step's uses, which is still to be added over the ranks.
@@ -220,8 +219,8 @@ bool GradientDrain::start_piece(Job& job) {
     device_.copy(tiers_.gradient_staging(slot),
                  tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
                  piece.count * element_bytes, copy_stream_.id());
-    device_.call_host(copy_stream_.id(),
-                      [this, slot] { scheduler_.post([this, slot] { piece_copied(slot); }); });
+    device_.notify(copy_stream_.id(),
+                   [this, slot] { scheduler_.post([this, slot] { piece_copied(slot); }); });
     return true;
   }
   return false;

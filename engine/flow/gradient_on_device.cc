@@ -18,7 +18,7 @@ void GradientDrain::start_on_device(Job& job) {
       layout_.format().gradient, in_set(range),
       tiers_.gradient_slot(job.slot) + range.begin * layout_.format().gradient_bytes(), range.count,
       copy_stream_.id());
-  device_.call_host(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
+  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
 // One at a time per unit: the sums of its leaves have only one place to arrive in.
@@ -34,7 +34,7 @@ void GradientDrain::take_norm_on_device(UnitId unit) {
                      tiers_.device_tally(unit).leaves, stream);
   device_.copy(reinterpret_cast<std::byte*>(tiers_.host_tally(unit).leaves), leaves,
                range.count / kDeviceLeafElements * sizeof(double), stream);
-  device_.call_host(stream, [this, unit] {
+  device_.notify(stream, [this, unit] {
     scheduler_.post([this, unit] {
       worker_.post([this, unit] { add_leaves(unit); }, [this, unit] { norm_taken(unit); });
     });

@@ -108,7 +108,7 @@ void GradientSpill::fetch_sum(std::uint32_t slot) {
 
 // Calls once the stream has reached this point.
 void GradientSpill::call_back(std::function<void()> function) {
-  device_.call_host(stream_, [this, function = std::move(function)]() mutable {
+  device_.notify(stream_, [this, function = std::move(function)]() mutable {
     scheduler_.post(std::move(function));
   });
 }

@@ -116,7 +116,7 @@ void HomeSaver::start(std::uint32_t index, BlockId block) {
     device_.copy(
         buffer, is_parameter ? tiers_.device_parameters(place) : tiers_.device_record(block),
         is_parameter ? layout_.parameter_bytes(block) : layout_.record_bytes(block), stream_.id());
-    device_.call_host(stream_.id(), [this, index, plane] {
+    device_.notify(stream_.id(), [this, index, plane] {
       scheduler_.post([this, index, plane] { write(index, plane, buffer_of(index, plane)); });
     });
   }

@@ -76,8 +76,8 @@ void OptimizerPass::load_gradients(std::uint32_t index) {
   }
   device_.copy(tiers_.lane_gradient(index), tiers_.device_gradient(block),
                block.element_count * layout_.format().gradient_bytes(), down_stream_.id());
-  device_.call_host(down_stream_.id(),
-                    [this, index] { scheduler_.post([this, index] { gradients_loaded(index); }); });
+  device_.notify(down_stream_.id(),
+                 [this, index] { scheduler_.post([this, index] { gradients_loaded(index); }); });
 }
 
 void OptimizerPass::gradients_loaded(std::uint32_t index) {
@@ -89,7 +89,7 @@ void OptimizerPass::gradients_loaded(std::uint32_t index) {
 
 void OptimizerPass::add_pending_copy(std::uint32_t lane, StreamId stream) {
   ++lanes_[lane].pending;
-  device_.call_host(stream, [this, lane] {
+  device_.notify(stream, [this, lane] {
     scheduler_.post([this, lane] {
       --lanes_[lane].pending;
       on_change_();

@@ -11,9 +11,6 @@ namespace {
 
 // Bounds the blocks in the pipeline that need no staging slot.
 constexpr std::size_t kPipelineItemsMax = 256;
-// The end of copies is reported per this many bytes: a smaller copy ends before a report is
-// handled, and a much larger one would keep its slots for too long.
-constexpr std::uint64_t kNoticeBytes = 512 << 10;
 
 }  // namespace
 
@@ -33,7 +30,8 @@ Prefetcher::Prefetcher(const FlowParts& parts, ParameterSlots& slots,
       gathered_event_(parts.device),
       resident_since_ns_(parts.layout.units().size()),
       gather_stream_(parts.device, "gathers", StreamPriority::kHigh),
-      copy_stream_(parts.device, "copy up", StreamPriority::kHigh) {
+      copy_stream_(parts.device, "copy up", StreamPriority::kHigh),
+      copy_run_(parts.device, copy_stream_.id()) {
   for (std::size_t unit = 0; unit < parts.layout.units().size(); ++unit) {
     ready_events_.emplace_back(parts.device);
     release_events_.emplace_back(parts.device);
@@ -241,6 +239,7 @@ void Prefetcher::process_head() {
 // separate stream, so that copies for later uses continue meanwhile.
 void Prefetcher::complete_unit(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  copy_run_.flush();
   if (!ranks_.shard_parameters()) {
     device_.record(ready_event(unit.id), copy_stream_.id());
     return;
@@ -255,6 +254,7 @@ void Prefetcher::complete_unit(std::uint32_t use) {
 // gradients that computation makes from this gather.
 void Prefetcher::gather_from_home(std::uint32_t use) {
   const UnitPlace& unit = layout_.unit((*schedule_)[use].unit);
+  copy_run_.flush();
   std::vector<std::uint32_t> evicted_units;
   for (const std::uint32_t evicted : plan_->uses[use].evicted_uses) {
     const UnitId evicted_unit = (*schedule_)[evicted].unit;
@@ -267,7 +267,7 @@ void Prefetcher::gather_from_home(std::uint32_t use) {
   device_.wait(gather_stream_.id(), residents_.event(unit.id));
   gather(use, tiers_.device_parameters(layout_.blocks_of(unit.id).front()));
   ++home_gathers_;
-  device_.call_host(gather_stream_.id(), [this, use, evicted_units, unit = index_of(unit.id)] {
+  device_.notify(gather_stream_.id(), [this, use, evicted_units, unit = index_of(unit.id)] {
     scheduler_.post([this, use, evicted_units, unit] {
       for (const std::uint32_t evicted : evicted_units)
         trace_eviction(evicted, gathers_begun_ns_[use]);
@@ -295,88 +295,6 @@ void Prefetcher::gather(std::uint32_t use, const std::byte* source) {
                               gather_stream_.id());
   device_.record(ready_event(unit.id), gather_stream_.id());
   gathered_bytes_ += payload_bytes;
-}
-
-void Prefetcher::copy_block(const Item& item, const BlockPlace& block) {
-  const WindowUse& place = plan_->uses[item.use];
-  const bool is_gated = item.is_first && !place.evicted_uses.empty();
-  if (is_gated) {
-    for (const std::uint32_t evicted : place.evicted_uses)
-      device_.wait(copy_stream_.id(), release_event((*schedule_)[evicted].unit));
-    // Gates open in the order of the copies after them.
-    device_.call_host(copy_stream_.id(), [this, use = item.use] {
-      scheduler_.post([this, use] {
-        for (const std::uint32_t evicted : plan_->uses[use].evicted_uses)
-          trace_eviction(index_of((*schedule_)[evicted].unit), trace_now_ns());
-        std::ranges::find_if(copies_, &Copy::is_gated)->is_gated = false;
-        meter_copies();
-      });
-    });
-  }
-  const std::uint64_t offset = block.offset_elements * layout_.format().parameter_bytes();
-  const std::byte* source =
-      item.slot == kNoSlot ? tiers_.host_parameters(block.id) : slots_.data(item.slot);
-  device_.copy(tiers_.window() + place.offset_bytes + offset, source,
-               layout_.parameter_bytes(block.id), copy_stream_.id());
-  copies_.push_back(
-      {.block = item.block,
-       .slot = item.slot,
-       .begin_ns = trace_now_ns(),
-       .range = begin_trace_range({.unit = index_of(block.unit), .kind = TraceKind::kCopyToDevice}),
-       .unit_copied = item.is_last ? index_of(block.unit) : kNoUnit,
-       .is_gated = is_gated,
-       .keep = keeps_for_update_ && (*schedule_)[item.use].final_gradient});
-  meter_copies();
-  ++unnoticed_copies_;
-  unnoticed_bytes_ += layout_.parameter_bytes(block.id);
-  if (unnoticed_bytes_ >= kNoticeBytes) request_notice();
-}
-
-void Prefetcher::request_notice() {
-  if (unnoticed_copies_ == 0) return;
-  unnoticed_bytes_ = 0;
-  device_.call_host(copy_stream_.id(), [this, count = std::exchange(unnoticed_copies_, 0u)] {
-    scheduler_.post([this, count] {
-      for (std::uint32_t i = 0; i < count; ++i) copied();
-    });
-  });
-}
-
-void Prefetcher::copied() {
-  Copy copy = copies_.front();
-  copies_.pop_front();
-  if (copy.slot != kNoSlot) slots_.leave(copy.slot, SlotUser::kPrefetch, copy.keep);
-  const std::uint64_t now_ns = trace_now_ns();
-  trace_span({.begin_ns = copy.begin_ns,
-              .end_ns = now_ns,
-              .started_ns = std::max(copy.begin_ns, copying_since_ns_),
-              .moved_ns = now_ns,
-              .size_bytes = layout_.parameter_bytes(BlockId{copy.block}),
-              .step = version_ + 1,
-              .unit = index_of(layout_.block(BlockId{copy.block}).unit),
-              .block = copy.block,
-              .kind = TraceKind::kCopyToDevice});
-  end_trace_range(copy.range);
-  if (copy.unit_copied != kNoUnit) {
-    resident_since_ns_[copy.unit_copied] = now_ns;
-    trace_begin(resident(copy.unit_copied, now_ns));
-  }
-  copying_since_ns_ = now_ns;
-  meter_copies();
-  hooks_.on_change();
-}
-
-// The device is copying while the first copy's gate is open.
-void Prefetcher::meter_copies() {
-  const bool is_copying = !copies_.empty() && !copies_.front().is_gated;
-  if (is_copying == is_copying_) return;
-  is_copying_ = is_copying;
-  if (is_copying) {
-    copying_since_ns_ = trace_now_ns();
-    scheduler_.work().begin(Work::kCopyUp);
-  } else {
-    scheduler_.work().end(Work::kCopyUp);
-  }
 }
 
 TraceRecord Prefetcher::resident(std::uint32_t unit, std::uint64_t end_ns) const {

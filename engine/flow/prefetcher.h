@@ -26,6 +26,7 @@
 #include "engine/plan/window_plan.h"
 #include "engine/ranks/ranks.h"
 #include "engine/run/step_timeline.h"
+#include "gpu/device/copy_run.h"
 
 namespace sluice {
 
@@ -129,7 +130,8 @@ class Prefetcher {
   void process_head();
   void copy_block(const Item& item, const BlockPlace& block);
   void request_notice();
-  void copied();
+  void copied(std::uint32_t count);
+  void end_copy(std::uint64_t end_ns);
   void complete_unit(std::uint32_t use);
   void await_gathers();
   void gather_from_home(std::uint32_t use);
@@ -181,13 +183,14 @@ class Prefetcher {
   std::uint32_t home_gathers_ = 0;      // queued on the device, end not reported yet
   std::deque<Copy> copies_;             // queued on the device, in order
   std::uint32_t unnoticed_copies_ = 0;  // the last of them, whose end has not been asked for yet
-  std::uint64_t unnoticed_bytes_ = 0;
-  bool is_copying_ = false;  // the first of them is running, as far as is known here
+  std::uint64_t unnoticed_slot_bytes_ = 0;  // of those that hold a slot
+  bool is_copying_ = false;                 // the first of them is running, as far as is known here
   std::uint64_t copying_since_ns_ = 0;
   std::vector<std::uint64_t> resident_since_ns_;  // by unit; 0 = not in the window
 
   Stream gather_stream_;
-  Stream copy_stream_;  // last: its callbacks use everything above
+  Stream copy_stream_;  // its notices use everything above
+  CopyRun copy_run_;    // on copy_stream_
 };
 
 }  // namespace sluice

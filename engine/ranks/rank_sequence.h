@@ -34,9 +34,9 @@ class RankSequence {
   // `issue` enqueues operations of collectives() on `stream`; together they form one span.
   template <class Issue>
   void run(const CollectiveSpan& span, StreamId stream, const Issue& issue) {
-    device_.call_host(stream, [this, span] { begin(span); });
+    device_.notify(stream, [this, span] { begin(span); });
     issue();
-    device_.call_host(stream, [this] { end(); });
+    device_.notify(stream, [this] { end(); });
   }
   void all_gather(const AllGather& gather, const CollectiveSpan& span, StreamId stream) {
     run(span, stream, [&] { collectives_->all_gather(gather, stream); });

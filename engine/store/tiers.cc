@@ -100,12 +100,14 @@ void Tiers::cut_host_memory() {
     return begin;
   };
   place_gradients(Tier::kHost, take(placement_.gradient_set_bytes));
+  // The parameters of a unit lie together, so that one copy brings them to the device.
   for (const BlockPlace& block : layout_.blocks()) {
-    const std::uint32_t i = index_of(block.id);
-    if (placement_.parameter_tier[i] == Tier::kHost)
-      host_parameters_[i] = take(layout_.parameter_slot_bytes(block.id));
-    if (placement_.record_tier[i] == Tier::kHost)
-      records_[i] = take(layout_.record_slot_bytes(block.id));
+    if (placement_.parameter_tier[index_of(block.id)] == Tier::kHost)
+      host_parameters_[index_of(block.id)] = take(layout_.parameter_slot_bytes(block.id));
+  }
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (placement_.record_tier[index_of(block.id)] == Tier::kHost)
+      records_[index_of(block.id)] = take(layout_.record_slot_bytes(block.id));
   }
   host_activations_ = take(placement_.host_activation_bytes);
   host_tallies_ = take(placement_.tally_bytes);

@@ -16,6 +16,7 @@
 #include "gpu/cuda/cuda_current_device.h"
 #include "gpu/cuda/cuda_error.h"
 #include "gpu/cuda/cuda_memory.h"
+#include "gpu/cuda/cuda_notifier.h"
 #include "gpu/device/device_misuse.h"
 #include "gpu/device/host_call_queue.h"
 #include "gpu/device/host_stream.h"
@@ -96,6 +97,7 @@ class RuntimeCudaDevice final : public CudaDevice {
             StreamId stream) override;
   void fill_zero(std::byte* target, std::uint64_t size_bytes, StreamId stream) override;
   void call_host(StreamId stream, std::function<void()> function) override;
+  void notify(StreamId stream, std::function<void()> function) override;
 
  private:
   CudaStream& stream_of(StreamId id) const;
@@ -131,6 +133,7 @@ class RuntimeCudaDevice final : public CudaDevice {
   // Runs host functions that the runtime refuses after a failure.
   FailureLatch never_fails_;
   HostStream last_resort_;
+  CudaNotifier notifier_;
 };
 
 // Enqueueing never throws, because it happens on threads that could not handle an error. The
@@ -147,7 +150,8 @@ RuntimeCudaDevice::RuntimeCudaDevice(const CudaDeviceOptions& options)
       name_(fmt::format("cuda:{} {}", ordinal_, properties_of(ordinal_).name)),
       memory_(ordinal_, name_, takes_all_ ? available_bytes(ordinal_) : options.memory_bytes,
               options.memory_source),
-      last_resort_("cuda failed", 0, never_fails_) {
+      last_resort_("cuda failed", 0, never_fails_),
+      notifier_(ordinal_, failure_) {
   const CudaCurrentDevice current(ordinal_);
   int least = 0;
   SLUICE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &high_priority_));
@@ -177,7 +181,6 @@ void RuntimeCudaDevice::unregister_host_memory(std::span<std::byte> memory) noex
 }
 
 // Streams and events.
-
 StreamId RuntimeCudaDevice::create_stream(std::string_view, StreamPriority priority) {
   const CudaCurrentDevice current(ordinal_);
   auto stream = std::make_unique<CudaStream>();
@@ -205,6 +208,7 @@ void RuntimeCudaDevice::destroy_stream(StreamId id) noexcept {
     leaving = std::move(entry->second);
     streams_.erase(entry);
   }
+  notifier_.drain(leaving->stream);
   await_all(*leaving);
   SLUICE_CUDA_ENQUEUE(cudaEventDestroy(leaving->reached));
   SLUICE_CUDA_ENQUEUE(cudaStreamDestroy(leaving->stream));
@@ -300,8 +304,6 @@ std::int64_t RuntimeCudaDevice::elapsed_ns(EventId begin, EventId end) const {
   return static_cast<std::int64_t>(static_cast<double>(elapsed_ms) * 1e6);
 }
 
-// Work.
-
 void RuntimeCudaDevice::copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
                              StreamId id) {
   CudaStream& stream = stream_of(id);
@@ -331,6 +333,11 @@ void RuntimeCudaDevice::fill_zero(std::byte* target, std::uint64_t size_bytes, S
 void RuntimeCudaDevice::call_host(StreamId id, std::function<void()> function) {
   require_argument(function != nullptr, "call_host", "the function is empty");
   start(stream_of(id), std::move(function));
+}
+
+void RuntimeCudaDevice::notify(StreamId id, std::function<void()> function) {
+  require_argument(function != nullptr, "notify", "the function is empty");
+  notifier_.add(stream_of(id).stream, std::move(function));
 }
 
 void CUDART_CB on_reached(cudaStream_t, cudaError_t status, void* data) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -86,7 +87,61 @@ TEST_P(DeviceContract, DestroyingAStreamWaitsForItsWork) {
   EXPECT_EQ(count, 100);
 }
 
+TEST_P(DeviceContract, ReportsComeInOrderAfterTheWorkBeforeThem) {
+  const Stream stream(device(), "test");
+  HostArray source(device(), 4096);
+  HostArray target(device(), 4096);
+  const DeviceBuffer buffer(device(), 4096, "test");
+  std::vector<int> order;
+  std::atomic<int> count{0};
+  bool has_bytes = true;
+  Gate gate;
+  gate.block(device(), stream.id());
+  for (int i = 0; i < 100; ++i) {
+    source.as<int>()[i] = i + 1;
+    device().copy(buffer.data() + i * sizeof(int), source.data() + i * sizeof(int), sizeof(int),
+                  stream.id());
+    device().copy(target.data() + i * sizeof(int), buffer.data() + i * sizeof(int), sizeof(int),
+                  stream.id());
+    device().notify(stream.id(), [&, i] {
+      order.push_back(i);
+      has_bytes = has_bytes && target.as<int>()[i] == i + 1;
+      ++count;
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for one that comes too early
+  EXPECT_EQ(count, 0);
+  gate.open();
+  while (count != 100) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  EXPECT_TRUE(has_bytes);
+  ASSERT_EQ(order.size(), 100u);
+  EXPECT_TRUE(std::ranges::is_sorted(order));
+}
+
+TEST_P(DeviceContract, DestroyingAStreamWaitsForItsReports) {
+  std::atomic<int> count{0};
+  {
+    const Stream stream(device(), "test");
+    for (int i = 0; i < 10; ++i) {
+      device().notify(stream.id(), [&count] {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        ++count;
+      });
+    }
+  }
+  EXPECT_EQ(count, 10);
+}
+
 // Failures.
+
+TEST_P(DeviceContract, AReportThatThrowsIsAFailureAndLaterOnesCome) {
+  const Stream stream(device(), "test");
+  std::atomic<bool> has_come{false};
+  device().notify(stream.id(), [] { throw std::runtime_error("a report's failure"); });
+  device().notify(stream.id(), [&has_come] { has_come = true; });
+  while (!has_come) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  EXPECT_THROW(device().synchronize(stream.id()), std::runtime_error);
+}
 
 TEST_P(DeviceContract, FirstFailureIsKeptAndLaterCopiesSkippedWhileEventsAndHostFunctionsGoOn) {
   const Stream failing(device(), "failing");

@@ -50,6 +50,10 @@ class DelayedDevice : public ForwardingDevice {
     delay(stream);
     ForwardingDevice::call_host(stream, std::move(function));
   }
+  void notify(StreamId stream, std::function<void()> function) override {
+    delay(stream);
+    ForwardingDevice::notify(stream, std::move(function));
+  }
   void launch(StreamId stream, std::function<void()> work) override {
     delay(stream);
     ForwardingDevice::launch(stream, std::move(work));

@@ -56,6 +56,9 @@ class ForwardingDevice : public HostDevice {
   void call_host(StreamId stream, std::function<void()> function) override {
     inner_->call_host(stream, std::move(function));
   }
+  void notify(StreamId stream, std::function<void()> function) override {
+    inner_->notify(stream, std::move(function));
+  }
   void launch(StreamId stream, std::function<void()> work) override {
     inner_->launch(stream, std::move(work));
   }

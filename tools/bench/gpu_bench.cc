@@ -10,6 +10,7 @@
 #include "base/aligned_buffer.h"
 #include "engine/bound/bound.h"
 #include "engine/store/storage_queue.h"
+#include "gpu/device/copy_run.h"
 #include "tools/bench/io_bench.h"
 #include "tools/gpt/model/counter_random.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -41,25 +42,48 @@ class LockedMemory {
   AlignedBuffer buffer_;
 };
 
-// Copies as the engine does: pieces on a stream for each direction, with an event after each piece.
-double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {
-  const Stream up(device, "up", StreamPriority::kHigh);
-  const Stream down(device, "down", StreamPriority::kHigh);
-  const Event copied(device);
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint64_t offset = 0; offset < options.size_bytes; offset += options.piece_bytes) {
-    const std::uint64_t piece = std::min(options.piece_bytes, options.size_bytes - offset);
-    if (ends.host_up != nullptr) {
-      device.copy(ends.device_up + offset, ends.host_up + offset, piece, up.id());
-      device.record(copied.id(), up.id());
-    }
-    if (ends.host_down != nullptr) {
-      device.copy(ends.host_down + offset, ends.device_down + offset, piece, down.id());
-      device.record(copied.id(), down.id());
-    }
+// One direction of the link, as the engine drives it: the blocks of a unit join where they lie
+// together, and a record and a report follow the unit.
+class Way {
+ public:
+  Way(Device& device, const char* name)
+      : device_(device),
+        stream_(device, name, StreamPriority::kHigh),
+        copied_(device),
+        run_(device, stream_.id()) {}
+
+  void copy_unit(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+    for (std::uint64_t begin = 0; begin < size_bytes; begin += kBlockBytes)
+      run_.add(target + begin, source + begin, std::min(kBlockBytes, size_bytes - begin));
+    run_.flush();
+    device_.notify(stream_.id(), [] {});
+    device_.record(copied_.id(), stream_.id());
   }
-  device.synchronize(up.id());
-  device.synchronize(down.id());
+  void synchronize() { device_.synchronize(stream_.id()); }
+
+ private:
+  // The default block, storage.block_elements of bf16.
+  static constexpr std::uint64_t kBlockBytes = 2_MiB;
+
+  Device& device_;
+  Stream stream_;
+  Event copied_;
+  CopyRun run_;
+};
+
+double device_copies_s(Device& device, const PlainCopy& ends, const CopyBenchOptions& options) {
+  Way up(device, "up");
+  Way down(device, "down");
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::uint64_t offset = 0; offset < options.size_bytes; offset += options.unit_bytes) {
+    const std::uint64_t bytes = std::min(options.unit_bytes, options.size_bytes - offset);
+    if (ends.host_up != nullptr)
+      up.copy_unit(ends.device_up + offset, ends.host_up + offset, bytes);
+    if (ends.host_down != nullptr)
+      down.copy_unit(ends.host_down + offset, ends.device_down + offset, bytes);
+  }
+  up.synchronize();
+  down.synchronize();
   return seconds_since(begin);
 }
 

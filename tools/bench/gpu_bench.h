@@ -35,7 +35,7 @@ struct CopyBench {
 
 struct CopyBenchOptions {
   std::uint64_t size_bytes = 0;  // each way
-  std::uint64_t piece_bytes = 0;
+  std::uint64_t unit_bytes = 0;
   unsigned rounds = 0;
 };
 // Copies this many bytes up and down by a plain loop, and returns the seconds.

@@ -62,11 +62,11 @@ Json json_of(const GpuSpread& spread) {
 }
 
 Json measure_copies(CudaDevice& device, Rates& rates) {
-  const CopyBenchOptions options{.size_bytes = 1_GiB, .piece_bytes = 16_MiB, .rounds = 7};
+  const CopyBenchOptions options{.size_bytes = 1_GiB, .unit_bytes = 16_MiB, .rounds = 7};
   const auto plain = [&](const PlainCopy& ends) {
     return plain_copies_s(device, {ends.host_up, ends.device_up},
                           {ends.host_down, ends.device_down}, options.size_bytes,
-                          options.piece_bytes, 1);
+                          options.unit_bytes, 1);
   };
   Json list = Json::array();
   for (const CopyBench& copies : bench_copies(device, options, plain)) {

@@ -124,6 +124,7 @@ class TrainRun {
         record_.parameters, device_.description(), format_bytes(record_.state_bytes),
         has_codes ? ", moments in 8 bits" : "", dataset_.training_tokens(),
         dataset_.validation_tokens());
+    if (!device_.unused_gpu().empty()) say("{}\n", device_.unused_gpu());
     say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());
     for (const std::string& note : engine_.notes()) say("{}\n", note);

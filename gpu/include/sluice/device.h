@@ -97,6 +97,14 @@ class SLUICE_EXPORT Device {
   // because both report completions and every waiter must wake. Before using results of earlier
   // work, call synchronize(), which rethrows the failure.
   virtual void call_host(StreamId stream, std::function<void()> function) = 0;
+  // Reports that earlier work on `stream` has ended: runs `function` as call_host() does, but later
+  // work on `stream` does not depend on it. A GPU goes on with that work at once, so copies and
+  // computation keep their pace. The functions given to notify() for one stream run in the order of
+  // the calls; their order among those of call_host() is open. destroy_stream() waits for them,
+  // synchronize() does not.
+  virtual void notify(StreamId stream, std::function<void()> function) {
+    call_host(stream, std::move(function));
+  }
 };
 
 // Device memory with one owner. `device` must outlive the buffer.

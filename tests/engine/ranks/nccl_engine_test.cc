@@ -239,7 +239,7 @@ TEST(EngineOverNccl, BudgetOfAllThatIsFreeIsReadWhenTheCommunicatorsAreThere) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// The GPU fails for good at each call of a host function in turn: the run ends with an error,
+// The GPU fails for good at the calls behind which reports come: the run ends with an error,
 // whatever was under way and in whatever order its ends come.
 TEST(EngineOverCuda, EndsWithAnErrorWhereverTheGpuFails) {
   int failed = 0;
@@ -251,7 +251,7 @@ TEST(EngineOverCuda, EndsWithAnErrorWhereverTheGpuFails) {
       config.memory.device_bytes = 600_KiB;
       config.placement.optimizer = config.placement.parameters = TierChoice::kHost;
       const auto device = make_cuda_device({.memory_bytes = 16_MiB});
-      fail_fake_cuda({.status = 700, .refuses_callbacks = refuses_callbacks, .at_callback = at});
+      fail_fake_cuda({.status = 700, .refuses_callbacks = refuses_callbacks, .at_call = at});
       try {
         (void)train(config, *device, nullptr);
         is_over = true;  // nothing is left that could fail

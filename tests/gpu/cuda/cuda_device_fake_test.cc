@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -15,6 +16,7 @@
 #include <sluice/cuda_device.h>
 #include "base/aligned_buffer.h"
 #include "tests/contract/device_contract.h"
+#include "tests/gpu/cuda/fake_cuda_log.h"
 #include "tests/gpu/cuda/fake_cuda_runtime.h"
 
 namespace sluice {
@@ -72,6 +74,43 @@ TEST_F(FakeCuda, AfterAFailureOfTheGpuEveryHostFunctionStillRuns) {
       device->call_host(stream.id(), [&ran] { ++ran; });
     }
     EXPECT_EQ(ran, 3);
+  }
+}
+
+// A copy, and the end of the copy behind it, while a report of the first still runs.
+TEST_F(FakeCuda, AReportHoldsUpNothing) {
+  const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+  HostArray host(*device, 4096);
+  const DeviceBuffer buffer(*device, 4096, "test");
+  const Stream stream(*device, "test");
+  std::promise<void> opened;
+  test::log_fake_cuda_calls(true);
+  device->copy(buffer.data(), host.data(), 4096, stream.id());
+  device->notify(stream.id(), [gate = opened.get_future().share()] { gate.wait(); });
+  device->copy(buffer.data(), host.data(), 4096, stream.id());
+  device->synchronize(stream.id());
+  for (const test::FakeCudaCall& call : test::take_fake_cuda_calls())
+    EXPECT_NE(call.kind, test::FakeCudaCall::Kind::kCallback);
+  opened.set_value();
+}
+
+// The GPU fails between two reports, or the runtime refuses one: all come, in order.
+TEST_F(FakeCuda, ReportsOfAStreamKeepTheirOrderWhenTheGpuFails) {
+  for (unsigned failing = 0; failing < 6; ++failing) {
+    const auto device = make_cuda_device({.memory_bytes = 1_MiB});
+    std::vector<unsigned> order;
+    {
+      const Stream stream(*device, "test");
+      Gate gate;
+      gate.block(*device, stream.id());
+      for (unsigned i = 0; i < 5; ++i) {
+        if (i == failing) test::fail_fake_cuda({.status = cudaErrorIllegalAddress});
+        device->notify(stream.id(), [&order, i] { order.push_back(i); });
+      }
+      gate.open();
+    }
+    EXPECT_EQ(order, (std::vector<unsigned>{0, 1, 2, 3, 4})) << "failed at " << failing;
+    test::fail_fake_cuda({.status = 0});
   }
 }
 
@@ -235,6 +274,7 @@ TEST_F(FakeCuda, NoCallMakesAContextOnAnotherGpu) {
       {"copy from host to host", [&] { device->copy(other, host.data(), 64, stream); }},
       {"fill_zero", [&] { device->fill_zero(memory, 4096, stream); }},
       {"call_host", [&] { device->call_host(stream, [] {}); }},
+      {"notify", [&] { device->notify(stream, [] {}); }},
       {"record", [&] { device->record(events[1], stream); }},
       {"synchronize an event", [&] { device->synchronize(events[1]); }},
       {"is_complete", [&] { (void)device->is_complete(events[1]); }},

@@ -16,6 +16,7 @@
 #include <sluice/error.h>
 #include <sluice/host_device.h>
 #include <sluice/units.h>
+#include "tests/gpu/cuda/fake_cuda_log.h"
 
 namespace sluice::test {
 namespace {
@@ -26,6 +27,7 @@ struct Runtime {
   std::atomic<int> failed{0};
   std::atomic<bool> refuses_callbacks{false};
   std::atomic<bool> refuses_next_callback{false};
+  std::atomic<bool> finishes_work{false};  // before a call fails: a real GPU drops its work
   std::mutex mutex;
   // Guarded by mutex.
   FakeCudaFailure coming;
@@ -91,6 +93,25 @@ void load(int gpu, const char* name) {
   if (is_new && !is_eager && runtime().communicators[gpu] != 0) runtime().loaded_late.insert(name);
 }
 
+// The failure that was announced for a later call begins there.
+void count_down_to_failure(cudaStream_t stream) {
+  std::unique_lock lock(runtime().mutex);
+  const FakeCudaFailure failure = runtime().coming;
+  if (failure.at_call > 1) --runtime().coming.at_call;
+  lock.unlock();
+  if (failure.at_call == 1) {
+    runtime().finishes_work = true;
+    fail_fake_cuda({.status = failure.status, .refuses_callbacks = failure.refuses_callbacks});
+  }
+  if (runtime().finishes_work) runtime().device->synchronize(id_of(stream));
+}
+
+void log_call(FakeCudaCall::Kind kind, cudaStream_t stream, cudaEvent_t event = nullptr) {
+  add_fake_cuda_call({.kind = kind,
+                      .stream = reinterpret_cast<std::uintptr_t>(stream),
+                      .event = reinterpret_cast<std::uintptr_t>(event)});
+}
+
 bool is_device_memory(const void* memory) {
   const std::scoped_lock lock(runtime().mutex);
   const auto* const address = static_cast<const std::byte*>(memory);
@@ -105,7 +126,8 @@ bool is_device_memory(const void* memory) {
 void fail_fake_cuda(FakeCudaFailure failure) {
   const std::scoped_lock lock(runtime().mutex);
   runtime().coming = failure;
-  if (failure.at_callback != 0) return;
+  if (failure.at_call != 0) return;
+  if (failure.status == 0) runtime().finishes_work = false;
   runtime().refuses_callbacks = failure.status != 0 && failure.refuses_callbacks;
   runtime().failed = failure.status;
 }
@@ -123,6 +145,7 @@ void launch_fake_cuda(void* stream, std::function<void()> work, const char* name
   const int gpu = gpu_of(static_cast<cudaStream_t>(stream));
   SLUICE_CHECK(gpu == current_device, "a kernel's stream is one of the current GPU");
   if (name != nullptr) load(gpu, name);
+  log_call(FakeCudaCall::Kind::kKernel, static_cast<cudaStream_t>(stream));
   runtime().device->launch(id_of(static_cast<cudaStream_t>(stream)), std::move(work));
 }
 
@@ -146,7 +169,6 @@ std::uint64_t fake_cuda_registered_bytes() {
   for (const auto& [memory, size_bytes] : runtime().registered) sum += size_bytes;
   return sum;
 }
-
 }  // namespace sluice::test
 
 using namespace sluice;
@@ -309,6 +331,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return enter();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  count_down_to_failure(stream);
+  log_call(FakeCudaCall::Kind::kRecord, stream, event);
   if (enter() != cudaSuccess) return standing();
   if (gpu_of(event) != gpu_of(stream)) return answer(cudaErrorInvalidResourceHandle);
   runtime().device->record(id_of(event), id_of(stream));
@@ -329,6 +353,7 @@ cudaError_t cudaEventElapsedTime(float* elapsed_ms, cudaEvent_t begin, cudaEvent
   return enter();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  log_call(FakeCudaCall::Kind::kWait, stream, event);
   if (enter() != cudaSuccess) return standing();
   runtime().device->wait(id_of(stream), id_of(event));
   return cudaSuccess;
@@ -343,6 +368,11 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_b
   SLUICE_CHECK(to_device == is_device_memory(target) && from_device == is_device_memory(source),
                "the kind of a copy says where its ends lie");
   SLUICE_CHECK(to_device || from_device, "copies between host and host are not the runtime's");
+  add_fake_cuda_call({.kind = !from_device ? FakeCudaCall::Kind::kCopyUp
+                              : to_device  ? FakeCudaCall::Kind::kCopyInside
+                                           : FakeCudaCall::Kind::kCopyDown,
+                      .stream = reinterpret_cast<std::uintptr_t>(stream),
+                      .size_bytes = size_bytes});
   runtime().device->copy(static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
                          size_bytes, id_of(stream));
   return cudaSuccess;
@@ -350,21 +380,14 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size_b
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size_bytes, cudaStream_t stream) {
   if (enter() != cudaSuccess) return standing();
   SLUICE_CHECK(value == 0, "memory is filled with zeros");
+  log_call(FakeCudaCall::Kind::kFill, stream);
   runtime().device->fill_zero(static_cast<std::byte*>(memory), size_bytes, id_of(stream));
   return cudaSuccess;
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
-  bool fails_now = false;
-  FakeCudaFailure failure;
-  {
-    const std::scoped_lock lock(runtime().mutex);
-    fails_now = runtime().coming.at_callback == 1;
-    if (runtime().coming.at_callback > 1) --runtime().coming.at_callback;
-    failure = runtime().coming;
-  }
-  if (fails_now)
-    fail_fake_cuda({.status = failure.status, .refuses_callbacks = failure.refuses_callbacks});
+  count_down_to_failure(stream);
+  log_call(FakeCudaCall::Kind::kCallback, stream);
   if (enter() != cudaSuccess && runtime().refuses_callbacks) return standing();
   if (runtime().refuses_next_callback.exchange(false)) return answer(cudaErrorMemoryAllocation);
   runtime().device->launch(id_of(stream), [stream, callback, data] {

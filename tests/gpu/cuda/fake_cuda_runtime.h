@@ -16,12 +16,12 @@ namespace sluice::test {
 
 // From now on, every call fails with `status`, a cudaError_t, and pending callbacks get this
 // status, as after a kernel's illegal access. The status 0 ends the failure, which never happens in
-// CUDA. With `refuses_callbacks`, cudaStreamAddCallback fails, too. With `at_callback`, the failure
-// begins at that call of cudaStreamAddCallback; the next call is number 1.
+// CUDA. With `refuses_callbacks`, cudaStreamAddCallback fails, too. With `at_call`, the failure
+// begins at that call of cudaEventRecord or cudaStreamAddCallback; the next call is number 1.
 struct FakeCudaFailure {
   int status = 0;
   bool refuses_callbacks = true;
-  std::uint64_t at_callback = 0;
+  std::uint64_t at_call = 0;
 };
 void fail_fake_cuda(FakeCudaFailure failure);
 // Makes only the next call of cudaStreamAddCallback fail.

@@ -7,6 +7,7 @@
 
 #include "gpu/math/device_math_over.h"
 #include "gpu/math/host_launcher.h"
+#include "tests/support/forwarding_device.h"
 #include "tests/support/temp_directory.h"
 #include "tests/tools/gpt/device_machine.h"
 #include "tests/tools/train/small_gpt.h"
@@ -25,7 +26,7 @@ TEST(GpuSpread, IsMedianAndExtremes) {
 TEST(GpuBench, CopiesOfBothDirectionsCountTwice) {
   const auto device =
       make_host_device({.memory_bytes = 64_MiB, .copy_bytes_per_second = 1'000'000'000});
-  const CopyBenchOptions options{.size_bytes = 10'000'000, .piece_bytes = 4_MiB, .rounds = 2};
+  const CopyBenchOptions options{.size_bytes = 10'000'000, .unit_bytes = 4_MiB, .rounds = 2};
   std::vector<int> ways;
   const auto results = bench_copies(*device, options, [&](const PlainCopy& ends) {
     ways.push_back((ends.host_up != nullptr ? 1 : 0) + (ends.host_down != nullptr ? 2 : 0));
@@ -44,6 +45,34 @@ TEST(GpuBench, CopiesOfBothDirectionsCountTwice) {
     EXPECT_NEAR(copies.percent.most, 100 * copies.gb_per_s.most / copies.plain_gb_per_s.median,
                 1e-6);
   }
+}
+
+// As the engine: one copy, one record and one report for a unit, however many blocks it has.
+TEST(GpuBench, CopiesAUnitAtATime) {
+  class CountingDevice final : public test::ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    void copy(std::byte* target, const std::byte* source, std::uint64_t size_bytes,
+              StreamId stream) override {
+      copied_bytes.push_back(size_bytes);
+      ForwardingDevice::copy(target, source, size_bytes, stream);
+    }
+    void notify(StreamId stream, std::function<void()> function) override {
+      ++reports;
+      ForwardingDevice::notify(stream, std::move(function));
+    }
+    void call_host(StreamId, std::function<void()>) override { ADD_FAILURE() << "a callback"; }
+    std::vector<std::uint64_t> copied_bytes;
+    int reports = 0;
+  };
+  CountingDevice device(make_host_device({.memory_bytes = 64_MiB}));
+  const CopyBenchOptions options{.size_bytes = 20_MiB, .unit_bytes = 8_MiB, .rounds = 1};
+  (void)bench_copies(device, options, [&](const PlainCopy&) { return 1.0; });
+  // Up, down and both, once to warm up and once counted.
+  EXPECT_EQ(device.reports, 2 * 4 * 3);
+  ASSERT_EQ(device.copied_bytes.size(), 2u * 4 * 3);
+  EXPECT_EQ(device.copied_bytes[0], 8_MiB);
+  EXPECT_EQ(device.copied_bytes[2], 4_MiB);
 }
 
 TEST(GpuBench, AdamIsComparedWithACopy) {

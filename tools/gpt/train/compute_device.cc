@@ -69,6 +69,11 @@ ComputeDevice::ComputeDevice(const TrainConfig& config, const GpuChoice& choice)
     matrix_kernels_ = gpt::matrix_kernels(matmul);
     missed_gain_ = gpt::missed_gain(config.matmul, matmul, parameters);
     description_ = config.device == DeviceChoice::kHost ? "the host" : "the host (" + why + ")";
+    if (config.device == DeviceChoice::kAuto && why_no_cuda_device(choice.ordinal).empty())
+      unused_gpu_ = fmt::format(
+          "a GPU is here and is not used ({}): {}; run.device \"host\" asks for that, \"cuda\" "
+          "refuses it",
+          describe_cuda_device(choice.ordinal), why);
     return;
   }
   // Not bounded by memory.device, which is the engine's share: activations come on top.

@@ -43,6 +43,9 @@ class ComputeDevice {
   CudaDevice* gpu() { return gpu_; }  // null where the device is no GPU
   // "cuda:0 NVIDIA H200 (matrix products by cuBLASLt 13.0.0)", "the host (no usable GPU: ...)".
   const std::string& description() const { return description_; }
+  // Why run.device "auto" computes on the host although a GPU can be used, and the remedy; empty
+  // otherwise.
+  const std::string& unused_gpu() const { return unused_gpu_; }
 
   // The library and kernels of the matrix products. On a GPU, the GPU's name stands for the
   // kernels.
@@ -62,6 +65,7 @@ class ComputeDevice {
   std::unique_ptr<gpt::DeviceOps> ops_;
   std::unique_ptr<gpt::DeviceGpt> gpt_;
   std::string description_;
+  std::string unused_gpu_;
   gpt::MatrixKernels matrix_kernels_;
   std::string missed_gain_;
 };

@@ -1,0 +1,74 @@
+// Runs host functions once earlier work on CUDA streams has ended, without a callback on the
+// streams: a callback would hold up the stream's next copy until a thread of the runtime has run
+// it. Here an event follows the work, and one thread asks for the events. No stream of its own
+// waits for them, because a wait may block other streams in the same hardware queue.
+//
+// While functions wait, the thread asks at least every 100 us, which costs a few percent of a core.
+// It asks more often at first: a function runs soon after short work, and no later than about a
+// quarter of the time that its work took.
+//
+// Thread rule: every function from any thread.
+// Invariant: the functions of one stream run in the order of add(), one at a time, also after a
+// failure of the GPU.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "gpu/device/host_stream.h"
+
+namespace sluice {
+
+class CudaNotifier {
+ public:
+  // `failure` must outlive the notifier.
+  CudaNotifier(int ordinal, FailureLatch& failure);
+  CudaNotifier(const CudaNotifier&) = delete;
+  CudaNotifier& operator=(const CudaNotifier&) = delete;
+  // Requires: drain() of every stream.
+  ~CudaNotifier();
+
+  // `stream` is a cudaStream_t of the GPU. An exception of `function` becomes the failure.
+  void add(void* stream, std::function<void()> function);
+  // Returns when the functions of `stream` have run.
+  void drain(void* stream) noexcept;
+
+ private:
+  struct Notice {
+    void* event = nullptr;  // null: the runtime refused; the stream itself is waited for
+    std::function<void()> function;
+  };
+  struct Head {
+    void* stream = nullptr;
+    void* event = nullptr;
+  };
+
+  void run();
+  bool has_ended(const Head& head) const;
+  // Runs the function of the first notice of the stream.
+  void run_first(const Head& head, std::unique_lock<std::mutex>& lock);
+  // A recorded event, or null.
+  void* record(void* stream);
+  void latch(int status, const char* call, int line) const;
+
+  const int ordinal_;
+  FailureLatch& failure_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable has_work_;
+  std::condition_variable has_run_;
+  // Guarded by mutex_.
+  std::unordered_map<void*, std::deque<Notice>> waiting_;  // by stream; no queue is empty
+  std::vector<void*> free_events_;
+  bool is_ending_ = false;
+
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace sluice

@@ -1,0 +1,46 @@
+// Copies on one stream, of which adjacent ones become one call of the device: a call takes a
+// microsecond or more of the link, which counts beside the 40 us of a block of 2 MiB.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <sluice/device.h>
+
+namespace sluice {
+
+class CopyRun {
+ public:
+  // `device` must outlive the run.
+  CopyRun(Device& device, StreamId stream) : device_(device), stream_(stream) {}
+
+  // Adds a copy. It is enqueued at the latest by flush(), which comes before everything else that
+  // is enqueued on the stream. If both ends follow those of the copies before, it joins them.
+  // Requires: ends that follow each other belong to one piece of registered memory.
+  void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
+    if (target != target_ + size_bytes_ || source != source_ + size_bytes_) {
+      flush();
+      target_ = target;
+      source_ = source;
+    }
+    size_bytes_ += size_bytes;
+  }
+
+  void flush() {
+    if (size_bytes_ != 0) device_.copy(target_, source_, size_bytes_, stream_);
+    target_ = nullptr;
+    source_ = nullptr;
+    size_bytes_ = 0;
+  }
+
+ private:
+  Device& device_;
+  StreamId stream_;
+  std::byte* target_ = nullptr;
+  const std::byte* source_ = nullptr;
+  std::uint64_t size_bytes_ = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,36 @@
+// The calls that the stand-in for the CUDA runtime receives, in the order in which they arrive.
+// Thread rule: every function from any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sluice::test {
+
+struct FakeCudaCall {
+  enum class Kind : std::uint8_t {
+    kCopyUp,
+    kCopyDown,
+    kCopyInside,
+    kFill,
+    kKernel,
+    kRecord,
+    kWait,
+    kCallback
+  };
+
+  Kind kind{};
+  std::uint64_t stream = 0;
+  std::uint64_t event = 0;       // of a record or a wait
+  std::uint64_t size_bytes = 0;  // of a copy
+};
+
+// Begins a log, or goes on without one.
+void log_fake_cuda_calls(bool is_wanted);
+// Ends the log and returns it.
+std::vector<FakeCudaCall> take_fake_cuda_calls();
+
+// For the stand-in.
+void add_fake_cuda_call(const FakeCudaCall& call);
+
+}  // namespace sluice::test

@@ -1,0 +1,39 @@
+// The time that a sequence of runtime calls takes on a GPU, and the share of it in which the link
+// upwards moves bytes, by a model of costs (link_costs.json has them with their sources):
+//   - one thread makes the calls, one after another;
+//   - streams are spread over the hardware queues in the order of their first call. The head of a
+//     queue blocks the calls behind it until all that it waits for is over, also those of other
+//     streams;
+//   - each direction of the link moves one copy at a time;
+//   - a callback stops its stream until a thread of the runtime has run it.
+// The model knows no wall clock: equal calls give equal times. The caller never waits for results
+// in the model, so a sequence whose calls depend on results of others may take longer in reality.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tests/gpu/cuda/fake_cuda_log.h"
+
+namespace sluice::test {
+
+struct LinkCosts {
+  double link_bytes_per_second = 0;
+  double call_ns = 0;
+  double copy_gap_ns = 0;
+  double event_ns = 0;
+  double kernel_ns = 0;
+  double callback_least_ns = 0;
+  double callback_most_ns = 0;
+  std::uint32_t hardware_queues = 0;
+};
+// Fails the test when a number or a source is missing.
+LinkCosts read_link_costs(const std::string& path);
+
+// The share of the time between the begin of the first copy upwards and the end of the last in
+// which bytes moved upwards. `callback_ns` is the time that a callback stops its stream.
+double share_of_link(std::span<const FakeCudaCall> calls, const LinkCosts& costs,
+                     double callback_ns);
+
+}  // namespace sluice::test

@@ -1,0 +1,81 @@
+// The choice of run.device on a machine with a GPU, over the stand-in for the CUDA runtime. Only
+// choices that end before a kernel would be needed.
+#include "tools/gpt/train/compute_device.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/tools/train/small_gpt.h"
+
+namespace sluice {
+namespace {
+
+struct Obstacle {
+  std::string key;  // of the config, which the message names
+  std::function<void(TrainConfig& config)> put;
+};
+
+const std::vector<Obstacle>& obstacles() {
+  static const std::vector<Obstacle> all{
+      {"\"activations\"",
+       [](TrainConfig& config) { config.engine.activations.home = ActivationHome::kRecompute; }},
+      {"\"activations\"",
+       [](TrainConfig& config) { config.engine.activations.home = ActivationHome::kHost; }},
+      {"precision.parameters", [](TrainConfig& config) {
+         config.engine.precision.parameters = DType::kFp16;
+         config.engine.precision.gradients = DType::kFp16;
+       }}};
+  return all;
+}
+
+TrainConfig config_with(const Obstacle& obstacle, DeviceChoice device) {
+  TrainConfig config = test::small_train_config("/tmp", DType::kBf16);
+  config.device = device;
+  obstacle.put(config);
+  return config;
+}
+
+TEST(TrainingDeviceWithAGpu, AutoThatEndsOnTheHostSaysWhyInALineOfItsOwn) {
+  ASSERT_EQ(why_no_cuda_device(), "") << "the stand-in has GPUs";
+  for (const Obstacle& obstacle : obstacles()) {
+    const ComputeDevice device(config_with(obstacle, DeviceChoice::kAuto));
+    EXPECT_TRUE(device.is_host());
+    EXPECT_NE(device.unused_gpu().find("a GPU is here and is not used (fake GPU"),
+              std::string::npos)
+        << device.unused_gpu();
+    EXPECT_NE(device.unused_gpu().find(obstacle.key), std::string::npos) << device.unused_gpu();
+    EXPECT_EQ(device.unused_gpu().find('\n'), std::string::npos);
+  }
+}
+
+TEST(TrainingDeviceWithAGpu, CudaRefusesTheSameAndNamesTheKey) {
+  for (const Obstacle& obstacle : obstacles()) {
+    const TrainConfig config = config_with(obstacle, DeviceChoice::kCuda);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { check_gpu_config(config); }, [&] { const ComputeDevice device(config); }}) {
+      try {
+        call();
+        ADD_FAILURE() << obstacle.key << " was taken";
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+        EXPECT_NE(text.find("run.device is \"cuda\""), std::string::npos) << text;
+        EXPECT_NE(text.find(obstacle.key), std::string::npos) << text;
+      }
+    }
+  }
+}
+
+TEST(TrainingDeviceWithAGpu, TheHostThatWasAskedForIsNoSurprise) {
+  for (const Obstacle& obstacle : obstacles()) {
+    const ComputeDevice device(config_with(obstacle, DeviceChoice::kHost));
+    EXPECT_EQ(device.unused_gpu(), "");
+    EXPECT_EQ(device.description(), "the host");
+  }
+}
+
+}  // namespace
+}  // namespace sluice
