@@ -8,14 +8,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <set>
 #include <thread>
 
 #include <sluice/checkpoint.h>
 #include <sluice/units.h>
+#include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
 #include "engine/store/block_places.h"
 #include "io/io_queue.h"
@@ -86,10 +87,11 @@ class CountingReads final : public IoQueue {
 class StateAccessTest : public testing::Test {
  protected:
   Engine& make(std::uint32_t lanes) {
-    engine_.emplace(config_with(directory_.path(), lanes), long_model(), *device_,
-                    [this](std::unique_ptr<IoQueue> queue) {
-                      return std::make_unique<CountingReads>(std::move(queue), reads_);
-                    });
+    engine_.reset(new Engine(
+        EngineOverQueue::make(config_with(directory_.path(), lanes), long_model(), *device_,
+                              [this](std::unique_ptr<IoQueue> queue) {
+                                return std::make_unique<CountingReads>(std::move(queue), reads_);
+                              })));
     return *engine_;
   }
   void expect_values(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
@@ -103,7 +105,7 @@ class StateAccessTest : public testing::Test {
   TempDirectory directory_;
   std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
   std::atomic<std::uint64_t> reads_ = 0;
-  std::optional<Engine> engine_;
+  std::unique_ptr<Engine> engine_;
 };
 
 TEST_F(StateAccessTest, AnyRangeWithAnyNumberOfLanesHasItsValues) {
