@@ -36,6 +36,18 @@ class FakeLauncher {
         typeid(Body).name());
   }
   template <class Body>
+  void teams(StreamId stream, std::uint64_t count, const Body& body) const {
+    (void)&ListedFake<Body>::kernel;
+    const CudaCurrentDevice current(device_.ordinal());
+    test::launch_fake_cuda(
+        device_.native_stream(stream),
+        [count, body] {
+          const SerialTeam team;
+          for (std::uint64_t i = 0; i < count; ++i) body(team, i);
+        },
+        typeid(Body).name());
+  }
+  template <class Body>
   void leaves(StreamId stream, std::uint64_t count, const Body& body) const {
     (void)&ListedFake<Body>::kernel;
     const CudaCurrentDevice current(device_.ordinal());
