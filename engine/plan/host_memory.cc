@@ -15,6 +15,10 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) {
   return from - std::min(from, what);
 }
 
+// For the engine's threads and tables, and the kernel's page tables of the pools: without it an
+// "auto" budget ended at a cgroup's limit to the page, and the kernel killed the process.
+constexpr std::uint64_t kSpareBytes = 8_MiB;
+
 // Names a size that can be lowered until everything fits, or says that none can.
 std::string remedy(const HostMemory& memory) {
   // The free memory varies a little from one moment to the next.
@@ -35,8 +39,8 @@ std::string remedy(const HostMemory& memory) {
 HostMemory process_memory(bool device_is_host) {
   const MemoryRoom room = memory_room();
   return {.device_is_host = device_is_host,
-          .beside_bytes = room.own_bytes,
-          .beside = "what this process has already",
+          .beside_bytes = room.own_bytes + kSpareBytes,
+          .beside = "what this process has already, and 8 MiB for threads and tables",
           .room = room};
 }
 

@@ -44,8 +44,10 @@ std::unique_ptr<MessagePort> open_plugin(const std::string& path) {
     const char* const text = ::dlerror();
     refuse_plugin(path, text == nullptr ? "unknown reason" : text);
   }
-  void* const symbol = ::dlsym(library, kOpenMpiPortSymbol);
-  if (symbol == nullptr) refuse_plugin(path, "the library does not belong to this release");
+  void* const symbol = ::dlsym(library, SLUICE_MPI_SYMBOL);
+  if (symbol == nullptr)
+    refuse_plugin(path,
+                  "the library belongs to another build of Sluice; build or install both together");
   std::string why;
   std::unique_ptr<MessagePort> port(reinterpret_cast<OpenMpiPort>(symbol)(why));
   if (port == nullptr) refuse_plugin(path, why);

@@ -133,7 +133,7 @@ class PluginPort final : public MessagePort {
 }  // namespace
 }  // namespace sluice
 
-extern "C" sluice::MessagePort* sluice_open_mpi_port(std::string& why) {
+extern "C" sluice::MessagePort* SLUICE_OPEN_MPI_PORT(std::string& why) {
   int is_initialized = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized != 0) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <memory>
@@ -54,8 +55,14 @@ class Gate {
  public:
   ~Gate() { open(); }
   void block(Device& device, StreamId stream) {
-    device.call_host(stream, [opened = opened_] { opened.wait(); });
+    device.call_host(stream, [opened = opened_, reached = reached_] {
+      *reached = true;
+      reached->notify_all();
+      opened.wait();
+    });
   }
+  // Blocks until the stream has reached the gate.
+  void await_reached() { reached_->wait(false); }
   void open() {
     if (!is_open_) promise_.set_value();
     is_open_ = true;
@@ -64,6 +71,7 @@ class Gate {
  private:
   std::promise<void> promise_;
   std::shared_future<void> opened_ = promise_.get_future().share();
+  std::shared_ptr<std::atomic<bool>> reached_ = std::make_shared<std::atomic<bool>>(false);
   bool is_open_ = false;
 };
 

@@ -71,7 +71,8 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
   device().synchronize(event.id());
 }
 
-// The same if the earlier record has completed, but the stream has not reached the wait yet.
+// The same if the earlier record has completed, but the stream has not reached the wait yet. CUDA
+// runs one callback at a time, so the gate that opens first must be the first to be reached.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -81,6 +82,7 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   Gate second;
   first.block(device(), producer.id());
   device().record(event.id(), producer.id());
+  first.await_reached();
   before.block(device(), consumer.id());
   device().wait(consumer.id(), event.id());
   first.open();

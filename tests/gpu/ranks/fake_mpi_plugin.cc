@@ -81,6 +81,6 @@ class FakePort final : public MessagePort {
 }  // namespace
 }  // namespace sluice
 
-extern "C" sluice::MessagePort* sluice_open_mpi_port(std::string&) {
+extern "C" sluice::MessagePort* SLUICE_OPEN_MPI_PORT(std::string&) {
   return new sluice::FakePort;
 }

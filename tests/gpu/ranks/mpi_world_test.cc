@@ -11,6 +11,7 @@
 #include <sluice/units.h>
 #include "cpu_optim/rank_sum.h"
 #include "gpu/ranks/mpi_collectives.h"
+#include "tests/support/expect_error.h"
 
 namespace sluice {
 namespace {
@@ -52,6 +53,13 @@ TEST(MpiWorldStart, WhoIsToldToEndMeanwhileHearsWhatIsWaitedFor) {
       }};
   EXPECT_THROW(MpiWorld(options, FAKE_MPI), Error);
   EXPECT_EQ(said, "MPI_Init, which every rank calls, has not ended");
+}
+
+TEST(MpiWorldStart, ALibraryOfAnotherBuildIsRefused) {
+  const std::string said = test::expect_error(
+      ErrorCode::kUnsupported, [] { const MpiWorld world(kImpatient, "libm.so.6"); });
+  for (const char* const part : {"\"libm.so.6\"", "another build", "install both together"})
+    EXPECT_NE(said.find(part), std::string::npos) << said;
 }
 
 TEST(MpiWorldEnd, EveryWaitHasADeadlineAndIsNamed) {
