@@ -66,7 +66,7 @@ CheckpointSource::~CheckpointSource() = default;
 void CheckpointSource::check_places() const {
   const std::string path = path_of(std::string(kManifestName));
   for (const StateDescription::Tensor& tensor : manifest_.state.tensors) {
-    const auto require = [&](CheckpointPart part) {
+    const auto require = [&](CheckpointPart part, std::string_view dtype) {
       const CheckpointManifest::Stored* const stored = find(tensor.name, part);
       if (stored == nullptr)
         throw Error(ErrorCode::kInput, fmt::format("\"{}\": field \"tensors\" has no {} of \"{}\"",
@@ -78,11 +78,18 @@ void CheckpointSource::check_places() const {
                     fmt::format("\"{}\": field \"tensors\" has {} elements for the {} of \"{}\", "
                                 "expected {}",
                                 path, count, name_of(part), tensor.name, element_count(tensor)));
+      if (!dtype.empty() && stored->dtype != dtype)
+        throw Error(ErrorCode::kInput,
+                    fmt::format("\"{}\": field \"tensors\" has dtype \"{}\" for the {} of \"{}\", "
+                                "expected \"{}\"",
+                                path, stored->dtype, name_of(part), tensor.name, dtype));
     };
-    require(CheckpointPart::kWeight);
+    require(CheckpointPart::kWeight, "");
     if (tensor.is_frozen) continue;
-    if (manifest_.state.parameter == DType::kBf16) require(CheckpointPart::kMasterLow);
-    if (manifest_.state.parameter == DType::kFp16) require(CheckpointPart::kMaster);
+    if (manifest_.state.parameter == DType::kBf16) require(CheckpointPart::kMasterLow, "I16");
+    if (manifest_.state.parameter == DType::kFp16) require(CheckpointPart::kMaster, "F32");
+    for (const CheckpointPart moment : {CheckpointPart::kExpAvg, CheckpointPart::kExpAvgSq})
+      if (find(tensor.name, moment) != nullptr) require(moment, "F32");
   }
 }
 

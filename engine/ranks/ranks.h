@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -97,8 +98,8 @@ class Ranks {
   void require_agreement(std::string_view description, std::string_view subject);
 
   // Runs `body`. A failure of `body` on one rank is a failure on all, so that all ranks stay at the
-  // same point. The rank itself throws its own error, and the others throw an error with the same
-  // code. Blocks and fails as above.
+  // same point. The rank itself throws its own exception, and the others throw an error with the
+  // same code, or kInternal for an exception that is no Error. Blocks and fails as above.
   template <class Body>
   void together(std::string_view subject, const Body& body) {
     std::optional<Error> failure;
@@ -106,6 +107,13 @@ class Ranks {
       body();
     } catch (const Error& error) {
       failure = error;
+    } catch (const std::exception& error) {
+      try {
+        share_failure(Error(ErrorCode::kInternal, error.what()), subject);
+      } catch (const Error&) {
+        // The others know now; this rank throws what it has caught.
+      }
+      throw;
     }
     share_failure(failure, subject);
   }

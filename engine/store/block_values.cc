@@ -1,7 +1,9 @@
 #include "engine/store/block_values.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,7 +16,7 @@ namespace sluice {
 namespace {
 
 // The most that a source is asked for at once, where the block has no room for more.
-constexpr std::uint64_t kFillElements = 1 << 20;
+constexpr std::uint64_t kFillElements = 256 << 10;
 
 // Elements [first, first + count) of the tensor, for the moments that the optimizer keeps.
 void set_moments(const Layout& layout, const BlockView& view, const TensorPlace& tensor,
@@ -122,9 +124,13 @@ void read_moment(const float* values, CodeBook book, const MomentCodes& codes, s
   if (values != nullptr) {
     std::memcpy(target.data(), values + begin, target.size());
   } else if (codes.exist()) {
-    std::vector<float> decoded(target.size() / sizeof(float));
-    decode_moments(book, codes, begin, decoded);
-    std::memcpy(target.data(), decoded.data(), target.size());
+    std::array<float, 4 * kMomentGroupElements> decoded;
+    for (std::uint64_t done = 0; done < target.size() / sizeof(float); done += decoded.size()) {
+      const auto part = std::span(decoded).first(
+          std::min<std::uint64_t>(decoded.size(), target.size() / sizeof(float) - done));
+      decode_moments(book, codes, begin + done, part);
+      std::memcpy(target.data() + done * sizeof(float), part.data(), part.size_bytes());
+    }
   } else {
     std::memset(target.data(), 0, target.size());
   }

@@ -170,10 +170,12 @@ class SocketMeeting {
     }
   }
 
+  // Where the room is full, the caller that has been silent for longest goes. A rank calls again.
   void let_in() {
-    while (callers_.size() < kUnknownMax) {
+    for (std::size_t i = 0; i < kUnknownMax; ++i) {
       UniqueFd socket(::accept4(door_.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) return;
+      if (callers_.size() == kUnknownMax) callers_.erase(callers_.begin());
       callers_.push_back({.socket = std::move(socket)});
     }
   }

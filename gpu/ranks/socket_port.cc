@@ -96,7 +96,9 @@ class SocketPort final : public MessagePort {
   // that was not read, since this rank waits for nothing.
   ~SocketPort() override {
     for (Peer& peer : peers_) {
-      if (!peer.socket) continue;
+      // After a failure, messages are left. Their memory may be gone, and a bye would be taken for
+      // data.
+      if (!peer.socket || !peer.out.empty()) continue;
       peer.out.push_back({.frame = {.kind = FrameKind::kBye}, .send = {}});
       send_to(peer);
     }

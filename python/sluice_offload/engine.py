@@ -108,7 +108,8 @@ class Engine:
         self._lib.ranks_create(world.address().encode(), world.rank, world.size, C.byref(self._ranks))
         endpoint = C.c_char_p()
         self._lib.ranks_endpoint(self._ranks, C.byref(endpoint))
-        endpoints = (C.c_char_p * world.size)(*world.exchange(endpoint.value))
+        own = endpoint.value or b""
+        endpoints = (C.c_char_p * world.size)(*(text.encode() for text in world.exchange(own.decode())))
         self._lib.ranks_connect(self._ranks, self._config, endpoints)
 
     def _leave(self) -> None:

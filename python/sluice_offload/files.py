@@ -67,13 +67,16 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
     names = [_SINGLE] if len(shards) == 1 else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     world = model._sluice.engine.world  # type: ignore[union-attr]
     target = pathlib.Path(folder)
-    if world is not None and world.rank != 0:
-        for entry in entries:
-            entry[3]()
-    else:
+    unread = {entry[0]: entry[3] for entry in entries}  # all ranks read each entry, in this order
+
+    def read(name: str) -> torch.Tensor:
+        values: torch.Tensor = unread.pop(name)()
+        return values
+
+    def write() -> None:
         target.mkdir(parents=True, exist_ok=True)
         for name, shard in zip(names, shards):
-            _write(target / name, shard)
+            _write(target / name, shard, read)
         if len(shards) > 1:
             index = {"metadata": {"total_size": sum(_bytes(entry) for entry in entries)},
                      "weight_map": {entry[0]: name for name, shard in zip(names, shards) for entry in shard}}
@@ -81,8 +84,21 @@ def save_safetensors(model: nn.Module, folder: "str | os.PathLike[str]", max_sha
         for old in [*target.glob("model-*-of-*.safetensors"), target / _SINGLE, target / _INDEX]:
             if old.name not in names and not (old.name == _INDEX and len(shards) > 1):
                 old.unlink(missing_ok=True)
-    if world is not None:
-        world.exchange(None)  # no rank goes on before the files are there
+
+    def write_and_read_all() -> None:
+        try:
+            write()
+        finally:  # the other ranks read all of them, whatever becomes of the files
+            for name in list(unread):
+                read(name)
+
+    if world is None:
+        write()
+    else:
+        if world.rank != 0:
+            for name in list(unread):
+                read(name)
+        world.on_first_rank(write_and_read_all)
     return [str(target / name) for name in names]
 
 
@@ -91,7 +107,7 @@ def _bytes(entry: Any) -> int:
     return int(torch.Size(shape).numel() * dtype.itemsize)
 
 
-def _write(path: pathlib.Path, entries: "list[Any]") -> None:
+def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torch.Tensor]") -> None:
     header: "dict[str, Any]" = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in entries:
@@ -106,7 +122,7 @@ def _write(path: pathlib.Path, entries: "list[Any]") -> None:
     def write(file: Any) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for entry in entries:
-            values = entry[3]().contiguous()
+            values = read(entry[0]).contiguous()
             if values.numel() != 0:
                 file.write((C.c_char * values.nbytes).from_address(values.data_ptr()))
     _replace(path, write)

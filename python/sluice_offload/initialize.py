@@ -281,15 +281,21 @@ class OffloadEngine(nn.Module):
         The checkpoint appears whole or not at all."""
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self.optimizer.save(os.path.join(save_dir, name), keep=1, application=self._text(client_state or {}))
-        if save_latest and self.global_rank == 0:
+
+        def write_latest() -> None:
+            if not save_latest:
+                return
             path = os.path.join(save_dir, _LATEST)
             with open(path + ".new", "w", encoding="utf-8") as file:
                 file.write(name)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(path + ".new", path)
-        if self.optimizer._engine.world is not None:
-            self.optimizer._engine.world.exchange(None)  # no rank goes on before the name is there
+
+        if self.optimizer._engine.world is None:
+            write_latest()
+        else:
+            self.optimizer._engine.world.on_first_rank(write_latest)
         return True
 
     def load_checkpoint(self, load_dir: "str | os.PathLike[str]", tag: "str | int | None" = None,

@@ -5,14 +5,14 @@ MASTER_ADDR and MASTER_PORT, brings each rank's address to the others. Either is
 the engine talk to each other by connections of their own.
 """
 
+import json
 import os
-import pickle
 import socket
 from typing import Any, Callable, Optional
 
 import torch.distributed as dist
 
-from .errors import ArgumentError
+from .errors import ArgumentError, RanksError
 
 # The number of processes and this one's, as launchers name them: torchrun, mpirun of Open MPI, mpirun of MPICH and Intel.
 _LAUNCHERS = (("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
@@ -21,14 +21,31 @@ _meetings = 0
 
 
 class World:
-    """The ranks of a training. `exchange` brings a small object of every rank to all; all ranks call it equally often."""
+    """The ranks of a training. `exchange` brings a small object of JSON from every rank to all; all ranks call it equally
+    often."""
 
     def __init__(self, rank: int, size: int, exchange: "Callable[[Any], list[Any]]") -> None:
         self.rank, self.size, self.exchange = rank, size, exchange
-        self._hosts = hosts = exchange(_host())
+        names = exchange([_host(), socket.gethostname()])
+        self._hosts = hosts = [host for host, _ in names]
+        self._first_name = names[0][1]
         self.hosts = len(set(hosts))
         self.local_size = hosts.count(hosts[rank])
         self.local_rank = hosts[:rank].count(hosts[rank])
+
+    def on_first_rank(self, body: "Callable[[], Any]") -> None:
+        """Runs `body` on rank 0. No rank goes on before that has ended; where it fails, it fails on all."""
+        failure: Optional[Exception] = None
+        if self.rank == 0:
+            try:
+                body()
+            except Exception as error:  # pylint: disable=broad-except  # the others have to hear of any
+                failure = error
+        told = self.exchange(None if failure is None else f"{type(failure).__name__}: {failure}")[0]
+        if failure is not None:
+            raise failure
+        if told is not None:
+            raise RanksError(f"rank 0 has failed: {told}")
 
     def consecutive_per_host(self) -> int:
         """How many ranks each host has, where they are equally many and follow each other."""
@@ -45,7 +62,7 @@ class World:
             return given
         if self.hosts == 1:
             return "127.0.0.1"
-        first = os.environ.get("MASTER_ADDR") or self.exchange(socket.gethostname())[0]
+        first = os.environ.get("MASTER_ADDR") or self._first_name
         family, _, _, _, target = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect(target)
@@ -95,13 +112,21 @@ def _world_of_torch() -> World:
 def _world_of_store(rank: int, size: int) -> World:
     global _meetings
     found, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=size)))
-    store = dist.PrefixStore(f"sluice/{_meetings}", found)
+    # torchrun keeps its store when it starts the processes again; what the dead ones have written must not be read.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"sluice/{attempt}/{_meetings}", found)
     _meetings += 1
     count = 0
 
     def exchange(own: Any) -> "list[Any]":
         nonlocal count
         count += 1
-        store.set(f"{count}/{rank}", pickle.dumps(own))
-        return [pickle.loads(store.get(f"{count}/{other}")) for other in range(size)]
+        store.set(f"{count}/{rank}", json.dumps(own))  # pickle would run what a stranger writes there
+        every = [json.loads(store.get(f"{count}/{other}")) for other in range(size)]
+        # The store may live in rank 0, which may end after this.
+        if rank != 0:
+            store.set(f"{count}/{rank}/has read", "1")
+        else:
+            store.wait([f"{count}/{other}/has read" for other in range(1, size)])
+        return every
     return World(rank, size, exchange)

@@ -168,6 +168,23 @@ def case_initialize(folder):
         engine.step()
     assert engine.global_samples == 32
     engine.save_checkpoint(folder / "engine", client_state={"epoch": 1})
+    # A failure of rank 0 alone is one of both, and nothing waits.
+    if RANK == 0:
+        (folder / "engine" / "latest.new").mkdir()
+        (folder / "not a folder").write_text("")
+    for error, call in ((IsADirectoryError, lambda: engine.save_checkpoint(folder / "engine", tag="again")),
+                        (FileExistsError, lambda: sluice.save_safetensors(engine.module, folder / "not a folder"))):
+        try:
+            call()
+        except error:
+            assert RANK == 0
+        except sluice.RanksError as failure:
+            assert RANK == 1 and f"rank 0 has failed: {error.__name__}" in str(failure), failure
+        else:
+            raise AssertionError(error)
+    if RANK == 0:
+        (folder / "engine" / "latest.new").rmdir()
+    sluice.save_safetensors(engine.module, folder / "whole")
     path, client = engine.load_checkpoint(folder / "engine")
     assert path.endswith("global_step2") and client == {"epoch": 1}
     for micro in (4, 5):

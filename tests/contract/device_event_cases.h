@@ -72,7 +72,7 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAnEarlierWait) {
 }
 
 // The same if the earlier record has completed, but the stream has not reached the wait yet. CUDA
-// runs one callback at a time, so the gate that opens first must be the first to be reached.
+// runs one callback at a time, so the gates must be reached in the order in which they open.
 TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   const Stream producer(device(), "producer");
   const Stream consumer(device(), "consumer");
@@ -87,6 +87,7 @@ TEST_P(DeviceContract, RecordingAgainDoesNotProlongAWaitForWhatHasCompleted) {
   device().wait(consumer.id(), event.id());
   first.open();
   device().synchronize(event.id());
+  before.await_reached();
   second.block(device(), producer.id());
   device().record(event.id(), producer.id());
   before.open();

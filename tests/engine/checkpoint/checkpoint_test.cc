@@ -220,6 +220,16 @@ TEST_F(DamagedCheckpoint, AManifestThatWasChangedIsFound) {
   expect_words(fail(ErrorCode::kDamaged), {"sluice_state.json", "\"checksum\""});
 }
 
+TEST_F(DamagedCheckpoint, MomentsOfAnotherTypeOrLengthAreNamed) {
+  CheckpointManifest manifest = CheckpointSource(folder_).manifest();
+  manifest.stored.back().dtype = "BF16";
+  std::ofstream(file("sluice_state.json")) << manifest_text(manifest);
+  expect_words(fail(ErrorCode::kInput), {"dtype \"BF16\"", "exp_avg_sq", "expected \"F32\""});
+  manifest.stored.back().pieces.clear();
+  std::ofstream(file("sluice_state.json")) << manifest_text(manifest);
+  expect_words(fail(ErrorCode::kInput), {"sluice_state.json", "has 0 elements", "exp_avg_sq"});
+}
+
 TEST_F(DamagedCheckpoint, AForeignOrCutManifestIsNamedWithItsField) {
   rewrite("sluice checkpoint", "other checkpoint");
   expect_words(fail(ErrorCode::kInput), {"sluice_state.json", "\"format\"", "other", "expected"});
