@@ -278,7 +278,7 @@ TEST_P(DriveLie, WouldPassWithoutVerification) {
   config.storage.verify = Verify::kOff;
   const Outcome clean = run({.fault = Fault::kNone, .at = 0}, config);
   std::uint64_t wrong = 0;
-  for (std::uint64_t seed = 1; seed <= 32 && wrong == 0; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 200 && wrong == 0; ++seed) {
     const Outcome outcome =
         run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
     if (!outcome.error && !outcome.is_exact) ++wrong;
