@@ -1,4 +1,4 @@
-// DeepSpeed's config files and the schedule of learning rates behind the C interface.
+// Config files, also DeepSpeed's, and the schedule of learning rates behind the C interface.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -19,8 +19,9 @@ using namespace sluice;
 
 namespace {
 
-// Valid until the thread's next import, as in the header.
+// Valid until the thread's next call, as in the header.
 thread_local std::string imported_text;
+thread_local std::string read_text;
 
 // The command's options by their names, as a JSON object: {"batch": 4, "lr": 1e-4}.
 DeepspeedValues values_from_json(const std::string& text) {
@@ -96,6 +97,22 @@ sluice_status sluice_import_deepspeed(const char* text, const char* file_name,
       throw Error(ErrorCode::kConfig, refusals(imported.report, file_name));
     imported_text = report_json(imported, file_name);
     *report = imported_text.c_str();
+  });
+}
+
+sluice_status sluice_read_config(const char* text, const char* file_name,
+                                 const char** config_json) {
+  const char* const name = __func__;
+  return guarded([&] {
+    require(config_json, name, "the place for the config");
+    *config_json = nullptr;
+    require(text, name, "the text");
+    require(file_name, name, "the file's name");
+    (void)ConfigDocument(text, file_name);  // or an error with line and column
+    read_text = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true,
+                                      /*ignore_comments=*/true)
+                    .dump();
+    *config_json = read_text.c_str();
   });
 }
 

@@ -385,6 +385,12 @@ sluice_status sluice_ranks_connect(sluice_ranks* ranks, const char* config_json,
 sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_model* model,
                                           sluice_ranks* ranks, sluice_engine** engine);
 
+// Reads the text of a config file, which may have comments, as `sluice train` does. `config_json`
+// is the same config as JSON without comments; valid until the thread's next call of this function.
+// Messages call the config `file_name` and name line and column. Fails with SLUICE_CONFIG for a
+// text that does not parse, an unknown key, and a value of the wrong type or out of range.
+sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
+
 #ifdef __cplusplus
 }
 #endif

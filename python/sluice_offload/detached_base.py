@@ -307,6 +307,11 @@ class DetachedOptimizer(torch.optim.Optimizer):
         raise ArgumentError(f"clip_grad_norm_ with max_norm {max_norm}: with gradients=\"backward\" the gradients have been "
                             "taken in backward; give the optimizer clip_norm=, or clip with gradients=\"step\"")
 
+    def answer_wrapping(self, processes: Optional[int]) -> None:
+        """For guards.py: the model was given to DistributedDataParallel, which needs the gradients that this takes."""
+        raise ArgumentError("DistributedDataParallel around a model whose optimizer has gradients=\"backward\": the gradients "
+                            "would be taken before their mean is there; use gradients=\"step\"")
+
     # overlap="forward"
 
     def _wait_in_forward(self, modules: nn.Module) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import torch
 
 from . import library as lib
-from .errors import NOT_COPIED, ArgumentError
+from .errors import NOT_COPIED, ArgumentError, ConfigError
 from .processes import World
 from .units import Member, Unit, Units, common_dtype
 
@@ -29,11 +29,22 @@ Config = Mapping[str, Any]
 
 
 def read_config(config: "Config | str | os.PathLike[str]") -> "dict[str, Any]":
-    """A config as a dictionary, from one, or from the path of a JSON file without comments."""
+    """A config as a dictionary, from one, or from the path of a file of JSON with comments. Raises ConfigError with line and
+    column where `sluice train` would refuse the file."""
     if isinstance(config, Mapping):
         return copy.deepcopy(dict(config))
-    with open(config, encoding="utf-8") as file:
-        return dict(json.load(file))
+    with open(config, "rb") as file:
+        return config_of_text(file.read(), os.fspath(config))
+
+
+def config_of_text(text: bytes, name: str) -> "dict[str, Any]":
+    """The dictionary of a config file's text; messages call the file `name`. The C++ library reads it, as for `sluice train`."""
+    if b"\0" in text:
+        raise ConfigError(f"{name} has a NUL byte; a config is text")
+    plain = C.c_char_p()
+    lib.library().read_config(text, os.fsencode(name), C.byref(plain))
+    assert plain.value is not None
+    return dict(json.loads(plain.value))
 
 
 def complete_config(config: "dict[str, Any]", units: Units, processes: int = 1) -> "dict[str, Any]":

@@ -1,11 +1,11 @@
 """Guards for the ways in which a torch program touches parameters that the engine owns by then. Each way is made to
 work, or is refused with a message, instead of quietly doing nothing."""
 
-import functools
 import weakref
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -70,20 +70,21 @@ def _install() -> None:
     clip_grad_value_.__doc__ = original_value.__doc__
     module.clip_grad_value_ = clip_grad_value_
     torch.nn.utils.clip_grad_value_ = clip_grad_value_
-    wrapper = torch.nn.parallel.DistributedDataParallel
-    original_init = wrapper.__init__
-
-    @functools.wraps(original_init)
-    def init(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if owner_of(module.parameters()) is not None:
-            raise ArgumentError("DistributedDataParallel around an offloaded model: offload() trains on several processes by "
-                                "itself; leave the wrapper out")
-        original_init(self, module, *args, **kwargs)
-
-    wrapper.__init__ = init  # type: ignore[method-assign]
+    # A __new__ that returns something else than a wrapper keeps Python from calling the wrapper's __init__.
+    torch.nn.parallel.DistributedDataParallel.__new__ = staticmethod(_wrap)  # type: ignore[method-assign, assignment]
     clip_grad_norm_.__doc__ = original.__doc__
     module.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def _wrap(kind: Any, module: Optional[nn.Module] = None, *args: Any, **kwargs: Any) -> Any:
+    """DistributedDataParallel of an offloaded model is the model itself, for the engine takes the mean over the processes."""
+    owner = owner_of(module.parameters()) if isinstance(module, nn.Module) else None
+    if owner is None:
+        return object.__new__(kind)
+    group = kwargs.get("process_group")
+    owner.answer_wrapping(dist.get_world_size(group) if dist.is_initialized() else None)
+    return module
 
 
 def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:

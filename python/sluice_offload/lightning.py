@@ -12,7 +12,10 @@ import shutil
 from typing import Any, Mapping, Optional, Sequence
 
 import lightning.pytorch as pl
-from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from .engine import Config, read_config
 from .errors import ArgumentError
@@ -22,15 +25,20 @@ from .optimizer import OffloadOptimizer
 _STATE = ".sluice"  # beside Lightning's checkpoint: the folder of Sluice's
 
 
-class SluiceStrategy(SingleDeviceStrategy):
-    """One process on the CPU. configure_optimizers returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose
-    hyperparameters, groups and schedulers are taken."""
+class SluiceStrategy(ParallelStrategy):
+    """One process on the CPU, or several, which share the state as sharding.stage of the config says. configure_optimizers
+    returns one of torch.optim's AdamW, Adam, Adagrad or SGD, whose hyperparameters, groups and schedulers are taken."""
 
     strategy_name = "sluice"
+    num_nodes = 1  # Lightning sets it
+    # Lightning's own for processes that compute different parts of a batch.
+    num_processes = DDPStrategy.num_processes
+    set_world_ranks = DDPStrategy.set_world_ranks
+    barrier, broadcast, reduce = DDPStrategy.barrier, DDPStrategy.broadcast, DDPStrategy.reduce
 
     def __init__(self, config: "Config | str | os.PathLike[str] | None" = None, *, placement: Optional[str] = None,
                  units: "Sequence[type | str] | None" = None, values: Any = None, **arguments: Any) -> None:
-        super().__init__(device="cpu", **arguments)
+        super().__init__(**arguments)
         self._config = read_config({} if config is None else config)
         if placement is not None:
             self._config["placement"] = {"parameters": placement, "optimizer": placement, **self._config.get("placement", {})}
@@ -44,8 +52,38 @@ class SluiceStrategy(SingleDeviceStrategy):
                 strategy_registry.register(name, cls, description=f"{cls.__name__} with state on {placement or 'any tier'}",
                                            placement=placement)
 
+    # --- Processes.
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning gives each process its own part of the data."""
+        return self.world_size > 1
+
+    @property
+    def distributed_sampler_kwargs(self) -> "dict[str, Any]":
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def _configure_launcher(self) -> None:
+        if self.world_size > 1:  # under torchrun it starts nothing
+            self._launcher = _SubprocessScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self.set_world_ranks()
+        if self.world_size > 1 and not dist.is_initialized():
+            assert self.cluster_environment is not None
+            os.environ["MASTER_ADDR"] = str(self.cluster_environment.main_address)
+            os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+            dist.init_process_group("gloo", rank=self.global_rank, world_size=self.world_size)
+
     def model_to_device(self) -> None:
         """The model is on the CPU, or on the meta device, from which offload() takes it."""
+
+    # --- Offloading.
 
     def setup_optimizers(self, trainer: "pl.Trainer") -> None:
         super().setup_optimizers(trainer)
@@ -73,6 +111,11 @@ class SluiceStrategy(SingleDeviceStrategy):
     def restore_checkpoint_after_setup(self) -> bool:
         return True
 
+    def lightning_module_state_dict(self) -> "dict[str, Any]":
+        """All processes read it together, and the one that writes it keeps it."""
+        state = super().lightning_module_state_dict()
+        return state if self.is_global_zero else {}
+
     def save_checkpoint(self, checkpoint: "dict[str, Any]", filepath: Any, storage_options: Any = None) -> None:
         if self.offloaded is not None:
             self.offloaded.save(os.fspath(filepath) + _STATE, keep=1)
@@ -80,7 +123,8 @@ class SluiceStrategy(SingleDeviceStrategy):
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
-        shutil.rmtree(os.fspath(filepath) + _STATE, ignore_errors=True)
+        if self.is_global_zero:
+            shutil.rmtree(os.fspath(filepath) + _STATE, ignore_errors=True)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> "dict[str, Any]":
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)

@@ -73,6 +73,9 @@ def offload(model: nn.Module, config: "Config | str | os.PathLike[str]", *,
         raise ArgumentError("offload(): lr and optimizer exclude each other; the optimizer's groups have their rates")
     if hasattr(model, "_sluice"):
         raise ArgumentError(f"this {type(model).__name__} is offloaded already")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ArgumentError("this model is in a DistributedDataParallel, which would look for gradients that the engine has; give "
+                            "offload() what is in it, model.module. Offloaded, it needs no wrapper")
     found = find_units(model, units)
     settings = read_config(config)
     if optimizer is not None:

@@ -88,6 +88,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
                                 "in the config, and leave this call out or give it the same number")
         return torch.tensor(self.gradient_norm)
 
+    def answer_wrapping(self, processes: Optional[int]) -> None:
+        """Answers DistributedDataParallel around the model, over so many processes; None: over those that a launcher knows. There
+        is nothing to do, since the engine takes the mean over the same ones."""
+        world = self._engine.world
+        known = 1 if world is None else world.size
+        if processes not in (None, known):
+            raise ArgumentError(f"DistributedDataParallel over {processes} processes around a model that is offloaded on {known}: "
+                                "the engine takes the mean gradient, over its own processes. Call "
+                                "torch.distributed.init_process_group() before offload(), and leave process_group out")
+
     @torch.no_grad()
     def step(self, closure: "Optional[Callable[[], Any]]" = None) -> Any:
         """The update, if there are gradients. The parameters that it makes are those of the next forward."""

@@ -56,6 +56,11 @@ class Trainer(transformers.Trainer):
             grad_norm = self._sluice.gradient_norm
         return super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
+    def _save(self, output_dir: Optional[str] = None, state_dict: "Optional[dict[str, Any]]" = None) -> None:
+        if self._sluice is not None and state_dict is None:
+            state_dict = self.model.state_dict()  # all processes read it together, and the first one writes it
+        super()._save(output_dir, state_dict)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self._sluice is not None:

@@ -25,6 +25,30 @@ TEST(CApiConfig, KnowsWhoseConfigItIs) {
   EXPECT_EQ(sluice_is_deepspeed(kDeepspeed, nullptr), SLUICE_INVALID_ARGUMENT);
 }
 
+TEST(CApiConfig, ReadsFilesWithComments) {
+  const char* read = nullptr;
+  ASSERT_EQ(sluice_read_config("{ // a comment\n \"optimizer\": {\"clip_norm\": 0.5 /* half */}}",
+                               "mine.json", &read),
+            SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_STREQ(read, R"({"optimizer":{"clip_norm":0.5}})");
+}
+
+TEST(CApiConfig, RefusesFilesWithTheirPlace) {
+  const char* read = "";
+  EXPECT_EQ(sluice_read_config("{\n  \"optimizer\": {\"clip\": 1}}", "mine.json", &read),
+            SLUICE_CONFIG);
+  EXPECT_EQ(read, nullptr);
+  const std::string message = sluice_last_error();
+  EXPECT_NE(message.find("mine.json:2:"), std::string::npos) << message;
+  for (const char* text :
+       {"", "[]", "{", R"({"run": {"threads": "many"}})", R"({"optimizer": {"clip_norm": -1}})"})
+    EXPECT_EQ(sluice_read_config(text, "mine.json", &read), SLUICE_CONFIG) << text;
+  EXPECT_EQ(sluice_read_config(nullptr, "mine.json", &read), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_read_config("{}", nullptr, &read), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_read_config("{}", "mine.json", nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
 TEST(CApiConfig, ImportsDeepspeedsWithWhatAutoStandsFor) {
   const char* report = nullptr;
   ASSERT_EQ(sluice_import_deepspeed(kDeepspeed, "ds.json", R"({"batch": 3})", &report), SLUICE_OK)

@@ -1,0 +1,186 @@
+"""The program of test_ranks.py: one of two ranks under torchrun, each framework with its own DistributedDataParallel and then
+with Sluice. usage: ranks.py FOLDER CASE..."""
+
+import os
+import pathlib
+import sys
+import warnings
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import Accelerator
+
+import sluice_offload as sluice
+import sluice_offload.lightning
+from conftest import Block, batch, tiny, worst
+from sluice_offload.transformers import Trainer
+from test_lightning import Module
+from test_transformers import arguments, gpt2, logs, rows
+
+RANK = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
+
+
+def settings(folder, stage=3):
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"placement": {"parameters": "nvme" if stage == 3 else "device", "optimizer": "nvme"},
+            "memory": {"device": "400KiB" if stage == 3 else "4MiB", "host": "4MiB"}, "run": {"threads": 1},
+            "sharding": {"stage": stage, "timeout": 60, "keep_gathered": "0"}, "optimizer": {"overlap": "serial"},
+            "storage": {"paths": [str(folder)], "block_elements": 4096}}
+
+
+def moved_as_planned(optimizer):
+    report = optimizer.report
+    read, written = optimizer._engine.predicted_traffic()
+    assert report.schedule_changes == 0 and report.nvme_write_bytes == written > 0, (report, written)
+    assert report.nvme_read_bytes == read > 0, (report, read)
+
+
+def case_trainer(folder):
+    """Accumulation, a schedule, clipping, evaluation, saving by rank 0, resuming, the best model."""
+    reference = transformers.Trainer(model=gpt2(), args=arguments(folder / "theirs"), train_dataset=rows(26), eval_dataset=rows(6))
+    reference.train()
+    assert dist.get_world_size() == 2 and reference.model_wrapped is not reference.model
+    whole = Trainer(model=gpt2(), args=arguments(folder / "ours"), train_dataset=rows(26), eval_dataset=rows(6),
+                    sluice=settings(folder / "one"))
+    whole.train()
+    assert whole.model_wrapped is whole.model and whole._sluice._engine.world.size == 2
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert worst(logs(whole, key), logs(reference, key)) <= 2e-6, (key, logs(whole, key), logs(reference, key))
+    assert len(logs(whole, "grad_norm")) == 6 and len(logs(whole, "eval_loss")) == 2
+    moved_as_planned(whole._sluice)
+    expected = whole.model.state_dict()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(folder / "ours" / "out" / "checkpoint-6")
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+    again = Trainer(model=gpt2(seed=9), args=arguments(folder / "ours", load_best_model_at_end=True), train_dataset=rows(26),
+                    eval_dataset=rows(6), sluice=settings(folder / "two", stage=2))
+    again.train(resume_from_checkpoint=str(folder / "ours" / "out" / "checkpoint-3"))
+    assert logs(again, "loss")[3:] == logs(whole, "loss")[3:]
+    best = again.evaluate()["eval_loss"]
+    assert abs(best - min(logs(again, "eval_loss"))) <= 1e-6 * best
+    for trainer in (whole, again):
+        trainer._sluice.close()
+
+
+def run_accelerate(model, optimizer):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loader = torch.utils.data.DataLoader(rows(20), batch_size=2)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    losses = []
+    for _ in range(2):
+        for data in loader:
+            with accelerator.accumulate(model):
+                loss = model(**data).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses.append(accelerator.gather(loss.detach()).mean().item())
+    state = accelerator.get_state_dict(model)
+    return losses, {name.removeprefix("module."): value for name, value in state.items()}, accelerator.unwrap_model(model)
+
+
+def case_accelerate(folder):
+    """prepare() gives the model to DistributedDataParallel; the last window of an epoch is shorter."""
+    model = gpt2()
+    expected, weights, _ = run_accelerate(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    assert dist.get_world_size() == 2
+    config = settings(folder / "one", stage=1)
+    config["optimizer"] |= {"clip_norm": 1.0, "clip_epsilon": 1e-6}
+    model = gpt2()
+    optimizer = sluice.offload(model, config, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    losses, state, unwrapped = run_accelerate(model, optimizer)
+    assert unwrapped is model
+    assert worst(losses, expected) <= 2e-6, (losses, expected)
+    for name, value in state.items():
+        if not name.endswith("c_attn.bias"):  # the keys' part of it cancels in the softmax
+            assert (value - weights[name]).abs().max() <= 2e-5, name
+    # A process of its own group would train another model.
+    alone = dist.new_group([RANK], use_local_synchronization=True)
+    try:
+        torch.nn.parallel.DistributedDataParallel(model, process_group=alone)
+    except sluice.ArgumentError as error:
+        assert "over 1 processes around a model that is offloaded on 2" in str(error)
+    else:
+        raise AssertionError("DistributedDataParallel over another group")
+    wrapped = torch.nn.parallel.DistributedDataParallel(gpt2())
+    try:
+        sluice.offload(wrapped, config)
+    except sluice.ArgumentError as error:
+        assert "model.module" in str(error)
+    else:
+        raise AssertionError("offload() of a wrapped model")
+    optimizer.close()
+
+
+class Averaged(Module):
+    def validation_step(self, data, index):
+        self.log("validation", self.net(*data), sync_dist=True)
+
+    def on_validation_epoch_end(self):
+        self.validations.append(self.trainer.callback_metrics["validation"].item())
+
+
+def fit(folder, net, strategy, steps, first=None, callbacks=()):
+    module = Averaged(net)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=steps, gradient_clip_val=0.5,
+                         accumulate_grad_batches=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
+                         enable_model_summary=False, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+    data = torch.utils.data.DataLoader([batch(step) for step in range(24)], batch_size=None)
+    checks = torch.utils.data.DataLoader([batch(step) for step in range(4)], batch_size=None)
+    trainer.fit(module, data, checks, ckpt_path=first)
+    return module, trainer
+
+
+def case_lightning(folder):
+    """Parts of the data by Lightning's sampler, accumulation, clipping, validation, checkpoints, resuming."""
+    def run(name, first, second):
+        saved = pl.callbacks.ModelCheckpoint(dirpath=folder / name, every_n_train_steps=2, save_top_k=-1)
+        whole, made = fit(folder, tiny(), first, 6, callbacks=[saved])
+        paths = sorted((folder / name).glob("*.ckpt"))
+        assert len(paths) == 3, paths
+        again, resumed = fit(folder, tiny(seed=7), second, 6, first=paths[1])
+        return whole, made, again, resumed, paths
+    strategies = [sluice.lightning.SluiceStrategy(settings(folder / f"stage {stage}", stage), units=[Block]) for stage in (3, 1)]
+    whole, made, again, resumed, paths = run("ours", *strategies)
+    reference, _, expected, _, _ = run("theirs", "ddp", "ddp")
+    for one, other in ((whole, reference), (again, expected)):
+        assert worst(one.losses, other.losses) <= 2e-6, (one.losses, other.losses)
+        assert worst(one.validations, other.validations) <= 2e-6 and one.validations
+    assert made.strategy.offloaded._engine.world.size == 2
+    moved_as_planned(made.strategy.offloaded)
+    seen = [None, None]
+    dist.all_gather_object(seen, whole.losses)
+    assert seen[0] != seen[1]  # each rank has its own part of the data
+    assert resumed.strategy.offloaded._engine.applied_step() == 6
+    expected_state = whole.state_dict()
+    saved = torch.load(paths[-1], weights_only=False)["state_dict"]
+    assert all(torch.equal(saved[name], value) for name, value in expected_state.items())
+    for one in (made, resumed):
+        one.strategy.offloaded.close()
+
+
+def case_launched(folder):
+    """Lightning starts the second process itself."""
+    module, trainer = fit(folder, tiny(), sluice.lightning.SluiceStrategy(settings(folder / "state"), units=[Block]), 2)
+    assert trainer.strategy.offloaded._engine.world.size == 2 and len(module.losses) == 4
+    trainer.strategy.offloaded.close()
+    print(f"passed: launched on rank {trainer.global_rank}", flush=True)
+
+
+def main():
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    folder = pathlib.Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        globals()[f"case_{name}"](folder / name)
+        if name != "launched":
+            print(f"passed: {name} on rank {RANK}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

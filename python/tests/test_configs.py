@@ -1,0 +1,71 @@
+"""Config files: what `sluice train` reads, Python reads, by the same reader."""
+
+import pytest
+import torch
+
+import sluice_offload as sluice
+from conftest import Block, batch, tiny
+
+COMMENTED = """{
+  // everything on the drive
+  "placement": {"parameters": "nvme", /* the moments, too */ "optimizer": "nvme"},
+  "memory": {"device": "400KiB", "host": "4MiB"},
+  "optimizer": {"clip_norm": 0.5, "learning_rate": 2e-3},
+  "storage": {"paths": ["%s"]},
+  "precision": {"parameters": "fp32"}
+}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "sluice.json"
+    path.write_text(COMMENTED % tmp_path, encoding="utf-8")
+    return path
+
+
+def test_files_with_comments(file):
+    optimizer = sluice.offload(tiny(), str(file), units=[Block])
+    assert optimizer.clip_norm == 0.5 and optimizer.param_groups[0]["lr"] == 2e-3
+    optimizer.close()
+    engine, optimizer, _, _ = sluice.initialize(model=tiny(), config=file, units=[Block])
+    assert engine.gradient_clipping() == 0.5
+    engine.destroy()
+
+
+def test_files_for_the_optimizer_alone(file):
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"optimizer": {' not in line), encoding="utf-8")
+    parameter = torch.nn.Parameter(torch.ones(300))
+    optimizer = sluice.optim.AdamW([parameter], lr=0.1, config=file)
+    parameter.grad = torch.ones(300)
+    optimizer.step()
+    assert (parameter < 1).all()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("change, words", [
+    (('"clip_norm"', '"clip_nrom"'), r"sluice.json:5:\d+: .*clip_nrom.*clip_norm"),
+    (('"400KiB", "host"', '"400KiB" "host"'), r"sluice.json:4:\d+: "),
+    (('0.5', '"half"'), r"sluice.json:5:\d+: "),
+    (('2e-3}', '2e-3, "clip_norm": 1}'), r"sluice.json:5:\d+: .*twice"),
+    (('// everything', '\0 everything'), "NUL"),
+    (('"fp32"', '"\udcff"'), r"sluice.json:\d+:\d+: "),
+])
+@pytest.mark.parametrize("call", [
+    lambda path: sluice.offload(tiny(), path, units=[Block]),
+    lambda path: sluice.initialize(model=tiny(), config=path, units=[Block]),
+])
+def test_files_that_are_refused_with_their_place(file, change, words, call):
+    file.write_text(file.read_text(encoding="utf-8").replace(*change), encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(sluice.ConfigError, match=words):
+        call(file)
+
+
+def test_folders_and_files_that_are_not_there(tmp_path):
+    with pytest.raises(OSError, match="gone.json"):
+        sluice.offload(tiny(), tmp_path / "gone.json")
+    model = tiny()
+    with pytest.raises(IsADirectoryError):
+        sluice.offload(model, tmp_path)
+    assert torch.isfinite(model(*batch(0)))
