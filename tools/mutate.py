@@ -5,10 +5,12 @@
     tools/mutate.py --from 10 --count 5    those from the 11th on
     tools/mutate.py --only fw_wait,op_next
     tools/mutate.py --list                 the names, and what they change
+    tools/mutate.py --mutants tests/campaigns/cures.json      each campaign without one cure
 
 A mutant is one line: `file`, `old` (exactly as it stands there, once; or with `after`, the first time behind
 that line) and `new`. Its `runs` are test programs with their gtest filters, and for "sluice" the names of tests of the
-command, as tests/tools/cli/run_case.py lists them, separated by spaces. It is killed when one of them fails, or does not
+command, as tests/tools/cli/run_case.py lists them, separated by spaces. For a campaign, "kill.py", they are its arguments;
+{output_faults} stands for the library of that target. It is killed when one of them fails, or does not
 end in time. Each is built in a copy of the checkout under --work, which is kept, so that only what the mutant
 touches is compiled. A mutant with a `reason` changes nothing that can be seen, and the reason says why; it is
 skipped, except with --equivalent. A mutant with `survives` is known to survive, and is reported as such.
@@ -19,6 +21,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +29,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutation/mutants.json"
+CAMPAIGNS = "tests/campaigns"
 FLAGS = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DSLUICE_CUDA=OFF", "-DSLUICE_NCCL=OFF"]
 
 
@@ -85,10 +89,18 @@ class Workshop:
     def make(self, targets):
         self._run(["ninja", "-C", self.build, "-j", self.jobs, *targets])
 
+    def targets_of(self, target, tests):
+        """The targets of the build that a run needs."""
+        if not target.endswith(".py"):
+            return [target]
+        return ["sluice", *(["sluice_mpi"] if target == "rank_faults.py" else []), *re.findall(r"{(\w+)}", tests)]
+
     def test(self, target, tests):
         """The first test that fails, "does not end" or "crashes"; None when all pass."""
         if target == "sluice":
             return self._test_command(tests.split())
+        if target.endswith(".py"):
+            return self._test_campaign(target, tests)
         program = next(path for path in self.build.glob(f"tests/**/{target}") if path.is_file() and os.access(path, os.X_OK))
         command = [str(program), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
         try:
@@ -116,6 +128,18 @@ class Workshop:
                 return name
         return None
 
+    def _test_campaign(self, script, arguments):
+        """The first failure that a campaign names."""
+        words = [re.sub(r"{(\w+)}", lambda name: str(self.build / CAMPAIGNS / f"lib{name[1]}.so"), word) for word in arguments.split()]
+        command = [sys.executable, "-B", str(self.source / CAMPAIGNS / script), "--sluice", str(self.build / "tools/sluice"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 77:
+            raise Failure(f"{script} skips itself on this machine: {done.stdout}")
+        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+        if done.returncode != 0 and not failed:
+            raise Failure(f"{script} ends with {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}")
+        return f"{failed[0].removeprefix('FAILED ')[:200]} ({len(failed)} in all)" if failed else None
+
     def try_out(self, mutant):
         """Returns the test that kills the mutant, or None."""
         path = self.source / mutant["file"]
@@ -123,7 +147,7 @@ class Workshop:
         path.write_text(apply(whole, mutant), encoding="utf-8")
         try:
             for target, tests in mutant["runs"].items():
-                self.make([target])
+                self.make(self.targets_of(target, tests))
                 killer = self.test(target, tests)
                 if killer:
                     return killer
@@ -134,6 +158,7 @@ class Workshop:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=pathlib.Path, default=LIST, help="the list (default: tests/mutation/mutants.json)")
     parser.add_argument("--from", dest="first", type=int, default=0, help="how many of the list to leave out at its beginning")
     parser.add_argument("--count", type=int, help="how many to try")
     parser.add_argument("--only", help="names, separated by commas")
@@ -144,7 +169,7 @@ def main():
     parser.add_argument("--limit", type=float, default=300, help="seconds for one run of tests")
     options = parser.parse_args()
 
-    mutants = json.loads(LIST.read_text(encoding="utf-8"))
+    mutants = json.loads(options.mutants.read_text(encoding="utf-8"))
     if options.only:
         names = options.only.split(",")
         unknown = set(names) - {mutant["name"] for mutant in mutants}

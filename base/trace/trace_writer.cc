@@ -13,6 +13,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/file_flush.h"
 #include "base/named_thread.h"
 
 namespace sluice {
@@ -81,6 +82,7 @@ TraceResult TraceWriter::finish() {
   for (const auto& ring : rings_) result_.lost += ring->lost();
   add_section("end", fmt::format(R"({{"records": {}, "lost": {}, "drainer_ns": {}}})",
                                  result_.records, result_.lost, result_.drainer_ns));
+  if (const int error = closing_error(file_.get()); error != 0) fail(error);
   file_ = UniqueFd();
   return result_;
 }
@@ -171,17 +173,21 @@ void TraceWriter::flush() {
   records_buffered_ = 0;
 }
 
+// The first failure is kept.
+void TraceWriter::fail(int error) {
+  if (!result_.failure.empty()) return;
+  result_.error = error;
+  result_.failure =
+      fmt::format("the trace \"{}\" ends at {}: {}; {}", path_, format_bytes(result_.file_bytes),
+                  errno_text(error), file_remedy(error));
+}
+
 void TraceWriter::write_all(std::span<const std::byte> bytes) {
   if (!result_.failure.empty()) return;
   while (!bytes.empty()) {
     const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      result_.error = errno;
-      result_.failure = fmt::format("the trace \"{}\" ends at {}: {}", path_,
-                                    format_bytes(result_.file_bytes), errno_text(errno));
-      return;
-    }
+    if (written < 0) return fail(errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     result_.file_bytes += static_cast<std::uint64_t>(written);
   }

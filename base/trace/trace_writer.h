@@ -46,6 +46,7 @@ class TraceWriter {
                  std::span<const std::byte> payload);
   void flush();
   void write_all(std::span<const std::byte> bytes);
+  void fail(int error);
 
   std::string path_;
   UniqueFd file_;

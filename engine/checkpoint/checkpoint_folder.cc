@@ -18,6 +18,7 @@
 
 #include <sluice/error.h>
 #include <sluice/units.h>
+#include "base/file_flush.h"
 
 namespace sluice {
 namespace {
@@ -32,11 +33,10 @@ constexpr const char* kLatest = "latest";
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
                         error == EPERM || error == EEXIST || error == ENAMETOOLONG;
-  throw Error(is_full    ? ErrorCode::kNoSpace
-              : is_input ? ErrorCode::kInput
-                         : ErrorCode::kIo,
-              fmt::format("checkpoint: {} of \"{}\" failed: {}{}", what, path, errno_text(error),
-                          is_full ? "; make room there, or keep fewer checkpoints" : ""));
+  throw Error(
+      file_error_code(error, is_input ? ErrorCode::kInput : ErrorCode::kIo),
+      fmt::format("checkpoint: {} of \"{}\" failed: {}; {}{}", what, path, errno_text(error),
+                  is_full ? "keep fewer checkpoints, or " : "", file_remedy(error)));
 }
 
 UniqueFd open_file(const std::string& path, int flags) {
@@ -58,13 +58,11 @@ void write_all(int file, const std::string& path, std::uint64_t offset_bytes,
 }
 
 void sync_file(int file, const std::string& path) {
-  if (::fsync(file) != 0) fail_with("fsync", path, errno);
+  if (const int error = flush_file(file); error != 0) fail_with("fsync", path, error);
 }
 
-void flush_folder(const std::string& path) {
-  const UniqueFd folder = open_file(path, O_RDONLY | O_DIRECTORY);
-  // Some network file systems refuse this, and do not need it.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_with("fsync", path, errno);
+void sync_names(const std::string& path) {
+  if (const int error = flush_folder(path); error != 0) fail_with("fsync", path, error);
 }
 
 void make_folder(const std::string& path) {
@@ -176,6 +174,7 @@ void NewCheckpoint::create(const std::string& name, std::string_view beginning,
     if (::ftruncate(file.get(), length) != 0) fail_with("allocation", path, errno);
   }
   write_all(file.get(), path, 0, std::as_bytes(std::span(beginning)));
+  sync_file(file.get(), path);  // a descriptor that is opened later may not be told of a failure
 }
 
 void NewCheckpoint::write(const std::string& name, std::string_view text) const {
@@ -186,7 +185,7 @@ void NewCheckpoint::write(const std::string& name, std::string_view text) const 
 }
 
 std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
-  flush_folder(folder_);
+  sync_names(folder_);
   std::vector<CheckpointName> names = list_checkpoints(root_);
   CheckpointName own{.step = step};
   for (const CheckpointName& name : names) {
@@ -195,9 +194,9 @@ std::string NewCheckpoint::commit(std::uint64_t step, std::uint32_t keep) {
   const std::string path = root_ + "/" + own.text();
   if (::rename(folder_.c_str(), path.c_str()) != 0) fail_with("renaming", path, errno);
   folder_.clear();
-  flush_folder(root_);
+  sync_names(root_);
   replace_link(root_, own.text());
-  flush_folder(root_);
+  sync_names(root_);
   std::uint32_t kept = 1;
   for (const CheckpointName& name : names) {
     if (name.step > step) continue;  // a state beyond this step: kept

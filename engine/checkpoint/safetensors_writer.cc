@@ -12,6 +12,7 @@
 
 #include <sluice/error.h>
 #include <sluice/safetensors.h>
+#include "base/file_flush.h"
 #include "base/unique_fd.h"
 #include "engine/checkpoint/safetensors_header.h"
 
@@ -21,14 +22,11 @@ namespace {
 constexpr std::uint64_t kPieceBytes = 4 << 20;
 
 [[noreturn]] void fail_writing(const char* what, const std::string& path, int error) {
-  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   const bool is_input = error == ENOENT || error == EACCES || error == ENOTDIR || error == EROFS ||
                         error == EPERM || error == EISDIR || error == ENAMETOOLONG;
-  throw Error(is_full    ? ErrorCode::kNoSpace
-              : is_input ? ErrorCode::kInput
-                         : ErrorCode::kIo,
-              fmt::format("{} of \"{}\" failed: {}{}", what, path, errno_text(error),
-                          is_full ? "; make room there" : ""));
+  throw Error(file_error_code(error, is_input ? ErrorCode::kInput : ErrorCode::kIo),
+              fmt::format("{} of \"{}\" failed: {}; {}", what, path, errno_text(error),
+                          file_remedy(error)));
 }
 
 // The new content of a file, under a name of its own until it is whole.
@@ -54,15 +52,12 @@ class Replacement {
     }
   }
   void commit() {
-    if (::fsync(file_.get()) != 0) fail_writing("fsync", path_, errno);
+    if (const int error = flush_file(file_.get()); error != 0) fail_writing("fsync", path_, error);
     if (::rename(own_.c_str(), path_.c_str()) != 0) fail_writing("renaming", path_, errno);
     is_whole_ = true;
-    const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
-    const std::string folder = parent.empty() ? "." : parent.string();
-    const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some network file systems refuse this, and do not need it.
-    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL))
-      fail_writing("fsync", folder, errno);
+    const std::string folder = std::filesystem::path(path_).parent_path().string();
+    if (const int error = flush_folder(folder); error != 0)
+      fail_writing("fsync of the folder", path_, error);
   }
 
  private:

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/file_flush.h"
 #include "engine/store/commit_format.h"
 
 namespace sluice {
@@ -42,8 +43,9 @@ std::optional<StoreId> id_in(const std::string& file, const std::string& name) {
 void sync_folder(const std::string& directory) {
   const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder || ::fsync(folder.get()) != 0)
-    throw Error(ErrorCode::kIo, fmt::format("cannot make the names in {} durable: {}", directory,
-                                            errno_text(errno)));
+    throw Error(file_error_code(errno, ErrorCode::kIo),
+                fmt::format("cannot make the names in {} durable: {}; {}", directory,
+                            errno_text(errno), file_remedy(errno)));
 }
 
 [[noreturn]] void throw_incomplete(const std::string& name, const StoreId& id,

@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/file_flush.h"
 
 namespace sluice {
 namespace {
@@ -178,7 +179,9 @@ void StoreLock::write_text() {
   if (::pwrite(descriptor_.get(), text.data(), text.size(), 0) !=
           static_cast<ssize_t>(text.size()) ||
       ::fdatasync(descriptor_.get()) != 0)
-    throw Error(ErrorCode::kIo, fmt::format("cannot write {}: {}", path_, errno_text(errno)));
+    throw Error(
+        file_error_code(errno, ErrorCode::kIo),
+        fmt::format("cannot write {}: {}; {}", path_, errno_text(errno), file_remedy(errno)));
 }
 
 std::optional<std::string> store_holder(const std::string& directory, const std::string& name) {

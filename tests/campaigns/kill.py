@@ -45,10 +45,12 @@ class Reference:
             self.step_s = statistics.median((step["end"] - step["begin"]) * 1e-9 for step in whole)
             self.forward_share = statistics.median((step["forward"] - step["begin"]) / (step["end"] - step["begin"]) for step in whole)
             self.backward_share = statistics.median((step["backward"] - step["begin"]) / (step["end"] - step["begin"]) for step in whole)
-        model = [number for number, (_, name) in enumerate(self.calls, 1) if name.startswith("model")]
+        model = [(number, call) for number, (call, name) in enumerate(self.calls, 1) if name.startswith("model")]
         # Behind the trial of the name: from the file's first call to its rename, and what comes then.
-        self.save_calls = range(model[1], model[-1] + 1)
-        self.end_calls = range(model[-1] + 1, len(self.calls) + 1)
+        opened = [number for number, call in model if call.startswith("open")]
+        renamed = next(number for number, call in model if call == "rename")
+        self.save_calls = range(opened[1], renamed + 1)
+        self.end_calls = range(renamed + 1, len(self.calls) + 1)
 
     def hash_of(self, steps):
         if steps not in self.hashes:

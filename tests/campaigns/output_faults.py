@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Lets every n-th open, write, fsync and rename of all outputs fail once.
+"""Lets every n-th open, write, fsync, close and rename of all outputs fail once.
 
     output_faults.py --sluice build/release/tools/sluice --faults build/release/tests/campaigns/liboutput_faults.so --count 0      # 0: all
 
 A case is one call of one command with one fault: ENOSPC, EIO, EINTR, or a write that writes one byte. Either the command ends well and all its files
-are right, or it ends with an error that names the file, every other file is right, and the failed one is as it was, or for files that grow, whole
+are right and on the drive, or it ends with an error that names the file, every other file is right, and the failed one is as it was, or for files that grow, whole
 up to a row. No temporary file stays, but where a whole file could not be renamed, which the message says.
 """
 
@@ -78,7 +78,8 @@ def is_whole(folder, command, option, sluice):
 
 
 def table_of(options):
-    """[(command, number of the call, call, file, fault)]"""
+    """[(command, number of the call, call, file, fault)]. "flush": an fsync, and the close behind it, in which a server
+    says what it could not store."""
     table = []
     for command in commands(options.sluice):
         if options.command and command.name != options.command:
@@ -88,12 +89,14 @@ def table_of(options):
             calls = run_files.counted_calls(command.words, options.faults, folder)
         for fault in FAULTS:
             for number, (call, name) in enumerate(calls, 1):
+                is_flush = call == "fsync" or (call == "close" and number > 1 and calls[number - 2] == ("fsync", name))
+                is_flush = is_flush and "--trace" not in command.outputs  # there, the numbers are another run's
                 if call == "write" or fault in ("ENOSPC", "EIO"):
-                    table.append((command, number, call, name, fault))
+                    table.append((command, number, "flush" if is_flush else call, name, fault))
     return table
 
 
-def judge(case, command, fault, done):
+def judge(case, command, call, fault, done):
     failed = []
     try:
         for option in command.outputs:
@@ -109,7 +112,7 @@ def judge(case, command, fault, done):
     if os.listdir(os.path.join(case.folder, "storage")):
         return "left behind", "files in the storage folder"
     if done.returncode == 0:
-        return ("silent", ", ".join(failed)) if failed else ("same result", "")
+        return ("silent", ", ".join(failed) or "the bytes may be lost") if failed or call == "flush" else ("same result", "")
     refused = "nothing" if len(failed) == len(command.outputs) else ", ".join(failed)
     named = [option for option, name in command.outputs.items() if f'{option} "out/{name}"' in done.stderr]
     if not named or any(option not in named for option in failed) and refused != "nothing":
@@ -141,7 +144,7 @@ def main():
         if done.returncode < 0:
             result, note = "crash", f"{done.returncode}: {done.stderr}"
         else:
-            result, note = judge(case, command, fault, done)
+            result, note = judge(case, command, call, fault, done)
         return campaign.Outcome(call, result, f"{command.name}: call {number} on {name}: {fault}: {note.strip()}")
 
     return campaign.run(options, make_case, "output-faults", phases=())

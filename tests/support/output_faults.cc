@@ -1,5 +1,6 @@
-// A library for LD_PRELOAD: one call by which a process opens, writes, syncs or renames a file in a
-// folder fails, is cut short, or brings a signal.
+// A library for LD_PRELOAD: one call by which a process opens, writes, syncs, closes or renames a
+// file in a folder fails, is cut short, or brings a signal. A close that fails has closed the file,
+// as on a network file system.
 //
 // Environment: SLUICE_FAULT_FOLDER, the folder (absolute, without links). SLUICE_FAULT_AT, which of
 // those calls, from 1; 0 = none. SLUICE_FAULT_ERRNO, what it fails with; else SLUICE_FAULT_SIGNAL,
@@ -126,6 +127,18 @@ int fsync(int descriptor) {
   const OpenPath path(descriptor);
   if (is_inside(path.text) && fate_of("fsync", path.text) == Fate::kFail) return -1;
   return next<SyncFunction>("fsync")(descriptor);
+}
+
+int close(int descriptor) {
+  const OpenPath path(descriptor);
+  const bool is_output =
+      is_inside(path.text) && (::fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDONLY;
+  const Fate fate = is_output ? fate_of("close", path.text) : Fate::kPass;
+  const int error = errno;
+  const int result = next<SyncFunction>("close")(descriptor);
+  if (fate != Fate::kFail) return result;
+  errno = error;
+  return -1;
 }
 
 int rename(const char* from, const char* to) {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/file_flush.h"
 #include "tools/cli/print.h"
 
 namespace sluice {
@@ -15,38 +16,9 @@ namespace {
 constexpr mode_t kOrdinaryMode = 0666;  // less the umask
 constexpr mode_t kPrivateMode = 0600;
 
-ErrorCode code_of(int error, ErrorCode otherwise) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return ErrorCode::kNoSpace;
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM: return ErrorCode::kUnsupported;
-    case EIO:
-    case EPIPE: return ErrorCode::kIo;
-    default: return otherwise;
-  }
-}
-
-const char* remedy_of(int error) {
-  switch (error) {
-    case ENOSPC: return "free space there, or name a file on another disk";
-    case EDQUOT: return "raise the quota, or name a file on another disk";
-    case EFBIG: return "raise the limit of a file's size (ulimit -f)";
-    case EMFILE: return "raise the limit of open files (ulimit -n)";
-    case ENFILE: return "close files of other processes";
-    case EIO: return "check the drive";
-    case EPIPE: return "who reads it has gone";
-    case ENAMETOOLONG: return "choose a shorter name";
-    case EBUSY: return "name a file that is not mounted by itself";
-    default: return "check the folder and its mode, or name another place";
-  }
-}
-
-// A file that keeps no data of its own refuses fsync, and needs none.
-bool is_refusal_to_sync(int error) {
-  return error == EINVAL || error == ENOTSUP || error == EROFS;
+// sync_file_range() is not known everywhere.
+bool is_refusal_to_write_back(int error) {
+  return error == ENOSYS || error == EINVAL || error == ESPIPE;
 }
 
 }  // namespace
@@ -65,9 +37,9 @@ Error OutputFile::failure(std::string_view what, int error) const {
   const char* const old =
       is_accepted_ || !is_regular() || place_.kind == FileKind::kMissing ? "" : "; it is as it was";
   const ErrorCode otherwise = is_checked_ ? ErrorCode::kIo : ErrorCode::kInput;
-  return {code_of(error, otherwise),
+  return {file_error_code(error, otherwise),
           fmt::format("cannot write {} \"{}\": {}: {}{}; {}", option_, place_.path, what,
-                      errno_text(error), old, remedy_of(error))};
+                      errno_text(error), old, file_remedy(error))};
 }
 
 void OutputFile::check() {
@@ -158,28 +130,35 @@ void OutputFile::write(std::string_view bytes) {
   begin();
   if (!is_regular()) flush_said();  // what was said before stands before
   const std::uint64_t before_bytes = size_bytes_;
+  int error = append(bytes);
+  if (error == 0 && is_regular()) error = write_back();
+  if (error == 0) return;
+  if (is_regular()) (void)::ftruncate(descriptor(), static_cast<off_t>(before_bytes));
+  throw failure("write", error);
+}
+
+// Returns 0 or an errno.
+int OutputFile::append(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : EIO;
-      if (is_regular()) (void)::ftruncate(descriptor(), static_cast<off_t>(before_bytes));
-      throw failure("write", error);
-    }
+    if (written <= 0) return written < 0 ? errno : EIO;
     bytes.remove_prefix(static_cast<std::size_t>(written));
     size_bytes_ += static_cast<std::uint64_t>(written);
   }
-  write_back();
+  return 0;
 }
 
 // The kernel would keep as much as memory allows, and the fsync at the end would then take minutes,
 // while other ranks wait for this one under sharding.timeout. So pieces go to the drive as they
-// come, one under way while the next is written. A failure here comes again in fsync, which reports
-// it.
-void OutputFile::write_back() {
-  if (!is_regular()) return;
+// come, one under way while the next is written. The kernel may report a page that it could not
+// write only once: here, and then not in fsync. Returns 0 or an errno.
+int OutputFile::write_back() {
+  int error = 0;
   const auto sync = [&](std::uint64_t begin, unsigned flags) {
-    (void)::sync_file_range(descriptor(), static_cast<off_t>(begin), kWriteBackBytes, flags);
+    if (::sync_file_range(descriptor(), static_cast<off_t>(begin), kWriteBackBytes, flags) != 0 &&
+        error == 0 && !is_refusal_to_write_back(errno))
+      error = errno;
   };
   for (; size_bytes_ - written_back_bytes_ >= kWriteBackBytes;
        written_back_bytes_ += kWriteBackBytes) {
@@ -188,6 +167,7 @@ void OutputFile::write_back() {
       sync(written_back_bytes_ - kWriteBackBytes,
            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
   }
+  return error;
 }
 
 void OutputFile::empty_buffer() {
@@ -207,26 +187,31 @@ void OutputFile::commit() {
   if (!is_wanted()) return;
   begin();
   empty_buffer();
-  if (is_regular()) make_durable();
+  if (is_regular()) {
+    make_durable();
+  } else if (const int error = closing_error(descriptor()); error != 0) {
+    throw failure("close", error);
+  }
   is_accepted_ = true;
   discard();
 }
 
 void OutputFile::make_durable() {
-  if (::fsync(descriptor()) != 0 && !is_refusal_to_sync(errno)) throw failure("fsync", errno);
+  if (const int error = flush_file(descriptor()); error != 0) throw failure("fsync", error);
   if (!is_accepted_) {
     if (const int error = file_.replace_target(); error != 0) {
       const std::string name = file_.name();
       file_.keep();
       throw Error(
-          code_of(error, ErrorCode::kIo),
+          file_error_code(error, ErrorCode::kIo),
           fmt::format("cannot write {} \"{}\": rename: {}; the whole file is \"{}\"; rename it",
                       option_, place_.path, errno_text(error), name));
     }
+    is_accepted_ = true;
   }
-  // The name is durable too; some file systems refuse, and need not.
-  const UniqueFd folder(::open(place_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder) (void)::fsync(folder.get());
+  // Without this, a power cut could take the name back.
+  if (const int error = flush_folder(place_.folder); error != 0)
+    throw failure("fsync of its folder", error);
 }
 
 void OutputFile::discard() noexcept {

@@ -95,7 +95,8 @@ class OutputFile {
   void check_folder() const;
   TemporaryFile create() const;
   void empty_buffer();
-  void write_back();
+  int append(std::string_view bytes);
+  int write_back();
   void make_durable();
 
   std::string option_;

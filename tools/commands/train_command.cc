@@ -154,9 +154,7 @@ class TrainRun {
   // The state of the store or of the newest checkpoint, or a fresh one.
   void resume() {
     checkpoints_.set_products(describe(device_.matrix_kernels()));
-    std::optional<Progress> progress(std::in_place, "setting the state", is_quiet_);
-    const auto resumed = checkpoints_.resume(engine_, initial_values());
-    progress.reset();
+    const std::optional<std::uint64_t> resumed = resume_state();
     steps_ended_ = record_.resumed_steps = resumed.value_or(0);
     record_.kernel_changes = checkpoints_.kernel_changes();
     if ((!checkpoints_.is_on() && !checkpoints_.has_store()) || engine_.rank() != 0) return;
@@ -167,6 +165,16 @@ class TrainRun {
     else
       say("beginning anew: there is no {} yet\n", checkpoints_.origin());
     flush_said();
+  }
+
+  std::optional<std::uint64_t> resume_state() {
+    const Progress progress("setting the state", is_quiet_);
+    try {
+      return checkpoints_.resume(engine_, initial_values());
+    } catch (const Error& error) {
+      if (init_ == nullptr || error.code() != ErrorCode::kNonFinite) throw;
+      throw Error(ErrorCode::kInput, fmt::format("--init \"{}\": {}", init_->path(), error.what()));
+    }
   }
 
   InitialValues initial_values() {

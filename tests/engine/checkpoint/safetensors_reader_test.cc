@@ -203,7 +203,18 @@ TEST_F(SafetensorsFiles, ADriveThatIsFullOrFailsIsNamed) {
   std::vector<float> values(100'000);
   const bool filtered =
       run_with_refused({.number = SYS_fsync, .error = EIO},
-                       [&] { (void)expect_error(ErrorCode::kIo, write); }) &&
+                       [&] {
+                         const std::string said = expect_error(ErrorCode::kIo, write);
+                         EXPECT_NE(said.find(path("f")), std::string::npos) << said;
+                         EXPECT_NE(said.find("check the drive"), std::string::npos) << said;
+                       }) &&
+      // As a network file system says it.
+      run_with_refused({.number = SYS_close, .error = EDQUOT},
+                       [&] {
+                         const std::string said = expect_error(ErrorCode::kNoSpace, write);
+                         EXPECT_NE(said.find(path("f")), std::string::npos) << said;
+                         EXPECT_NE(said.find("raise the quota"), std::string::npos) << said;
+                       }) &&
       run_with_refused({.number = SYS_pread64, .error = EIO}, [&] {
         const std::string said = expect_error(ErrorCode::kIo, [&] { reader.read("a", 0, values); });
         EXPECT_NE(said.find(path("f")), std::string::npos) << said;

@@ -92,6 +92,21 @@ TEST_F(SaveFailure, ADriveThatDoesNotSync) {
       EXPECT_NE(message.find(root_), std::string::npos) << message;
       EXPECT_NE(message.find(".safetensors"), std::string::npos) << message;
       EXPECT_NE(message.find("Input/output error"), std::string::npos) << message;
+      EXPECT_NE(message.find("check the drive"), std::string::npos) << message;
+    });
+  });
+  if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
+}
+
+// A network file system says at the close what it could not store.
+TEST_F(SaveFailure, AServerWithoutRoom) {
+  bool filtered = true;
+  expect_to_go_on([&] {
+    filtered = run_with_refused({.number = SYS_close, .error = EDQUOT}, [&] {
+      const std::string message =
+          expect_error(ErrorCode::kNoSpace, [&] { (void)engine_.save(root_, {}); });
+      EXPECT_NE(message.find(".safetensors"), std::string::npos) << message;
+      EXPECT_NE(message.find("raise the quota"), std::string::npos) << message;
     });
   });
   if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";

@@ -100,7 +100,8 @@ class SavedModel(CliCase):
             content[-4:] = struct.pack("<f", value)
             with open(self.path("bad"), "wb") as file:
                 file.write(content)
-            done = self.run_sluice("train", self.write_config(), "--init", "bad", "--save", "new", expect=1)
+            done = self.run_sluice("train", self.write_config(), "--init", "bad", "--save", "new", expect=2)
+            self.assertIn('--init "bad": ', done.stderr)
             self.assertIn('the value given for "ln_f.bias" (unit "head") at element 63', done.stderr)
             self.assertIn("check the source", done.stderr)
             self.assertFalse(os.path.exists(self.path("new")))

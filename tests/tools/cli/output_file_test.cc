@@ -7,12 +7,15 @@
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -21,6 +24,20 @@
 #include "base/unique_fd.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_directory.h"
+
+namespace {
+
+int write_back_error = 0;  // what the drive says of the next piece
+
+}  // namespace
+
+// Stands before that of libc.
+extern "C" int sync_file_range(int descriptor, off64_t offset, off64_t count, unsigned flags) {
+  if (write_back_error == 0)
+    return static_cast<int>(::syscall(SYS_sync_file_range, descriptor, offset, count, flags));
+  errno = std::exchange(write_back_error, 0);
+  return -1;
+}
 
 namespace sluice {
 namespace {
@@ -58,6 +75,37 @@ TEST(OutputFile, SendsLongFilesToTheDriveAsTheyGrow) {
   const std::int64_t all = unplaced_bytes(output.descriptor(), 160 * kMebibyte);
   if (early < 0) GTEST_SKIP() << "this file system does not tell where a file lies";
   EXPECT_EQ(early, 0) << "of 160 MiB the first 128 wait for the end (all in all " << all << ")";
+}
+
+// The kernel may say only once that it could not write a page, and then fsync succeeds.
+TEST(OutputFile, NamesAFileWhosePiecesTheDriveRefuses) {
+  const test::TempDirectory folder;
+  const std::string path = folder.path() + "/model";
+  const struct {
+    int error;
+    ErrorCode code;
+    const char* remedy;
+  } kCases[] = {{EIO, ErrorCode::kIo, "check the drive or the server"},
+                {EDQUOT, ErrorCode::kNoSpace, "raise the quota"},
+                {ENOSPC, ErrorCode::kNoSpace, "free space there"}};
+  const std::string piece(40 * kMebibyte, 'x');
+  for (const auto& [error, code, remedy] : kCases) {
+    OutputFile output("--save", path);
+    output.write("header");
+    write_back_error = error;
+    const std::string message = test::expect_error(code, [&] { output.write(piece); });
+    EXPECT_NE(message.find("--save \"" + path + "\""), std::string::npos) << message;
+    EXPECT_NE(message.find(remedy), std::string::npos) << message;
+    struct stat status {};
+    ASSERT_EQ(::fstat(output.descriptor(), &status), 0);
+    EXPECT_EQ(status.st_size, 6) << "the file is as it was before the call";
+  }
+  for (const int refusal : {ENOSYS, EINVAL, ESPIPE}) {
+    OutputFile output("--save", path);
+    write_back_error = refusal;
+    output.write(piece);
+    output.commit();
+  }
 }
 
 TEST(OutputFile, RefusesADescriptorThatIsOpenForReading) {

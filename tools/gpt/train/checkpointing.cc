@@ -277,6 +277,8 @@ std::optional<std::uint64_t> Checkpointing::try_one(Engine& engine, const std::s
   try {
     engine.restore(*source, application(steps));
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNonFinite)
+      throw Error(ErrorCode::kInput, fmt::format("\"{}\": {}", folder, error.what()));
     if (error.code() != ErrorCode::kDamaged && error.code() != ErrorCode::kIo) throw;
     pass_over(error.what());
     return std::nullopt;

@@ -30,6 +30,7 @@ class ModelFile {
   // shape.
   explicit ModelFile(const std::string& path);
 
+  const std::string& path() const { return file_.path(); }
   const gpt::GptConfig& config() const { return config_; }
   // As SafetensorsReader::read(), but with the names that this project gives the tensors.
   void read(const std::string& tensor, std::uint64_t first_element, std::span<float> values) const;

@@ -1,0 +1,32 @@
+// Makes files durable, with the errors that a file system reports late. A write fills memory only;
+// the drive, the quota or the server may refuse the bytes afterwards. Also, what an errno of a file
+// means for an exit code, and what the user can do.
+//
+// Thread rule: any thread.
+#pragma once
+
+#include <string>
+
+#include <sluice/error.h>
+
+namespace sluice {
+
+// Makes all bytes that were written through `descriptor` durable. Returns 0 or an errno. Returns 0
+// where the file system has no fsync (EINVAL, ENOTSUP). `descriptor` stays open.
+int flush_file(int descriptor);
+
+// Closes a duplicate of `descriptor`, and returns 0 or the errno of that close. Network file
+// systems (NFS, FUSE) write at every close, and report there that the bytes could not be stored.
+// `descriptor` stays open, with its locks.
+int closing_error(int descriptor);
+
+// Makes the names in `folder` durable. Returns as flush_file().
+int flush_folder(const std::string& folder);
+
+// kNoSpace, kUnsupported or kIo by `error`, an errno of a file. Other errors get `otherwise`.
+ErrorCode file_error_code(int error, ErrorCode otherwise);
+
+// The remedy that ends a message: "free space there, or name a file on another disk".
+const char* file_remedy(int error);
+
+}  // namespace sluice
