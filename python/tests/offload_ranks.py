@@ -78,6 +78,7 @@ def same_weights(model, reference, start):
         different += (state[name] - value).double().square().sum().item()
         moved += (value - start[name]).double().square().sum().item()
     assert different ** 0.5 <= 1e-5 * moved ** 0.5, (different, moved)
+    return (different / moved) ** 0.5
 
 
 def case_stages(folder):
@@ -112,7 +113,10 @@ def case_stages(folder):
             with torch.no_grad():
                 model.blocks[0](torch.zeros(1, 2, 32))  # an evaluation that uses a part of the model
         model.train()
-        same_weights(model, reference, start)
+        apart = same_weights(model, reference, start)
+        if RANK == 0:  # the rows of docs/results/pytorch.md
+            print(f"stage {stage}: losses {worst(losses, expected):.1e}, norms {worst(norms, expected_norms):.1e}, weights {apart:.1e}; "
+                  f"read {moved[0]}, written {moved[1]} of {alone['nvme_read_bytes']}, {alone['nvme_write_bytes']}", flush=True)
         with sluice.gathered(model, model.norm):
             assert torch.equal(model.norm.weight, model.state_dict()["norm.weight"])
         optimizer.close()

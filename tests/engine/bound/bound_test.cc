@@ -125,9 +125,7 @@ test::OracleCase random_case(std::mt19937_64& random, Model& model) {
 
 // To the tick: rates are made so that every time is a whole number of microseconds.
 TEST(Bound, EqualsTheIndependentModel) {
-  const test::Campaign campaign = test::campaign(60);
-  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
-       ++seed) {
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(60))) {
     std::mt19937_64 random(seed);
     std::vector<int> unit_blocks(2 + random() % 4);
     for (int& count : unit_blocks) count = 1 + static_cast<int>(random() % 3);
@@ -326,9 +324,7 @@ TEST(Bound, PlansATrillionParameters) {
 }
 
 TEST(Bound, NoScheduleBeatsTheScarcestResource) {
-  const test::Campaign campaign = test::campaign(100);
-  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
-       ++seed) {
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(100))) {
     std::mt19937_64 random(seed);
     Model model(std::vector<int>(8 + random() % 8, 1 + static_cast<int>(random() % 3)));
     random_case(random, model);

@@ -3,6 +3,7 @@
 // behind "auto".
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -18,6 +19,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -214,11 +216,9 @@ TEST_P(OverlapPolicyTest, LanesAreAsManyAsTheConfigSays) {
 // Whichever request of three steps fails, and wherever that surfaces: no hang, an error that names
 // the failure, and, where the state is between two steps, a second one that says so.
 TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
-  const Campaign cases = campaign(12);
-  std::uint64_t failed = 0;
-  for (std::uint64_t i = 0; i < cases.cases; ++i) {
-    const std::uint64_t request =
-        64 + (cases.first_seed + i) * 37 % 500;  // 64 initialize the state
+  std::atomic<std::uint64_t> failed = 0;
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
+    const std::uint64_t request = 64 + seed * 37 % 500;  // 64 initialize the state
     const auto device = make_host_device({.memory_bytes = 400_KiB, .copy_bytes_per_second = 0});
     Engine engine =
         EngineOverQueue::make(config_, model_, *device, [&](std::unique_ptr<IoQueue> queue) {
@@ -239,7 +239,7 @@ TEST_P(OverlapPolicyTest, AFailedRequestEndsInAnErrorAtSomeCall) {
             << later.what();
       }
     }
-  }
+  });
   EXPECT_GT(failed, 0u);
 }
 

@@ -113,9 +113,7 @@ TEST(ActivationPlan, InferenceNeedsTwoPlacesAndMovesNothing) {
 }
 
 TEST(ActivationPlan, RandomPlansKeepTheRules) {
-  const test::Campaign campaign = test::campaign(300);
-  for (std::uint64_t seed = campaign.first_seed; seed < campaign.first_seed + campaign.cases;
-       ++seed) {
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(300))) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const auto draw = [&](std::uint32_t low, std::uint32_t high) {

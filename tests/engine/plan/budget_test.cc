@@ -90,7 +90,7 @@ void expect_the_smallest(RandomRun& run, const Budgets& refused, const std::stri
 TEST(Budgets, TheSizesNamedWorkAndLessDoesNotAndMoreDoes) {
   const Campaign seeds = campaign(1000);  // with --slow 50,000
   std::uint64_t refusals = 0;
-  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+  for (const std::uint64_t seed : seeds_of(seeds)) {
     RandomRun run(seed);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, run.describe()));
     for (int attempt = 0; attempt < 20; ++attempt) {

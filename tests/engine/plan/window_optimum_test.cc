@@ -132,9 +132,8 @@ struct Totals {
 constexpr int kPercentAboveTheLeast = 8;
 
 Totals run(bool are_equal) {
-  const test::Campaign seeds = test::campaign(200);
   Totals totals;
-  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(200))) {
     const Case of(seed, are_equal);
     const int planned = planned_fetches(of);
     const int least = least_fetches(of);

@@ -182,7 +182,7 @@ struct RandomCase {
 TEST(WindowPlan, EveryWindowFromTheLeastOnKeepsEveryInvariant) {
   const test::Campaign seeds = test::campaign(300);
   std::uint64_t larger = 0;
-  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed) {
+  for (const std::uint64_t seed : test::seeds_of(seeds)) {
     const RandomCase of(seed);
     const std::uint64_t least = least_window_bytes(of.schedule, of.bytes, of.leases);
     const std::uint64_t held = leased_bytes_max(of.schedule, of.bytes, of.leases);
@@ -311,9 +311,7 @@ class ChangingWindow {
 };
 
 TEST(WindowPlan, ChangedSchedulesFindTheirUnitsWhole) {
-  const test::Campaign seeds = test::campaign(300);
-  for (std::uint64_t seed = seeds.first_seed; seed < seeds.first_seed + seeds.cases; ++seed)
-    ChangingWindow(seed).run();
+  for (const std::uint64_t seed : test::seeds_of(test::campaign(300))) ChangingWindow(seed).run();
 }
 
 }  // namespace

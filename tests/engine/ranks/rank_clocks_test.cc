@@ -51,8 +51,7 @@ TEST(RankClocks, ExchangesAddUp) {
 }
 
 TEST(RankClocks, TheTruthIsWithinTheError) {
-  const Campaign run = campaign(1000);
-  for (std::uint64_t seed = run.first_seed; seed < run.first_seed + run.cases; ++seed) {
+  for (const std::uint64_t seed : seeds_of(campaign(1000))) {
     std::mt19937_64 random(seed);
     const auto offset_ns = static_cast<std::int64_t>(random()) >> (random() % 60);
     const auto within = [&](std::uint64_t most) { return random() % (most + 1); };

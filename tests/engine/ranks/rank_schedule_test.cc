@@ -11,6 +11,7 @@
 #include "gpu/ranks/local_collectives.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/campaign.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 
 namespace sluice::test {
@@ -39,9 +40,10 @@ void scramble(std::uint64_t seed, std::uint64_t step, ToyUses& uses) {
 
 class RankSchedule : public testing::TestWithParam<std::uint32_t> {};
 
+// 60 seeds over the four stages.
 TEST_P(RankSchedule, AllRanksLeaveItTogether) {
   const std::uint32_t stage = GetParam();
-  for (const std::uint64_t seed : seeds_of(campaign(6))) {
+  side_by_side(seeds_of(campaign(15)), [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     const TempDirectory directory;
     Config config = sharded_config(directory.path(), stage, random() % 2 == 0, DType::kBf16);
@@ -60,7 +62,7 @@ TEST_P(RankSchedule, AllRanksLeaveItTogether) {
     expect_oracle_on_every_rank(
         run_ranks(ranks, config, options, {.delay_us_max = 100, .seed = seed}),
         toy_oracle(config, options), "seed " + std::to_string(seed));
-  }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, RankSchedule, testing::Values(0u, 1u, 2u, 3u),

@@ -15,6 +15,7 @@
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/request_batch.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -24,10 +25,7 @@ namespace {
 TEST(Shutdown, EngineWithTransfersInFlight) {
   const TempDirectory directory;
   const ModelSpec model = validated(toy_model());
-  const Campaign campaign = test::campaign(20);
-  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
-    const std::uint64_t seed = campaign.first_seed + i;
-    SCOPED_TRACE(seed);
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     Config config = toy_config(directory.path());
     config.placement = {TierChoice::kNvme, TierChoice::kNvme};
@@ -46,7 +44,7 @@ TEST(Shutdown, EngineWithTransfersInFlight) {
     const std::size_t uses = random() % model.forward_order.size();
     for (std::size_t use = 0; use < uses; ++use)
       (void)step.acquire(model.forward_order[use], Pass::kForward, stream);
-  }
+  });
 }
 
 // Once armed, holds submitted operations until the queue is waited for.
@@ -95,13 +93,12 @@ TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
   const TempDirectory directory;
   ModelSpec model;
   model.units.push_back({"only", {{.name = "weight", .shape = {64, 4096}}}});
-  const Campaign campaign = test::campaign(4);
-  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
     Config config = toy_config(directory.path());
     config.placement = {TierChoice::kNvme, TierChoice::kNvme};
     config.optimizer.overlap = OverlapPolicy::kDeferred;
     config.optimizer.lanes = 64;
-    config.storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    config.storage.backend = seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
     const auto device = make_host_device({.memory_bytes = 64_MiB});
     HoldingQueue* holding = nullptr;
     auto engine = std::unique_ptr<Engine>(new Engine(EngineOverQueue::make(
@@ -119,7 +116,7 @@ TEST(Shutdown, EngineWithAHundredTransfersInFlight) {
     step.reset();
     let_go.join();
     engine.reset();
-  }
+  });
 }
 
 // A hundred requests and more, each kind of queue, over two drives.
@@ -130,15 +127,14 @@ TEST(Shutdown, QueueWithAHundredRequestsInFlight) {
                               DirectFile::create_scratch(directory.path(), kRequests * 16_KiB)};
   const int descriptors[] = {files[0].descriptor(), files[1].descriptor()};
   AlignedBuffer arena(kRequests * 16_KiB, "test");
-  const Campaign campaign = test::campaign(20);
-  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
+  for (const std::uint64_t seed : seeds_of(campaign(60))) {
     Config::Storage storage;
-    storage.backend = i % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
-    storage.queue_depth = static_cast<std::uint32_t>(1 + 13 * i % kRequests);
+    storage.backend = seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+    storage.queue_depth = static_cast<std::uint32_t>(1 + 13 * seed % kRequests);
     std::string note;
     RequestBatch batch(kRequests);
     for (std::size_t r = 0; r < kRequests; ++r) {
-      batch.set(r, (i + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, descriptors[r % 2],
+      batch.set(r, (seed + r) % 3 == 0 ? IoKind::kRead : IoKind::kWrite, descriptors[r % 2],
                 r * 16_KiB, arena.span().subspan(r * 16_KiB, 16_KiB));
       batch[r].drive = r % 2;
     }

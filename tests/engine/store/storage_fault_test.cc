@@ -20,6 +20,7 @@
 #include "tests/support/campaign.h"
 #include "tests/support/fault_queue.h"
 #include "tests/support/same_training.h"
+#include "tests/support/side_by_side.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
 
@@ -99,8 +100,7 @@ TEST_F(StorageFault, KernelFaultsEndExactOrTyped) {
   ASSERT_TRUE(clean.is_exact);
   const Campaign campaign = test::campaign(60);
   std::uint64_t failures = 0;
-  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
-    const std::uint64_t seed = campaign.first_seed + i;
+  for (const std::uint64_t seed : seeds_of(campaign)) {
     const KernelFault& fault = kKernelFaults[seed % std::size(kKernelFaults)];
     const bool is_slow = fault.fault == Fault::kDelayed || fault.fault == Fault::kReordered;
     // A stride that is prime to everything here reaches every request in the end.
@@ -215,13 +215,11 @@ class DriveLie : public StorageFault, public testing::WithParamInterface<Fault> 
 // The writes of an overlapped update may be thrown away before anything reads them: then a lie
 // about them is never found, and never matters.
 TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
-  const Campaign campaign = test::campaign(12);
   for (const OverlapPolicy policy : {OverlapPolicy::kDeferred, OverlapPolicy::kSpeculative}) {
     Config config = config_;
     config.optimizer.overlap = policy;
     const Outcome clean = run({.fault = Fault::kNone, .at = 0}, config);
-    for (std::uint64_t i = 0; i < campaign.cases; ++i) {
-      const std::uint64_t seed = campaign.first_seed + i;
+    side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
       SCOPED_TRACE(fmt::format("{} seed {}", name_of(policy), seed));
       const Outcome outcome =
           run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests}, config);
@@ -230,22 +228,20 @@ TEST_P(DriveLie, IsFoundOrDoesNotMatterWhenUpdatesOverlap) {
       } else {
         EXPECT_TRUE(outcome.is_exact) << "silently wrong";
       }
-    }
+    });
   }
 }
 
 TEST_P(DriveLie, IsFoundAndNamed) {
   config_.optimizer.overlap = OverlapPolicy::kSerial;
-  const Campaign campaign = test::campaign(24);
   const Outcome clean = run({.fault = Fault::kNone, .at = 0});
-  for (std::uint64_t i = 0; i < campaign.cases; ++i) {
-    const std::uint64_t seed = campaign.first_seed + i;
+  side_by_side(seeds_of(campaign(60)), [&](std::uint64_t seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     const Outcome outcome =
         run({.seed = seed, .fault = GetParam(), .at = seed * 7919 % clean.requests});
     if (outcome.struck == 0) {  // no write came after that request
       EXPECT_TRUE(outcome.is_exact);
-      continue;
+      return;
     }
     ASSERT_TRUE(outcome.error.has_value()) << "silently " << (outcome.is_exact ? "exact" : "wrong");
     const std::string message = outcome.error->what();
@@ -269,7 +265,7 @@ TEST_P(DriveLie, IsFoundAndNamed) {
         EXPECT_NE(message.find(is_own_place ? "stale" : "misdirected"), std::string::npos)
             << message;
     }
-  }
+  });
 }
 
 // This shows the need for checksums: without them the same lies go through.
