@@ -195,8 +195,12 @@ void Engine::read_state(TensorId tensor, StateKind kind, std::uint64_t first_ele
   parts_->require_idle("read_state");
   parts_->state.check_read(tensor, kind, first_element, target.size());
   parts_->loop.lend_buffers();
-  parts_->state.read(tensor, kind, first_element, target);
-  parts_->complete(tensor, kind, first_element, target);
+  try {
+    parts_->read(tensor, kind, first_element, target);
+  } catch (...) {
+    parts_->loop.return_buffers();
+    throw;
+  }
   parts_->loop.return_buffers();
 }
 

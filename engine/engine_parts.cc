@@ -130,10 +130,12 @@ Engine::Parts::Parts(const Config& given_config, const ModelSpec& given_model, D
   if (ranks.are_several() && any_rank_traces(ranks)) trace_section("clock", describe_clock(ranks));
 }
 
-void Engine::Parts::complete(TensorId id, StateKind kind, std::uint64_t first_element,
-                             std::span<std::byte> target) {
-  if (!ranks.shard_optimizer()) return;
+void Engine::Parts::read(TensorId id, StateKind kind, std::uint64_t first_element,
+                         std::span<std::byte> target) {
+  const auto read_own = [&] { state.read(id, kind, first_element, target); };
+  if (!ranks.shard_optimizer()) return read_own();
   const TensorPlace& tensor = layout.tensor(id);
+  ranks.together(fmt::format("read_state of \"{}\"", tensor.name), read_own);
   const std::uint64_t element_bytes =
       kind == StateKind::kParameter ? layout.format().parameter_bytes() : sizeof(float);
   const std::uint64_t shard = layout.unit(tensor.unit).shard_elements;

@@ -43,9 +43,9 @@ struct Engine::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Fills in the other ranks' share of elements [first_element, ...) of a tensor.
-  void complete(TensorId id, StateKind kind, std::uint64_t first_element,
-                std::span<std::byte> target);
+  // Reads elements [first_element, ...) of a tensor. Ranks that share the state do so together, and
+  // a rank that cannot read its part is a failure on all.
+  void read(TensorId id, StateKind kind, std::uint64_t first_element, std::span<std::byte> target);
   void require_idle(const char* call);
   void require_no_state(const char* call) const;
   void require_durable(const char* call) const;

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <stdexcept>
 
+#include "io/direct_file.h"
 #include "tests/engine/ranks/rank_threads.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/flip_bit.h"
 #include "tests/support/memory_source.h"
 
 namespace sluice::test {
@@ -95,6 +98,65 @@ TEST_F(RestoreOfRanks, SourcesAtDifferentStepsAreRefusedOnEveryRank) {
              const std::string message =
                  expect_error(ErrorCode::kRanks, [&] { engine.restore(source); });
              EXPECT_NE(message.find("the position of the training"), std::string::npos) << message;
+           });
+}
+
+// The exception of one rank, whatever it is, ends the call on all, and a good source is taken then.
+TEST_F(RestoreOfRanks, AnExceptionOfOneRankIsAFailureOnEveryRank) {
+  class Throwing final : public StateSource {
+   public:
+    explicit Throwing(StateSource& inner) : inner_(inner) {}
+    StatePosition position() const override { return inner_.position(); }
+    void read(const TensorPlace&, StateKind, std::uint64_t, std::span<float>) override {
+      throw std::range_error("no error of Sluice");
+    }
+
+   private:
+    StateSource& inner_;
+  };
+  on_ranks(2, config_, engine_,
+           [&](std::uint32_t rank, Engine& engine, HostDevice&, MemorySource& source) {
+             if (rank == 1) {
+               Throwing throwing(source);
+               EXPECT_THROW(engine.restore(throwing), std::range_error);
+             } else {
+               const std::string message =
+                   expect_error(ErrorCode::kInternal, [&] { engine.restore(source); });
+               EXPECT_NE(message.find("another rank has failed"), std::string::npos) << message;
+             }
+             engine.restore(source);
+             EXPECT_TRUE(read_state(engine) == first_.state);
+           });
+}
+
+// All ranks need what each of them has. One whose drive brings other bytes does not let the others
+// wait, and all go on when its bytes are right again.
+TEST_F(RestoreOfRanks, AReadOfTheStateThatFailsOnOneRankFailsOnEveryRank) {
+  Config config = config_of(directory_, 1, true);
+  config.optimizer.overlap = OverlapPolicy::kSerial;
+  on_ranks(2, config, engine_,
+           [&](std::uint32_t rank, Engine& engine, HostDevice& device, MemorySource& source) {
+             engine.restore(source);
+             const auto flip_all = [&] {
+               if (rank == 0) return;
+               for (const DirectFile& file : engine.storage_files()) {
+                 for (std::uint64_t at = 0; at < file.size_bytes(); at += kFlipPageBytes)
+                   flip_bit(file.descriptor(), at);
+               }
+             };
+             flip_all();
+             const std::string message =
+                 expect_error(ErrorCode::kDamaged, [&] { (void)read_state(engine); });
+             EXPECT_NE(message.find(rank == 1 ? "read of unit" : "another rank has failed"),
+                       std::string::npos)
+                 << message;
+             flip_all();
+             EXPECT_TRUE(read_state(engine) == first_.state);
+             // Reads of the state, also those that fail, are no traffic of a step.
+             Step step = engine.begin_step({.learning_rate = 1e-2});
+             const Stream stream(device, "compute");
+             walk_step(step, toy_model(), engine, device, stream, config, 1);
+             EXPECT_EQ(step.finish().nvme_read_bytes, engine.predicted_traffic(1).nvme_read_bytes);
            });
 }
 

@@ -1,4 +1,8 @@
 // Mistakes in ids, ranges and leases.
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "tests/engine/misuse/misuse_world.h"
@@ -231,6 +235,21 @@ const Misuse kLeases[] = {
      }},
 };
 SLUICE_MISUSES(Leases, kLeases);
+
+// The next step may overwrite what the lease has lent, so nothing may compute with it any more.
+TEST(AbandonedStep, AwaitsWhatComputesWithItsLeases) {
+  std::atomic<bool> has_computed = false;
+  MisuseWorld world;
+  world.open();
+  std::optional<Step> step(world.begin());
+  const Lease lease = world.forward(*step);
+  world.device->launch(world.stream.id(), [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    has_computed = true;
+  });
+  step.reset();
+  EXPECT_TRUE(has_computed);
+}
 
 }  // namespace
 }  // namespace sluice::test

@@ -1,11 +1,11 @@
 // Reading and setting the state, several blocks at once: exact bits, each block read once, in the
 // memory of the lanes.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <fstream>
 #include <memory>
@@ -16,11 +16,12 @@
 
 #include <sluice/checkpoint.h>
 #include <sluice/units.h>
+#include "base/moment_codes.h"
 #include "engine/engine_over_queue.h"
 #include "engine/plan/placement.h"
-#include "engine/store/block_places.h"
 #include "io/io_queue.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/flip_bit.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/toy_training.h"
@@ -66,13 +67,39 @@ class Formula : public StateSource {
   }
 };
 
-// Counts the reads of an engine's queue.
-class CountingReads final : public IoQueue {
+// The reads of an engine: how many, and where.
+struct Reads {
+  struct Place {
+    int descriptor = -1;
+    std::uint64_t offset_bytes = 0;
+  };
+
+  void clear() {
+    const std::scoped_lock lock(mutex);
+    places.clear();
+  }
+  std::vector<Place> all() {
+    const std::scoped_lock lock(mutex);
+    return places;
+  }
+  std::size_t count() { return all().size(); }
+
+  std::mutex mutex;
+  std::vector<Place> places;  // guarded by mutex
+};
+
+class WatchedReads final : public IoQueue {
  public:
-  CountingReads(std::unique_ptr<IoQueue> queue, std::atomic<std::uint64_t>& reads)
+  WatchedReads(std::unique_ptr<IoQueue> queue, Reads& reads)
       : queue_(std::move(queue)), reads_(reads) {}
   void submit(std::span<IoRequest* const> requests) override {
-    for (const IoRequest* request : requests) reads_ += request->kind == IoKind::kRead ? 1 : 0;
+    {
+      const std::scoped_lock lock(reads_.mutex);
+      for (const IoRequest* request : requests) {
+        if (request->kind == IoKind::kRead)
+          reads_.places.push_back({request->descriptor, request->offset_bytes});
+      }
+    }
     queue_->submit(requests);
   }
   void wait_idle() override { queue_->wait_idle(); }
@@ -81,17 +108,18 @@ class CountingReads final : public IoQueue {
 
  private:
   std::unique_ptr<IoQueue> queue_;
-  std::atomic<std::uint64_t>& reads_;
+  Reads& reads_;
 };
 
 class StateAccessTest : public testing::Test {
  protected:
-  Engine& make(std::uint32_t lanes) {
-    engine_.reset(new Engine(
-        EngineOverQueue::make(config_with(directory_.path(), lanes), long_model(), *device_,
-                              [this](std::unique_ptr<IoQueue> queue) {
-                                return std::make_unique<CountingReads>(std::move(queue), reads_);
-                              })));
+  Engine& make(std::uint32_t lanes, OptimizerState state = OptimizerState::kFp32) {
+    Config config = config_with(directory_.path(), lanes);
+    config.optimizer.state = state;
+    engine_.reset(new Engine(EngineOverQueue::make(
+        config, long_model(), *device_, [this](std::unique_ptr<IoQueue> queue) {
+          return std::make_unique<WatchedReads>(std::move(queue), reads_);
+        })));
     return *engine_;
   }
   void expect_values(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
@@ -104,7 +132,7 @@ class StateAccessTest : public testing::Test {
 
   TempDirectory directory_;
   std::unique_ptr<HostDevice> device_ = make_host_device({.memory_bytes = 64_MiB});
-  std::atomic<std::uint64_t> reads_ = 0;
+  Reads reads_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -138,7 +166,7 @@ TEST_F(StateAccessTest, PiecesInOrderReadEachBlockOnce) {
   Formula formula;
   engine.restore(formula);
   const TensorPlace& tensor = engine.tensors()[1];
-  reads_ = 0;
+  reads_.clear();
   // The tensor begins in the first block. The piece that reaches the second one takes along those
   // that follow.
   constexpr std::uint64_t kPiece = 700;
@@ -147,16 +175,87 @@ TEST_F(StateAccessTest, PiecesInOrderReadEachBlockOnce) {
     expect_values(tensor, StateKind::kExpAvg, first, count);
     const std::uint64_t end = tensor.offset_elements + first + count;
     if (end <= kBlockElements) {
-      EXPECT_EQ(reads_, 2u);
+      EXPECT_EQ(reads_.count(), 2u);
     } else if (end <= 4 * kBlockElements) {
-      EXPECT_EQ(reads_, 2u * 4) << first;
+      EXPECT_EQ(reads_.count(), 2u * 4) << first;
     }
   }
-  EXPECT_EQ(reads_, 2u * 13);  // two planes of each block
-  reads_ = 0;
+  EXPECT_EQ(reads_.count(), 2u * 13);  // two planes of each block
+  reads_.clear();
   expect_values(tensor, StateKind::kMaster, 0, tensor.element_count);
-  EXPECT_LE(reads_, 2u * 13);
-  EXPECT_GE(reads_, 2u * 9);  // at most four blocks are still there
+  EXPECT_LE(reads_.count(), 2u * 13);
+  EXPECT_GE(reads_.count(), 2u * 9);  // at most four blocks are still there
+}
+
+// A block that is read ahead has been asked for by no call. Its failure is that of the call that
+// asks for it, and is over when the block is whole again.
+TEST_F(StateAccessTest, ADamagedBlockThatIsReadAheadFailsTheCallThatWantsIt) {
+  Engine& engine = make(4);
+  Formula formula;
+  engine.restore(formula);
+  const TensorPlace& tensor = engine.tensors()[1];
+  const std::uint64_t first_of_next = kBlockElements - tensor.offset_elements;
+  const std::uint64_t first_of_damaged = first_of_next + 2 * kBlockElements;
+  reads_.clear();
+  expect_values(tensor, StateKind::kExpAvg, first_of_damaged, 1);
+  const std::vector<Reads::Place> places = reads_.all();
+  ASSERT_EQ(places.size(), 2u);    // its two planes
+  (void)engine.begin_inference();  // what has been read is forgotten
+  for (const Reads::Place& place : places) flip_bit(place.descriptor, place.offset_bytes);
+
+  expect_values(tensor, StateKind::kExpAvg, 0, 700);
+  reads_.clear();
+  expect_values(tensor, StateKind::kExpAvg, 700, first_of_next + 1 - 700);
+  EXPECT_TRUE(std::ranges::any_of(reads_.all(), [&](const Reads::Place& read) {
+    return read.descriptor == places[0].descriptor && read.offset_bytes == places[0].offset_bytes;
+  })) << "the damaged block has not been read ahead";
+  expect_values(tensor, StateKind::kExpAvg, first_of_next + 1, 2 * kBlockElements - 1);
+  float value = 0;
+  const std::string message = expect_error(ErrorCode::kDamaged, [&] {
+    engine.read_state(tensor.id, StateKind::kExpAvg, first_of_damaged,
+                      std::as_writable_bytes(std::span(&value, 1)));
+  });
+  EXPECT_NE(message.find("\"a\" block 3"), std::string::npos) << message;
+
+  for (const Reads::Place& place : places) flip_bit(place.descriptor, place.offset_bytes);
+  expect_values(tensor, StateKind::kExpAvg, first_of_damaged, kBlockElements);
+}
+
+// Moments of 8 bits that the source gives as exactly what codes mean: each group of 256 elements
+// has a scale of its own, which is a power of two.
+class Codes final : public Formula {
+ public:
+  static float value_of(const TensorPlace& tensor, StateKind kind, std::uint64_t element) {
+    const std::uint64_t place = tensor.offset_elements + element;
+    const std::uint64_t group = place / 256;
+    const float scale = std::ldexp(1.0F, -static_cast<int>(group % 37));
+    // The first element is as large as the scale.
+    const auto code = place % 256 == 0 ? 255 : static_cast<std::uint32_t>(place * 31 + group) % 256;
+    return scale *
+           code_value(kind == StateKind::kExpAvg ? CodeBook::kSigned : CodeBook::kUnsigned, code);
+  }
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first,
+            std::span<float> values) override {
+    if (kind == StateKind::kMaster) return Formula::read(tensor, kind, first, values);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(tensor, kind, first + i);
+  }
+};
+
+TEST_F(StateAccessTest, AnyRangeOfMomentsOfEightBitsHasWhatTheirCodesMean) {
+  Engine& engine = make(3, OptimizerState::k8bit);
+  Codes codes;
+  engine.restore(codes);
+  std::mt19937_64 random(12);
+  for (int i = 0; i < 200; ++i) {
+    const TensorPlace& tensor = engine.tensors()[random() % engine.tensors().size()];
+    const StateKind kind = i % 2 == 0 ? StateKind::kExpAvg : StateKind::kExpAvgSq;
+    const std::uint64_t first = random() % tensor.element_count;
+    std::vector<float> values(1 + random() % (tensor.element_count - first));
+    engine.read_state(tensor.id, kind, first, std::as_writable_bytes(std::span(values)));
+    for (std::size_t k = 0; k < values.size(); ++k)
+      ASSERT_EQ(values[k], Codes::value_of(tensor, kind, first + k))
+          << tensor.name << " " << first << "+" << k;
+  }
 }
 
 // Inference uses the parameter slots, so what lay there is gone.
@@ -280,29 +379,6 @@ TEST(StateAccessMemory, IsThatOfThePools) {
   EXPECT_LE(growth_of([&] { second.restore(*open_checkpoint(root + "/latest").source); }),
             pools / 5)
       << "pools of " << pools;
-}
-
-TEST(BlockPlacesTest, RunAtOnceAndStopAfterAFailure) {
-  BlockPlaces places(3);
-  std::atomic<int> running = 0;
-  std::atomic<int> most = 0;
-  for (std::uint32_t i = 0; i < 30; ++i) {
-    places.await(i % 3);
-    places.start(i % 3, [&] {
-      most = std::max(most.load(), ++running);
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      --running;
-    });
-  }
-  places.finish();
-  EXPECT_GE(most, 2);
-  EXPECT_LE(most, 3);
-  std::atomic<int> later = 0;
-  places.start(0, [] { throw Error(ErrorCode::kIo, "first"); });
-  expect_error(ErrorCode::kIo, [&] { places.await(0); });
-  places.start(1, [&] { ++later; });
-  EXPECT_EQ(expect_error(ErrorCode::kIo, [&] { places.finish(); }), "first");
-  EXPECT_EQ(later, 0);
 }
 
 }  // namespace

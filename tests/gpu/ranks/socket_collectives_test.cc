@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -149,6 +150,32 @@ TEST(SocketPort, RankThatHasLeftIsNoFailureUnlessSomebodyWaitsForIt) {
   EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 1, 3)), "");
   EXPECT_EQ(await(ports, 0, ports[0]->start_receive(&data, 1, 2, 3)),
             "rank 2 has ended its connection, but rank 0 waits for it");
+}
+
+// After a failure a rank leaves in the middle of a message, whose memory may be gone by then:
+// nothing more of it is sent, and the other rank does not take this end for a good one.
+TEST(SocketPort, RankThatLeavesInAMessageSendsNoMoreOfIt) {
+  auto ports = connected(2);
+  constexpr std::byte kSent{7};
+  constexpr std::byte kGone{13};
+  std::vector<std::byte> large(64 << 20, kSent);
+  std::vector<std::byte> target(large.size());
+  std::vector<std::uint32_t> ended;
+  std::string failure;
+  const std::uint32_t receive = ports[1]->start_receive(target.data(), target.size(), 0, 3);
+  (void)ports[0]->start_send(large.data(), large.size(), 1, 3);
+  // Until some of it has come. Each turn leaves room for more on the way.
+  while (target[0] != kSent) {
+    ports[0]->test(ended, failure);
+    ports[1]->test(ended, failure);
+  }
+  ASSERT_EQ(target.back(), std::byte{});
+  ASSERT_EQ(failure, "");
+  std::ranges::fill(large, kGone);
+  ports[0].reset();
+  EXPECT_EQ(await(ports, 1, receive),
+            "rank 1 has lost its connection with rank 0; it has failed, or was killed");
+  EXPECT_EQ(std::ranges::count(target, kGone), 0);
 }
 
 TEST(SocketPort, RankWhoseProcessEndsIsNamedAtOnce) {

@@ -140,13 +140,29 @@ class Trace(CliCase):
                          sum(row["kind"] == "compute" for row in rows))
         self.assertTrue(any(event["ph"] == "C" and event["name"] == "drive 0 depth" for event in events))
 
+    def test_diff_of_a_run_with_itself_shows_its_parts(self):
+        self.record()
+        diff = self.run_sluice("trace", "diff", "run.trace", "run.trace").stdout
+        for part in ("compute", "exposed I/O", "exposed optimizer", "other"):
+            self.assertRegex(diff, rf"(?m)^{part} .* 0\.000 \+- ")
+        self.assertNotIn("regression", diff)
+
     def test_diff_and_its_exit_code(self):
-        self.record("a.trace")
-        self.record("b.trace")
-        self.assertIn("exposed I/O", self.run_sluice("trace", "diff", "a.trace", "a.trace").stdout)
-        self.run_sluice("trace", "diff", "a.trace", "b.trace", "--percent", 1e6)
-        self.record("slow.trace", **{"batch.micro_batches": 64})  # no noise hides sixty-four times the work
-        self.assertIn("regression", self.run_sluice("trace", "diff", "a.trace", "slow.trace", expect=3).stdout)
+        """By traces whose steps have the lengths that they are given: in a real run under load, the lengths may differ so much
+        that no difference is certain."""
+        for name, *steps_ms in (("before", 900, 10, 10.1, 9.9, 10), ("slower", 900, 11, 11.1, 10.9, 11),
+                                ("unsteady", 900, 6, 40, 5, 35), ("one", 900, 30)):
+            subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path(name), *map(str, steps_ms)], check=True)
+        regression = "regression: the step is longer by more than {} %"
+        for after, percent, code in (("slower", 5, 3), ("slower", 9, 3), ("slower", 11, 0), ("before", 0, 0), ("unsteady", 5, 0), ("one", 5, 0)):
+            with self.subTest(after, percent=percent):
+                text = self.run_sluice("trace", "diff", "before", after, "--percent", percent, expect=code).stdout
+                self.assertEqual(regression.format(percent) in text, code == 3)
+        self.run_sluice("trace", "diff", "slower", "before", "--percent", 0)
+        # Five percent are the default.
+        self.assertIn(regression.format(5), self.run_sluice("trace", "diff", "before", "slower", expect=3).stdout)
+        subprocess.run([os.environ["SLUICE_MADE_TRACE"], self.path("little"), "900", "10.4", "10.5", "10.3", "10.4"], check=True)
+        self.run_sluice("trace", "diff", "before", "little")
 
     def test_all_say_the_same_of_a_step(self):
         output = self.record(**{"run.steps": 9})
