@@ -11,6 +11,8 @@ A promise is a sentence of a header's comments that says what a call fails with,
 header and each function below such a comment, the promise cut into clauses, and for each clause the tests that were read to see to it:
 "Suite.Name" of GoogleTest, or "file.py:name" of a method or function. Headers that are not public are checked where the table has them.
 
+The page of results about reliability names the tests of what it says in the same way; they have to exist, too.
+
 Complaints: a promise whose words no clause covers, a clause that the header does not have (any more), a test that does not exist, and a
 clause that speaks of an error code whose tests' files never speak of that code.
 """
@@ -25,6 +27,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = "tests/promises.json"
+PAGE = "docs/results/reliability.md"
 CODES = "Internal|InvalidArgument|Config|Input|Io|Damaged|Timeout|NoSpace|OutOfMemory|Unsupported|NonFinite|Ranks|Poisoned"
 CODE = re.compile(rf"\bk({CODES})\b")
 C_CODE = re.compile(r"\bSLUICE_(INVALID_ARGUMENT|FORKED|CALLBACK)\b")
@@ -147,6 +150,10 @@ def complaints(root):
             yield from complaints_of(header, name, text, known.get(name, {}), tests)
         for name in known.keys() - said.keys():
             yield f"{header}: {name}: it is in {TABLE}, but promises nothing"
+    if (root / PAGE).exists():
+        for test in re.findall(r"`([A-Z]\w*\.[A-Z]\w*|\w+\.py:\w+)`", (root / PAGE).read_text(encoding="utf-8")):
+            if test not in tests.files:
+                yield f"{PAGE}: names the test {test}, which does not exist"
 
 
 def reworded(text, clauses):
@@ -214,10 +221,14 @@ def self_test():
         (header, test.replace("ErrorCode::kIo", ""), table, "is kIo, of which no file"),
         ("// Fine.\nvoid open();\n", test, table, "promises nothing"),
     ]
+    pages = {number: "" for number in range(len(cases))}
+    for page, expected in (("`Open.Fails`, `x.py:y z`", None), ("`Open.Works`", "does not exist"), ("`x_cases.py:test_y`", "does not exist")):
+        pages[len(cases)] = page
+        cases.append((header, test, table, expected))
     for number, (of_header, of_test, of_table, expected) in enumerate(cases):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for name, text in {"x/include/sluice/x.h": of_header, "tests/x_test.cc": of_test, TABLE: json.dumps(of_table)}.items():
+            for name, text in {"x/include/sluice/x.h": of_header, "tests/x_test.cc": of_test, TABLE: json.dumps(of_table), PAGE: pages[number]}.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, encoding="utf-8")
             found = list(complaints(root))

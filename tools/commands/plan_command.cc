@@ -41,6 +41,7 @@ constexpr double kSecondsADay = 86400;
 struct Subject {
   PlanRequest request;
   bool is_on_host = true;
+  bool is_of_this_machine = true;  // not of a GPU or a memory that the command line names
   HostMemory host;
   std::uint64_t activation_bytes = 0;  // that the application keeps
   PlanRates rates;
@@ -99,6 +100,8 @@ Subject subject_of(const PlanOptions& options) {
   }
   validate(config.engine);
   subject.is_on_host = options.gpu.empty() && computes_on_host(config);
+  subject.is_of_this_machine =
+      options.gpu.empty() && options.host_memory.empty() && !options.config_file.empty();
   PlanModel model = plan_model(config, options, subject.is_on_host);
   if (!(model.tokens > 0)) refuse_plan(fmt::format("--tokens {} is not positive", model.tokens));
   subject.tokens = model.tokens;
@@ -152,14 +155,19 @@ void print_pools(const PlannedPlacement& planned, const Subject& subject) {
       "of a budget of " + format_bytes(planned.placement.host_budget_bytes), "nvme", "= sum",
       format_bytes(planned.placement.nvme_bytes()));
   const std::uint64_t device_bytes = planned.placement.device_bytes();
+  HostMemory host = subject.host;
+  host.host_pool_bytes = planned.placement.host_bytes();
+  host.device_pool_bytes = subject.is_on_host ? device_bytes : 0;
   say("{:<8}{:<24}{:>10}  the application's, beside the budgets{}\n", "-", "activations",
       format_bytes(subject.activation_bytes),
       subject.is_on_host ? ""
                          : fmt::format("; with them the GPU holds {}",
                                        format_bytes(device_bytes + subject.activation_bytes)));
   say("{:<8}{:<24}{:>10}  all that is in the host's memory, the program included\n", "-", "= sum",
-      format_bytes(subject.host.beside_bytes + planned.placement.host_bytes() +
-                   (subject.is_on_host ? device_bytes : 0)));
+      format_bytes(host.sum_bytes()));
+  if (subject.is_of_this_machine && host.ranks == 1 && shortage_of(host))
+    say("{:<8}{:<24}{:>10}  is what {} leaves: here, sluice train would refuse this\n", "-",
+        "this machine", format_bytes(host.room_bytes()), host.room.bound);
 }
 
 void print_step(const PlannedPlacement& planned) {

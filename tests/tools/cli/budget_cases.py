@@ -62,6 +62,27 @@ class Limited(CliCase):
                      "device pools", "the application", "lower memory.host"):
             self.assertIn(part, done.stderr)
 
+    def test_plan_and_doctor_know_the_limit(self):
+        values = {**LARGE, "placement.parameters": "host", "placement.optimizer": "host"}
+        large = {**values, "memory.host": "600MiB", "memory.device": "100MiB"}
+        refusal = rf"this machine +200 MiB  is what the cgroup's limit of {LIMIT_MIB} MiB leaves: here, sluice train would refuse this"
+        done = self.run_sluice("plan", self.write_config(large), preexec_fn=self.enter)
+        self.assertRegex(done.stdout, refusal)
+        for elsewhere in (["--host-memory", "600MiB"], ["--gpu", "4090"]):
+            done = self.run_sluice("plan", "config.json", *elsewhere, preexec_fn=self.enter)
+            self.assertNotIn("this machine", done.stdout)
+        # Budgets that are not named are the group's, and so is the sum.
+        done = self.run_sluice("plan", self.write_config(LARGE), preexec_fn=self.enter)
+        self.assertNotIn("this machine", done.stdout)
+        total, unit = re.search(r"- += sum +([\d.]+) (\w+)  all that is in the host's memory", done.stdout).groups()
+        self.assertEqual(unit, "MiB")
+        self.assertLessEqual(float(total), LIMIT_MIB)
+        self.assertGreater(float(total), LIMIT_MIB / 2)
+        done = self.run_sluice("plan", self.write_config({**LARGE, "batch.sequences": 64}), expect=5, preexec_fn=self.enter)
+        self.assertIn("batch.sequences", done.stderr)
+        done = self.run_sluice("doctor", "--path", "storage", preexec_fn=self.enter)
+        self.assertRegex(done.stdout, rf"warn +memory: {LIMIT_MIB} MiB by the cgroup, of ")
+
     def test_the_sizes_named_run(self):
         """The budget that the refusal names works."""
         values = {"memory.host": "160MiB", "memory.device": "20MiB"}
