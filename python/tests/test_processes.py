@@ -1,0 +1,45 @@
+"""How processes meet in a store that outlives them, as torchrun's does."""
+
+import datetime
+import importlib.util
+import threading
+
+import pytest
+import torch.distributed as dist
+
+
+def start_process():
+    """A new copy of the module, as each process has one."""
+    spec = importlib.util.find_spec("sluice_offload.processes")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_processes_that_are_started_again_do_not_read_what_dead_ones_wrote(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+
+    def run_both(attempt):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        heard = {}
+
+        def run(rank):
+            world = start_process()._world_of_store(rank, 2)
+            heard[rank] = world.exchange(f"rank {rank} of attempt {attempt}")
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        said = [f"rank {rank} of attempt {attempt}" for rank in (0, 1)]
+        assert heard == {0: said, 1: said}
+
+    run_both(0)
+    run_both(1)
+    # Rank 0 of a third attempt is there before rank 1, and has to wait for it, whatever lies in the store.
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    store.set_timeout(datetime.timedelta(milliseconds=300))
+    with pytest.raises(dist.DistStoreError):
+        start_process()._world_of_store(0, 2)
