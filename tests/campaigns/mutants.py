@@ -387,6 +387,13 @@ def mutate_model(content, random):
     return struct.pack("<Q", length) + header + data
 
 
+def is_not_finite(content):
+    """Whether a model file has a value that is NaN or infinite."""
+    (length,) = struct.unpack_from("<Q", content)
+    data = content[8 + length:]
+    return any(word & 0x7f800000 == 0x7f800000 for (word,) in struct.iter_unpack("<I", data[:len(data) // 4 * 4]))
+
+
 def safetensors_case(bench, case):
     folder, random = case.folder, case.random
     bench.prepare(folder)
@@ -399,6 +406,8 @@ def safetensors_case(bench, case):
         code, stdout, stderr = bench.run(folder, "generate", "--model", "mutant.safetensors", "--prompt", "in the", "--tokens", "3")
         return judge("generate", code, stdout, stderr, lambda: None)
     code, stdout, stderr = bench.run(folder, "train", "good.json", *BUDGETS, "--quiet", "--steps", "1", "--init", "mutant.safetensors", "--json", "out.json")
+    if code == 1 and is_not_finite(content):
+        return campaign.Outcome("init", "blamed on training", stderr.strip()[:100])
     return judge("init", code, stdout, stderr, lambda: parse_json(read(folder, "out.json")))
 
 

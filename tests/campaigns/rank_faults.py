@@ -175,6 +175,8 @@ def outcome_of(run, number, victim, process):
         told = f"mpirun: rank {victim} was killed"
     if told is None and number == signal.SIGKILL and re.search(rf"\[\[\d+,\d+\],{victim}\]\s+Exit code:\s+137", text):
         told = f"mpirun: rank {victim} ended with status 137"
+    if told is None and number == signal.SIGKILL and run.mpi.process.returncode == 137 and re.search(r"1 process returned\s+a non-zero exit code", text):
+        told = "mpirun: a process ended with status 137 before it had joined"
     if told is None or run.mpi.process.returncode == 0:
         return "silent", f"exit code {run.mpi.process.returncode}: {text[-300:]}"
     return "named", told
