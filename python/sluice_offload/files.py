@@ -3,6 +3,7 @@ building one whose parameters come from files as the engine asks for them."""
 
 import contextlib
 import ctypes as C
+import errno
 import json
 import os
 import pathlib
@@ -12,11 +13,14 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import nn
 
-from .errors import ArgumentError
+from .errors import ArgumentError, SluiceError, StorageError
 from .state import SAFETENSORS, SafetensorsValues
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+_REMEDIES = {errno.ENOSPC: "free space there, or name another folder", errno.EDQUOT: "raise the quota, or name another folder",
+             errno.EIO: "check the drive or the server (dmesg)"}
+_REMEDY = "check the folder and its mode, or name another"
 
 
 def _entries(model: nn.Module) -> "list[Any]":
@@ -129,6 +133,8 @@ def _write(path: pathlib.Path, entries: "list[Any]", read: "Callable[[str], torc
 
 
 def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
+    """The file appears whole or not at all. A quota or a network file system may refuse the bytes at the sync, or only when
+    the file is closed."""
     made = path.with_name(path.name + ".new")
     try:
         with open(made, "wb") as file:
@@ -136,8 +142,10 @@ def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, path)
-    except BaseException:
+    except BaseException as error:
         made.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, SluiceError):
+            raise StorageError(f"cannot write \"{path}\": {error.strerror}; {_REMEDIES.get(error.errno, _REMEDY)}") from error
         raise
 
 

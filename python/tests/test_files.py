@@ -1,6 +1,9 @@
 """Models that go to files and come from files tensor by tensor, with memory metered."""
 
+import errno
 import json
+import os
+import re
 
 import pytest
 import torch
@@ -40,6 +43,24 @@ def same_values(values, state, tied="head.weight"):
     assert set(values) == set(state) - {tied}
     for name in values:
         assert torch.equal(values[name], state[name]) and values[name].dtype == state[name].dtype, name
+
+
+@pytest.mark.parametrize("number, remedy", [(errno.EDQUOT, "raise the quota"), (errno.EIO, "check the drive"), (errno.ENOSPC, "free space")])
+def test_a_file_that_the_drive_refuses_is_named(config, tmp_path, monkeypatch, number, remedy):
+    model = tiny()
+    sluice.offload(model, config, units=[Block])
+    (path,) = sluice.save_safetensors(model, tmp_path)
+    with open(path, "rb") as file:
+        before = file.read()
+
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(sluice.StorageError, match=f"{re.escape(path)}.*{os.strerror(number)}; {remedy}"):
+        sluice.save_safetensors(model, tmp_path)
+    with open(path, "rb") as file:
+        assert file.read() == before
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 20000])
