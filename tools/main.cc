@@ -32,6 +32,7 @@
 #include "tools/commands/top_command.h"
 #include "tools/commands/trace_options.h"
 #include "tools/commands/train_command.h"
+#include "tools/commands/tune_options.h"
 #include "tools/commands/version_command.h"
 
 namespace {
@@ -227,6 +228,7 @@ struct Commands {
   sluice::GenerateOptions generate;
   sluice::DoctorOptions doctor;
   sluice::PlanOptions plan;
+  sluice::TuneOptions tune;
   sluice::BenchCommands bench;
   sluice::TraceCommands trace;
   sluice::ConfigCommands config;
@@ -257,6 +259,7 @@ struct Commands {
     if (app.got_subcommand("train")) return sluice::run_train(train);
     if (app.got_subcommand("bench")) return bench.run(app.get_subcommand("bench"));
     if (app.got_subcommand("plan")) return sluice::run_plan(plan);
+    if (app.got_subcommand("tune")) return sluice::run_tune(tune);
     if (app.got_subcommand("config")) return config.run(app.get_subcommand("config"));
     if (app.got_subcommand("state")) return sluice::run_state(*app.get_subcommand("state"), state);
     if (app.got_subcommand("trace")) return trace.run(app.get_subcommand("trace"));
@@ -270,6 +273,7 @@ void add_commands(CLI::App& app, Commands& commands) {
   add_train(app, commands.train);
   add_generate(app, commands.generate);
   add_plan(app, commands.plan);
+  sluice::add_tune(app, commands.tune);
   sluice::add_bench(app, commands.bench);
   sluice::add_trace(app, commands.trace);
   sluice::add_config(app, commands.config);

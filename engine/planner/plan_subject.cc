@@ -20,6 +20,11 @@ Planning::Planning(const PlanRequest& request)
 
 Rates Planning::rates(double compute_factor) const {
   Rates rates = request_.rates;
+  for (UnitTime& unit : rates.units) {
+    unit.forward_s *= compute_factor;
+    unit.backward_s *= compute_factor;
+  }
+  if (!rates.units.empty()) return rates;
   const double backward = request_.config.activations.home == ActivationHome::kKeep ? 2 : 3;
   for (const double flops : request_.forward_flops)
     rates.units.push_back({.forward_s = compute_factor * flops / request_.flops,

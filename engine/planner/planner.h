@@ -21,7 +21,8 @@ struct PlanRequest {
   std::vector<double> forward_flops;
   std::uint32_t micro_batches = 1;
   MicroBatchOrder order = MicroBatchOrder::kHorizontal;
-  Rates rates;  // without unit times
+  // With measured unit times, these replace `forward_flops` and `flops`.
+  Rates rates;
   double flops = 0;
 };
 

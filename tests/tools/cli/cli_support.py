@@ -104,7 +104,9 @@ class CliCase(unittest.TestCase):
         return [self.binary, *map(str, arguments)]
 
     def environment(self):
-        return dict(os.environ, ASAN_OPTIONS="exitcode=99:" + os.environ.get("ASAN_OPTIONS", ""))
+        # Calibrations of a busy machine are no user's.
+        cache = os.path.join(tempfile.gettempdir(), f"sluice-test-cache-{os.getuid()}")
+        return dict(os.environ, ASAN_OPTIONS="exitcode=99:" + os.environ.get("ASAN_OPTIONS", ""), XDG_CACHE_HOME=cache)
 
     def check_no_report(self, stderr):
         for sign in ("Sanitizer", "runtime error", "check failed"):

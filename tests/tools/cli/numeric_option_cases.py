@@ -9,6 +9,7 @@ COMMANDS = {
     ("train",): ("config.json",),
     ("generate",): ("--model", "gone", "--prompt", "x"),
     ("plan",): ("config.json",),
+    ("tune",): ("config.json",),
     ("bench", "io"): ("--path", "storage"),
     ("bench", "adam"): (),
     ("bench", "gpu"): (),

@@ -10,7 +10,7 @@ import subprocess
 
 from cli_support import ON_NVME, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unmount
 
-SUBCOMMANDS = (("train",), ("generate",), ("plan",), ("doctor",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
+SUBCOMMANDS = (("train",), ("generate",), ("plan",), ("tune",), ("doctor",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
                ("bench", "step"), ("trace", "summary"), ("trace", "html"), ("trace", "export"), ("trace", "diff"),
                ("trace", "whatif"), ("config", "import"), ("config", "check"), ("config", "show"), ("config", "rates"),
                ("config", "diff"), ("config", "explain"))
@@ -26,6 +26,7 @@ COMMANDS = {
                     "--regime", "compute-bound", "--policy", "serial"], ()),
     "trace html": (["trace", "html", "old.trace"], ("old.trace",)),
     "trace export": (["trace", "export", "old.trace"], ("old.trace",)),
+    "tune": (["tune", "config.json", "--seconds", "1", "--steps", "1", "--finalists", "1"], ("config.json", "text.txt")),
     "config import": (["config", "import", "ds.json"], ("ds.json",)),
 }
 # Each output: (command, option). `grows`: it has its own name while the command runs.
@@ -33,7 +34,7 @@ GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("bench io", "--json"), ("bench adam", "--json"),
     ("bench step", "--json"), ("bench step", "--trace"), ("trace html", "--output"), ("trace export", "--chrome"),
-    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output")}
+    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json")}
 # Needs a GPU before it comes to its output.
 NOT_TRIED = {("bench gpu", "--json")}
 # Options with a text that names no file that is written.

@@ -1,0 +1,99 @@
+"""sluice tune: what it writes, what it keeps, and what it refuses before anything is written."""
+
+import json
+import os
+
+from cli_support import ON_NVME, CliCase
+
+QUICK = ["--seconds", 3, "--steps", 1, "--finalists", 2]
+
+
+class Tune(CliCase):
+    LABEL = "command"
+
+    def tune(self, *arguments, values=None, expect=0):
+        self.done = self.run_sluice("tune", self.write_config(values), *arguments, "--json", "tune.json", expect=expect)
+        return self.read_json("tune.json") if expect == 0 else None
+
+    def assert_nothing_is_written(self):
+        self.assertEqual(sorted(os.listdir(self.folder)), ["config.json", "storage", "text.txt"])
+
+    def test_the_output_is_a_config_that_trains_with_the_same_bits(self):
+        values = {**ON_NVME, "memory.device": "1MiB", "memory.host": "2MiB"}
+        tune = self.tune("-o", "tuned.json", "--keep", "batch", "--keep", "activations", *QUICK, values=values)
+        self.assertRegex(self.done.stdout.splitlines()[0], r"^(tuned: .* a gain of \d|the given config stays: )")
+        given = self.read_json("config.json")
+        tuned = self.read_json("tuned.json")
+        for section in ("model", "data", "batch", "run"):
+            self.assertEqual(tuned[section], given[section])
+        rows = [tune["given"], *tune["finalists"]]
+        self.assertLessEqual(len(tune["finalists"]), 2)
+        for row in rows:
+            self.assertGreater(row["predicted_s"], 0)
+            self.assertEqual(len(row["rounds_s"]), tune["rounds"])
+        settings = rows[tune["winner"]]["settings"]
+        for key, value in settings.items():
+            place = tuned
+            for word in key.split("."):
+                place = place[word]
+            self.assertEqual(place, value)
+        # The quickest in every round, or the given config.
+        if tune["winner"] != 0:
+            winner = rows[tune["winner"]]
+            self.assertTrue(all(own < of_given for own, of_given in zip(winner["rounds_s"], rows[0]["rounds_s"])))
+            self.assertGreater(winner["gain"], 1.01)
+        hashes = []
+        for name in ("config.json", "tuned.json"):
+            self.run_sluice("train", name, "--quiet", "--json", "run.json")
+            hashes.append(self.read_json("run.json")["state_sha256"])
+        self.assertEqual(hashes[0], hashes[1])
+
+    def test_kept_keys_stay(self):
+        values = {**ON_NVME, "memory.device": "1MiB", "memory.host": "2MiB"}
+        free = self.tune("--dry-run", values=values)
+        self.assertTrue(any("memory.host" in row["settings"] for row in free["finalists"]), free)
+        kept = self.tune("--dry-run", "--keep", "memory", values=values)
+        self.assertFalse(any(key.startswith("memory") for row in kept["finalists"] for key in row["settings"]), kept)
+
+    def test_a_dry_run_runs_nothing(self):
+        os.remove(self.path("text.txt"))  # which a run would read
+        tune = self.tune("--dry-run", "--flops", "1e9", values=ON_NVME)
+        self.assertIsNone(tune["winner"])
+        self.assertEqual((tune["rounds"], tune["given"]["rounds_s"], tune["given"]["measured_s"]), (0, [], None))
+        slow = tune["given"]["predicted_s"]
+        fast = self.tune("--dry-run", "--flops", "2e9", values=ON_NVME)["given"]["predicted_s"]
+        self.assertGreater(slow, 1.5 * fast)
+        self.assertIn("excludes", self.run_sluice("tune", "config.json", "--dry-run", "-o", "x", expect=2).stderr)
+
+    def test_a_config_that_does_not_fit_gets_settings_that_do(self):
+        tune = self.tune("-o", "tuned.json", *QUICK, values={"memory.device": "1MiB", "memory.host": "8KiB"})
+        self.assertIn("memory.host", tune["given"]["obstacle"])
+        self.assertGreater(tune["winner"], 0)
+        self.assertTrue(self.done.stdout.startswith("does not fit as given: "))
+        self.run_sluice("train", "tuned.json", "--quiet")
+
+    def test_refusals_write_nothing(self):
+        config = self.write_config()
+        for arguments, code, message in (
+                (["--set", "memory.host=8KiB", "--set", "memory.device=8KiB", "--keep", "memory"], 5, "no other settings make it fit"),
+                (["--data", "gone.txt"], 2, "gone.txt"),
+                (["--set", 'storage.paths=["gone"]'], 2, "gone"),
+                (["--set", "optimizer.lane=3"], 2, "optimizer.lanes"),
+                (["--keep", "memroy"], 2, "--keep memroy: a config has no such key or section")):
+            with self.subTest(arguments):
+                done = self.run_sluice("tune", config, "-o", "out.json", *arguments, expect=code)
+                self.assertIn(message, done.stderr)
+                self.assert_nothing_is_written()
+
+    def test_a_calibration_is_kept_and_measured_again_when_it_is_old(self):
+        self.tune("--dry-run")
+        self.assertTrue(self.tune("--dry-run")["calibration"]["was_cached"])
+        self.assertFalse(self.tune("--dry-run", "--calibration-days", 0)["calibration"]["was_cached"])
+        self.assertIn("calibration measured in", self.done.stdout)
+
+    def test_several_ranks_are_refused(self):
+        done = self.run_sluice("tune", self.write_config(), expect=(2, 3, 4, 5),
+                               prefix=["env", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2"])
+        self.assertIn("tune works with one", done.stderr)
+        self.assert_nothing_is_written()

@@ -1,0 +1,77 @@
+// Measures drives by pattern, request size and depth, and describes the result as a calibration
+// file. `sluice bench io` prints it, plans and `storage.calibration` read it, and `sluice tune`
+// searches with it.
+//
+// Thread rule: one measurement at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <sluice/config.h>
+#include "tools/bench/io_bench.h"
+
+namespace sluice {
+
+// One case, measured once in every round.
+struct IoSeries {
+  IoCase io_case;
+  std::vector<double> rates = {};  // bytes a second
+  std::vector<double> cpu_s_per_gib = {};
+
+  double rate() const { return median(rates); }
+  static double median(std::vector<double> values);
+};
+
+struct IoCalibrationOptions {
+  std::vector<std::string> paths;
+  std::uint64_t file_bytes = 0;  // on each path
+  std::uint32_t rounds = 1;
+  IoBackend backend = IoBackend::kAuto;
+};
+
+struct IoCalibration {
+  IoCalibrationOptions options;
+  std::vector<IoSeries> series;
+  std::string queue;
+  bool is_direct = false;
+};
+
+// All combinations of the three, with all paths at the same time. Several paths are also measured
+// each by itself.
+std::vector<IoSeries> io_cases(const std::vector<IoPattern>& patterns,
+                               const std::vector<std::uint64_t>& requests,
+                               const std::vector<std::uint32_t>& depths, std::size_t paths);
+
+// Hears from measure_io(). Both functions may be empty.
+struct IoListener {
+  // The files are written, and the first round begins. `note` is about a backend that the machine
+  // refuses, or "".
+  std::function<void(const IoBench& bench, const std::string& note)> began = {};
+  // Called before each measurement; rounds count from 0.
+  std::function<void(std::uint32_t round, const IoCase& io_case)> goes_on = {};
+};
+
+// Measures `series` in rounds, because the rate of a shared drive drifts.
+// Requires: each request size divides the largest one, and the file holds at least one of these.
+// Fails with: as IoBench.
+IoCalibration measure_io(const IoCalibrationOptions& options, std::vector<IoSeries> series,
+                         const IoListener& listener = {});
+
+// The case of `pattern` with the highest rate, of one drive or of all together; null if none.
+const IoSeries* best_of(const std::vector<IoSeries>& all, IoPattern pattern,
+                        std::optional<std::uint32_t> drive = std::nullopt);
+// The time of reading and writing at the same time, over the sum of the times of one after the
+// other: 1 on a half-duplex drive, 0.5 on one that does both at full rate. Empty where a pattern
+// was not measured.
+std::optional<double> interference_of(const std::vector<IoSeries>& all);
+
+// The text of the calibration file.
+nlohmann::json calibration_json(const IoCalibration& calibration);
+
+}  // namespace sluice

@@ -1,0 +1,35 @@
+// `sluice tune` searches for settings under which a config runs quicker on this machine: by the
+// model of the step first, then by runs of a few steps.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/deepspeed/deepspeed_import.h"
+
+namespace sluice {
+
+struct TuneOptions {
+  std::string config_file;
+  std::vector<std::string> assignments;
+  std::string data_file;          // replaces data.file; empty = as in the config
+  DeepspeedValues deepspeed;      // used for a DeepSpeed file
+  std::vector<std::string> kept;  // keys or sections that stay as they are
+  std::uint32_t finalists = 3;    // that run, beside the given config
+  std::uint32_t steps = 0;        // of each run; 0 = as many as `seconds` allow
+  double seconds = 120;           // for all runs together, about
+  bool dry_run = false;           // predict only
+  std::optional<double> flops;    // of computation, for dry runs
+  bool recalibrate = false;       // measure the machine even if a calibration is at hand
+  double calibration_days = 30;   // an older calibration is measured again
+  std::string output;             // the tuned config
+  std::string json_file;
+};
+
+// Fails with: kConfig, kInput, kOutOfMemory if no settings fit, kUnsupported for several ranks.
+// Nothing is written in these cases.
+int run_tune(const TuneOptions& options);
+
+}  // namespace sluice

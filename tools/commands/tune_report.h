@@ -1,0 +1,41 @@
+// The output of `sluice tune`: the verdict, a table of the given config and the finalists, JSON.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/tune/calibration.h"
+#include "tools/tune/tournament.h"
+#include "tools/tune/tune_search.h"
+
+namespace sluice {
+
+struct TuneOutcome {
+  TuneResult search;
+  TournamentPlan plan;
+  std::vector<Contender> contenders;  // the given config first; empty without runs
+  std::size_t winner = 0;             // among the contenders
+  MachineCalibration machine;
+  bool was_cached = false;  // the calibration
+  double seconds = 0;       // of the whole command, without the calibration
+
+  // The candidate behind contender `index`.
+  const TuneCandidate& candidate(std::size_t index) const {
+    return index == 0 ? search.given : search.best[index - 1];
+  }
+};
+
+// "memory.host=auto optimizer.lanes=(chosen by Sluice)".
+std::string settings_text(const TuneSettings& settings);
+
+// The first line, which the rest explains.
+std::string tune_verdict(const TuneOutcome& outcome);
+// The calibration, the table and the settings of each finalist.
+std::string tune_table(const TuneOutcome& outcome);
+std::string tune_json(const TuneOutcome& outcome);
+
+}  // namespace sluice

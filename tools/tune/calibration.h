@@ -1,0 +1,67 @@
+// A calibration of this machine: the rates of its drives by request size and depth, and of Adam. It
+// takes a minute or so to measure, and is kept in a file for later runs of `sluice tune`. The file
+// names the hardware and the day, so a calibration of another machine or of long ago is noticed.
+//
+// Thread rule: one thread measures; a finished calibration may be read by any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/bound/step_cost.h"
+#include "tools/bench/io_bench.h"
+
+namespace sluice {
+
+struct DriveRate {
+  IoPattern pattern = IoPattern::kRead;
+  std::uint64_t request_bytes = 0;
+  std::uint32_t depth = 0;
+  double bytes_per_second = 0;
+};
+
+struct MachineCalibration {
+  std::string hardware;                // what must be the same for the rates to hold
+  std::int64_t made_s = 0;             // the time of the measurement, in seconds since 1970
+  double took_s = 0;                   // how long it took
+  std::vector<DriveRate> drives = {};  // of all paths together
+  // The rate of the optimizer's pattern on each path by itself; empty for a single path.
+  std::vector<double> path_rates = {};
+  double adam_parameters_per_second = 0;
+
+  // Sets the storage rates for requests of `request_bytes`, `depth` of them in flight: between the
+  // measured sizes and depths by interpolation over their logarithms, beyond them the nearest.
+  void set_storage_rates_for(std::uint64_t request_bytes, std::uint32_t depth, Rates& rates) const;
+};
+
+struct CalibrationRequest {
+  std::vector<std::string> paths;  // storage.paths
+  StateFormat format;              // of the state that Adam updates
+  unsigned threads = 0;            // of Adam; 0 = all granted cores
+  IoBackend backend = IoBackend::kAuto;
+};
+
+// Describes the processor, cores, memory and drives of this machine for `request`.
+// Fails with: kInput for a path that cannot be reached.
+std::string hardware_of(const CalibrationRequest& request);
+
+// `progress` hears what is being measured.
+// Fails with: kNoSpace, kInput, kIo, kDamaged, kOutOfMemory.
+MachineCalibration calibrate(const CalibrationRequest& request,
+                             const std::function<void(const std::string&)>& progress);
+
+// The file in which calibrations of this hardware are kept, in XDG_CACHE_HOME or ~/.cache; empty if
+// there is neither.
+std::string calibration_file(const std::string& hardware);
+
+// Returns the calibration in `path`. Empty if there is none, or if the file cannot be read, is no
+// calibration, or is of another hardware; `why` then says so, unless there is no file.
+std::optional<MachineCalibration> load_calibration(const std::string& path,
+                                                   const std::string& hardware, std::string& why);
+// Writes the file by a rename, and makes its folder. Returns why not; "" if it did.
+std::string save_calibration(const std::string& path, const MachineCalibration& calibration);
+
+}  // namespace sluice

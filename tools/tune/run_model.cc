@@ -1,0 +1,168 @@
+#include "tools/tune/run_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sluice/error.h>
+#include "engine/config/config_schema_check.h"
+#include "engine/planner/plan_subject.h"
+#include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/order_choice.h"
+#include "tools/gpt/train/run_memory.h"
+#include "tools/report/plan_rates.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Transfers and updates that computation hides still take memory's rate, and on the host its cores.
+// The model does not know how much, so they count only where steps are otherwise equal.
+constexpr double kHiddenShare = 0.01;
+constexpr double kHiddenShareOfHost = 0.1;
+
+ordered_json::json_pointer pointer_to(const std::string& key) {
+  std::string path = "/" + key;
+  std::ranges::replace(path, '.', '/');
+  return ordered_json::json_pointer(path);
+}
+
+std::string values_of(const ConfigDocument& document) {
+  ordered_json values = ordered_json::object();
+  for (const std::string& key : config_keys()) {
+    if (document.origin_of(key) != "default")
+      values[pointer_to(key)] = ordered_json::parse(document.json_of(key));
+  }
+  return values.dump(2);
+}
+
+double elements_of(const UnitSpec& unit) {
+  double elements = 0;
+  for (const TensorSpec& tensor : unit.tensors)
+    elements += static_cast<double>(tensor.element_count());
+  return elements;
+}
+
+// The times measured with `measured`, for the batch and the activations of `config`: computation
+// grows with the sequences, and a use that computes its activations again does its forward twice.
+void scale_units(const TrainConfig& measured, const TrainConfig& config, Rates& rates) {
+  const double scale = static_cast<double>(config.sequences) / measured.sequences;
+  const bool did = measured.engine.activations.home != ActivationHome::kKeep;
+  const bool does = config.engine.activations.home != ActivationHome::kKeep;
+  for (UnitTime& unit : rates.units) {
+    const double again_s = (does ? unit.forward_s : 0) - (did ? unit.forward_s : 0);
+    unit = {.forward_s = scale * unit.forward_s,
+            .backward_s = scale * std::max(0.0, unit.backward_s + again_s)};
+  }
+}
+
+}  // namespace
+
+RunModel::RunModel(const ConfigDocument& given, MachineCalibration machine)
+    : text_(values_of(given)),
+      given_(train_config(given)),
+      machine_(std::move(machine)),
+      is_on_host_(computes_on_host(given_)),
+      room_(memory_room()) {
+  validate(given_.engine);
+}
+
+void RunModel::learn(const Trial& trial, const TrainConfig& config) {
+  measured_ = trial.rates;
+  measured_config_ = config;
+  flops_ = 0;
+  if (!is_on_host_) device_bytes_ = trial.device_budget_bytes;
+}
+
+TrainConfig RunModel::config_with(const TuneSettings& settings) const {
+  return train_config(ConfigDocument(text_with(settings), "the changed config"));
+}
+
+std::string RunModel::text_with(const TuneSettings& settings) const {
+  ordered_json values = ordered_json::parse(text_);
+  for (const auto& [key, text] : settings) {
+    const ordered_json value = ordered_json::parse(text);
+    const auto pointer = pointer_to(key);
+    if (!value.is_null()) {
+      values[pointer] = value;
+    } else if (values.contains(pointer)) {
+      values[pointer.parent_pointer()].erase(pointer.back());
+    }
+  }
+  return values.dump(2) + "\n";
+}
+
+Rates RunModel::rates_for(const TrainConfig& config, const StateFormat& format) const {
+  PlanRateOptions options;
+  options.adam = machine_.adam_parameters_per_second;
+  Rates rates = plan_rates(options, format).rates;
+  const auto take = [](double measured, double& rate) {
+    if (measured > 0) rate = measured;
+  };
+  take(measured_.up_bytes_per_second, rates.up_bytes_per_second);
+  take(measured_.down_bytes_per_second, rates.down_bytes_per_second);
+  take(measured_.adam_parameters_per_second, rates.adam_parameters_per_second);
+  take(measured_.norm_parameters_per_second, rates.norm_parameters_per_second);
+  if (flops_ != 0) return rates;
+  rates.units = measured_.units;
+  scale_units(measured_config_, config, rates);
+  return rates;
+}
+
+TunePrediction RunModel::predict(const TuneSettings& settings) const {
+  try {
+    return predicted(config_with(settings));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
+    return {.obstacle = error.what()};
+  }
+}
+
+TunePrediction RunModel::predicted(TrainConfig config) const {
+  validate(config.engine);
+  const std::uint64_t activation_bytes = kept_activation_bytes(config, is_on_host_);
+  HostMemory host = share_of_host(is_on_host_, activation_bytes, /*ranks=*/1);
+  host.room = room_;
+  settle_budgets(config.engine.memory, host);
+  PlanRequest request;
+  request.machine = machine_of(host, 1);
+  if (is_on_host_) request.machine.device_bytes = host_device_bytes(config.engine);
+  if (device_bytes_ != 0) request.machine.device_bytes = device_bytes_;
+  resolve_order(config, request.machine);
+  request.config = config.engine;
+  request.model = training_model(config);
+  request.micro_batches = config.micro_batches;
+  request.order = *config.order;
+  const double tokens = static_cast<double>(config.sequences) * config.model.context;
+  for (const UnitSpec& unit : request.model.units)
+    request.forward_flops.push_back(2 * elements_of(unit) * tokens);
+  request.flops = flops_;
+  const StateFormat format = state_format(config.engine);
+  request.rates = rates_for(config, format);
+  const Planning planning(request);
+  const PlannedPlacement planned = planning.place("config", config.engine.placement);
+  if (!planned.obstacle.empty()) return {.obstacle = planned.obstacle};
+  host.device_pool_bytes = is_on_host_ ? planned.placement.device_bytes() : 0;
+  host.host_pool_bytes = planned.placement.host_bytes();
+  if (const auto shortage = shortage_of(host)) return {.obstacle = *shortage};
+  const std::uint64_t request_bytes = static_cast<std::uint64_t>(
+      static_cast<double>(planning.layout().block_elements()) * format.state_bytes_per_element());
+  const auto lanes = static_cast<std::uint32_t>(planned.placement.lanes.count);
+  machine_.set_storage_rates_for(request_bytes,
+                                 std::min(config.engine.storage.queue_depth, std::max(1u, lanes)),
+                                 request.rates);
+  const StepCost cost = planning.step_of(planned.placement, planned.policy, planning.rates());
+  double hidden_s = 0;
+  for (std::size_t i = 0; i < kResourceCount; ++i)
+    if (static_cast<Resource>(i) != Resource::kCompute) hidden_s += cost.busy_s[i];
+  const double share = is_on_host_ ? kHiddenShareOfHost : kHiddenShare;
+  return {.step_s = cost.step_s,
+          .rank_s = cost.step_s + share * hidden_s,
+          .obstacle = {},
+          .binds = std::string(name_of(cost.scarcest()))};
+}
+
+}  // namespace sluice

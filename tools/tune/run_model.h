@@ -1,0 +1,57 @@
+// The model of a training run under changed settings: the same plan that the engine would make, and
+// the simulation of its step at measured rates. Says what a step would take, for tune_search().
+//
+// Thread rule: learn() before anything else; the const functions from any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <sluice/config_document.h>
+#include "engine/plan/host_memory.h"
+#include "tools/gpt/train/train_config.h"
+#include "tools/tune/calibration.h"
+#include "tools/tune/trial.h"
+#include "tools/tune/tune_search.h"
+
+namespace sluice {
+
+class RunModel {
+ public:
+  // Takes the values that `given` sets. The free memory of the host is looked up once, so that all
+  // predictions see the same machine.
+  // Fails with: kConfig for a config that `sluice train` would refuse.
+  RunModel(const ConfigDocument& given, MachineCalibration machine);
+
+  // Takes the times of computation and the rates that a run of `config` has measured.
+  void learn(const Trial& trial, const TrainConfig& config);
+  // Assumes that computation reaches `flops` a second, for predictions without a run.
+  void assume(double flops) { flops_ = flops; }
+
+  const TrainConfig& given() const { return given_; }
+  bool is_on_host() const { return is_on_host_; }
+  // Fails with: kConfig for settings that do not fit together.
+  TrainConfig config_with(const TuneSettings& settings) const;
+  // The text of a config file: the given values with `settings` in their place.
+  std::string text_with(const TuneSettings& settings) const;
+
+  TunePrediction predict(const TuneSettings& settings) const;
+
+ private:
+  TunePrediction predicted(TrainConfig config) const;
+  Rates rates_for(const TrainConfig& config, const StateFormat& format) const;
+
+  std::string text_;  // the given values as JSON
+  TrainConfig given_;
+  MachineCalibration machine_;
+  bool is_on_host_ = true;
+  MemoryRoom room_;
+  double flops_ = 0;  // 0: the measured times
+  Rates measured_;    // 0 where nothing was measured
+  TrainConfig measured_config_;
+  std::uint64_t device_bytes_ = 0;  // of a GPU, if it is known
+};
+
+}  // namespace sluice

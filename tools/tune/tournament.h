@@ -1,0 +1,52 @@
+// Runs of a few steps that decide between candidates and the given config. The runs take turns in
+// rounds, so that a disturbance affects all of them. The given config wins ties.
+//
+// Thread rule: one tournament at a time.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+// One config in the tournament.
+struct Contender {
+  std::vector<double> round_s;  // the median step of each round
+  std::string failure;          // why it left; empty while it takes part
+
+  double median_s() const;
+  double least_s() const;
+  double most_s() const;
+};
+
+struct TournamentPlan {
+  unsigned rounds = 1;
+  unsigned steps = 1;  // measured in each run
+  std::size_t candidates = 0;
+};
+
+// Plans as much as fits into `seconds`, if a step takes `step_s` and a run begins after `begin_s`.
+// `steps` that the user has chosen stay; 0 = none chosen. At least one round of one step for one
+// candidate.
+TournamentPlan plan_tournament(double seconds, double step_s, double begin_s, unsigned steps,
+                               std::size_t candidates);
+
+// Runs contender `index` and returns the median of its steps. An Error ends its part.
+using RunContender = std::function<double(std::size_t index, unsigned round)>;
+
+// Contender 0 is the given config. Every round begins with another contender.
+// Fails with: as `run`, if the given config fails while `given_must_run`.
+std::vector<Contender> run_tournament(std::size_t contenders, unsigned rounds, bool given_must_run,
+                                      const RunContender& run);
+
+// The index of the winner. A candidate beats the given config if it is quicker in every round, and
+// by more than a hundredth in the median (three hundredths after a single round).
+// Requires: a contender that has not failed.
+std::size_t winner_of(const std::vector<Contender>& contenders);
+
+// The median over the rounds of the given config's time over that of contender `index`.
+double gain_of(const std::vector<Contender>& contenders, std::size_t index);
+
+}  // namespace sluice

@@ -1,0 +1,82 @@
+#include "tools/tune/trial.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include <sluice/engine.h>
+#include "tools/gpt/model/gpt_model.h"
+#include "tools/gpt/train/compute_device.h"
+#include "tools/gpt/train/dataset.h"
+#include "tools/gpt/train/order_choice.h"
+#include "tools/gpt/train/run_memory.h"
+#include "tools/report/step_limits.h"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Settles budgets and order as `sluice train` does for one process.
+void settle(TrainConfig& config) {
+  config.engine.storage.state = {};
+  config.trace_file.clear();
+  config.has_status = false;
+  const bool is_on_host = computes_on_host(config);
+  const HostMemory share =
+      share_of_host(is_on_host, kept_activation_bytes(config, is_on_host), /*ranks=*/1);
+  settle_budgets(config.engine.memory, share);
+  const RunMachine machine = machine_of(share, 1);
+  resolve_order(config, machine);
+  (void)check_memory(config, machine, share);
+}
+
+void initialize(const TrainConfig& config, Engine& engine) {
+  const ModelSpec model = gpt::gpt_model_spec(config.model);
+  engine.initialize([&](const TensorPlace& tensor, std::uint64_t first, std::span<float> values) {
+    const UnitPlace& unit = engine.layout().unit(tensor.unit);
+    const TensorSpec& spec =
+        model.units[index_of(tensor.unit)].tensors[index_of(tensor.id) - unit.first_tensor];
+    gpt::fill_initial_values(config.model, config.seed, spec, first, values);
+  });
+}
+
+}  // namespace
+
+double Trial::median_s() const {
+  std::vector<double> sorted = step_s;
+  std::ranges::sort(sorted);
+  return sorted[sorted.size() / 2];
+}
+
+Trial run_trial(TrainConfig config, unsigned steps,
+                const std::function<void(unsigned step)>& progress) {
+  const Clock::time_point begin = Clock::now();
+  settle(config);
+  const Dataset dataset(config);
+  ComputeDevice device(config);
+  Engine engine(config.engine, training_model(config), device.device());
+  const std::unique_ptr<Trainer> trainer = device.make_trainer(config, dataset, engine);
+  initialize(config, engine);
+  LimitMeter meter(engine, validated(training_model(config)), config.micro_batches, *config.order,
+                   /*calibration=*/"");
+  Trial trial;
+  trial.began_s = seconds_since(begin);
+  trial.device_budget_bytes = engine.placement().device_budget_bytes;
+  for (unsigned step = 0; step <= steps; ++step) {
+    progress(step);
+    const Clock::time_point step_begin = Clock::now();
+    meter.note(trainer->train_step(step).report);
+    if (step != 0) trial.step_s.push_back(seconds_since(step_begin));
+  }
+  engine.drain();
+  if (const auto limits = meter.limits()) trial.rates = limits->rates;
+  engine.close();
+  return trial;
+}
+
+}  // namespace sluice

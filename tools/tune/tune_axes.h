@@ -1,0 +1,28 @@
+// The keys that `sluice tune` may change, and the values that it tries. None of them changes what a
+// step learns: homes, budgets, blocks, lanes and policies change no bit of the result, and another
+// division of the batch has the same sequences in a step, with other rounding.
+//
+// Thread rule: pure; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <sluice/config_document.h>
+#include "tools/gpt/train/train_config.h"
+#include "tools/tune/calibration.h"
+#include "tools/tune/tune_search.h"
+
+namespace sluice {
+
+// `given` is the config of `document`. `kept` are keys, or sections such as "memory", that stay as
+// they are. No choice has a setting that the config has already.
+// Fails with: kConfig for a kept word that is neither.
+std::vector<TuneAxis> tune_axes(const ConfigDocument& document, const TrainConfig& given,
+                                const MachineCalibration& machine,
+                                const std::vector<std::string>& kept);
+
+// Whether `settings` change how a step's sequences are divided.
+bool divides_batch(const TuneSettings& settings);
+
+}  // namespace sluice

@@ -1,0 +1,61 @@
+// The search for quick settings, by a model of the step. Each axis is a group of keys that change
+// together. The search goes along one axis at a time until no axis helps. It starts several times,
+// because axes that only help together hide each other: room in memory and a home there. Pure
+// except for the calls of `predict`, which come from several threads.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+// By key: the value as JSON, or "null" for a key that the config leaves to Sluice.
+using TuneSettings = std::map<std::string, std::string>;
+
+struct TuneAxis {
+  std::string name;
+  // The first choice is empty and stands for the given config. The second one, if there is one, is
+  // what Sluice would choose by itself.
+  std::vector<TuneSettings> choices;
+  // True for an axis whose choices a model can hardly tell apart. Candidates that differ only in
+  // such axes do not compete in a trial.
+  bool is_fine = false;
+};
+
+struct TunePrediction {
+  double step_s = 0;
+  // `step_s` and a small part of the work that a step hides: among settings with equal steps, the
+  // ones with less work rank higher.
+  double rank_s = 0;
+  std::string obstacle = {};  // why a run is impossible; `step_s` is unset then
+  std::string binds = {};     // the scarcest resource
+};
+
+struct TuneCandidate {
+  std::vector<std::size_t> choices;  // by axis
+  TuneSettings settings;
+  TunePrediction prediction;
+
+  bool is_given() const { return settings.empty(); }
+};
+
+using TunePredictor = std::function<TunePrediction(const TuneSettings& settings)>;
+
+struct TuneResult {
+  TuneCandidate given;
+  // The quickest candidates of those that the model finds quicker than the given config, quickest
+  // by rank first. Each has as few settings as possible, and differs from the others in an axis
+  // that is not fine. If the given config is impossible, the list has the quickest of all possible
+  // ones.
+  std::vector<TuneCandidate> best;
+  std::size_t predictions = 0;  // the number of candidates that the model has looked at
+};
+
+// `finalists` is the largest length of TuneResult::best.
+TuneResult tune_search(const std::vector<TuneAxis>& axes, const TunePredictor& predict,
+                       std::size_t finalists);
+
+}  // namespace sluice
