@@ -29,7 +29,10 @@ struct Case {
   int window = 0;  // pages
   std::uint32_t leases = 1;
 
-  explicit Case(std::uint64_t seed, bool are_equal) {
+  Case(const std::array<int, kUnits>& unit_pages, std::vector<std::uint32_t> used, int window_pages,
+       std::uint32_t lease_count)
+      : pages(unit_pages), uses(std::move(used)), window(window_pages), leases(lease_count) {}
+  Case(std::uint64_t seed, bool are_equal) {
     std::mt19937_64 random(seed);
     const int size = 1 + static_cast<int>(random() % 2);
     for (int& count : pages) count = are_equal ? size : 1 + static_cast<int>(random() % 3);
@@ -147,6 +150,13 @@ Totals run(bool are_equal) {
     totals.recently_used += recently_used;
   }
   return totals;
+}
+
+// With places that begin where units begin and end alone, it would be six.
+TEST(WindowFetches, APlaceMayEndWhereAUnitBegins) {
+  const Case of({5, 4, 1, 3}, {3, 1, 0, 1, 1, 3, 2, 2, 1}, /*window=*/9, /*leases=*/2);
+  EXPECT_EQ(planned_fetches(of), 5);
+  EXPECT_EQ(least_fetches(of), 5);
 }
 
 TEST(WindowFetches, OfUnitsOfOneSize) {
