@@ -64,7 +64,12 @@ std::string_view name_of(OptimizerKind kind) {
 }
 
 std::string_view name_of(OptimizerState state) {
-  return state == OptimizerState::k8bit ? "8bit" : "fp32";
+  switch (state) {
+    case OptimizerState::kFp32: return "fp32";
+    case OptimizerState::kBf16: return "bf16";
+    case OptimizerState::k8bit: return "8bit";
+  }
+  return "unknown";
 }
 
 bool keeps_exp_avg(OptimizerKind kind) {

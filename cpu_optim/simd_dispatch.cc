@@ -8,7 +8,7 @@
 #include <sluice/error.h>
 #include "cpu_optim/rank_sum.h"
 #include "cpu_optim/simd_kernels.h"
-#include "cpu_optim/update_codes.h"
+#include "cpu_optim/update_encoded.h"
 
 namespace sluice {
 namespace {
@@ -47,10 +47,13 @@ VectorResult run(const SimdKernels& kernels, const SgdCoefficients& c, const Upd
 
 VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
                                  const UpdateArrays& arrays) const {
-  if (arrays.has_codes()) {
-    const NewState state = update_codes(arrays, encode_moments, [&](const UpdateArrays& decoded) {
-      return update(coefficients, decoded).state;
-    });
+  if (arrays.has_codes() || arrays.has_bf16()) {
+    const auto round = [this](const FreshMoments& moments, const UpdateArrays& target) {
+      round_moments(moments, target);
+    };
+    const NewState state = update_encoded(
+        arrays, {encode_moments, round},
+        [&](const UpdateArrays& decoded) { return update(coefficients, decoded).state; });
     return {target_name, arrays.element_count, state};
   }
   VectorResult result =
@@ -63,6 +66,17 @@ VectorResult SimdKernels::update(const UpdateCoefficients& coefficients,
     result.element_count = arrays.element_count;
   }
   return result;
+}
+
+void SimdKernels::round_moments(const FreshMoments& moments, const UpdateArrays& target) const {
+  const std::uint64_t count = target.element_count;
+  const std::uint64_t first = target.rounding.first_element;
+  // The words of an element and its position in their 2^32 elements.
+  const RoundingWords words = rounding_words(target.rounding.key, first);
+  std::uint64_t done = 0;
+  if (first >> 32 == (first + count) >> 32)
+    done = round_vectors(moments, target, words, static_cast<std::uint32_t>(first));
+  if (done != count) round_moments_reference(moments.from(done), slice(target, done, count - done));
 }
 
 void SimdKernels::sum_in_order(const OrderedSum& sum) const {

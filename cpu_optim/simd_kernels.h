@@ -16,6 +16,7 @@
 #include "base/norm_accumulator.h"
 #include "base/ordered_sum.h"
 #include "cpu_optim/update.h"
+#include "cpu_optim/update_encoded.h"
 
 namespace sluice {
 
@@ -39,6 +40,11 @@ struct SimdKernels {
   VectorResult (*adagrad)(const AdagradCoefficients& coefficients, const UpdateArrays& arrays);
   VectorResult (*sgd)(const SgdCoefficients& coefficients, const UpdateArrays& arrays);
   void (*move)(const UpdateArrays& arrays, std::uint32_t seed);
+  // Rounds new moments to bf16. `words` belong to all elements, whose low 32 bits count from
+  // `first_element`. Returns the number of elements that were rounded; the scalar definition
+  // handles the rest.
+  std::uint64_t (*round_vectors)(const FreshMoments& moments, const UpdateArrays& target,
+                                 RoundingWords words, std::uint32_t first_element);
   std::string_view (*accumulate_gradient)(DType dtype, void* target, const void* source,
                                           std::uint64_t element_count);
   std::string_view (*add_squared_norm)(DType dtype, const void* gradient,
@@ -46,9 +52,10 @@ struct SimdKernels {
   // Returns the number of elements that were summed. The scalar definition handles the rest.
   std::uint64_t (*sum_vectors)(const OrderedSum& sum);
 
-  // The next two functions handle all elements, with vectors first and then the scalar definition
+  // The next three functions handle all elements, with vectors first and then the scalar definition
   // for the rest.
   VectorResult update(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) const;
+  void round_moments(const FreshMoments& moments, const UpdateArrays& target) const;
   void sum_in_order(const OrderedSum& sum) const;
 };
 

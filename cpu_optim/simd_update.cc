@@ -132,11 +132,40 @@ VectorResult update_layout(const Coefficients& coefficients, const UpdateArrays&
   return update_gradient<Rule, Fp16Master>(coefficients, arrays);
 }
 
+// The random bits of elements, as random_bits() of base/moment_rounding.h.
+HWY_INLINE BitsVector random_bits_of(BitsVector elements, BitsVector first, BitsVector second) {
+  BitsVector x = hn::Add(elements, first);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(kBits, 0x21f0aaad));
+  x = hn::Xor(x, second);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(kBits, 0xd35a2d97));
+  return hn::Xor(x, hn::ShiftRight<15>(x));
+}
+
+// round_moment() of base/moment_rounding.h.
+HWY_INLINE void store_stochastic(FloatVector value, BitsVector random, std::uint16_t* target) {
+  const BitsVector bits = hn::BitCast(kBits, value);
+  const BitsVector sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(kBits, 0x8000));
+  const BitsVector magnitude = hn::And(bits, hn::Set(kBits, 0x7fffffff));
+  const BitsVector rounded =
+      hn::Min(hn::ShiftRight<16>(hn::Add(magnitude, random)), hn::Set(kBits, 0x7f7f));
+  const BitsVector infinite = hn::Set(kBits, 0x7f800000);
+  const BitsVector special =
+      hn::IfThenElse(hn::Gt(magnitude, infinite), hn::Set(kBits, 0x7fc0), hn::Set(kBits, 0x7f80));
+  const BitsVector result = hn::IfThenElse(hn::Gt(infinite, magnitude), rounded, special);
+  hn::StoreU(hn::TruncateTo(kHalves, hn::Or(sign, result)), kHalves, target);
+}
+
+// Streams of words, of halves and of bytes, which an update reads and writes in place.
+struct Streams {
+  std::uint32_t* wide[3] = {};
+  std::uint32_t* narrow[4] = {};
+  std::uint32_t* bytes[2] = {};
+};
+
 // Moves the streams of an update as 32-bit words, in whole vectors even where the elements are
-// halves, so that only the memory can slow it down.
-template <int kWide, int kNarrow, bool kHasWideGradient, bool kWritesParameter>
-void move_streams(std::uint32_t* const* wide, std::uint32_t* const* narrow,
-                  const UpdateArrays& arrays, std::uint32_t seed) {
+// halves or bytes, so that only the memory can slow it down.
+template <int kWide, int kNarrow, int kBytes, bool kHasWideGradient, bool kWritesParameter>
+void move_streams(const Streams& streams, const UpdateArrays& arrays, std::uint32_t seed) {
   const auto* HWY_RESTRICT gradient = static_cast<const std::uint32_t*>(arrays.gradient);
   auto* HWY_RESTRICT parameter = static_cast<std::uint32_t*>(arrays.parameter);
   const BitsVector mask = hn::Set(kBits, seed);
@@ -147,37 +176,67 @@ void move_streams(std::uint32_t* const* wide, std::uint32_t* const* narrow,
     if constexpr (kHasWideGradient)
       change = hn::Xor(change, hn::And(mask, hn::LoadU(kBits, gradient + i + kLanes)));
     for (int stream = 0; stream < kWide; ++stream) {
-      std::uint32_t* const at = wide[stream] + i;
+      std::uint32_t* const at = streams.wide[stream] + i;
       hn::StoreU(hn::Xor(change, hn::LoadU(kBits, at)), kBits, at);
       hn::StoreU(hn::Xor(change, hn::LoadU(kBits, at + kLanes)), kBits, at + kLanes);
     }
     for (int stream = 0; stream < kNarrow; ++stream) {
-      std::uint32_t* const at = narrow[stream] + half;
+      std::uint32_t* const at = streams.narrow[stream] + half;
       hn::StoreU(hn::Xor(change, hn::LoadU(kBits, at)), kBits, at);
+    }
+    // A vector of bytes belongs to two passes of this loop.
+    if (kBytes != 0 && i % (4 * kLanes) == 0 && i + 4 * kLanes <= element_count) {
+      for (int stream = 0; stream < kBytes; ++stream) {
+        std::uint32_t* const at = streams.bytes[stream] + i / 4;
+        hn::StoreU(hn::Xor(change, hn::LoadU(kBits, at)), kBits, at);
+      }
     }
     if constexpr (kWritesParameter) hn::StoreU(change, kBits, parameter + half);
   }
 }
 
-template <int kMoments, bool kHasWideGradient>
-void move_layout(const UpdateArrays& arrays, std::uint32_t seed) {
-  std::uint32_t* wide[3] = {};
-  int count = 0;
-  for (float* moment : {arrays.exp_avg, arrays.exp_avg_sq}) {
-    if (moment != nullptr) wide[count++] = reinterpret_cast<std::uint32_t*>(moment);
-  }
-  std::uint32_t* const narrow[2] = {static_cast<std::uint32_t*>(arrays.parameter),
-                                    reinterpret_cast<std::uint32_t*>(arrays.low)};
+// The moments are `kWide` arrays of words, `kNarrow` of halves and `kBytes` of codes.
+template <int kWide, int kNarrow, int kBytes, bool kHasWideGradient>
+void move_layout(Streams streams, const UpdateArrays& arrays, std::uint32_t seed) {
   switch (arrays.master_layout) {
     case MasterLayout::kFp32:
-      wide[count] = static_cast<std::uint32_t*>(arrays.parameter);
-      return move_streams<kMoments + 1, 0, kHasWideGradient, false>(wide, narrow, arrays, seed);
+      streams.wide[kWide] = static_cast<std::uint32_t*>(arrays.parameter);
+      return move_streams<kWide + 1, kNarrow, kBytes, kHasWideGradient, false>(streams, arrays,
+                                                                               seed);
     case MasterLayout::kSplitBf16:
-      return move_streams<kMoments, 2, kHasWideGradient, false>(wide, narrow, arrays, seed);
+      streams.narrow[kNarrow] = static_cast<std::uint32_t*>(arrays.parameter);
+      streams.narrow[kNarrow + 1] = reinterpret_cast<std::uint32_t*>(arrays.low);
+      return move_streams<kWide, kNarrow + 2, kBytes, kHasWideGradient, false>(streams, arrays,
+                                                                               seed);
     case MasterLayout::kFp16:
-      wide[count] = reinterpret_cast<std::uint32_t*>(arrays.master);
-      return move_streams<kMoments + 1, 0, kHasWideGradient, true>(wide, narrow, arrays, seed);
+      streams.wide[kWide] = reinterpret_cast<std::uint32_t*>(arrays.master);
+      return move_streams<kWide + 1, kNarrow, kBytes, kHasWideGradient, true>(streams, arrays,
+                                                                              seed);
   }
+}
+
+template <class Element>
+int add_streams(std::uint32_t** streams, Element* first, Element* second) {
+  int count = 0;
+  for (Element* const moment : {first, second}) {
+    if (moment != nullptr) streams[count++] = reinterpret_cast<std::uint32_t*>(moment);
+  }
+  return count;
+}
+
+template <bool kHasWideGradient>
+void move_moments(const UpdateArrays& arrays, std::uint32_t seed) {
+  Streams streams;
+  const int wide = add_streams(streams.wide, arrays.exp_avg, arrays.exp_avg_sq);
+  const int narrow = add_streams(streams.narrow, arrays.exp_avg_bf16, arrays.exp_avg_sq_bf16);
+  const int bytes =
+      add_streams(streams.bytes, arrays.exp_avg_codes.codes, arrays.exp_avg_sq_codes.codes);
+  if (wide == 2) return move_layout<2, 0, 0, kHasWideGradient>(streams, arrays, seed);
+  if (wide == 1) return move_layout<1, 0, 0, kHasWideGradient>(streams, arrays, seed);
+  if (narrow == 2) return move_layout<0, 2, 0, kHasWideGradient>(streams, arrays, seed);
+  if (narrow == 1) return move_layout<0, 1, 0, kHasWideGradient>(streams, arrays, seed);
+  if (bytes == 2) return move_layout<0, 0, 2, kHasWideGradient>(streams, arrays, seed);
+  move_layout<0, 0, 1, kHasWideGradient>(streams, arrays, seed);
 }
 
 }  // namespace
@@ -199,13 +258,27 @@ VectorResult update_sgd(const SgdCoefficients& c, const UpdateArrays& arrays) {
 }
 
 void move_bytes(const UpdateArrays& arrays, std::uint32_t seed) {
-  const bool has_both = arrays.exp_avg != nullptr && arrays.exp_avg_sq != nullptr;
-  const bool has_wide_gradient = arrays.gradient_dtype == DType::kFp32;
-  if (has_both) {
-    has_wide_gradient ? move_layout<2, true>(arrays, seed) : move_layout<2, false>(arrays, seed);
-  } else {
-    has_wide_gradient ? move_layout<1, true>(arrays, seed) : move_layout<1, false>(arrays, seed);
+  arrays.gradient_dtype == DType::kFp32 ? move_moments<true>(arrays, seed)
+                                        : move_moments<false>(arrays, seed);
+}
+
+std::uint64_t round_vectors(const FreshMoments& moments, const UpdateArrays& target,
+                            RoundingWords words, std::uint32_t first_element) {
+  const BitsVector first = hn::Set(kBits, words.first);
+  const BitsVector second = hn::Set(kBits, words.second);
+  const BitsVector low_half = hn::Set(kBits, 0xffff);
+  const std::uint64_t count = target.element_count - target.element_count % kLanes;
+  for (std::uint64_t i = 0; i < count; i += kLanes) {
+    const auto element = first_element + static_cast<std::uint32_t>(i);
+    const BitsVector random = random_bits_of(hn::Iota(kBits, element), first, second);
+    if (moments.exp_avg != nullptr)
+      store_stochastic(hn::LoadU(kFloats, moments.exp_avg + i), hn::And(random, low_half),
+                       target.exp_avg_bf16 + i);
+    if (moments.exp_avg_sq != nullptr)
+      store_stochastic(hn::LoadU(kFloats, moments.exp_avg_sq + i), hn::ShiftRight<16>(random),
+                       target.exp_avg_sq_bf16 + i);
   }
+  return count;
 }
 
 }  // namespace HWY_NAMESPACE

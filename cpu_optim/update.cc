@@ -3,7 +3,7 @@
 #include <sluice/error.h>
 #include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
-#include "cpu_optim/update_codes.h"
+#include "cpu_optim/update_encoded.h"
 
 namespace sluice {
 namespace {
@@ -91,6 +91,10 @@ bool is_lost(const MomentCodes& moment, std::uint64_t i) {
   return moment.exist() && is_lost_moment(moment.codes[i], moment.scales[i / kMomentGroupElements]);
 }
 
+bool is_lost(const std::uint16_t* moment, std::uint64_t i) {
+  return moment != nullptr && !is_finite_half(moment[i]);
+}
+
 template <class Coefficients>
 NewState update(const Coefficients& c, const UpdateArrays& arrays) {
   NewState state = NewState::kFinite;
@@ -128,6 +132,9 @@ UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_
   part.exp_avg_sq = advance(arrays.exp_avg_sq);
   part.exp_avg_codes = arrays.exp_avg_codes.from(begin);
   part.exp_avg_sq_codes = arrays.exp_avg_sq_codes.from(begin);
+  part.exp_avg_bf16 = advance(arrays.exp_avg_bf16);
+  part.exp_avg_sq_bf16 = advance(arrays.exp_avg_sq_bf16);
+  part.rounding = arrays.rounding.from(begin);
   part.gradient =
       static_cast<const std::byte*>(arrays.gradient) + begin * size_of(arrays.gradient_dtype);
   part.element_count = count;
@@ -136,7 +143,7 @@ UpdateArrays slice(const UpdateArrays& arrays, std::uint64_t begin, std::uint64_
 
 UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
   std::uint64_t in_place = 4;  // the master, in one piece or two
-  const std::uint64_t moment = arrays.has_codes() ? 1 : 4;
+  const std::uint64_t moment = arrays.has_codes() ? 1 : arrays.has_bf16() ? 2 : 4;
   if (arrays.has_exp_avg()) in_place += moment;
   if (arrays.has_exp_avg_sq()) in_place += moment;
   return {.read = in_place + size_of(arrays.gradient_dtype),
@@ -146,10 +153,10 @@ UpdateBytes bytes_per_element(const UpdateArrays& arrays) {
 NewState update_reference(const UpdateCoefficients& coefficients, const UpdateArrays& arrays) {
   check(coefficients, arrays);
   const FloatEnvironment environment;
-  if (arrays.has_codes())
-    return update_codes(arrays, encode_moments_reference, [&](const UpdateArrays& decoded) {
-      return update_reference(coefficients, decoded);
-    });
+  if (arrays.has_codes() || arrays.has_bf16())
+    return update_encoded(
+        arrays, {encode_moments_reference, round_moments_reference},
+        [&](const UpdateArrays& decoded) { return update_reference(coefficients, decoded); });
   return std::visit([&](const auto& c) { return update(c, arrays); }, coefficients);
 }
 
@@ -163,8 +170,9 @@ NonFiniteState find_non_finite_state(const UpdateArrays& arrays) {
   for (std::uint64_t i = 0; i < arrays.element_count; ++i) {
     const std::string_view part = non_finite_part(arrays.master_layout, state_at(arrays, i));
     if (!part.empty()) return {i, part};
-    if (is_lost(arrays.exp_avg_codes, i)) return {i, "exp_avg"};
-    if (is_lost(arrays.exp_avg_sq_codes, i)) return {i, "exp_avg_sq"};
+    if (is_lost(arrays.exp_avg_codes, i) || is_lost(arrays.exp_avg_bf16, i)) return {i, "exp_avg"};
+    if (is_lost(arrays.exp_avg_sq_codes, i) || is_lost(arrays.exp_avg_sq_bf16, i))
+      return {i, "exp_avg_sq"};
   }
   return {arrays.element_count, {}};
 }

@@ -13,6 +13,7 @@
 #include <variant>
 
 #include <sluice/dtype.h>
+#include "base/moment_rounding.h"
 #include "base/optimizer_math.h"
 #include "cpu_optim/moment_codec.h"
 
@@ -39,9 +40,9 @@ bool keeps_exp_avg_sq(const UpdateCoefficients& coefficients);
 
 // A run of elements that share hyperparameters. All arrays hold `element_count` elements and are
 // updated in place; arrays that the layout or the optimizer does not use are null. A moment is
-// either fp32 or codes, and both moments are of one kind. With codes, the run begins with a group
-// of its tensor. The codes are decoded to fp32, updated, and encoded again; the weight takes the
-// new moments before they are rounded to codes.
+// fp32, bf16 or codes, and both moments are of one kind. With codes, the run begins with a group of
+// its tensor. With bf16, `rounding` says which elements the run has. Codes and bf16 are decoded to
+// fp32, updated, and encoded again; the weight takes the new moments before they are encoded.
 struct UpdateArrays {
   MasterLayout master_layout = MasterLayout::kFp32;
   DType gradient_dtype = DType::kFp32;
@@ -52,12 +53,20 @@ struct UpdateArrays {
   float* exp_avg_sq = nullptr;
   MomentCodes exp_avg_codes = {};
   MomentCodes exp_avg_sq_codes = {};
+  std::uint16_t* exp_avg_bf16 = nullptr;
+  std::uint16_t* exp_avg_sq_bf16 = nullptr;
+  MomentRounding rounding = {};
   const void* gradient = nullptr;  // float[n], or uint16_t[n] of bf16 or fp16 bits
   std::uint64_t element_count = 0;
 
   bool has_codes() const { return exp_avg_codes.exist() || exp_avg_sq_codes.exist(); }
-  bool has_exp_avg() const { return exp_avg != nullptr || exp_avg_codes.exist(); }
-  bool has_exp_avg_sq() const { return exp_avg_sq != nullptr || exp_avg_sq_codes.exist(); }
+  bool has_bf16() const { return exp_avg_bf16 != nullptr || exp_avg_sq_bf16 != nullptr; }
+  bool has_exp_avg() const {
+    return exp_avg != nullptr || exp_avg_codes.exist() || exp_avg_bf16 != nullptr;
+  }
+  bool has_exp_avg_sq() const {
+    return exp_avg_sq != nullptr || exp_avg_sq_codes.exist() || exp_avg_sq_bf16 != nullptr;
+  }
 };
 
 // Elements [begin, begin + count) of `arrays`. The result points into the same memory.

@@ -27,7 +27,8 @@ constexpr CheckpointPart kParts[] = {CheckpointPart::kWeight, CheckpointPart::kM
 constexpr OptimizerKind kOptimizers[] = {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                                          OptimizerKind::kLion, OptimizerKind::kAdagrad,
                                          OptimizerKind::kSgd};
-constexpr OptimizerState kStates[] = {OptimizerState::kFp32, OptimizerState::k8bit};
+constexpr OptimizerState kStates[] = {OptimizerState::kFp32, OptimizerState::kBf16,
+                                      OptimizerState::k8bit};
 
 std::string sum_of(const json& document) {
   const std::string text = document.dump();

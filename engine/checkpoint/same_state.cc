@@ -27,9 +27,9 @@ void require_same_state(const StateDescription& own, const StateDescription& wan
   if (own.moments != wanted.moments && !converts)
     refuse("optimizer.state", std::string(name_of(own.moments)),
            std::string(name_of(wanted.moments)),
-           wanted.moments == OptimizerState::k8bit
-               ? "--convert rounds the moments to 8 bits"
-               : "--convert continues from the moments that the 8 bits mean, in fp32");
+           wanted.moments == OptimizerState::kFp32
+               ? "--convert continues from the rounded moments, in fp32"
+               : fmt::format("--convert rounds the moments to {}", name_of(wanted.moments)));
   std::map<std::string, const StateDescription::Tensor*> by_name;
   for (const StateDescription::Tensor& tensor : own.tensors) by_name[tensor.name] = &tensor;
   for (const StateDescription::Tensor& tensor : wanted.tensors) {

@@ -57,7 +57,7 @@ OptimizerKind optimizer_from(const std::string& name) {
 }
 
 OptimizerState optimizer_state_from(const std::string& name) {
-  return named(name, {OptimizerState::kFp32, OptimizerState::k8bit});
+  return named(name, {OptimizerState::kFp32, OptimizerState::kBf16, OptimizerState::k8bit});
 }
 
 OverlapPolicy overlap_from(const std::string& name) {
@@ -256,6 +256,8 @@ Config engine_config(const ConfigDocument& document) {
                               config.precision.loss_scale.static_scale, kStaticScaleMin));
   config.optimizer.kind = optimizer_from(document.string("optimizer.type"));
   config.optimizer.state = optimizer_state_from(document.string("optimizer.state"));
+  config.optimizer.rounding_seed =
+      static_cast<std::uint64_t>(document.integer("optimizer.rounding_seed"));
   config.optimizer.momentum = document.number("optimizer.momentum");
   config.optimizer.adam = {.beta1 = document.number("optimizer.beta1"),
                            .beta2 = document.number("optimizer.beta2"),

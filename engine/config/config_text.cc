@@ -38,6 +38,7 @@ ordered_json optimizer_json(const Config::Optimizer& optimizer) {
   }
   ordered_json json = {{"type", name_of(optimizer.kind)},
                        {"state", name_of(optimizer.state)},
+                       {"rounding_seed", optimizer.rounding_seed},
                        {"beta1", optimizer.adam.beta1},
                        {"beta2", optimizer.adam.beta2},
                        {"epsilon", optimizer.adam.epsilon},

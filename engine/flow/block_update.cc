@@ -1,6 +1,7 @@
 #include "engine/flow/block_update.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -9,7 +10,8 @@
 namespace sluice {
 
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
-                       const BlockPlanes& planes, const UpdateRun& run) {
+                       const BlockPlanes& planes, const UpdateRun& run,
+                       std::uint64_t rounding_key) {
   const std::uint64_t begin_element = run.begin;
   UpdateArrays arrays{.master_layout = format.master,
                       .gradient_dtype = format.gradient,
@@ -24,6 +26,11 @@ UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
   if (moments.exp_avg_sq != nullptr) arrays.exp_avg_sq = moments.exp_avg_sq + begin_element;
   arrays.exp_avg_codes = moments.exp_avg_codes.from(begin_element);
   arrays.exp_avg_sq_codes = moments.exp_avg_sq_codes.from(begin_element);
+  if (moments.exp_avg_bf16 != nullptr) arrays.exp_avg_bf16 = moments.exp_avg_bf16 + begin_element;
+  if (moments.exp_avg_sq_bf16 != nullptr)
+    arrays.exp_avg_sq_bf16 = moments.exp_avg_sq_bf16 + begin_element;
+  arrays.rounding = {.key = rounding_key_of_tensor(rounding_key, index_of(run.first_tensor)),
+                     .first_element = run.first_element};
   if (planes.gradients != nullptr)
     arrays.gradient = planes.gradients + begin_element * format.gradient_bytes();
   return arrays;
@@ -56,7 +63,7 @@ void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const Bl
                          std::uint64_t step) {
   for_each_run(layout, block, [&](const UpdateRun& run) {
     const NonFiniteState found =
-        find_non_finite_state(arrays_of(layout.format(), block, planes, run));
+        find_non_finite_state(arrays_of(layout.format(), block, planes, run, 0));
     if (!found.part.empty())
       fail_overflow(layout, block.unit, block.offset_elements + run.begin + found.element,
                     found.part, step);
@@ -66,25 +73,28 @@ void throw_if_overflowed(const Layout& layout, const BlockPlace& block, const Bl
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function) {
   const auto tensors = layout.tensors_of(block.unit);
+  const bool is_by_tensor = layout.format().moments == OptimizerState::kBf16;
   const std::uint64_t block_end = block.offset_elements + block.element_count;
   std::uint64_t begin = block.offset_elements;
   auto tensor = std::ranges::find_if(tensors, [&](const TensorPlace& place) {
     return place.offset_elements + place.element_count > begin;
   });
   // A block may begin in the padding after the last tensor that touches it.
-  std::uint32_t set =
-      tensor == tensors.end() ? tensors.back().hyperparameter_set : tensor->hyperparameter_set;
+  if (tensor == tensors.end()) tensor = std::prev(tensors.end());
   while (begin < block_end) {
-    while (tensor != tensors.end() && tensor->hyperparameter_set == set) ++tensor;
+    const auto first = tensor++;
+    while (tensor != tensors.end() && !is_by_tensor &&
+           tensor->hyperparameter_set == first->hyperparameter_set)
+      ++tensor;
     const std::uint64_t end =
         tensor == tensors.end() ? block_end : std::min(block_end, tensor->offset_elements);
-    if (end > begin) {
-      function({.begin = begin - block.offset_elements,
-                .element_count = end - begin,
-                .hyperparameter_set = set});
-      begin = end;
-    }
-    if (tensor != tensors.end()) set = tensor->hyperparameter_set;
+    if (end <= begin) continue;
+    function({.begin = begin - block.offset_elements,
+              .element_count = end - begin,
+              .hyperparameter_set = first->hyperparameter_set,
+              .first_tensor = first->id,
+              .first_element = begin - first->offset_elements});
+    begin = end;
   }
 }
 
@@ -92,7 +102,8 @@ void update_block(const Layout& layout, const BlockPlace& block, const BlockPlan
                   const StepCoefficients& coefficients, std::uint64_t step,
                   CpuOptimizer& optimizer) {
   for_each_run(layout, block, [&](const UpdateRun& run) {
-    const UpdateArrays arrays = arrays_of(layout.format(), block, planes, run);
+    const UpdateArrays arrays =
+        arrays_of(layout.format(), block, planes, run, coefficients.rounding_key);
     if (optimizer.update(coefficients.of_set[run.hyperparameter_set], arrays) ==
         NewState::kNonFinite) {
       throw_if_overflowed(layout, block, planes, step);

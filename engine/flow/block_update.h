@@ -25,12 +25,16 @@ struct UpdateRun {
   std::uint64_t begin = 0;  // in the block
   std::uint64_t element_count = 0;
   std::uint32_t hyperparameter_set = 0;
+  TensorId first_tensor{};
+  std::uint64_t first_element = 0;  // of the run, in `first_tensor`
 };
-// Calls `run` for as few runs as possible; padding belongs to a neighboring run.
+// Calls `run` for as few runs as possible; padding belongs to a neighboring run. With moments in
+// bf16, which are rounded by tensor, each run lies in one tensor.
 void for_each_run(const Layout& layout, const BlockPlace& block,
                   const std::function<void(const UpdateRun&)>& function);
+// `rounding_key` is that of the step.
 UpdateArrays arrays_of(const StateFormat& format, const BlockPlace& block,
-                       const BlockPlanes& planes, const UpdateRun& run);
+                       const BlockPlanes& planes, const UpdateRun& run, std::uint64_t rounding_key);
 
 // Checks the result of update `step` on a block.
 // Fails with: kNonFinite naming tensor and element of a weight or a moment that has overflowed.

@@ -21,6 +21,9 @@ DeviceUpdate on_device(const StateFormat& format, const UpdateArrays& arrays) {
           .exp_avg_scales = arrays.exp_avg_codes.scales,
           .exp_avg_sq_codes = arrays.exp_avg_sq_codes.codes,
           .exp_avg_sq_scales = arrays.exp_avg_sq_codes.scales,
+          .exp_avg_bf16 = arrays.exp_avg_bf16,
+          .exp_avg_sq_bf16 = arrays.exp_avg_sq_bf16,
+          .rounding = arrays.rounding,
           .gradient = arrays.gradient,
           .element_count = arrays.element_count};
 }
@@ -51,7 +54,8 @@ void DeviceUpdates::update(const BlockPlace& block, const StepCoefficients& coef
                            .record = tiers_.device_record(block.id),
                            .gradients = tiers_.device_gradient(block)};
   for_each_run(layout_, block, [&](const UpdateRun& run) {
-    DeviceUpdate arrays = on_device(format, arrays_of(format, block, planes, run));
+    DeviceUpdate arrays =
+        on_device(format, arrays_of(format, block, planes, run, coefficients.rounding_key));
     arrays.non_finite = tiers_.device_tally(block.unit).overflow;
     math_->update(coefficients.of_set[run.hyperparameter_set], arrays, stream_.id());
   });

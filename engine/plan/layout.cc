@@ -51,6 +51,12 @@ RecordMoments moments_of(const StateFormat& format, std::uint64_t elements, std:
     if (format.keeps_exp_avg_sq) moments.exp_avg_sq = reinterpret_cast<float*>(exp_avg_sq);
     return moments;
   }
+  if (format.moments == OptimizerState::kBf16) {
+    if (format.keeps_exp_avg) moments.exp_avg_bf16 = reinterpret_cast<std::uint16_t*>(exp_avg);
+    if (format.keeps_exp_avg_sq)
+      moments.exp_avg_sq_bf16 = reinterpret_cast<std::uint16_t*>(exp_avg_sq);
+    return moments;
+  }
   const auto codes = [&](std::byte* begin, std::uint64_t scales_begin) {
     return MomentCodes{.codes = reinterpret_cast<std::uint8_t*>(begin),
                        .scales = reinterpret_cast<float*>(record + scales_begin)};

@@ -49,7 +49,12 @@ struct StateFormat {
   // The following functions say where each part begins in the record of `elements` elements, a
   // multiple of kAlignElements.
   std::uint64_t moment_bytes() const {
-    return moments == OptimizerState::k8bit ? 1 : sizeof(float);
+    switch (moments) {
+      case OptimizerState::kFp32: return sizeof(float);
+      case OptimizerState::kBf16: return sizeof(std::uint16_t);
+      case OptimizerState::k8bit: return 1;
+    }
+    return 0;
   }
   std::uint64_t exp_avg_begin(std::uint64_t elements) const {
     if (master == MasterLayout::kFp32) return 0;
@@ -80,10 +85,12 @@ struct StateFormat {
 };
 static_assert(kAlignElements == kMomentGroupElements, "a block's groups are those of its tensors");
 
-// The moments in a record: each is fp32, or codes, or null where the optimizer keeps none.
+// The moments in a record: each is fp32, bf16 or codes, or null where the optimizer keeps none.
 struct RecordMoments {
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
+  std::uint16_t* exp_avg_bf16 = nullptr;
+  std::uint16_t* exp_avg_sq_bf16 = nullptr;
   MomentCodes exp_avg_codes = {};
   MomentCodes exp_avg_sq_codes = {};
 };

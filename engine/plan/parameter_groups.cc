@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sluice/error.h>
+#include "base/moment_rounding.h"
 
 namespace sluice {
 namespace {
@@ -43,7 +44,7 @@ void require_match(const std::string& pattern, std::size_t group,
 }  // namespace
 
 ParameterGroups::ParameterGroups(const Config::Optimizer& optimizer, const ModelSpec& model)
-    : options_(optimizer.options()) {
+    : options_(optimizer.options()), rounding_seed_(optimizer.rounding_seed) {
   const std::vector<std::string> tensors = tensor_names(model);
   for (std::size_t i = 0; i < optimizer.groups.size(); ++i) {
     for (const std::string& pattern : optimizer.groups[i].tensors)
@@ -83,7 +84,8 @@ std::uint32_t ParameterGroups::index_of(const Set& set) {
 StepCoefficients ParameterGroups::coefficients(double learning_rate,
                                                std::span<const double> group_learning_rates,
                                                std::uint64_t step, float gradient_scale) const {
-  StepCoefficients coefficients;
+  StepCoefficients coefficients{.of_set = {},
+                                .rounding_key = rounding_key_of_step(rounding_seed_, step)};
   for (const Set& set : sets_) {
     OptimizerOptions options = options_;
     options.adam.weight_decay = set.weight_decay;

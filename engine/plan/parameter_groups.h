@@ -19,9 +19,11 @@
 
 namespace sluice {
 
-// The coefficients of one step's update, by set.
+// The coefficients of one step's update, by set, and the step's key for moments in bf16
+// (base/moment_rounding.h).
 struct StepCoefficients {
   std::vector<UpdateCoefficients> of_set;
+  std::uint64_t rounding_key = 0;
 };
 
 class ParameterGroups {
@@ -51,6 +53,7 @@ class ParameterGroups {
   std::uint32_t index_of(const Set& set);
 
   OptimizerOptions options_;
+  std::uint64_t rounding_seed_ = 0;
   std::vector<Set> sets_;
   std::vector<std::uint32_t> set_of_tensors_;
 };

@@ -30,17 +30,22 @@ void set_moments(const Layout& layout, const BlockView& view, const TensorPlace&
     source.read(tensor, StateKind::kExpAvg, first, {moments.exp_avg + at, count});
   if (moments.exp_avg_sq != nullptr)
     source.read(tensor, StateKind::kExpAvgSq, first, {moments.exp_avg_sq + at, count});
-  const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes) {
-    for (std::uint64_t done = 0; codes.exist() && done < count; done += kFillElements) {
+  const auto set = [&](StateKind kind, CodeBook book, const MomentCodes& codes,
+                       std::uint16_t* bf16) {
+    if (!codes.exist() && bf16 == nullptr) return;
+    for (std::uint64_t done = 0; done < count; done += kFillElements) {
       spare.resize(std::min(kFillElements, count));
       const auto values =
           std::span(spare).first(std::min<std::uint64_t>(spare.size(), count - done));
       source.read(tensor, kind, first + done, values);
-      encode_saved_moments(book, values, codes.from(at + done));
+      if (codes.exist())
+        encode_saved_moments(book, values, codes.from(at + done));
+      else
+        std::ranges::transform(values, bf16 + at + done, nearest_moment);
     }
   };
-  set(StateKind::kExpAvg, CodeBook::kSigned, moments.exp_avg_codes);
-  set(StateKind::kExpAvgSq, CodeBook::kUnsigned, moments.exp_avg_sq_codes);
+  set(StateKind::kExpAvg, CodeBook::kSigned, moments.exp_avg_codes, moments.exp_avg_bf16);
+  set(StateKind::kExpAvgSq, CodeBook::kUnsigned, moments.exp_avg_sq_codes, moments.exp_avg_sq_bf16);
 }
 
 // Padding has no source. Zero bytes mean zero, except as codes of both signs.
@@ -119,10 +124,15 @@ void read_as_masters(const Layout& layout, const BlockView& view, std::uint64_t 
 }
 
 // A moment that is not kept reads as zero. `target` may have any alignment.
-void read_moment(const float* values, CodeBook book, const MomentCodes& codes, std::uint64_t begin,
-                 std::span<std::byte> target) {
+void read_moment(const float* values, const std::uint16_t* bf16, CodeBook book,
+                 const MomentCodes& codes, std::uint64_t begin, std::span<std::byte> target) {
   if (values != nullptr) {
     std::memcpy(target.data(), values + begin, target.size());
+  } else if (bf16 != nullptr) {
+    for (std::uint64_t i = 0; i < target.size() / sizeof(float); ++i) {
+      const float value = float_from_bf16(bf16[begin + i]);
+      std::memcpy(target.data() + i * sizeof(float), &value, sizeof(float));
+    }
   } else if (codes.exist()) {
     std::array<float, 4 * kMomentGroupElements> decoded;
     for (std::uint64_t done = 0; done < target.size() / sizeof(float); done += decoded.size()) {
@@ -177,10 +187,11 @@ void read_values(const Layout& layout, const BlockView& view, StateKind kind, st
                   target.size());
       return;
     case StateKind::kExpAvg:
-      return read_moment(moments.exp_avg, CodeBook::kSigned, moments.exp_avg_codes, begin, target);
+      return read_moment(moments.exp_avg, moments.exp_avg_bf16, CodeBook::kSigned,
+                         moments.exp_avg_codes, begin, target);
     case StateKind::kExpAvgSq:
-      return read_moment(moments.exp_avg_sq, CodeBook::kUnsigned, moments.exp_avg_sq_codes, begin,
-                         target);
+      return read_moment(moments.exp_avg_sq, moments.exp_avg_sq_bf16, CodeBook::kUnsigned,
+                         moments.exp_avg_sq_codes, begin, target);
     case StateKind::kMaster: break;
   }
   if (!has_record) return read_as_masters(layout, view, begin, target);

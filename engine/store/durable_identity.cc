@@ -173,6 +173,8 @@ DurableIdentity::DurableIdentity(const Config& config, const ModelSpec& model, c
       {"optimizer.weight_decay", fmt::format("{}", config.optimizer.adam.weight_decay)},
       {"optimizer.momentum", fmt::format("{}", config.optimizer.momentum)},
       {"optimizer.clip_norm", fmt::format("{}", config.optimizer.clip_norm)}};
+  if (config.optimizer.state == OptimizerState::kBf16)
+    config_["optimizer.rounding_seed"] = fmt::format("{}", config.optimizer.rounding_seed);
   for (std::size_t i = 0; i < config.optimizer.groups.size(); ++i) {
     const Config::Optimizer::Group& group = config.optimizer.groups[i];
     config_[fmt::format("optimizer.groups[{}]", i)] =
@@ -231,9 +233,12 @@ DescribedRun described_run(const std::string& settings, const std::string& store
   config.precision.parameters = reader.one_of(kTypes, "layout", "precision.parameters");
   config.precision.gradients = reader.one_of(kTypes, "config", "precision.gradients");
   config.optimizer.kind = reader.one_of(kOptimizers, "layout", "optimizer.kind");
-  constexpr std::array kStates{OptimizerState::kFp32, OptimizerState::k8bit};
+  constexpr std::array kStates{OptimizerState::kFp32, OptimizerState::kBf16, OptimizerState::k8bit};
   if (reader.has("layout", kOptimizerState))
     config.optimizer.state = reader.one_of(kStates, "layout", kOptimizerState);
+  if (config.optimizer.state == OptimizerState::kBf16)
+    config.optimizer.rounding_seed =
+        reader.number<std::uint64_t>("config", "optimizer.rounding_seed");
   AdamOptions& adam = config.optimizer.adam;
   adam.beta1 = reader.number<double>("config", "optimizer.beta1");
   adam.beta2 = reader.number<double>("config", "optimizer.beta2");

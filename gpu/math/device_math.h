@@ -14,6 +14,7 @@
 
 #include <sluice/device.h>
 #include <sluice/dtype.h>
+#include "base/moment_rounding.h"
 #include "base/optimizer_math.h"
 
 namespace sluice {
@@ -40,6 +41,10 @@ struct DeviceUpdate {
   float* exp_avg_scales = nullptr;
   std::uint8_t* exp_avg_sq_codes = nullptr;
   float* exp_avg_sq_scales = nullptr;
+  // Or bf16, and which elements the run has (base/moment_rounding.h).
+  std::uint16_t* exp_avg_bf16 = nullptr;
+  std::uint16_t* exp_avg_sq_bf16 = nullptr;
+  MomentRounding rounding = {};
   const void* gradient = nullptr;
   std::uint64_t element_count = 0;
   // Set to 1 when a new master, its rounded parameter, or a new moment is not finite; otherwise

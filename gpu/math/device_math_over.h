@@ -57,7 +57,7 @@ class DeviceMathOver final : public DeviceMath {
   void update(const DeviceCoefficients& coefficients, const DeviceUpdate& a,
               StreamId stream) override {
     check_aligned({a.parameter, a.low, a.master, a.exp_avg, a.exp_avg_sq, a.exp_avg_codes,
-                   a.exp_avg_sq_codes, a.gradient});
+                   a.exp_avg_sq_codes, a.exp_avg_bf16, a.exp_avg_sq_bf16, a.gradient});
     std::visit(
         [&](const auto& c) {
           switch (a.parameter_type) {
@@ -89,13 +89,21 @@ class DeviceMathOver final : public DeviceMath {
                    StreamId stream) {
     const bool has_codes = a.exp_avg_codes != nullptr || a.exp_avg_sq_codes != nullptr;
     if (has_codes) return update_codes_with(c, masters, a, stream);
-    SLUICE_CHECK(!Rule<Coefficients>::kExpAvg || a.exp_avg != nullptr, "it keeps exp_avg");
-    SLUICE_CHECK(!Rule<Coefficients>::kExpAvgSq || a.exp_avg_sq != nullptr, "it keeps exp_avg_sq");
+    using R = Rule<Coefficients>;
+    SLUICE_CHECK(!R::kExpAvg || a.exp_avg != nullptr || a.exp_avg_bf16 != nullptr,
+                 "it keeps exp_avg");
+    SLUICE_CHECK(!R::kExpAvgSq || a.exp_avg_sq != nullptr || a.exp_avg_sq_bf16 != nullptr,
+                 "it keeps exp_avg_sq");
     with_element_type(a.gradient_type, [&]<class G>(G*) {
       launcher_.elements(stream, packs(a.element_count),
-                         UpdateBody<Masters, G, Coefficients>{
-                             masters, c, static_cast<const G*>(a.gradient), a.exp_avg, a.exp_avg_sq,
-                             a.element_count, a.non_finite});
+                         UpdateBody<Masters, G, Coefficients>{masters,
+                                                              c,
+                                                              static_cast<const G*>(a.gradient),
+                                                              {a.exp_avg, a.exp_avg_bf16},
+                                                              {a.exp_avg_sq, a.exp_avg_sq_bf16},
+                                                              a.rounding,
+                                                              a.element_count,
+                                                              a.non_finite});
     });
   }
 

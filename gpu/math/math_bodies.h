@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/moment_codes.h"
+#include "base/moment_rounding.h"
 #include "base/optimizer_math.h"
 #include "gpu/math/device_math.h"
 #include "gpu/math/kernel_elements.h"
@@ -186,14 +187,42 @@ SLUICE_RULE(AdagradCoefficients, adagrad_element, false, true);
 SLUICE_RULE(SgdCoefficients, sgd_element, true, false);
 #undef SLUICE_RULE
 
+// A moment that is kept, in fp32 or in bf16; the other array is null.
+struct DeviceMoment {
+  float* values;
+  std::uint16_t* bf16;
+
+  SLUICE_HOST_DEVICE Pack<float> load(std::uint64_t index, std::uint64_t count) const {
+    if (bf16 == nullptr) return load_pack(values, index, count);
+    const Pack<std::uint16_t> halves = load_pack(bf16, index, count);
+    Pack<float> pack;
+    for (unsigned i = 0; i < kPackElements; ++i) pack.values[i] = float_from_bf16(halves.values[i]);
+    return pack;
+  }
+  // `shift` selects the moment's half of the random bits.
+  SLUICE_HOST_DEVICE void store(const Pack<float>& pack, const MomentRounding& rounding,
+                                unsigned shift, std::uint64_t index, std::uint64_t count) const {
+    if (bf16 == nullptr) return store_pack(pack, values, index, count);
+    Pack<std::uint16_t> halves;
+    for (unsigned i = 0; i < kPackElements; ++i) {
+      const std::uint64_t element = rounding.first_element + index * kPackElements + i;
+      const std::uint32_t random =
+          random_bits(rounding_words(rounding.key, element), static_cast<std::uint32_t>(element));
+      halves.values[i] = round_moment(pack.values[i], (random >> shift) & 0xffffu);
+    }
+    store_pack(halves, bf16, index, count);
+  }
+};
+
 template <class Masters, class Gradient, class Coefficients>
 struct UpdateBody {
   using R = Rule<Coefficients>;
   Masters masters;
   Coefficients coefficients;
   const Gradient* gradient;
-  float* exp_avg;
-  float* exp_avg_sq;
+  DeviceMoment exp_avg;
+  DeviceMoment exp_avg_sq;
+  MomentRounding rounding;
   std::uint64_t count;
   std::uint32_t* non_finite;
 
@@ -202,8 +231,8 @@ struct UpdateBody {
     Pack<float> p = masters.load(index, count);
     Pack<float> m{};
     Pack<float> v{};
-    if constexpr (R::kExpAvg) m = load_pack(exp_avg, index, count);
-    if constexpr (R::kExpAvgSq) v = load_pack(exp_avg_sq, index, count);
+    if constexpr (R::kExpAvg) m = exp_avg.load(index, count);
+    if constexpr (R::kExpAvgSq) v = exp_avg_sq.load(index, count);
     bool is_finite = true;
     for (unsigned i = 0; i < kPackElements; ++i) {
       const AdamElement updated =
@@ -217,8 +246,8 @@ struct UpdateBody {
                   is_finite_below(updated.exp_avg_sq, kInfinite);
     }
     masters.store(p, index, count);
-    if constexpr (R::kExpAvg) store_pack(m, exp_avg, index, count);
-    if constexpr (R::kExpAvgSq) store_pack(v, exp_avg_sq, index, count);
+    if constexpr (R::kExpAvg) exp_avg.store(m, rounding, 0, index, count);
+    if constexpr (R::kExpAvgSq) exp_avg_sq.store(v, rounding, 16, index, count);
     if (!is_finite) *non_finite = 1;
   }
 };

@@ -119,13 +119,17 @@ TEST(ExactnessOfOptimizers, EveryKindGivesTheOraclesBitsInEveryPlacement) {
   }
 }
 
-// Moments in 8 bits have groups that begin with their tensors, so blocks cut between groups. The
-// oracle knows tensors and no blocks.
-TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsInEveryPlacement) {
+// Moments in 8 bits have groups that begin with their tensors, so blocks cut between groups.
+// Moments in bf16 are rounded with random bits that belong to the element of the tensor. The oracle
+// knows tensors and no blocks.
+class ExactnessOfStates : public testing::TestWithParam<OptimizerState> {};
+
+TEST_P(ExactnessOfStates, GivesTheOraclesBitsInEveryPlacement) {
   for (const Case& placement : kCases) {
     const TempDirectory directory;
     Config config = toy_config(directory.path());
-    config.optimizer.state = OptimizerState::k8bit;
+    config.optimizer.state = GetParam();
+    config.optimizer.rounding_seed = 7;
     config.optimizer.overlap = OverlapPolicy::kSerial;
     placement.change(config);
     const ToyOptions options{.steps = 3, .micro_batches = 2, .has_own_memory = placement.is_gpu};
@@ -138,12 +142,13 @@ TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsInEveryPlacement) {
   }
 }
 
-TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsUnderEveryPolicy) {
+TEST_P(ExactnessOfStates, GivesTheOraclesBitsUnderEveryPolicy) {
   for (const PolicyCase& policy : kPolicies) {
     for (const std::size_t placement : {2u, 4u, 9u, 13u}) {
       const TempDirectory directory;
       Config config = toy_config(directory.path());
-      config.optimizer.state = OptimizerState::k8bit;
+      config.optimizer.state = GetParam();
+      config.optimizer.rounding_seed = 7;
       config.optimizer.overlap = policy.policy;
       config.optimizer.clip_norm = clip_norm_of(policy, 2);
       kCases[placement].change(config);
@@ -154,7 +159,7 @@ TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsUnderEveryPolicy) {
   }
 }
 
-TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsWithEveryOptimizer) {
+TEST_P(ExactnessOfStates, GivesTheOraclesBitsWithEveryOptimizer) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdam, OptimizerKind::kLion, OptimizerKind::kAdagrad, OptimizerKind::kSgd}) {
     for (const DType parameters : {DType::kBf16, DType::kFp32, DType::kFp16}) {
@@ -162,7 +167,8 @@ TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsWithEveryOptimizer) {
         const TempDirectory directory;
         Config config = toy_config(directory.path());
         config.optimizer.kind = kind;
-        config.optimizer.state = OptimizerState::k8bit;
+        config.optimizer.state = GetParam();
+        config.optimizer.rounding_seed = 7;
         config.precision.parameters = parameters;
         kCases[placement].change(config);
         const ToyOptions options{.steps = 3};
@@ -172,6 +178,12 @@ TEST(ExactnessOfStates, EightBitsGiveTheOraclesBitsWithEveryOptimizer) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(States, ExactnessOfStates,
+                         testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
+                         [](const auto& info) {
+                           return "With_" + std::string(name_of(info.param));
+                         });
 
 // Under overlap the traffic depends on timing, within bounds; a step done again adds its update
 // once more.

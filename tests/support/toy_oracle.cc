@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/moment_rounding.h"
 #include "base/norm_accumulator.h"
 #include "base/optimizer_math.h"
 #include "cpu_optim/gradient_ops.h"
@@ -25,6 +26,7 @@ class Oracle {
       for (const TensorSpec& tensor : spec.tensors) {
         tensors.push_back(make_tensor(tensor));
         tensors.back().is_frozen = spec.is_frozen;
+        tensors.back().number = tensor_count_++;
       }
     }
   }
@@ -82,6 +84,7 @@ class Oracle {
     WeightDecay decay{};
     std::string name;
     bool is_frozen = false;
+    std::uint64_t number = 0;  // in the model
   };
 
   using Parts = std::vector<std::vector<std::byte>>;
@@ -209,6 +212,19 @@ class Oracle {
     }
   }
 
+  // The moments of tensor number `tensor` go to the neighbor in bf16 that their random bits choose.
+  void through_bf16(std::vector<float>& moments, std::uint64_t tensor, std::uint64_t step,
+                    unsigned shift) const {
+    const std::uint64_t key =
+        rounding_key_of_tensor(rounding_key_of_step(config_.optimizer.rounding_seed, step), tensor);
+    for (std::size_t i = 0; i < moments.size(); ++i) {
+      const std::uint32_t random = random_bits(rounding_words(key, i), i) >> shift & 0xffff;
+      const std::uint32_t bits = bits_from_float(moments[i]);
+      const bool goes_up = (bits & 0xffff) + random >= 0x10000;
+      moments[i] = float_from_bits((bits & 0xffff0000) + (goes_up ? 0x10000 : 0));
+    }
+  }
+
   void update(Tensor& tensor, std::uint64_t step, double learning_rate, float scale) const {
     if (tensor.is_frozen) return;
     OptimizerOptions options = config_.optimizer.options();
@@ -228,11 +244,16 @@ class Oracle {
       if (keeps_exp_avg(options.kind)) through_codes(CodeBook::kSigned, tensor.exp_avg);
       if (keeps_exp_avg_sq(options.kind)) through_codes(CodeBook::kUnsigned, tensor.exp_avg_sq);
     }
+    if (config_.optimizer.state == OptimizerState::kBf16) {
+      through_bf16(tensor.exp_avg, tensor.number, step, 0);
+      through_bf16(tensor.exp_avg_sq, tensor.number, step, 16);
+    }
     publish(tensor);
   }
 
   const Config& config_;
   ModelSpec model_;
+  std::uint64_t tensor_count_ = 0;
   std::vector<std::vector<Tensor>> units_;
   ToySights sights_;
 };

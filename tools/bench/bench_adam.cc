@@ -36,24 +36,39 @@ Spread spread_of(std::vector<double> values) {
 // The state of one measurement, in place and at rest, with plausible numbers in it.
 class Arrays {
  public:
-  Arrays(const BenchCase& state, std::uint64_t parameters, BenchInput input)
-      : input_(input),
+  Arrays(const BenchCase& state, std::uint64_t parameters, const BenchOptions& options)
+      : input_(options.input),
+        moments_(options.moments),
         first_(parameters * (state.layout == MasterLayout::kFp32 ? 4 : 2), "bench parameters"),
         second_(state.layout == MasterLayout::kFp32 ? 1 : parameters * 4, "bench masters"),
         exp_avg_(parameters * 4, "bench exp_avg"),
         exp_avg_sq_(parameters * 4, "bench exp_avg_sq"),
+        exp_avg_scales_(scale_bytes(parameters), "bench scales of exp_avg"),
+        exp_avg_sq_scales_(scale_bytes(parameters), "bench scales of exp_avg_sq"),
         gradient_(parameters * size_of(state.gradient), "bench gradients"),
         view_{.master_layout = state.layout,
               .gradient_dtype = state.gradient,
               .parameter = first_.data(),
-              .exp_avg = reinterpret_cast<float*>(exp_avg_.data()),
-              .exp_avg_sq = reinterpret_cast<float*>(exp_avg_sq_.data()),
               .gradient = gradient_.data(),
               .element_count = parameters} {
     if (state.layout == MasterLayout::kSplitBf16)
       view_.low = reinterpret_cast<std::int16_t*>(second_.data());
     if (state.layout == MasterLayout::kFp16)
       view_.master = reinterpret_cast<float*>(second_.data());
+    switch (moments_) {
+      case OptimizerState::kFp32:
+        view_.exp_avg = reinterpret_cast<float*>(exp_avg_.data());
+        view_.exp_avg_sq = reinterpret_cast<float*>(exp_avg_sq_.data());
+        break;
+      case OptimizerState::kBf16:
+        view_.exp_avg_bf16 = reinterpret_cast<std::uint16_t*>(exp_avg_.data());
+        view_.exp_avg_sq_bf16 = reinterpret_cast<std::uint16_t*>(exp_avg_sq_.data());
+        break;
+      case OptimizerState::k8bit:
+        view_.exp_avg_codes = codes(exp_avg_, exp_avg_scales_);
+        view_.exp_avg_sq_codes = codes(exp_avg_sq_, exp_avg_sq_scales_);
+        break;
+    }
   }
 
   // Each thread is the first to touch the memory that it will work on. Values that do not fade keep
@@ -67,9 +82,15 @@ class Arrays {
     fill_floats(first_, 0.0f);
     fill_floats(second_, 0.0f);
     const bool is_denormal = input_ == BenchInput::kDenormal;
-    const float moment = is_denormal ? float_from_bits(0x00010001) : 0.01f;
-    fill_floats(exp_avg_, moment);
-    fill_floats(exp_avg_sq_, moment);
+    // fp32 0.01; the same in bf16, twice; or codes of positive values.
+    std::uint32_t moment = 0x3c23d70a;
+    if (moments_ == OptimizerState::kBf16) moment = 0x3c233c23;
+    if (is_denormal) moment = 0x00010001;
+    if (moments_ == OptimizerState::k8bit) moment = 0xc8c8c8c8;
+    fill_floats(exp_avg_, float_from_bits(moment));
+    fill_floats(exp_avg_sq_, float_from_bits(moment));
+    fill_floats(exp_avg_scales_, is_denormal ? float_from_bits(0x00010001) : 0.01f);
+    fill_floats(exp_avg_sq_scales_, is_denormal ? float_from_bits(0x00010001) : 0.01f);
     const bool wide = view_.gradient_dtype == DType::kFp32;
     // 0.01, in bf16 too; or a denormal in every type.
     const std::uint32_t gradient = wide ? 0x3c23d70a : 0x3c233c23;
@@ -113,11 +134,22 @@ class Arrays {
     });
   }
 
+  static std::uint64_t scale_bytes(std::uint64_t parameters) {
+    return div_ceil(parameters, kMomentGroupElements) * sizeof(float);
+  }
+  static MomentCodes codes(const AlignedBuffer& codes, const AlignedBuffer& scales) {
+    return {.codes = reinterpret_cast<std::uint8_t*>(codes.data()),
+            .scales = reinterpret_cast<float*>(scales.data())};
+  }
+
   BenchInput input_;
+  OptimizerState moments_;
   AlignedBuffer first_;   // what UpdateArrays::parameter is
   AlignedBuffer second_;  // `low` or `master`
   AlignedBuffer exp_avg_;
   AlignedBuffer exp_avg_sq_;
+  AlignedBuffer exp_avg_scales_;
+  AlignedBuffer exp_avg_sq_scales_;
   AlignedBuffer gradient_;
   UpdateArrays view_;
 };
@@ -144,11 +176,12 @@ BenchResult bench_adam(const BenchCase& state, const BenchOptions& options,
                "a benchmark measures something");
   CpuOptimizer optimizer(options.threads);
   WorkerArena arena(options.threads);
-  Arrays arrays(state, options.parameters + 1, options.input);
+  Arrays arrays(state, options.parameters + 1, options);
   const AdamCoefficients coefficients = adam_coefficients({}, 1e-3, 10, 1.0f);
   const UpdateBytes bytes = bytes_per_element(arrays.view());
   BenchResult result;
   result.state = state;
+  result.moments = options.moments;
   result.threads = options.threads;
   result.bytes_per_parameter = bytes.read + bytes.write;
   const auto count = static_cast<double>(arrays.view().element_count);

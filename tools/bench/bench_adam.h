@@ -42,6 +42,7 @@ struct Spread {
 
 struct BenchResult {
   BenchCase state = kBenchCases[0];
+  OptimizerState moments = OptimizerState::kFp32;
   unsigned threads = 0;
   std::uint64_t bytes_per_parameter = 0;  // read and written, each counted once
   Spread parameters_per_s;
@@ -56,7 +57,8 @@ struct BenchResult {
 std::uint64_t bench_bytes(const BenchCase& state, std::uint64_t parameters);
 
 struct BenchOptions {
-  BenchInput input = BenchInput::kPlain;
+  BenchInput input = BenchInput::kPlain;  // kUnaligned: not with k8bit
+  OptimizerState moments = OptimizerState::kFp32;
   std::uint64_t parameters = 0;
   unsigned threads = 0;
   unsigned rounds = 0;

@@ -35,6 +35,10 @@ void check(const BenchAdamOptions& options) {
     throw Error(ErrorCode::kConfig,
                 fmt::format("--threads is {}, but {} cores are granted to this process",
                             options.threads, granted));
+  if (options.moments == OptimizerState::k8bit && options.input == BenchInput::kUnaligned)
+    throw Error(ErrorCode::kConfig,
+                "--input unaligned does not go with --state 8bit: 8-bit moments begin with a group "
+                "of 256 elements; leave out one of them");
   std::uint64_t bytes = 0;
   for (const BenchCase& state : kBenchCases)
     bytes = std::max(bytes, bench_bytes(state, options.parameters));
@@ -53,6 +57,7 @@ nlohmann::ordered_json json_of(const Spread& spread) {
 
 nlohmann::ordered_json json_of(const BenchResult& result) {
   return {{"state", result.state.name},
+          {"moments", name_of(result.moments)},
           {"threads", result.threads},
           {"bytes_per_parameter", result.bytes_per_parameter},
           {"parameters_per_s", json_of(result.parameters_per_s)},
@@ -99,8 +104,9 @@ int run_bench_adam(const BenchAdamOptions& options) {
   const std::string_view instruction_set = simd_target_name();
   const bool shows_rounds = !options.quiet && is_terminal(STDERR_FILENO);
   if (!options.quiet) {
-    say("AdamW on {}, {} cores granted, {}; {} parameters, {} rounds\n", topology().processor,
-        topology().granted_cores, instruction_set, options.parameters, options.rounds);
+    say("AdamW on {}, {} cores granted, {}; {} parameters, moments in {}, {} rounds\n",
+        topology().processor, topology().granted_cores, instruction_set, options.parameters,
+        name_of(options.moments), options.rounds);
     say("{:<11}{:>7}{:>9}{:>7}{:>7}{:>8}  {:<14}{:>8}{:>7}\n", "state", "threads", "Gparam/s",
         "GB/s", "limit", "% of it", "[quartiles]", "memcpy", "triad");
   }
@@ -116,6 +122,7 @@ int run_bench_adam(const BenchAdamOptions& options) {
       };
       results.push_back(bench_adam(state,
                                    {.input = options.input,
+                                    .moments = options.moments,
                                     .parameters = options.parameters,
                                     .threads = threads,
                                     .rounds = options.rounds},

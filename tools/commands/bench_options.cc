@@ -32,6 +32,14 @@ void add_bench_adam(CLI::App& bench, BenchAdamOptions& options) {
                                                         {"denormal", BenchInput::kDenormal}},
                       CLI::ignore_case)
                       .description("{plain,unaligned,denormal}"));
+  adam->add_option("--state", options.moments,
+                   "Numbers in which the moments are kept, as optimizer.state")
+      ->transform(CLI::CheckedTransformer(
+                      std::map<std::string, OptimizerState>{{"fp32", OptimizerState::kFp32},
+                                                            {"bf16", OptimizerState::kBf16},
+                                                            {"8bit", OptimizerState::k8bit}},
+                      CLI::ignore_case)
+                      .description("{fp32,bf16,8bit}"));
   add_output(adam, "--json", options.json_file, "Write every figure");
   adam->add_flag("--quiet", options.quiet, "Print nothing but errors");
 }

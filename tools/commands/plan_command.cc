@@ -331,8 +331,9 @@ int run_plan(const PlanOptions& options) {
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
-  if (subject.request.config.optimizer.state == OptimizerState::k8bit)
-    say("moments in 8 bits (optimizer.state)\n");
+  if (const OptimizerState state = subject.request.config.optimizer.state;
+      state != OptimizerState::kFp32)
+    say("moments in {} (optimizer.state)\n", name_of(state));
   for (const std::string& source : subject.rates.sources) say("  {}\n", source);
   if (fits) {
     print_pools(own, subject);

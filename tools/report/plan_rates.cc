@@ -36,7 +36,8 @@ nlohmann::json read_json(const std::string& path) {
   }
 }
 
-// Parameters a second at the most threads measured.
+// Parameters a second at the most threads measured. Older files know only fp32 moments, and do not
+// say so.
 void take_adam_file(const PlanRateOptions& options, const StateFormat& format, PlanRates& plan) {
   const nlohmann::json document = read_json(options.adam_file);
   const char* state = format.master == MasterLayout::kSplitBf16 ? "split_bf16"
@@ -45,6 +46,7 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
   try {
     unsigned threads = 0;
     for (const nlohmann::json& row : document.at("results")) {
+      if (row.value("moments", "fp32") != name_of(format.moments)) continue;
       if (row.at("state") != state || row.at("threads").get<unsigned>() < threads) continue;
       threads = row.at("threads").get<unsigned>();
       plan.rates.adam_parameters_per_second = row.at("parameters_per_s").at("median").get<double>();
@@ -53,8 +55,9 @@ void take_adam_file(const PlanRateOptions& options, const StateFormat& format, P
   } catch (const std::exception&) {
     throw Error(
         ErrorCode::kInput,
-        fmt::format("\"{}\" has no row for state {}; write it with sluice bench adam --json",
-                    options.adam_file, state));
+        fmt::format("\"{}\" has no row for state {} with moments in {}; write it with sluice "
+                    "bench adam --state {} --json",
+                    options.adam_file, state, name_of(format.moments), name_of(format.moments)));
   }
 }
 

@@ -30,9 +30,10 @@ SLUICE_EXPORT std::string_view name_of(OptimizerKind kind);
 // The numbers in which the moments are kept between updates. Updates compute in fp32 in any case.
 enum class OptimizerState : std::uint8_t {
   kFp32,
+  kBf16,  // rounded stochastically, so that small changes add up
   k8bit,  // block-wise dynamic quantization: 8-bit codes, and an fp32 scale for 256 elements
 };
-// Returns "fp32" or "8bit".
+// Returns "fp32", "bf16" or "8bit".
 SLUICE_EXPORT std::string_view name_of(OptimizerState state);
 
 // Hyperparameters fixed for a run. Each optimizer ignores the hyperparameters that it does not

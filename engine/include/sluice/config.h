@@ -106,6 +106,7 @@ struct Config {
   struct Optimizer {
     OptimizerKind kind = OptimizerKind::kAdamW;
     OptimizerState state = OptimizerState::kFp32;
+    std::uint64_t rounding_seed = 0;  // of the random bits with which kBf16 rounds
     AdamOptions adam;        // sluice/optimizer.h lists which kind reads which option
     double momentum = 0.9;   // for kSgd
     double clip_norm = 1.0;  // bound on the global gradient norm; 0 = no clipping

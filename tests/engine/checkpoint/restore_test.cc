@@ -106,18 +106,27 @@ TEST(RestoreOfOptimizers, MomentsThatAreNotKeptAreNotAskedFor) {
   }
 }
 
-// A source gives fp32 moments, and the engine finds the codes again that mean them.
-TEST(RestoreOfStates, EightBitMomentsGoOnWithTheSameBits) {
+// A source gives fp32 moments, and the engine finds the codes again that mean them. bf16 holds the
+// moments that were rounded to it.
+class RestoreOfStates : public testing::TestWithParam<OptimizerState> {};
+
+TEST_P(RestoreOfStates, GoesOnWithTheSameBits) {
   for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSgd}) {
     for (const std::size_t to : {4u, 8u, 13u}) {
       Place before(kCases[0], DType::kBf16);
       Place after(kCases[to], DType::kBf16);
       before.config.optimizer.kind = after.config.optimizer.kind = kind;
-      before.config.optimizer.state = after.config.optimizer.state = OptimizerState::k8bit;
+      before.config.optimizer.state = after.config.optimizer.state = GetParam();
       expect_to_go_on(before, after, {.evaluate = true});
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(States, RestoreOfStates,
+                         testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
+                         [](const auto& info) {
+                           return "With_" + std::string(name_of(info.param));
+                         });
 
 TEST(RestoreOfShadows, VersionsOfBothCopiesGoOn) {
   for (const double clip_norm : {1.0, kNeverBites}) {

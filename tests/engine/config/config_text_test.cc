@@ -30,6 +30,7 @@ const std::vector<std::pair<const char*, json>> kKeys = {
     {"/precision/loss_scale/minimum", 0.5},
     {"/optimizer/type", "lion"},
     {"/optimizer/state", "8bit"},
+    {"/optimizer/rounding_seed", 11},
     {"/optimizer/beta1", 0.1},
     {"/optimizer/beta2", 0.2},
     {"/optimizer/epsilon", 1e-3},

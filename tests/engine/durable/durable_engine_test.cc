@@ -226,13 +226,18 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
   EXPECT_TRUE(run(config(), {.steps = 2}).state == toy_oracle(config(), {.steps = 4}).state);
 }
 
-TEST_F(DurableEngine, EightBitMomentsGoOnAndAreNotReadAsFp32) {
-  Config eight = config();
-  eight.optimizer.state = OptimizerState::k8bit;
-  (void)run(eight, {.steps = 2});
-  const std::string words = expect_error(ErrorCode::kInput, [&] { const Run run(config()); });
-  EXPECT_NE(words.find("optimizer.state was 8bit and is fp32"), std::string::npos) << words;
-  EXPECT_TRUE(run(eight, {.steps = 2}).state == toy_oracle(eight, {.steps = 4}).state);
+TEST_F(DurableEngine, RoundedMomentsGoOnAndAreNotReadAsFp32) {
+  for (const OptimizerState state : {OptimizerState::k8bit, OptimizerState::kBf16}) {
+    Config rounded = config();
+    rounded.optimizer.state = state;
+    rounded.storage.state.name = "rounded_" + std::string(name_of(state));
+    Config fp32 = config();
+    fp32.storage.state.name = rounded.storage.state.name;
+    (void)run(rounded, {.steps = 2});
+    const std::string words = expect_error(ErrorCode::kInput, [&] { const Run run(fp32); });
+    EXPECT_NE(words.find(" and is fp32"), std::string::npos) << words;
+    EXPECT_TRUE(run(rounded, {.steps = 2}).state == toy_oracle(rounded, {.steps = 4}).state);
+  }
 }
 
 TEST_F(DurableEngine, NumbersThatHaveChangedAreAcceptedKnowingly) {

@@ -31,5 +31,21 @@ TEST(DurableIdentity, AStoreOfAnOlderVersionHasFp32Moments) {
   EXPECT_EQ(described_run(codes.settings(), "new").config.optimizer.state, OptimizerState::k8bit);
 }
 
+TEST(DurableIdentity, KnowsTheSeedWithWhichMomentsAreRounded) {
+  const ModelSpec model = validated(toy_model());
+  Config config;
+  config.optimizer.state = OptimizerState::kBf16;
+  config.optimizer.rounding_seed = 5;
+  const Layout layout(model, state_format(config), 4096);
+  const DurableIdentity saved(config, model, layout, 1);
+  const DescribedRun run = described_run(saved.settings(), "a store");
+  EXPECT_EQ(run.config.optimizer.state, OptimizerState::kBf16);
+  EXPECT_EQ(run.config.optimizer.rounding_seed, 5u);
+  config.optimizer.rounding_seed = 6;
+  const DurableIdentity other(config, model, layout, 1);
+  EXPECT_EQ(other.changes(saved.settings()),
+            std::vector<std::string>{"optimizer.rounding_seed was 5 and is 6"});
+}
+
 }  // namespace
 }  // namespace sluice::test

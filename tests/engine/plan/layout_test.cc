@@ -70,6 +70,23 @@ TEST(Layout, EightBitMomentsTakeTheirCodesAndTheirScales) {
   EXPECT_EQ(moments_of(format, 4096, record.data()).exp_avg_codes.codes, nullptr);
 }
 
+TEST(Layout, Bf16MomentsTakeTwoBytesEach) {
+  StateFormat format = kSplit;
+  format.moments = OptimizerState::kBf16;
+  const Layout layout(model(), format, 4096);
+  EXPECT_EQ(layout.record_bytes(BlockId{0}), 4096u * (2 + 2 + 2));
+  EXPECT_EQ(layout.state_bytes(), 8u * (10496u + 256u));
+  std::vector<std::byte> record(layout.record_bytes(BlockId{0}));
+  const RecordMoments moments = moments_of(format, 4096, record.data());
+  EXPECT_EQ(reinterpret_cast<std::byte*>(moments.exp_avg_bf16) - record.data(), 8192);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(moments.exp_avg_sq_bf16) - record.data(), 16384);
+  EXPECT_EQ(moments.exp_avg, nullptr);
+  EXPECT_FALSE(moments.exp_avg_codes.exist());
+  format.keeps_exp_avg_sq = false;  // Lion
+  EXPECT_EQ(format.record_bytes(4096), 4096u * 4);
+  EXPECT_EQ(moments_of(format, 4096, record.data()).exp_avg_sq_bf16, nullptr);
+}
+
 // With the gaps between slots, as files and pools have them.
 TEST(Layout, EightBitMomentsTakeAtMost6_2BytesAParameterAtRest) {
   ModelSpec large;

@@ -81,19 +81,28 @@ TEST(ShardingOfFrozenUnits, TheyStayAsTheyAre) {
   }
 }
 
-// Shards end with a group of 256 elements, so the groups are those of one rank.
-TEST(ShardingOfStates, EightBitMomentsHaveTheOraclesBits) {
+// Shards end with a group of 256 elements, so the groups are those of one rank. Random bits belong
+// to the element of the whole tensor.
+class ShardingOfStates : public testing::TestWithParam<OptimizerState> {};
+
+TEST_P(ShardingOfStates, HasTheOraclesBits) {
   for (const std::uint32_t stage : {0u, 1u, 2u, 3u}) {
     for (const std::uint32_t ranks : {2u, 3u}) {
       const TempDirectory directory;
       Config config = sharded_config(directory.path(), stage, ranks == 2, DType::kBf16);
-      config.optimizer.state = OptimizerState::k8bit;
+      config.optimizer.state = GetParam();
       const ToyOptions options{.steps = 3, .evaluate = true, .rank_count = ranks};
       expect_oracle_on_every_rank(run_ranks(ranks, config, options), toy_oracle(config, options),
                                   "stage " + std::to_string(stage));
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(States, ShardingOfStates,
+                         testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
+                         [](const auto& info) {
+                           return "With_" + std::string(name_of(info.param));
+                         });
 
 // The gradients of a rank's shards may wait elsewhere than in host memory; on storage, not where
 // they are those of all ranks.

@@ -1,5 +1,5 @@
-// The cases of DeviceMath's updates with moments as 8-bit codes, for tests that instantiate
-// DeviceMathTest (device_math_cases.h).
+// The cases of DeviceMath's updates with moments as 8-bit codes or in bf16, for tests that
+// instantiate DeviceMathTest (device_math_cases.h).
 #pragma once
 
 #include <cmath>
@@ -87,6 +87,64 @@ TEST_P(DeviceMathTest, UpdatesCodesAsTheCpu) {
         EXPECT_EQ(download(m_scales), m.scales);
         EXPECT_EQ(download(v_codes), v.codes);
         EXPECT_EQ(download(v_scales), v.scales);
+        EXPECT_EQ(flag_of(flag), expected == NewState::kFinite ? 0u : 1u);
+      }
+    }
+  }
+}
+
+// Moments in bf16 of every kind of value, anywhere in a tensor.
+TEST_P(DeviceMathTest, UpdatesBf16MomentsAsTheCpu) {
+  for (const DType parameter_type : kMathTypes) {
+    for (const DeviceCoefficients& c : all_device_coefficients()) {
+      for (const MomentRounding rounding :
+           {MomentRounding{.key = 3, .first_element = 512},
+            MomentRounding{.key = 0xfedcba9876543210u, .first_element = (1ull << 32) - 256}}) {
+        constexpr std::uint64_t kCount = 1003;
+        UpdateState state{parameter_type,
+                          DType::kBf16,
+                          random_values(parameter_type, kCount),
+                          random_values(DType::kFp16, kCount),
+                          random_values(DType::kFp32, kCount),
+                          {},
+                          {},
+                          random_values(DType::kBf16, kCount)};
+        Bytes m = random_values(DType::kBf16, kCount);
+        Bytes v = random_values(DType::kBf16, kCount);
+        const OnDevice parameter = upload(state.parameter);
+        const OnDevice low = upload(state.low);
+        const OnDevice master = upload(state.master);
+        const OnDevice m_device = upload(m);
+        const OnDevice v_device = upload(v);
+        const OnDevice gradient = upload(state.gradient);
+        const OnDevice flag = upload(Bytes(4));
+        UpdateArrays arrays = state.arrays(c, kCount);
+        arrays.exp_avg = arrays.exp_avg_sq = nullptr;
+        arrays.rounding = rounding;
+        if (keeps_exp_avg(c)) arrays.exp_avg_bf16 = reinterpret_cast<std::uint16_t*>(m.data());
+        if (keeps_exp_avg_sq(c))
+          arrays.exp_avg_sq_bf16 = reinterpret_cast<std::uint16_t*>(v.data());
+        math().update(
+            c,
+            {.parameter_type = parameter_type,
+             .gradient_type = DType::kBf16,
+             .parameter = parameter.memory.data(),
+             .low = low.as<std::int16_t>(),
+             .master = master.as<float>(),
+             .exp_avg_bf16 = keeps_exp_avg(c) ? m_device.as<std::uint16_t>() : nullptr,
+             .exp_avg_sq_bf16 = keeps_exp_avg_sq(c) ? v_device.as<std::uint16_t>() : nullptr,
+             .rounding = rounding,
+             .gradient = gradient.memory.data(),
+             .element_count = kCount,
+             .non_finite = flag.as<std::uint32_t>()},
+            stream());
+        const NewState expected = update_reference(c, arrays);
+        SCOPED_TRACE(testing::Message() << name_of(parameter_type) << " optimizer " << c.index());
+        expect_same(parameter_type, download(parameter), state.parameter);
+        EXPECT_EQ(download(low), state.low);
+        expect_same(DType::kFp32, download(master), state.master);
+        expect_same(DType::kBf16, download(m_device), m);
+        expect_same(DType::kBf16, download(v_device), v);
         EXPECT_EQ(flag_of(flag), expected == NewState::kFinite ? 0u : 1u);
       }
     }

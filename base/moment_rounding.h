@@ -1,0 +1,83 @@
+// Moments in bf16, rounded stochastically: a value between two neighbors goes to either, and to the
+// nearer one more often, so that the mean is the value. Small changes of a moment, which rounding
+// to nearest would lose at every step, add up. The random bits are a hash of (seed, step, tensor,
+// element of the whole tensor), so placement, block size, threads and ranks never change them.
+// These functions define the result; faster versions must give the same bits. Pure, callable from
+// any thread.
+#pragma once
+
+#include <cstdint>
+
+#include <sluice/device_function.h>
+#include <sluice/dtype.h>
+
+namespace sluice {
+
+// The random bits of a run of elements in one tensor and one step.
+struct MomentRounding {
+  std::uint64_t key = 0;            // of the tensor in this step
+  std::uint64_t first_element = 0;  // the run's first element in the whole tensor
+
+  SLUICE_HOST_DEVICE constexpr MomentRounding from(std::uint64_t begin) const {
+    return {.key = key, .first_element = first_element + begin};
+  }
+};
+
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+SLUICE_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+// The key of a step, and from it the key of a tensor, by the tensor's position in the model.
+constexpr std::uint64_t rounding_key_of_step(std::uint64_t seed, std::uint64_t step) {
+  return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15u) + step);
+}
+constexpr std::uint64_t rounding_key_of_tensor(std::uint64_t key_of_step, std::uint64_t tensor) {
+  return mix_bits(key_of_step + (tensor + 1) * 0x9e3779b97f4a7c15u);
+}
+
+// Elements that differ in their low 32 bits alone share a pair of words.
+struct RoundingWords {
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+};
+SLUICE_HOST_DEVICE constexpr RoundingWords rounding_words(std::uint64_t key,
+                                                          std::uint64_t element) {
+  const std::uint64_t mixed = mix_bits(key + (element >> 32));
+  return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
+}
+// 32 random bits of an element: the low half is for exp_avg, the high half for exp_avg_sq. The
+// constants are those of Wellons' hash prospector (two rounds, bias 0.11).
+SLUICE_HOST_DEVICE constexpr std::uint32_t random_bits(RoundingWords words, std::uint32_t element) {
+  std::uint32_t x = element + words.first;
+  x = (x ^ (x >> 16)) * 0x21f0aaadu;
+  x ^= words.second;
+  x = (x ^ (x >> 15)) * 0xd35a2d97u;
+  return x ^ (x >> 15);
+}
+
+inline constexpr std::uint32_t kLargestBf16 = 0x7f7f;
+
+// Rounds `value` away from zero if its lost bits and `random` (16 bits) carry. A value that bf16
+// holds stays as it is. A finite value stays finite; infinity and NaN stay what they are.
+SLUICE_HOST_DEVICE inline std::uint16_t round_moment(float value, std::uint32_t random) {
+  const std::uint32_t bits = bits_from_float(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x7f800000u)
+    return static_cast<std::uint16_t>(sign | (magnitude > 0x7f800000u ? 0x7fc0u : 0x7f80u));
+  const std::uint32_t rounded = (magnitude + random) >> 16;
+  return static_cast<std::uint16_t>(sign | (rounded < kLargestBf16 ? rounded : kLargestBf16));
+}
+
+// Rounds to nearest, ties to even, for values that come from elsewhere.
+SLUICE_HOST_DEVICE inline std::uint16_t nearest_moment(float value) {
+  return round_moment(value, 0x7fffu + ((bits_from_float(value) >> 16) & 1u));
+}
+
+SLUICE_HOST_DEVICE inline bool is_finite_half(std::uint16_t moment) {
+  return (moment & 0x7f80u) != 0x7f80u;
+}
+
+}  // namespace sluice

@@ -1,0 +1,95 @@
+// The update of a run whose moments are bf16 or 8-bit codes, for any update of fp32 moments.
+// Internal to cpu_optim. Pure, callable from any thread on disjoint memory.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+
+#include "cpu_optim/update.h"
+
+namespace sluice {
+
+// Decoded moments of this many elements stay in the first cache, beside the code tables.
+inline constexpr std::uint64_t kDecodedElements = 4 * kMomentGroupElements;
+
+// New moments in fp32; null where the optimizer keeps none.
+struct FreshMoments {
+  const float* exp_avg = nullptr;
+  const float* exp_avg_sq = nullptr;
+
+  FreshMoments from(std::uint64_t begin) const {
+    return {exp_avg == nullptr ? nullptr : exp_avg + begin,
+            exp_avg_sq == nullptr ? nullptr : exp_avg_sq + begin};
+  }
+};
+
+// Both fill the moments of `target`.
+struct MomentEncoders {
+  void (*codes)(CodeBook book, std::span<const float> values, const MomentCodes& moment);
+  std::function<void(const FreshMoments& moments, const UpdateArrays& target)> bf16;
+};
+
+inline void round_moments_reference(const FreshMoments& moments, const UpdateArrays& target) {
+  const MomentRounding rounding = target.rounding;
+  for (std::uint64_t i = 0; i < target.element_count; ++i) {
+    const std::uint64_t element = rounding.first_element + i;
+    const std::uint32_t random =
+        random_bits(rounding_words(rounding.key, element), static_cast<std::uint32_t>(element));
+    if (moments.exp_avg != nullptr)
+      target.exp_avg_bf16[i] = round_moment(moments.exp_avg[i], random & 0xffffu);
+    if (moments.exp_avg_sq != nullptr)
+      target.exp_avg_sq_bf16[i] = round_moment(moments.exp_avg_sq[i], random >> 16);
+  }
+}
+
+// Returns `values` as fp32 in `target`; null for no moment.
+inline float* decoded_bf16(const std::uint16_t* values, std::uint64_t count, float* target) {
+  if (values == nullptr) return nullptr;
+  for (std::uint64_t i = 0; i < count; ++i) target[i] = float_from_bf16(values[i]);
+  return target;
+}
+inline float* decoded_codes(CodeBook book, const MomentCodes& codes, std::uint64_t count,
+                            float* target) {
+  if (!codes.exist()) return nullptr;
+  decode_moments(book, codes, 0, {target, count});
+  return target;
+}
+
+// Calls `update` for parts of `arrays` with fp32 moments in place of the encoded ones. `update`
+// returns a NewState.
+template <class Update>
+NewState update_encoded(const UpdateArrays& arrays, const MomentEncoders& encoders,
+                        const Update& update) {
+  alignas(64) std::array<float, kDecodedElements> exp_avg;
+  alignas(64) std::array<float, kDecodedElements> exp_avg_sq;
+  NewState state = NewState::kFinite;
+  for (std::uint64_t begin = 0; begin < arrays.element_count; begin += kDecodedElements) {
+    const std::uint64_t count = std::min(kDecodedElements, arrays.element_count - begin);
+    const UpdateArrays part = slice(arrays, begin, count);
+    UpdateArrays decoded = part;
+    decoded.exp_avg_codes = decoded.exp_avg_sq_codes = {};
+    decoded.exp_avg_bf16 = decoded.exp_avg_sq_bf16 = nullptr;
+    if (part.has_bf16()) {
+      decoded.exp_avg = decoded_bf16(part.exp_avg_bf16, count, exp_avg.data());
+      decoded.exp_avg_sq = decoded_bf16(part.exp_avg_sq_bf16, count, exp_avg_sq.data());
+    } else {
+      decoded.exp_avg = decoded_codes(CodeBook::kSigned, part.exp_avg_codes, count, exp_avg.data());
+      decoded.exp_avg_sq =
+          decoded_codes(CodeBook::kUnsigned, part.exp_avg_sq_codes, count, exp_avg_sq.data());
+    }
+    if (update(decoded) == NewState::kNonFinite) state = NewState::kNonFinite;
+    if (part.has_bf16()) {
+      encoders.bf16({decoded.exp_avg, decoded.exp_avg_sq}, part);
+      continue;
+    }
+    if (part.exp_avg_codes.exist())
+      encoders.codes(CodeBook::kSigned, {decoded.exp_avg, count}, part.exp_avg_codes);
+    if (part.exp_avg_sq_codes.exist())
+      encoders.codes(CodeBook::kUnsigned, {decoded.exp_avg_sq, count}, part.exp_avg_sq_codes);
+  }
+  return state;
+}
+
+}  // namespace sluice
