@@ -181,8 +181,8 @@ TEST_P(ExactnessOfStates, GivesTheOraclesBitsWithEveryOptimizer) {
 
 INSTANTIATE_TEST_SUITE_P(States, ExactnessOfStates,
                          testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
-                         [](const auto& info) {
-                           return "With_" + std::string(name_of(info.param));
+                         [](const auto& state) {
+                           return "With_" + std::string(name_of(state.param));
                          });
 
 // Under overlap the traffic depends on timing, within bounds; a step done again adds its update

@@ -290,7 +290,7 @@ TEST_F(DamagedCheckpoint, AnotherStateNeedsToBeAskedFor) {
   for (const OptimizerState state : {OptimizerState::kBf16, OptimizerState::k8bit}) {
     config_.optimizer.state = state;
     expect_words(fail(ErrorCode::kInput),
-                 {"optimizer.state", "is fp32", std::string(name_of(state)), "--convert rounds"});
+                 {"optimizer.state", "is fp32", name_of(state).data(), "--convert rounds"});
   }
   CheckpointSource source(folder_, CheckpointPrecision::kConvert);
   const auto device = make_host_device({.memory_bytes = 64_MiB});

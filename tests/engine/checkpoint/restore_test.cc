@@ -124,8 +124,8 @@ TEST_P(RestoreOfStates, GoesOnWithTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(States, RestoreOfStates,
                          testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
-                         [](const auto& info) {
-                           return "With_" + std::string(name_of(info.param));
+                         [](const auto& state) {
+                           return "With_" + std::string(name_of(state.param));
                          });
 
 TEST(RestoreOfShadows, VersionsOfBothCopiesGoOn) {

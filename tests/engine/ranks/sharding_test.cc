@@ -100,8 +100,8 @@ TEST_P(ShardingOfStates, HasTheOraclesBits) {
 
 INSTANTIATE_TEST_SUITE_P(States, ShardingOfStates,
                          testing::Values(OptimizerState::kBf16, OptimizerState::k8bit),
-                         [](const auto& info) {
-                           return "With_" + std::string(name_of(info.param));
+                         [](const auto& state) {
+                           return "With_" + std::string(name_of(state.param));
                          });
 
 // The gradients of a rank's shards may wait elsewhere than in host memory; on storage, not where
