@@ -122,7 +122,7 @@ TEST(MomentRounding, SmallChangesAddUp) {
   EXPECT_LT(nearest, 0.6) << "the reason for rounding stochastically";
 }
 
-// Elements with moments in bf16. What `data` has as moments is not used.
+// Elements with moments in bf16, in place of the moments of `data`.
 struct Bf16Data {
   explicit Bf16Data(const OptimizerData::Options& options)
       : data(options), exp_avg(options.element_count), exp_avg_sq(options.element_count) {

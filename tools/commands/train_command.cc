@@ -119,13 +119,10 @@ class TrainRun {
     if (engine_.rank_count() > 1)
       say("{} ranks{}, ZeRO stage {}; the figures below are rank 0's\n", engine_.rank_count(),
           group == 0 ? "" : fmt::format(" in groups of {}", group), config_.engine.sharding.stage);
-    const std::string moments =
-        record_.optimizer_state == OptimizerState::kFp32
-            ? ""
-            : fmt::format(", moments in {}", name_of(record_.optimizer_state));
-    say("GPT with {} parameters on {}; {} of state{}; {} training and {} validation tokens\n",
-        record_.parameters, device_.description(), format_bytes(record_.state_bytes), moments,
-        dataset_.training_tokens(), dataset_.validation_tokens());
+    say("GPT with {} parameters on {}; {} of state, moments in {}; {} training and {} validation "
+        "tokens\n",
+        record_.parameters, device_.description(), format_bytes(record_.state_bytes),
+        name_of(record_.optimizer_state), dataset_.training_tokens(), dataset_.validation_tokens());
     if (!device_.unused_gpu().empty()) say("{}\n", device_.unused_gpu());
     say("matrix products by {}; {} threads\n", describe(record_.matrix_kernels), record_.threads);
     if (!device_.missed_gain().empty()) say("{}\n", device_.missed_gain());

@@ -158,7 +158,8 @@ MachineCalibration calibrate(const CalibrationRequest& request,
     machine.path_rates.push_back(best_of(io.series, IoPattern::kMixed, path)->rate());
   progress("measuring Adam");
   machine.adam_parameters_per_second = bench_adam(adam_case(request.format),
-                                                  {.parameters = kAdamParameters,
+                                                  {.moments = request.format.moments,
+                                                   .parameters = kAdamParameters,
                                                    .threads = granted_threads(request.threads),
                                                    .rounds = kAdamRounds},
                                                   [](unsigned) {})
