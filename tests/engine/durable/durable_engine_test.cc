@@ -26,7 +26,6 @@
 
 namespace sluice::test {
 namespace {
-
 constexpr std::size_t kCaseCount = std::size(kCases);
 
 class DurableEngine : public testing::Test {
@@ -229,8 +228,8 @@ TEST_F(DurableEngine, WhatCannotGoOnIsNamedAndNothingIsChanged) {
 TEST_F(DurableEngine, RoundedMomentsGoOn) {
   for (const OptimizerState state : {OptimizerState::k8bit, OptimizerState::kBf16}) {
     Config rounded = config();
-    rounded.storage.state.name = name_of(state);
     rounded.optimizer.state = state;
+    rounded.storage.state.name = name_of(state);
     (void)run(rounded, {.steps = 2});
     EXPECT_TRUE(run(rounded, {.steps = 2}).state == toy_oracle(rounded, {.steps = 4}).state);
   }
