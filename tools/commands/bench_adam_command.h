@@ -21,7 +21,8 @@ struct BenchAdamOptions {
 
 // Returns the exit code (tools/cli/exit_codes.h).
 // Fails with: kOutOfMemory when the arrays do not fit the machine's memory; kConfig on a wrong
-// SLUICE_SIMD, and for 8-bit moments in unaligned arrays; kInput when the JSON file cannot be written.
+// SLUICE_SIMD, and for 8-bit moments in unaligned arrays; kInput when the JSON file cannot be
+// written.
 int run_bench_adam(const BenchAdamOptions& options);
 
 }  // namespace sluice
