@@ -354,7 +354,17 @@ def trace_case(bench, case):
         if phase == "html":
             page = read(folder, "page.html").decode("utf-8", "replace")
             parse_json(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
-    return judge(phase, code, stdout, stderr, check_outputs)
+    outcome = judge(phase, code, stdout, stderr, check_outputs)
+    if outcome.result in campaign.GOOD and (record := impossible_record(bench, folder)):
+        return campaign.Outcome(phase, "silent", f"a record that cannot be is taken: {record}")
+    return outcome
+
+
+def impossible_record(bench, folder):
+    """A record of the mutant that ends before it begins, or in years, although the reader has accepted it."""
+    code, _, _ = bench.run(folder, "trace", "export", "mutant.trace", "--json", "records.json")
+    records = [record for rank in parse_json(read(folder, "records.json"))["ranks"] for record in rank["records"]] if code == 0 else []
+    return next((record for record in records if not record["begin_ns"] <= record["end_ns"] <= 2**60), None)
 
 
 # --- Model files ---

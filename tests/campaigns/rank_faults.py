@@ -36,11 +36,11 @@ def prepare(folder, target):
     words = random.Random("text")
     with open(os.path.join(folder, "text.txt"), "w", encoding="utf-8") as file:
         file.write(" ".join(words.choice(("light", "darkness", "earth", "void", "deep", "face", "waters")) for _ in range(9000)))
-    # Signals that aim at the update want runs with much of it, and nothing else beside it.
-    of_update = target == "update"
+    # Signals that aim at the update want runs with much of it, and nothing else beside it; those that aim at computation, likewise.
+    of_update, of_computation = target == "update", target in ("forward", "backward")
     config = {"model": {"layers": 3, "heads": 2, "embedding": 256 if of_update else 128, "context": 4 if of_update else 32,
                         "vocabulary": 256},
-              "data": {"file": "text.txt"}, "batch": {"sequences": 1 if of_update else 2},
+              "data": {"file": "text.txt"}, "batch": {"sequences": 1 if of_update else 24 if of_computation else 2},
               "optimizer": {"overlap": "serial" if of_update else "auto"},
               "memory": {"device": "8MiB", "host": "8MiB"}, "placement": {"parameters": "nvme", "optimizer": "nvme"},
               "storage": {"paths": ["storage"]}, "sharding": {"timeout": TIMEOUT_S, "keep_gathered": "0"},
@@ -88,12 +88,13 @@ class Run:
 
 
 def phase_of(records, instant_ns):
-    """The phase that a rank was in; it waits where the others do."""
+    """The phase that a rank was in; it waits where the others do. A step that has failed has no record of its own."""
     begun = [record for record in records if record["begin_ns"] <= instant_ns]
-    steps = [record["begin_ns"] for record in begun if record["kind"] == "step"]
-    if not steps:
+    steps = [record for record in begun if record["kind"] == "step"]
+    if not steps and not any(record["kind"] == "compute" for record in begun):
         return "start"
-    here = [record for record in begun if record["begin_ns"] >= max(steps)]
+    last = max(steps, key=lambda record: record["begin_ns"], default={"begin_ns": 0, "end_ns": 0})
+    here = [record for record in begun if record["begin_ns"] >= last["begin_ns" if last["end_ns"] > instant_ns else "end_ns"]]
     if any(record["kind"] == "finish" for record in here):
         return "update"
     return "backward" if any(record["kind"] == "compute" and record["detail"] == 1 for record in here) else "forward"
@@ -124,10 +125,12 @@ def aim(case, run, phase, victim):
     if phase in ("save", "end"):
         wait_until(run.is_saving if phase == "save" else lambda: "model" in run.models())
         time.sleep(case.random.uniform(0, 0.01 if phase == "save" else 0.1))
-    else:
-        start_s = case.options.start_s
-        time.sleep(case.random.uniform(0, start_s) if phase == "start" else start_s + case.random.uniform(0, 1))
+    elif phase == "start":
+        time.sleep(case.random.uniform(0, case.options.start_s))
         wait_until(lambda: True)
+    else:  # the trace gets its name before the first step
+        wait_until(lambda: os.path.exists(os.path.join(run.folder, "out", "trace")))
+        time.sleep(case.random.uniform(0, 1))
     return process
 
 
