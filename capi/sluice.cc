@@ -135,6 +135,17 @@ sluice_status sluice_initialize(sluice_engine* engine, sluice_values values, voi
   });
 }
 
+sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
+                                    uint32_t tensor_count, sluice_values values, void* context) {
+  return guarded(engine, __func__, [&](const char* name) {
+    if (values == nullptr) refuse("sluice_replace_values: the function for values is null");
+    if (tensor_count != 0) require(tensors, name, "the list of tensors");
+    std::vector<TensorId> ids;
+    for (std::uint32_t i = 0; i < tensor_count; ++i) ids.push_back(TensorId{tensors[i]});
+    engine->engine->replace_values(ids, sluice_engine::initial_values(values, context));
+  });
+}
+
 sluice_status sluice_close(sluice_engine* engine) {
   return guarded(engine, __func__, [&](const char*) { engine->engine->close(); });
 }

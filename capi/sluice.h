@@ -255,9 +255,8 @@ sluice_status sluice_saved_path(sluice_engine* engine, const char** path);
 // moments and exact fp32 masters in host memory or on NVMe. Threads, processes and errors follow
 // the same rules as for an engine.
 //
-// A program calls sluice_optimizer_create once. In each step it calls sluice_optimizer_begin, and
-// then sluice_optimizer_wait or sluice_optimizer_wait_all. At the end it calls
-// sluice_optimizer_destroy.
+// Calls: sluice_optimizer_create; per step sluice_optimizer_begin, then sluice_optimizer_wait or
+// sluice_optimizer_wait_all; at the end sluice_optimizer_destroy.
 typedef struct sluice_optimizer sluice_optimizer;
 
 typedef enum sluice_type { SLUICE_FP32 = 0, SLUICE_BF16 = 1, SLUICE_FP16 = 2 } sluice_type;
@@ -386,10 +385,15 @@ sluice_status sluice_engine_create_ranked(const char* config_json, const sluice_
                                           sluice_ranks* ranks, sluice_engine** engine);
 
 // Reads the text of a config file, which may have comments, as `sluice train` does. `config_json`
-// is the same config as JSON without comments; valid until the thread's next call of this function.
-// Messages call the config `file_name` and name line and column. Fails with SLUICE_CONFIG for a
-// text that does not parse, an unknown key, and a value of the wrong type or out of range.
+// is the config as JSON, valid until the thread's next call. Messages name `file_name`. Fails with
+// SLUICE_CONFIG for a text that does not parse, an unknown key, a value of the wrong type or range.
 sluice_status sluice_read_config(const char* text, const char* file_name, const char** config_json);
+
+// Sets masters and parameters of `tensors` between two steps; moments and step stay. All ranks give
+// the same list. Fails with SLUICE_UNSUPPORTED where the config has storage.state. If `values`
+// fails, the tensors may have some of their new values.
+sluice_status sluice_replace_values(sluice_engine* engine, const uint32_t* tensors,
+                                    uint32_t tensor_count, sluice_values values, void* context);
 
 #ifdef __cplusplus
 }

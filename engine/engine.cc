@@ -67,6 +67,12 @@ void Engine::restore(StateSource& source, const std::string& application) {
   parts_->fill(source, application, "restore");
 }
 
+void Engine::replace_values(std::span<const TensorId> tensors, const InitialValues& values) {
+  const CallGuard guard(parts_->link, "replace_values");
+  parts_->require_idle("replace_values");
+  parts_->replace_values(tensors, values);
+}
+
 OpenedState Engine::open_or_create(const InitialValues& values, const OpenOptions& options) {
   const CallGuard guard(parts_->link, "open_or_create");
   parts_->require_durable("open_or_create");

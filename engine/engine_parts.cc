@@ -193,6 +193,38 @@ void Engine::Parts::fill(StateSource& source, const std::string& application, co
   is_initialized = true;
 }
 
+void Engine::Parts::replace_values(std::span<const TensorId> tensors, const InitialValues& values) {
+  const auto refuse = [](ErrorCode code, const std::string& why) {
+    throw Error(code, "replace_values: " + why);
+  };
+  if (!values) refuse(ErrorCode::kInvalidArgument, "the function that gives the values is empty");
+  if (durable)
+    refuse(
+        ErrorCode::kUnsupported,
+        fmt::format("the store \"{}\" holds the state of its last commit; give the values to a new "
+                    "store, under another storage.state.name",
+                    durable->name()));
+  std::vector<bool> is_wanted(layout.tensors().size());
+  std::string list;
+  for (const TensorId tensor : tensors) {
+    if (index_of(tensor) >= is_wanted.size())
+      refuse(ErrorCode::kInvalidArgument, fmt::format("tensor {} does not exist; the model has {}",
+                                                      index_of(tensor), is_wanted.size()));
+    is_wanted[index_of(tensor)] = true;
+    list += fmt::format("{} ", index_of(tensor));
+  }
+  ranks.require_agreement(list, "the list of tensors that get other values");
+  loop.lend_buffers();
+  try {
+    ranks.together(kStateSource, [&] { state.replace(is_wanted, values, loop.applied_step()); });
+    if (ranks.shard_optimizer()) loop.share_residents();
+  } catch (...) {
+    loop.return_buffers();
+    throw;
+  }
+  loop.return_buffers();
+}
+
 void Engine::Parts::open_store() {
   const CommitRecord& record = durable->record();
   ranks.together(kStateSource, [&] { state.open(); });

@@ -55,6 +55,8 @@ struct Engine::Parts {
   }
   // Gives the state its values, and makes a durable store's first commit of these values.
   void fill(StateSource& source, const std::string& application, const char* call);
+  // Gives `tensors` other masters between two steps.
+  void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
   // Continues from the last commit of a durable store.
   void open_store();
   void commit_first();

@@ -64,7 +64,7 @@ void check_values(const Layout& layout, const TensorPlace& tensor, std::uint64_t
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (is_finite_master(masters, values[i])) continue;
     throw Error(ErrorCode::kNonFinite,
-                fmt::format("initialize: the value given for \"{}\" (unit \"{}\") at element {} is "
+                fmt::format("the value given for \"{}\" (unit \"{}\") at element {} is "
                             "{}, which {} cannot hold as a finite number; check the source of the "
                             "values",
                             tensor.name, layout.unit(tensor.unit).name, first_element + i,

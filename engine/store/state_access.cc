@@ -27,6 +27,30 @@ std::uint32_t places_of(const Layout& layout, const Placement& placement) {
   return static_cast<std::uint32_t>(std::max<std::uint64_t>(places, 1));
 }
 
+// The state of a block, from a copy of its bytes, but for tensors that get other masters.
+class ReplacedMasters final : public StateSource {
+ public:
+  ReplacedMasters(const Layout& layout, const BlockView& before, const std::vector<bool>& is_wanted,
+                  const InitialValues& values)
+      : layout_(layout), before_(before), is_wanted_(is_wanted), values_(values) {}
+
+  StatePosition position() const override { return {}; }
+  void read(const TensorPlace& tensor, StateKind kind, std::uint64_t first_element,
+            std::span<float> values) override {
+    if (kind == StateKind::kMaster && is_wanted_[index_of(tensor.id)])
+      return values_(tensor, first_element, values);
+    const std::uint64_t begin = layout_.block(before_.block).offset_elements;
+    read_values(layout_, before_, kind, tensor.offset_elements + first_element - begin,
+                std::as_writable_bytes(values));
+  }
+
+ private:
+  const Layout& layout_;
+  const BlockView before_;
+  const std::vector<bool>& is_wanted_;
+  const InitialValues& values_;
+};
+
 }  // namespace
 
 StateAccess::StateAccess(const Layout& layout, const Placement& placement, const Tiers& tiers,
@@ -108,6 +132,44 @@ void StateAccess::restore(StateSource& source) {
   }
   places.finish();
   for (const BlockPlace& block : layout_.blocks()) count_homes(block);
+}
+
+void StateAccess::replace(const std::vector<bool>& is_wanted, const InitialValues& values,
+                          std::uint64_t step) {
+  const auto has_wanted = [&](const BlockPlace& block) {
+    return std::ranges::any_of(layout_.tensors_of(block.unit), [&](const TensorPlace& tensor) {
+      return is_wanted[index_of(tensor.id)] &&
+             tensor.offset_elements < block.offset_elements + block.element_count &&
+             block.offset_elements < tensor.offset_elements + tensor.element_count;
+    });
+  };
+  std::vector<std::byte> parameters;
+  std::vector<std::byte> record;
+  BlockPlaces places(place_count());
+  for (const BlockPlace& block : layout_.blocks()) {
+    if (!has_wanted(block)) continue;
+    places.await(place_of(block));
+    const BlockView view = load(block);
+    parameters.assign(view.parameters, view.parameters + layout_.parameter_bytes(block.id));
+    record.assign(view.record, view.record + layout_.record_bytes(block.id));
+    std::memset(view.parameters, 0, parameters.size());
+    std::memset(view.record, 0, record.size());
+    ReplacedMasters source(
+        layout_, {.block = block.id, .parameters = parameters.data(), .record = record.data()},
+        is_wanted, values);
+    try {
+      set_values(layout_, view, source);
+    } catch (...) {  // the place may be the block's home
+      std::ranges::copy(parameters, view.parameters);
+      std::ranges::copy(record, view.record);
+      throw;
+    }
+    places.start(place_of(block), [this, view, step] {
+      store_.begin_at(view.block, layout_.is_frozen(view.block) ? 0 : step);
+      store(view);
+    });
+  }
+  places.finish();
 }
 
 void StateAccess::open() {

@@ -32,6 +32,10 @@ class StateAccess {
   // Fails with: kNonFinite naming tensor and element of a value that is not finite in the
   // parameters' type; kIo and others. After a failure, restore() can be called again.
   void restore(StateSource& source);
+  // Gives the tensors that `is_wanted` lists by id other masters, from `values`. The state is that
+  // of `step`. Needs memory for one more block.
+  // Fails with: as restore(); then each block has its old or its new values.
+  void replace(const std::vector<bool>& is_wanted, const InitialValues& values, std::uint64_t step);
   // With a durable store: reads state that is at home in memory from storage, where the last commit
   // left the state.
   // Fails with: kIo and others.

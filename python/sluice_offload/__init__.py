@@ -9,7 +9,8 @@ and the rest of the program as it was.
 from . import optim
 from .errors import (ArgumentError, ConfigError, ForkedError, NonFiniteError, OutOfMemoryError, RanksError,
                      SluiceError, StorageError)
-from .files import from_pretrained, meta_parameters, named_values, open_safetensors, save_pretrained, save_safetensors
+from .files import (from_pretrained, load_safetensors, meta_parameters, named_values, open_safetensors, save_pretrained,
+                    save_safetensors)
 from .initialize import OffloadEngine, initialize
 from .offload import gathered, offload
 from .optimizer import OffloadOptimizer
@@ -19,5 +20,5 @@ from .units import find_units
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ConfigError", "ForkedError", "NonFiniteError", "OffloadEngine", "OffloadOptimizer",
            "OutOfMemoryError", "RanksError", "SafetensorsValues", "SluiceError", "StorageError", "find_units", "from_pretrained",
-           "gathered", "initialize", "meta_parameters", "named_values", "offload", "open_safetensors", "optim",
+           "gathered", "initialize", "load_safetensors", "meta_parameters", "named_values", "offload", "open_safetensors", "optim",
            "save_pretrained", "save_safetensors"]

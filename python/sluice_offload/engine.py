@@ -149,6 +149,12 @@ class Engine:
                    lambda fill: self._lib.open_or_create(self._handle, fill, None, 0, C.byref(is_new)))
         return None if is_new.value else self._application_text()
 
+    def replace(self, values: "Callable[[Member], torch.Tensor]", members: "Sequence[Member]") -> None:
+        """Gives parameters other values, between two steps; moments stay. All ranks name the same ones."""
+        tensors = _order([member.tensor for member in members])
+        self._fill(values, self._units,
+                   lambda fill: self._lib.replace_values(self._handle, tensors, len(members), fill, None))
+
     def committed_step(self) -> "Optional[int]":
         """The last step whose commit is durable; None without a durable store, or a commit."""
         step, has_one = C.c_uint64(), C.c_int()

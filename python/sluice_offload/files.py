@@ -15,6 +15,7 @@ from torch import nn
 
 from .errors import ArgumentError, SluiceError, StorageError
 from .state import SAFETENSORS, SafetensorsValues
+from .units import Member, Units
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -147,6 +148,41 @@ def _replace(path: pathlib.Path, write: "Callable[[Any], Any]") -> None:
         if isinstance(error, OSError) and not isinstance(error, SluiceError):
             raise StorageError(f"cannot write \"{path}\": {error.strerror}; {_REMEDIES.get(error.errno, _REMEDY)}") from error
         raise
+
+
+def load_safetensors(model: nn.Module, source: "str | os.PathLike[str] | SafetensorsValues", strict: bool = True) -> "list[str]":
+    """Gives an offloaded model the values of a safetensors file, or of a folder as save_safetensors() writes it, tensor by tensor.
+    Moments and step stay. With `strict`, every parameter has to be there, a tied one by any of its names. Returns the names of
+    those that are not. Between steps; with several ranks, all of them together."""
+    offloaded = getattr(model, "_sluice", None)
+    if offloaded is None:
+        raise ArgumentError(f"this {type(model).__name__} is not offloaded; give the values to its load_state_dict()")
+    values = source if isinstance(source, SafetensorsValues) else \
+        SafetensorsValues(source) if os.path.isfile(source) else open_safetensors(source)
+    names = _names_of_members(model, offloaded.gatherer.units)
+    found = {member.tensor: next((name for name in named if name in values), None) for member, named in names}
+    missing = [member.name for member, _ in names if found[member.tensor] is None]
+    if strict and missing:
+        raise ArgumentError(f"the files have no {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}; nothing was "
+                            "loaded. strict=False loads what they have")
+    wanted = [member for member, _ in names if found[member.tensor] is not None]
+    for member in wanted:
+        values.check_shape(str(found[member.tensor]), member.parameter.shape)
+    offloaded.engine.replace(lambda member: values[str(found[member.tensor])], wanted)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in values:
+                buffer.copy_(values[name])
+    return missing
+
+
+def _names_of_members(model: nn.Module, units: Units) -> "list[tuple[Member, list[str]]]":
+    """Each parameter with all names that it has in the model, its own first."""
+    prefixes: "dict[int, list[str]]" = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        prefixes.setdefault(id(module), []).append(prefix + "." if prefix else "")
+    return [(member, [prefix + attribute for owner, attribute in member.owners for prefix in prefixes[id(owner)]])
+            for unit in units.units for member in unit.members]
 
 
 def save_pretrained(model: nn.Module, folder: "str | os.PathLike[str]", max_shard_bytes: int = 5 << 30) -> None:

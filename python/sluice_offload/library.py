@@ -131,6 +131,7 @@ _ARGUMENTS = {
     "optimizer_note": [_ENGINE, C.POINTER(C.c_char_p)],
     "is_deepspeed": [C.c_char_p, C.POINTER(C.c_int)],
     "import_deepspeed": [C.c_char_p, C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
+    "replace_values": [_ENGINE, C.POINTER(C.c_uint32), C.c_uint32, Values, C.c_void_p],
     "read_config": [C.c_char_p, C.c_char_p, C.POINTER(C.c_char_p)],
     "plan": [C.c_char_p, C.POINTER(Model), C.POINTER(C.c_char_p)],
     "learning_rates": [C.c_char_p, C.c_uint64, C.c_uint64, C.POINTER(C.c_double)],

@@ -22,8 +22,8 @@ SAFETENSORS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 
 def hook_state_dict(units: Units, engine: Engine) -> None:
-    """`state_dict()` of the model, and of any module in it, reads parameters from the engine; loading into them is
-    refused."""
+    """`state_dict()` of the model, and of any module in it, reads parameters from the engine; `load_state_dict()` gives them
+    to it, module by module."""
     members: "dict[int, dict[str, Member]]" = {}
     owners: "dict[int, nn.Module]" = {}
     for unit in units.units:
@@ -33,7 +33,7 @@ def hook_state_dict(units: Units, engine: Engine) -> None:
                 owners[id(owner)] = owner
     for key, owner in owners.items():
         owner._register_state_dict_hook(_reader(members[key], engine))
-        owner._register_load_state_dict_pre_hook(_refuse_load)
+        object.__setattr__(owner, "_load_from_state_dict", _loader(owner, members[key], engine))
 
 
 def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
@@ -44,9 +44,28 @@ def _reader(members: "dict[str, Member]", engine: Engine) -> Any:
     return read
 
 
-def _refuse_load(state: Any, prefix: str, *_: Any) -> None:
-    raise ArgumentError(f"load_state_dict into \"{prefix.rstrip('.')}\": its parameters are the engine's; load the values "
-                        "before offload(), or give them to it as values=")
+def _loader(module: nn.Module, members: "dict[str, Member]", engine: Engine) -> Any:
+    """torch loads into fp32 parameters of this module alone, with its own checks and messages; the engine takes them from
+    there."""
+    original = module._load_from_state_dict
+
+    def load(state: "dict[str, Any]", prefix: str, *arguments: Any) -> None:
+        own = dict(module._parameters)
+        given = {name: member for name, member in members.items() if prefix + name in state}
+        rooms = {name: nn.Parameter(torch.empty(member.parameter.shape), requires_grad=False) for name, member in given.items()}
+        versions = {name: room._version for name, room in rooms.items()}
+        module._parameters.update(rooms)
+        try:
+            original(state, prefix, *arguments)
+            # torch leaves alone what it refuses, and says so at the end of load_state_dict(); with assign=True it puts others here.
+            loaded = {member.tensor: module._parameters[name] for name, member in given.items()
+                      if module._parameters[name] is not rooms[name] or rooms[name]._version != versions[name]}
+        finally:
+            module._parameters.update(own)
+        taken = [member for member in given.values() if member.tensor in loaded]
+        if taken:
+            engine.replace(lambda member: loaded[member.tensor], taken)  # type: ignore[arg-type, return-value]
+    return load
 
 
 class Gatherer:
@@ -136,6 +155,12 @@ class SafetensorsValues(Mapping[str, torch.Tensor]):
                     raise SluiceError(f"{path} has become shorter: {name} ends beyond its end")
                 view = view[count:]
         return values
+
+    def check_shape(self, name: str, shape: "Sequence[int]") -> None:
+        """Raises ArgumentError where the tensor has another shape."""
+        path, _, _, _, found = self._places[name]
+        if tuple(found) != tuple(shape):
+            raise ArgumentError(f"{name} has shape {tuple(found)} in {path}, but {tuple(shape)} in the model; nothing was loaded")
 
     def __iter__(self) -> "Iterator[str]":
         return iter(self._places)

@@ -119,6 +119,11 @@ def case_stages(folder):
                   f"read {moved[0]}, written {moved[1]} of {alone['nvme_read_bytes']}, {alone['nvme_write_bytes']}", flush=True)
         with sluice.gathered(model, model.norm):
             assert torch.equal(model.norm.weight, model.state_dict()["norm.weight"])
+        other = tiny(seed=4).state_dict()  # other values for a model that is offloaded
+        for net in (model, reference):
+            net.load_state_dict(other)
+        assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
+        assert worst(train(model, optimizer, 7, 2)[0], train_double(reference, theirs, 7, 2)[0]) <= 2e-6
         optimizer.close()
 
 
@@ -212,6 +217,11 @@ def case_refusals(folder):
     other = config_of(folder, 3)
     other["optimizer"]["beta2"] = 0.9 + 0.01 * RANK
     refused(sluice.RanksError, "differs between rank 0 and rank 1", lambda: sluice.offload(tiny(), other, units=[Block]))
+    model = tiny()
+    optimizer = sluice.offload(model, config_of(folder, 3), units=[Block])
+    refused(sluice.RanksError, "tensors that get other values differs between rank 0 and rank 1",
+            lambda: model.blocks[RANK].load_state_dict(tiny().blocks[RANK].state_dict()))
+    optimizer._engine.destroy()
     late = config_of(folder, 3)
     late["sharding"]["timeout"] = 1
     model = tiny()

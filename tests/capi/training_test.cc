@@ -1,4 +1,6 @@
 // Training through the C interface: what it reports is what has happened.
+#include <algorithm>
+
 #include "tests/capi/capi_support.h"
 
 namespace sluice::test {
@@ -66,6 +68,35 @@ TEST_F(CApiTraining, RatesOfGroupsReachTheUpdate) {
              nullptr);
   EXPECT_EQ(master(0, 50), weight);
   for (std::size_t i = 0; i < 50; ++i) EXPECT_EQ(master(1, 50)[i], 0.5f * bias[i]);
+}
+
+TEST_F(CApiTraining, OtherValuesBetweenTwoSteps) {
+  make();
+  const std::vector<float> weights = master(0, 5000);
+  const auto ones = [](void*, std::uint32_t tensor, std::uint64_t, float* values,
+                       std::uint64_t count) {
+    EXPECT_EQ(tensor, 1u);
+    std::fill_n(values, count, 1.0f);
+    return 0;
+  };
+  const std::uint32_t bias = 1;
+  ASSERT_EQ(sluice_replace_values(engine_, &bias, 1, ones, nullptr), SLUICE_OK)
+      << sluice_last_error();
+  EXPECT_EQ(master(1, 50), std::vector<float>(50, 1.0f));
+  EXPECT_EQ(master(0, 5000), weights);
+  const auto stops = [](void*, std::uint32_t, std::uint64_t, float*, std::uint64_t) { return 1; };
+  EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, stops, nullptr), SLUICE_CALLBACK);
+  EXPECT_EQ(master(1, 50), std::vector<float>(50, 1.0f));
+  EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_replace_values(engine_, nullptr, 1, ones, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_replace_values(nullptr, &bias, 1, ones, nullptr), SLUICE_INVALID_ARGUMENT);
+  std::string durable = config();
+  durable.replace(durable.find("\"paths\""), 0, R"("state": {"name": "kept"}, )");
+  sluice_engine_destroy(engine_);
+  const sluice_model made = model();
+  ASSERT_EQ(sluice_engine_create(durable.c_str(), &made, &engine_), SLUICE_OK);
+  ASSERT_EQ(sluice_initialize(engine_, sine_values, nullptr), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(sluice_replace_values(engine_, &bias, 1, ones, nullptr), SLUICE_UNSUPPORTED);
 }
 
 TEST_F(CApiTraining, BytesAreThePlans) {

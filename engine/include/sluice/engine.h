@@ -114,6 +114,14 @@ class SLUICE_EXPORT Engine {
   // FinishOptions::application.
   void restore(StateSource& source, const std::string& application = {});
 
+  // Sets the fp32 masters of `tensors`, and with them their parameters, between two steps. Moments,
+  // step and all other tensors stay as they are. All ranks give the same list.
+  // Fails with: kInvalidArgument while a step is active, before the state has values, without a
+  // function, and for a tensor that does not exist; kUnsupported with a durable store; kNonFinite
+  // naming tensor and element; kRanks where the lists differ. If `values` fails, each block of the
+  // tensors has either its old or its new values.
+  void replace_values(std::span<const TensorId> tensors, const InitialValues& values);
+
   // With Config::Storage::State: continues from the store's last commit that every rank has. If
   // there is no file of the store's name, makes the store with the state of step 0. The bits are
   // the same as without a break, under any placement, policy and budgets.

@@ -104,6 +104,30 @@ void run_two(const Config& config, const Config& second, std::vector<Held>& held
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(EngineRanks, OtherValuesForDifferentTensorsAreRefused) {
+  const TempDirectory directory;
+  const Config config = toy_config(directory.path());
+  LocalWorld world(2, {.timeout_s = 60, .sum = sum_in_order});
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = make_host_device({.memory_bytes = 64_MiB});
+      const std::unique_ptr<Collectives> collectives = world.join(rank, *device);
+      const ModelSpec model = toy_model();
+      Engine engine(config, model, *device, collectives.get());
+      engine.initialize(toy_values());
+      engine.replace_values(std::vector{TensorId{1}}, toy_values());
+      const std::string message = expect_error(ErrorCode::kRanks, [&] {
+        engine.replace_values(std::vector{TensorId{rank}}, toy_values());
+      });
+      EXPECT_NE(message.find("the list of tensors that get other values differs"),
+                std::string::npos)
+          << message;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(EngineRanks, AConstructorThatThrowsLeavesNothingBehind) {
   const TempDirectory directory;
   const Config config = toy_config(directory.path());

@@ -1,0 +1,148 @@
+"""Values for a model that is offloaded already: load_state_dict() and load_safetensors()."""
+
+import copy
+
+import pytest
+import torch
+
+import sluice_offload as sluice
+from conftest import Block, Tiny, adamw, tiny, train, worst
+
+
+@pytest.fixture
+def pair(config):
+    """A model, its offloaded copy, and their optimizers, behind two steps."""
+    reference = tiny()
+    model = copy.deepcopy(reference)
+    torchs, ours = adamw(reference, config), sluice.offload(model, config, units=[Block])
+    train(reference, torchs, 2, clip_norm=1.0)
+    train(model, ours, 2)
+    yield reference, model, torchs, ours
+    ours.close()
+
+
+def assert_still_right(pair):
+    """Moments and step are those from before, in both."""
+    reference, model, torchs, ours = pair
+    expected, _ = train(reference, torchs, 4, clip_norm=1.0, first=2)
+    actual, _ = train(model, ours, 4, first=2)
+    assert worst(actual, expected) <= 2e-6
+    assert ours._engine.applied_step() == 6
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dicts_of_whole_models(pair, assign):
+    reference, model, _, _ = pair
+    other = tiny(seed=5).state_dict()
+    for net in (reference, model):
+        assert not any(net.load_state_dict(other, assign=assign and net is model))
+    state = model.state_dict()
+    assert all(torch.equal(state[name], other[name]) for name in other)
+    assert model.head.weight.isnan().all()  # as ever outside of gathered()
+    assert_still_right(pair)
+
+
+def test_state_dicts_of_parts(pair):
+    reference, model, _, _ = pair
+    other = tiny(seed=6).state_dict()
+    some = {name: value for name, value in other.items() if name.startswith("blocks.1.mlp")}
+    before = model.state_dict()
+    for net in (reference, model):
+        missing = net.load_state_dict(some, strict=False).missing_keys
+        net.blocks[0].attention.load_state_dict({name.removeprefix("blocks.0.attention."): value for name, value in other.items()
+                                                 if name.startswith("blocks.0.attention.")})
+    assert set(missing) == set(other) - set(some)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed >= {name for name in other if "blocks.1.mlp.1" in name or "blocks.0.attention.in_proj_w" in name}
+    assert all(name.startswith(("blocks.1.mlp", "blocks.0.attention")) for name in changed)
+    assert_still_right(pair)
+
+
+def test_what_torch_refuses_is_refused_and_changes_nothing(pair):
+    reference, model, _, _ = pair
+    before = model.state_dict()
+    wrong = {**before, "blocks.1.norm.weight": torch.ones(5)}
+    for net in (reference, model):
+        with pytest.raises(RuntimeError, match=r"size mismatch for blocks.1.norm.weight"):
+            net.load_state_dict(wrong)
+        with pytest.raises(RuntimeError, match="Missing key.*positions"):
+            net.load_state_dict({name: value for name, value in before.items() if name != "positions"})
+        with pytest.raises(RuntimeError, match="Unexpected key.*surplus"):
+            net.load_state_dict({**before, "surplus": torch.ones(1)})
+    with pytest.raises(sluice.NonFiniteError, match="norm.bias"):
+        model.norm.load_state_dict({"weight": torch.ones(32), "bias": torch.full((32,), torch.inf)})
+    after = model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_files(pair, config, tmp_path):
+    reference, model, _, _ = pair
+    other = tiny(seed=7)
+    copied = copy.deepcopy(other)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    saver = sluice.offload(copied, {**config, "storage": {"paths": [str(scratch)]}}, units=[Block])
+    sluice.save_safetensors(copied, tmp_path / "one")
+    sluice.save_safetensors(copied, tmp_path / "several", max_shard_bytes=20000)
+    saver.close()
+    reference.load_state_dict(other.state_dict())
+    for source in (tmp_path / "one" / "model.safetensors", tmp_path / "one", sluice.open_safetensors(tmp_path / "several")):
+        model.load_state_dict(tiny(seed=8).state_dict())
+        assert sluice.load_safetensors(model, source) == []
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in other.state_dict().items())
+    assert_still_right(pair)
+
+
+class Wider(Tiny):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.extra = torch.nn.Linear(3, 3)
+        self.register_buffer("count", torch.tensor([1]))
+
+
+def test_files_that_lack_something(config, tmp_path):
+    torch.manual_seed(3)
+    model = Wider()
+    optimizer = sluice.offload(model, config, units=[Block])
+    before = model.state_dict()
+    small = tiny(seed=4)
+    saver = sluice.offload(copy.deepcopy(small), {**config, "storage": {"paths": [str(tmp_path)]}}, units=[Block])
+    sluice.save_safetensors(saver._walk.model, tmp_path / "small")
+    saver.close()
+    with pytest.raises(sluice.ArgumentError, match="no extra.weight, extra.bias; nothing was loaded"):
+        sluice.load_safetensors(model, tmp_path / "small")
+    assert sluice.load_safetensors(model, tmp_path / "small", strict=False) == ["extra.weight", "extra.bias"]
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in small.state_dict().items())
+    assert torch.equal(state["extra.weight"], before["extra.weight"])
+    with pytest.raises(sluice.ArgumentError, match="not offloaded"):
+        sluice.load_safetensors(small, tmp_path / "small")
+    narrow = tiny(width=16)
+    narrow_optimizer = sluice.offload(narrow, config, units=[Block])
+    with pytest.raises(sluice.ArgumentError, match=r"shape \(61, 32\) in .*\(61, 16\)|shape .* nothing was loaded"):
+        sluice.load_safetensors(narrow, tmp_path / "small")
+    for one in (optimizer, narrow_optimizer):
+        one.close()
+
+
+def test_bf16_masters_keep_what_fp32_values_say(config):
+    config["precision"] = {"parameters": "bf16"}
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    other = tiny(seed=9)
+    model.load_state_dict(other.state_dict())
+    engine = optimizer._engine
+    for unit in optimizer._walk.units.units:
+        for member in unit.members:
+            assert torch.equal(engine.read(member, 1), other.state_dict()[member.name]), member.name
+    optimizer.close()
+
+
+def test_a_durable_store_refuses(config):
+    config["storage"]["state"] = {"name": "kept"}
+    model = tiny()
+    optimizer = sluice.offload(model, config, units=[Block])
+    with pytest.raises(sluice.SluiceError, match='"kept"'):
+        model.load_state_dict(tiny(seed=1).state_dict())
+    optimizer.close()
