@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <system_error>
 
 #include "base/file_flush.h"
@@ -222,7 +223,16 @@ void OutputFile::discard() noexcept {
 
 void OutputFiles::add_input(std::string what, const std::string& path, std::string_view successor) {
   if (path.empty()) return;
-  inputs_.push_back({std::move(what), place_of(path), std::string(successor)});
+  const FilePlace place = place_of(path);
+  if (place.kind == FileKind::kFolder) {
+    std::error_code error;  // a folder that cannot be read is refused where it is used
+    for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
+         entry.increment(error)) {
+      if (entry->is_regular_file(error)) add_input(what, entry->path().string(), successor);
+    }
+    return;
+  }
+  inputs_.push_back({std::move(what), place, std::string(successor)});
 }
 
 OutputFile& OutputFiles::add(std::string option, const std::string& path, OutputMode mode) {

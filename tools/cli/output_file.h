@@ -116,8 +116,8 @@ class OutputFile {
 class OutputFiles {
  public:
   // `what` is the input's name in messages, such as "the text" or "--init". Empty paths are
-  // ignored. The output of option `successor` may replace this input, because the input has been
-  // read by then.
+  // ignored. A folder stands for the files in it. The output of option `successor` may replace this
+  // input, because the input has been read by then.
   void add_input(std::string what, const std::string& path, std::string_view successor = {});
   OutputFile& add(std::string option, const std::string& path,
                   OutputMode mode = OutputMode::kOrdinary);

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cmath>
-#include <filesystem>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -310,7 +309,7 @@ int run_plan(const PlanOptions& options) {
   const Subject subject = subject_of(options);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
-  if (!std::filesystem::is_directory(options.model)) outputs.add_input("--model", options.model);
+  outputs.add_input("--model", options.model);
   outputs.add_input("storage.calibration", subject.request.config.storage.calibration);
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);

@@ -77,6 +77,7 @@ std::string line_of(const StoreSurvey& store) {
 
 int list(const StateOptions& options) {
   const Config::Storage storage = storage_of(options);
+  StateJson json(options, storage);
   ordered_json all = ordered_json::array();
   for (const std::string& name : store_names(storage.paths)) {
     const StoreSurvey store = survey_store(name, storage.paths);
@@ -85,12 +86,14 @@ int list(const StateOptions& options) {
     all.push_back(json_of(store));
   }
   if (all.empty()) say("no durable store in {}\n", fmt::join(storage.paths, ", "));
-  write_state_json(options, all);
+  json.write(all);
   return kExitOk;
 }
 
 int inspect(const StateOptions& options) {
-  const StoreSurvey store = store_of(storage_of(options), options);
+  const Config::Storage storage = storage_of(options);
+  StateJson json(options, storage);
+  const StoreSurvey store = store_of(storage, options);
   say("{}\nid {}\n", line_of(store), text_of(store.id));
   for (const SurveyedRank& rank : store.ranks) {
     if (!rank.problem.empty()) {
@@ -105,12 +108,14 @@ int inspect(const StateOptions& options) {
         format_bytes(rank.newest.application.size()));
     if (rank.rank == 0) say("  {}\n", short_settings(rank.newest.settings));
   }
-  write_state_json(options, json_of(store));
+  json.write(json_of(store));
   return kExitOk;
 }
 
 int verify(const StateOptions& options) {
-  const StoreSurvey store = store_of(storage_of(options), options);
+  const Config::Storage storage = storage_of(options);
+  StateJson json(options, storage);
+  const StoreSurvey store = store_of(storage, options);
   if (!store.holder.empty())
     throw Error(ErrorCode::kInput, fmt::format("the store \"{}\" is in use by {}; what it names "
                                                "changes while it is read",
@@ -131,7 +136,7 @@ int verify(const StateOptions& options) {
     document["ranks"][i]["damaged"] = lines;
     damaged += lines.size();
   }
-  write_state_json(options, document);
+  json.write(document);
   if (damaged == 0) return kExitOk;
   throw Error(ErrorCode::kDamaged,
               fmt::format("the store \"{}\" is damaged in {} places; go on from a checkpoint",

@@ -15,9 +15,10 @@
 #include "engine/checkpoint/checkpoint_manifest.h"
 #include "engine/checkpoint/store_source.h"
 #include "engine/durable/new_store.h"
+#include "engine/store/store_survey.h"
 #include "tools/cli/exit_codes.h"
-#include "tools/cli/output_file.h"
 #include "tools/cli/print.h"
+#include "tools/commands/store_inputs.h"
 #include "tools/gpt/train/checkpointing.h"
 #include "tools/gpt/train/train_config.h"
 
@@ -61,21 +62,26 @@ void require_store_name(const Config::Storage& storage, const StateOptions& opti
                           options.config_file));
 }
 
-void write_state_json(const StateOptions& options, const ordered_json& document) {
-  OutputFiles files;
-  OutputFile& output = files.add("--json", options.json_file);
-  if (!output.is_wanted()) return;
-  files.add_input("the config", options.config_file);
-  files.check();
-  output.begin();
-  output.write(document.dump(2) + "\n");
-  output.commit();
+StateJson::StateJson(const StateOptions& options, const Config::Storage& storage,
+                     const std::string& checkpoint)
+    : output_(files_.add("--json", options.json_file)) {
+  if (!output_.is_wanted()) return;
+  files_.add_input("the config", options.config_file);
+  files_.add_input("the checkpoint", checkpoint);
+  for (const std::string& name : store_names(storage.paths))
+    add_store_inputs(files_, storage.paths, name);
+  files_.check();
+}
+
+void StateJson::write(const ordered_json& document) {
+  if (output_.is_wanted()) write_whole(output_, document.dump(2) + "\n");
 }
 
 int export_state(const StateOptions& options) {
   const TrainConfig config = train_config(read_state_config(options));
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
+  StateJson json(options, storage);
   StoreSource source(storage.state.name, storage.paths);
   const CheckpointLock lock(options.folder);
   SaveOptions save{.file_bytes_max = parse_size(options.shard_size)};
@@ -86,11 +92,11 @@ int export_state(const StateOptions& options) {
   say("the store \"{}\" of {} rank{}, step {}, is now also \"{}\": {}\n", storage.state.name,
       source.run().ranks, source.run().ranks == 1 ? "" : "s", saved.step, saved.path,
       format_bytes(saved.size_bytes));
-  write_state_json(options, {{"name", storage.state.name},
-                             {"ranks", source.run().ranks},
-                             {"step", saved.step},
-                             {"path", saved.path},
-                             {"bytes", saved.size_bytes}});
+  json.write({{"name", storage.state.name},
+              {"ranks", source.run().ranks},
+              {"step", saved.step},
+              {"path", saved.path},
+              {"bytes", saved.size_bytes}});
   return kExitOk;
 }
 
@@ -99,6 +105,7 @@ int import_state(const StateOptions& options) {
   const Config::Storage& storage = config.engine.storage;
   require_store_name(storage, options);
   const std::string folder = checkpoint_in(options.folder);
+  StateJson json(options, storage, folder);
   const OpenCheckpoint opened = open_checkpoint(
       folder, options.converts ? CheckpointPrecision::kConvert : CheckpointPrecision::kAsSaved);
   const NewStore made = make_store(config.engine, training_model(config), options.ranks,
@@ -106,12 +113,12 @@ int import_state(const StateOptions& options) {
   say("\"{}\" is now also the store \"{}\" of {} rank{}, step {}, in {}: {}\n", folder,
       storage.state.name, options.ranks, options.ranks == 1 ? "" : "s", made.step,
       fmt::join(storage.paths, ", "), format_bytes(made.size_bytes));
-  write_state_json(options, {{"name", storage.state.name},
-                             {"ranks", options.ranks},
-                             {"step", made.step},
-                             {"path", folder},
-                             {"paths", storage.paths},
-                             {"bytes", made.size_bytes}});
+  json.write({{"name", storage.state.name},
+              {"ranks", options.ranks},
+              {"step", made.step},
+              {"path", folder},
+              {"paths", storage.paths},
+              {"bytes", made.size_bytes}});
   return kExitOk;
 }
 

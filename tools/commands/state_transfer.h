@@ -2,9 +2,12 @@
 // file also has the functions that all of `sluice state` shares.
 #pragma once
 
+#include <string>
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <sluice/config.h>
+#include "tools/cli/output_file.h"
 #include "tools/commands/state_command.h"
 
 namespace sluice {
@@ -13,8 +16,21 @@ namespace sluice {
 ConfigDocument read_state_config(const StateOptions& options);
 // Fails with: kInput where the config names no store.
 void require_store_name(const Config::Storage& storage, const StateOptions& options);
-// Writes the --json file if the user asked for one.
-void write_state_json(const StateOptions& options, const nlohmann::ordered_json& document);
+
+// The --json file. Compared with what the command reads, and tried, before the command does
+// anything.
+class StateJson {
+ public:
+  // `checkpoint` is a folder that the command reads, or "". Fails with: as OutputFiles::check().
+  StateJson(const StateOptions& options, const Config::Storage& storage,
+            const std::string& checkpoint = "");
+  // Does nothing if the user asked for no file.
+  void write(const nlohmann::ordered_json& document);
+
+ private:
+  OutputFiles files_;
+  OutputFile& output_;
+};
 
 // Both return an exit code. Fail with: kInput, kDamaged, kNoSpace, kUnsupported and others; no
 // incomplete result is left.

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "engine/checkpoint/checkpoint_folder.h"
+#include "tools/commands/store_inputs.h"
+
 namespace sluice {
 namespace {
 
@@ -23,6 +26,12 @@ TrainOutputs::TrainOutputs(const TrainOptions& options, const TrainConfig& confi
   files.add_input("the text", config.data_file);
   files.add_input("--init", options.init_file, "--save");  // training goes on
   files.add_input("storage.calibration", config.engine.storage.calibration);
+  const Config::Storage& storage = config.engine.storage;
+  add_store_inputs(files, storage.paths, storage.state.name);
+  if (!options.checkpoints.root.empty()) {
+    for (const CheckpointName& name : list_checkpoints(options.checkpoints.root))
+      files.add_input("a checkpoint", options.checkpoints.root + "/" + name.text());
+  }
   for (std::uint32_t rank = 0; rank < ranks.count(); ++rank) {
     if (rank != ranks.rank())
       files.reserve(fmt::format("the trace of rank {}", rank), trace_file_of(config, rank));

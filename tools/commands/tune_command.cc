@@ -186,6 +186,7 @@ int run_tune(const TuneOptions& options) {
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
   outputs.add_input("the text", config.data_file);
+  outputs.add_input("storage.calibration", config.engine.storage.calibration);
   OutputFile& output = outputs.add("--output", options.output);
   OutputFile& json = outputs.add("--json", options.json_file);
   outputs.check();

@@ -125,6 +125,12 @@ class CliCase(unittest.TestCase):
                       f"{arguments}\n{done.stdout}\n{done.stderr}")
         return done
 
+    def commands_below(self, *command):
+        """All commands without subcommands of their own, as --help lists them."""
+        listed = self.run_sluice(*command, "--help").stdout.partition("Subcommands:")[2]
+        names = re.findall(r"^  ([a-z]+)\s", listed, re.MULTILINE)
+        return [below for name in names for below in self.commands_below(*command, name)] or [command]
+
     def on_terminal(self, columns, *arguments, expect=0, **environment):
         """The text that a terminal of that width shows of a command."""
         main, terminal = pty.openpty()

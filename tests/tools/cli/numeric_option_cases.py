@@ -37,13 +37,6 @@ class NumericOptions(CliCase):
     def help_of(self, *command):
         return self.run_sluice(*command, "--help").stdout
 
-    def commands_below(self, *command):
-        """All commands without subcommands of their own."""
-        text = self.help_of(*command)
-        listed = text.partition("Subcommands:")[2]
-        names = re.findall(r"^  ([a-z]+)\s", listed, re.MULTILINE)
-        return [below for name in names for below in self.commands_below(*command, name)] or [command]
-
     def test_bad_numbers_are_refused(self):
         self.write_config()
         rows = 0

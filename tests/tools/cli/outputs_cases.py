@@ -8,12 +8,7 @@ import re
 import shutil
 import subprocess
 
-from cli_support import ON_NVME, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unmount
-
-SUBCOMMANDS = (("train",), ("generate",), ("plan",), ("tune",), ("doctor",), ("bench", "io"), ("bench", "adam"), ("bench", "gpu"),
-               ("bench", "step"), ("trace", "summary"), ("trace", "html"), ("trace", "export"), ("trace", "diff"),
-               ("trace", "whatif"), ("config", "import"), ("config", "check"), ("config", "show"), ("config", "rates"),
-               ("config", "diff"), ("config", "explain"))
+from cli_support import ON_NVME, SMALL_CONFIG, CliCase, RUN_TIMEOUT_S, mount, mount_tmpfs, unmount, with_values
 
 # How the other arguments of each command look, and which files it reads.
 TRAIN = ["train", "config.json", "--data", "text.txt", "--init", "model"]
@@ -28,15 +23,20 @@ COMMANDS = {
     "trace export": (["trace", "export", "old.trace"], ("old.trace",)),
     "tune": (["tune", "config.json", "--seconds", "1", "--steps", "1", "--finalists", "1"], ("config.json", "text.txt")),
     "config import": (["config", "import", "ds.json"], ("ds.json",)),
+    "state list": (["state", "list", "store.json"], ("store.json",)),
+    "state inspect": (["state", "inspect", "store.json"], ("store.json",)),
+    "state verify": (["state", "verify", "store.json"], ("store.json",)),
+    "state export": (["state", "export", "store.json", "exported"], ("store.json",)),
 }
 # Each output: (command, option). `grows`: it has its own name while the command runs.
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
     ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("bench io", "--json"), ("bench adam", "--json"),
     ("bench step", "--json"), ("bench step", "--trace"), ("trace html", "--output"), ("trace export", "--chrome"),
-    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json")}
-# Needs a GPU before it comes to its output.
-NOT_TRIED = {("bench gpu", "--json")}
+    ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
+    ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}
+# The first needs a GPU before it comes to its output. The second makes its store but once; see Stores below.
+NOT_TRIED = {("bench gpu", "--json"), ("state import", "--json")}
 # Options with a text that names no file that is written.
 NO_OUTPUTS = {"--checkpoint", "--set", "--shape", "--path", "--size", "--pattern", "--request", "--backend", "--regime", "--policy", "--rate",
               "--read-rate", "--write-rate", "--duplex", "--copy-rate", "--bytes-written-rating", "--input", "--prompt", "--precision", "--device", "--host-memory",
@@ -54,6 +54,11 @@ class OutputCase(CliCase):
         with open(self.path("ds.json"), "w", encoding="ascii") as file:
             file.write('{"train_batch_size": 1}')
         self.run_sluice("train", "config.json", "--quiet", "--steps", 1, "--save", "model", "--trace", "old.trace")
+        os.mkdir(self.path("stored"))
+        store = with_values(SMALL_CONFIG, {**ON_NVME, "storage.paths": ["stored"], "storage.state.name": "run-7"})
+        with open(self.path("store.json"), "w", encoding="ascii") as file:
+            json.dump(store, file)
+        self.run_sluice("train", "store.json", "--quiet", "--steps", 1)
         self.run_sluice(*COMMANDS["bench io"][0], "--json", "io.json")
         self.run_sluice(*COMMANDS["bench adam"][0], "--json", "adam.json", "--quiet")
         self.before = self.contents()
@@ -81,7 +86,7 @@ class OutputCase(CliCase):
 class EveryOutput(OutputCase):
     def test_every_output_of_the_help_has_a_row(self):
         outputs, texts = set(), set()
-        for words in SUBCOMMANDS:
+        for words in self.commands_below():
             shown = self.run_sluice(*words, "--help").stdout
             for option in re.findall(r"(--[a-z-]+) OUTPUT", shown):
                 outputs.add((" ".join(words), option))
@@ -224,6 +229,50 @@ class EveryOutput(OutputCase):
         done = self.run_sluice(*TRAIN, "--quiet", "--json-lines", "/dev/full", "--json", "/dev/full", "--save", "saved", expect=5)
         self.assertIn("training goes on", done.stderr)
         self.assertEqual(self.contents()["saved"][:8], self.before["model"][:8])
+
+
+class Stores(OutputCase):
+    """Folders of files: a store, a checkpoint, a model of Hugging Face."""
+
+    def files_below(self, name):
+        found = {}
+        for root, _, names in os.walk(self.path(name)):
+            for each in names:
+                if not os.path.islink(os.path.join(root, each)):
+                    with open(os.path.join(root, each), "rb") as file:
+                        found[os.path.relpath(os.path.join(root, each), self.folder)] = file.read()
+        return found
+
+    def refuse_all(self, folder, *arguments, option="--json"):
+        before = self.files_below(folder)
+        self.assertNotEqual(before, {})
+        for name in before:
+            if os.path.basename(name) not in (".lock", "latest"):
+                with self.subTest(arguments=arguments[:2], name=os.path.basename(name)):
+                    self.assertIn("is the same file as", self.run_sluice(*arguments, option, name, expect=2).stderr)
+        self.assertTrue(self.files_below(folder) == before, "changed")
+        self.assert_untouched()
+
+    def test_no_output_is_a_file_of_a_store(self):
+        for command in ("list", "inspect", "verify"):
+            self.refuse_all("stored", "state", command, "store.json")
+        self.refuse_all("stored", "state", "export", "store.json", "exported")
+        self.assertFalse(os.path.exists(self.path("exported")), "refused before anything is done")
+        for option in ("--json", "--save", "--csv"):
+            self.refuse_all("stored", "train", "store.json", "--resume", "--quiet", option=option)
+
+    def test_no_output_is_a_file_of_a_checkpoint(self):
+        self.run_sluice("state", "export", "store.json", "exported")
+        self.refuse_all("exported", "train", "config.json", "--checkpoint", "exported", "--resume", "--quiet")
+        (checkpoint,) = [name for name in os.listdir(self.path("exported")) if name.startswith("step-")]
+        self.refuse_all(f"exported/{checkpoint}", "train", "config.json", "--quiet", "--init", f"exported/{checkpoint}")
+        self.refuse_all(f"exported/{checkpoint}", "plan", "--model", f"exported/{checkpoint}")
+        os.mkdir(self.path("imported"))
+        elsewhere = ["--set", 'storage.paths=["imported"]']
+        self.refuse_all(f"exported/{checkpoint}", "state", "import", "store.json", "exported", *elsewhere)
+        self.assertEqual(os.listdir(self.path("imported")), [])
+        self.run_sluice("state", "import", "store.json", "exported", *elsewhere, "--json", "made.json")
+        self.assertEqual(self.read_json("made.json")["name"], "run-7")
 
 
 class GrowingOutputs(CliCase):
