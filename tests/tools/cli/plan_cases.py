@@ -221,7 +221,7 @@ class Plan(CliCase):
         self.calibrate(None)
         for arguments, words in ((("--io", "none.json"), "none.json"),
                                  (("--io", "io.json"), "sluice bench io --json"),
-                                 (("--adam", "io.json"), "sluice bench adam --json"),
+                                 (("--adam", "io.json"), "sluice bench adam --state fp32 --json"),
                                  (("--io", "text.txt"), "no JSON"),
                                  (("--read-rate", "1KB"), "--read-rate"),
                                  (("--adam-rate", -1), "--adam-rate"),
