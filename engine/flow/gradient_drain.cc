@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <sluice/error.h>
-#include <sluice/units.h>
 
 namespace sluice {
 
@@ -16,17 +17,13 @@ GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& reside
       tiers_(parts.tiers),
       device_(parts.device),
       scheduler_(parts.scheduler),
-      worker_(parts.worker),
       ranks_(parts.ranks),
-      residents_(residents),
       waiting_(waiting),
-      math_(math),
       on_final_(std::move(on_final)),
-      staging_(parts.placement.gradient_staging.count),
+      host_(parts, callbacks()),
+      on_device_(parts, residents, math, callbacks()),
+      spill_(parts, waiting, callbacks()),
       units_(parts.layout.units().size()),
-      unit_norms_(parts.layout.units().size()),
-      spill_(parts, waiting,
-             {.on_left = [this] { spill_left(); }, .on_home = [this] { spill_home(); }}),
       zero_stream_(parts.device, "gradient zeros", StreamPriority::kHigh),
       copy_stream_(parts.device, "gradients down", StreamPriority::kHigh) {
   free_slots_.reserve(parts.placement.gradient_slots.count);
@@ -35,7 +32,18 @@ GradientDrain::GradientDrain(const FlowParts& parts, const ResidentUnits& reside
     zero(slot, parts.placement.gradient_slots.slot_bytes);
     free_slots_.push_back(slot);
   }
-  for (const UnitPlace& unit : parts.layout.units()) trained_units_ += unit.is_frozen ? 0 : 1;
+  for (const UnitPlace& unit : parts.layout.units()) {
+    trained_units_ += unit.is_frozen ? 0 : 1;
+    homes_.push_back(&host_);
+    if (placement_.gradient_is_on_device(unit.id)) homes_.back() = &on_device_;
+    if (placement_.gradient_spills(unit.id)) homes_.back() = &spill_;
+  }
+}
+
+GradientHome::Callbacks GradientDrain::callbacks() {
+  return {.on_left = [this] { left(); },
+          .on_home = [this] { arrived(); },
+          .on_norm = [this](UnitId unit) { norm_taken(unit); }};
 }
 
 void GradientDrain::begin(std::uint64_t step, bool reduces_each) {
@@ -90,91 +98,37 @@ void GradientDrain::release(const ScheduledUse& use, std::uint32_t slot, EventId
 }
 
 void GradientDrain::pump() {
-  if (jobs_.empty()) return;
+  if (jobs_.empty() || std::exchange(front_is_started_, true)) return;
   Job& job = jobs_.front();
-  if (!front_is_started_) {
-    front_is_started_ = true;
-    start(job);
-  }
-  if (job.is_first || placement_.gradient_leaves(job.use.unit)) return;
-  while (job.next_piece < piece_count(job) && start_piece(job)) {
-  }
-}
-
-void GradientDrain::start(Job& job) {
   if (job.has_slot && ranks_.are_several() && reduces_each_) reduce(job);
-  if (placement_.gradient_spills(job.use.unit)) {
-    start_spill(job);
-  } else if (placement_.gradient_is_on_device(job.use.unit)) {
-    start_on_device(job);
-  } else if (job.is_first) {
-    start_copy(job);
-  } else {
-    job.copies_left = job.additions_left = piece_count(job);
-  }
+  move_home(job);
 }
 
-void GradientDrain::start_spill(Job& job) {
-  job.copies_left = job.has_slot ? 1 : 0;
-  job.additions_left = 1;
-  spill_.start({.unit = job.use.unit,
-                .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
-                .is_first = job.is_first,
-                .step = step_},
-               copy_stream_.id());
+// This rank's part once it is reduced, otherwise everything that it keeps.
+void GradientDrain::move_home(Job& job) {
+  const UnitId unit = job.use.unit;
+  const GradientRange kept{
+      .unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
+  job.has_left = !job.has_slot;
+  job.is_home = false;
+  home_of(unit).start({.range = job.is_reduced ? owned_range(layout_, unit) : kept,
+                       .data = job.has_slot ? tiers_.gradient_slot(job.slot) : nullptr,
+                       .is_first = job.is_first,
+                       .step = step_},
+                      copy_stream_.id());
 }
 
-void GradientDrain::spill_left() {
+void GradientDrain::left() {
   Job& job = jobs_.front();
-  job.copies_left = 0;
+  job.has_left = true;
   trace_copy(job);
   move_front();
 }
 
-void GradientDrain::spill_home() {
-  jobs_.front().additions_left = 0;
+void GradientDrain::arrived() {
+  jobs_.front().is_home = true;
   move_front();
   pump();
-}
-
-// The job's range in the set: this rank's part once it is reduced, otherwise everything it keeps.
-GradientDrain::Range GradientDrain::range_of(const Job& job) const {
-  const UnitId unit = job.use.unit;
-  if (job.is_reduced) return owned(unit);
-  return {.unit = unit, .begin = layout_.set_begin(unit), .count = layout_.set_elements(unit)};
-}
-
-std::uint32_t GradientDrain::piece_count(const Job& job) const {
-  return static_cast<std::uint32_t>(div_ceil(range_of(job).count, layout_.block_elements()));
-}
-
-std::byte* GradientDrain::in_set(const Range& range) const {
-  return tiers_.gradient_set(range.unit) +
-         (range.begin - layout_.set_begin(range.unit)) * layout_.format().gradient_bytes();
-}
-
-// For traces: pieces of parts that other ranks update are not blocks.
-std::uint32_t GradientDrain::block_of(const Range& piece) const {
-  const UnitPlace& unit = layout_.unit(piece.unit);
-  if (layout_.shard().keeps_all_gradients && !reduces_each_) return kTraceNone;
-  return unit.first_block +
-         static_cast<std::uint32_t>((piece.begin - unit.shard_begin) / layout_.block_elements());
-}
-
-// The part of the unit that this rank updates.
-GradientDrain::Range GradientDrain::owned(UnitId id) const {
-  const UnitPlace& unit = layout_.unit(id);
-  return {.unit = id, .begin = unit.shard_begin, .count = unit.shard_elements};
-}
-
-// One copy straight into the set: the unit's first gradient of the step needs no addition.
-void GradientDrain::start_copy(Job& job) {
-  const Range range = range_of(job);
-  const std::uint64_t element_bytes = layout_.format().gradient_bytes();
-  job.copies_left = 1;
-  device_.copy(in_set(range), tiers_.gradient_slot(job.slot) + range.begin * element_bytes,
-               range.count * element_bytes, copy_stream_.id());
-  device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { copy_done(); }); });
 }
 
 // Where each use's gradient is reduced, the other ranks' parts do not come to the set.
@@ -191,7 +145,7 @@ void GradientDrain::reduce(Job& job) {
   device_.notify(copy_stream_.id(), [this] { scheduler_.post([this] { is_reducing_ = false; }); });
 }
 
-// The set holds the sum over the step's uses, which is still to be added over the ranks.
+// Its home holds the sum over the step's uses, which is still to be added over the ranks.
 bool GradientDrain::awaits_reduction(const Job& job) const {
   return ranks_.are_several() && !reduces_each_ && job.use.final_gradient && !job.is_reduced;
 }
@@ -201,64 +155,9 @@ void GradientDrain::start_last_reduction(Job& job) {
   device_.copy(tiers_.gradient_slot(job.slot), tiers_.gradient_set(job.use.unit),
                layout_.unit_gradient_bytes(job.use.unit), copy_stream_.id());
   reduce(job);
-  start_copy(job);
+  job.is_first = true;  // it takes the place of the sum
+  move_home(job);
   waiting_.drop_others(job.use.unit);
-}
-
-bool GradientDrain::start_piece(Job& job) {
-  for (std::uint32_t slot = 0; slot < staging_.size(); ++slot) {
-    if (!staging_[slot].is_free) continue;
-    const Range range = range_of(job);
-    const std::uint64_t from = job.next_piece++ * layout_.block_elements();
-    const Range piece{.unit = range.unit,
-                      .begin = range.begin + from,
-                      .count = std::min(layout_.block_elements(), range.count - from)};
-    const std::uint64_t element_bytes = layout_.format().gradient_bytes();
-    staging_[slot] = {.piece = piece, .is_free = false};
-    scheduler_.pools().lend(MemoryPool::kGradientStaging, placement_.gradient_staging.slot_bytes);
-    device_.copy(tiers_.gradient_staging(slot),
-                 tiers_.gradient_slot(job.slot) + piece.begin * element_bytes,
-                 piece.count * element_bytes, copy_stream_.id());
-    device_.notify(copy_stream_.id(),
-                   [this, slot] { scheduler_.post([this, slot] { piece_copied(slot); }); });
-    return true;
-  }
-  return false;
-}
-
-void GradientDrain::piece_copied(std::uint32_t staging_slot) {
-  worker_.post([this, staging_slot] { add_piece(staging_slot); },
-               [this, staging_slot] { piece_added(staging_slot); });
-  copy_done();
-}
-
-// On the worker's thread.
-void GradientDrain::add_piece(std::uint32_t staging_slot) {
-  const Range& piece = staging_[staging_slot].piece;
-  const StateFormat& format = layout_.format();
-  const TraceScope scope({.size_bytes = piece.count * format.gradient_bytes(),
-                          .step = step_,
-                          .unit = index_of(piece.unit),
-                          .block = block_of(piece),
-                          .kind = TraceKind::kAccumulate});
-  worker_.optimizer().accumulate(format.gradient, in_set(piece),
-                                 tiers_.gradient_staging(staging_slot), piece.count);
-}
-
-void GradientDrain::piece_added(std::uint32_t staging_slot) {
-  staging_[staging_slot].is_free = true;
-  scheduler_.pools().take_back(MemoryPool::kGradientStaging,
-                               placement_.gradient_staging.slot_bytes);
-  --jobs_.front().additions_left;
-  move_front();
-  pump();
-}
-
-void GradientDrain::copy_done() {
-  Job& job = jobs_.front();
-  if (--job.copies_left == 0) trace_copy(job);
-  move_front();
-  pump();
 }
 
 TraceKind GradientDrain::kind_of(UnitId unit) const {
@@ -282,31 +181,106 @@ void GradientDrain::trace_copy(Job& job) {
 }
 
 WaitCause GradientDrain::waits_for() const {
-  if (!jobs_.empty() && !spill_.is_idle() && jobs_.front().copies_left == 0)
+  if (!jobs_.empty() && !spill_.is_idle() && jobs_.front().has_left)
     return {.reason = TraceReason::kGradientSpill, .unit = index_of(jobs_.front().use.unit)};
   if (is_reducing_)
     return {.reason = TraceReason::kCollective, .unit = index_of(jobs_.front().use.unit)};
-  if (jobs_.empty() || jobs_.front().copies_left == 0)
+  if (jobs_.empty() || jobs_.front().has_left)
     return {.reason = norms_in_flight_ == 0 ? TraceReason::kNone : TraceReason::kNorm};
   return {.reason = TraceReason::kGradientCopy, .unit = index_of(jobs_.front().use.unit)};
 }
 
 void GradientDrain::move_front() {
   Job& job = jobs_.front();
-  if (job.copies_left != 0) return;
+  if (!job.has_left) return;
   if (job.has_slot && !awaits_reduction(job)) {
     free_slots_.push_back(job.slot);
     zero(job.slot, layout_.unit_gradient_bytes(job.use.unit));  // the rest of it is still zero
     scheduler_.pools().take_back(MemoryPool::kGradientSlots, placement_.gradient_slots.slot_bytes);
     job.has_slot = false;
   }
-  if (job.additions_left != 0) return;
+  if (!job.is_home) return;
   if (awaits_reduction(job)) return start_last_reduction(job);
   const ScheduledUse use = job.use;
   jobs_.pop_front();
   front_is_started_ = false;
   if (--units_[index_of(use.unit)].jobs == 0 && use.final_gradient) start_norm(use.unit);
   close_units();
+}
+
+void GradientDrain::close() {
+  if (std::exchange(is_over_, true)) return;
+  is_closing_ = true;
+  close_units();
+}
+
+void GradientDrain::close_units() {
+  if (!is_closing_ || !jobs_.empty()) return;
+  is_closing_ = false;
+  for (const UnitPlace& place : layout_.units()) {
+    if (place.is_frozen) continue;
+    Unit& unit = units_[index_of(place.id)];
+    if (!unit.has_gradient) {
+      ++units_without_gradient_;
+      add_waiting(place.id);
+    }
+    if (unit.is_whole) continue;
+    if (unit.has_gradient || !home_of(place.id).moves_zeros()) {
+      start_norm(place.id);
+      continue;
+    }
+    ++unit.jobs;
+    jobs_.push_back(
+        {.use = {.unit = place.id, .final_gradient = true}, .is_first = true, .has_slot = false});
+  }
+  pump();
+}
+
+void GradientDrain::start_norm(UnitId unit) {
+  units_[index_of(unit)].is_whole = true;
+  ++norms_in_flight_;
+  if (++units_[index_of(unit)].norms == 1) take_norm(unit);
+}
+
+void GradientDrain::take_norm(UnitId unit) {
+  home_of(unit).take_norm(
+      {.unit = unit, .has_gradient = units_[index_of(unit)].has_gradient, .step = step_},
+      copy_stream_.id());
+}
+
+void GradientDrain::norm_taken(UnitId id) {
+  Unit& unit = units_[index_of(id)];
+  --norms_in_flight_;
+  if (--unit.norms != 0) return take_norm(id);  // the gradient has changed meanwhile
+  if (!unit.is_whole) return;
+  unit.is_final = true;
+  ++final_units_;
+  if (home_of(id).norm(id).finite()) on_final_(id);
+}
+
+NormAccumulator GradientDrain::norm() const {
+  NormAccumulator norm;
+  for (const UnitPlace& unit : layout_.units()) norm.merge(home_of(unit.id).norm(unit.id));
+  return norm;
+}
+
+std::string GradientDrain::describe_non_finite() const {
+  for (const TensorPlace& tensor : layout_.tensors()) {
+    if (layout_.unit(tensor.unit).is_frozen) continue;
+    const GradientRange own = owned_range(layout_, tensor.unit);
+    const std::uint64_t begin = std::max(tensor.offset_elements, own.begin);
+    const std::uint64_t end =
+        std::min(tensor.offset_elements + tensor.element_count, own.begin + own.count);
+    if (begin >= end) continue;
+    const auto index =
+        home_of(tensor.unit)
+            .first_non_finite({.unit = tensor.unit, .begin = begin, .count = end - begin});
+    if (index)
+      return fmt::format("the gradient of \"{}\" (unit \"{}\") is not finite at element {}",
+                         tensor.name, layout_.unit(tensor.unit).name,
+                         begin - tensor.offset_elements + *index);
+  }
+  return "a gradient outside every tensor is not finite";
 }
 
 }  // namespace sluice

@@ -1,15 +1,14 @@
-// Takes each unit's gradient from the device to the gradient set in host memory. The unit's first
-// gradient of the step is copied. Gradients of further micro-batches or repeated uses are added
-// (one fp32 addition and one rounding per element). After the last addition, the unit's squared
-// norm is taken. Gradients that wait on the device never leave the device. Such gradients are
-// copied, added and summed up on the device with the same bits, and only the sums of squares come
-// to the host. Gradients that wait on storage go there through engine/flow/gradient_spill.h.
+// Takes each unit's gradients from the device's slots to their home: host memory, device memory or
+// storage (engine/flow/gradient_home.h). The unit's first gradient of the step is copied. Gradients
+// of further micro-batches or repeated uses are added (one fp32 addition and one rounding per
+// element). After the last addition, the unit's squared norm is taken. Gradients come home one at a
+// time, in order of release.
 // The schedule, or close(), says which gradient is the last. At close(), units without a gradient
 // get a gradient of zeros. Owns the device's gradient slots.
 //
 // Several ranks add up their gradients in the slot, on the device, in the order of the backward
-// uses. The ranks add each use's gradient before it goes to the set, or they add the unit's
-// complete sum over the step. In the latter case, the sum is copied back to the slot first.
+// uses. The ranks add each use's gradient before it goes home, or they add the unit's complete sum
+// over the step. In the latter case, the sum is copied back to the slot first.
 //
 // Thread rule: scheduler's thread only.
 // Progress: a slot is freed by its copies. The copies wait for the computation under the slot's
@@ -27,13 +26,15 @@
 
 #include "base/norm_accumulator.h"
 #include "base/trace/trace_ranges.h"
+#include "engine/flow/device_gradients.h"
 #include "engine/flow/flow_parts.h"
+#include "engine/flow/gradient_home.h"
 #include "engine/flow/gradient_spill.h"
+#include "engine/flow/host_gradients.h"
 #include "engine/flow/resident_units.h"
 #include "engine/plan/schedule.h"
 #include "engine/ranks/ranks.h"
 #include "engine/run/step_timeline.h"
-#include "engine/run/worker.h"
 #include "engine/store/tiers.h"
 #include "gpu/math/device_math.h"
 
@@ -42,7 +43,7 @@ namespace sluice {
 class GradientDrain {
  public:
   // All arguments must outlive the drain; `math` may be null where no gradient waits on the device.
-  // `on_final` runs when a unit's final gradient is in the set and in the norm. `on_final` does not
+  // `on_final` runs when a unit's final gradient is at home and in the norm. `on_final` does not
   // run for a gradient that is not finite. An update that does not wait for the norm must not use
   // such a gradient.
   GradientDrain(const FlowParts& parts, const ResidentUnits& residents, WaitingGradients& waiting,
@@ -50,7 +51,7 @@ class GradientDrain {
 
   // Starts a step, whose number goes into traces, and forgets the norm of the previous step. With
   // `reduces_each`, every use's gradient is added over the ranks. Otherwise only each unit's sum is
-  // added over the ranks, and the set must hold the whole sum.
+  // added over the ranks, and its home must hold the whole sum.
   // Requires: idle().
   void begin(std::uint64_t step, bool reduces_each);
 
@@ -65,8 +66,8 @@ class GradientDrain {
   // `slot`. If the schedule has changed, a unit with a final gradient may get another gradient. The
   // earlier gradient is then no longer final.
   void release(const ScheduledUse& use, std::uint32_t slot, EventId computed);
-  // No more gradients will come, so the present ones are final. Units without a gradient get zeros
-  // in the set. Later calls do nothing. Requires: no update reads the set any more.
+  // No more gradients will come, so the present ones are final. Units without a gradient get
+  // zeros. Later calls do nothing. Requires: no update reads the gradients any more.
   void close();
 
   // Whether the schedule has marked a gradient of the unit as its last of the step.
@@ -76,107 +77,77 @@ class GradientDrain {
   // Units without a gradient in the step. Requires: close() has been called.
   std::uint32_t units_without_gradient() const { return units_without_gradient_; }
 
-  // Whether every unit's final gradient is in the set and in the norm.
+  // Whether every unit's final gradient is at home and in the norm.
   bool is_complete() const { return final_units_ == trained_units_; }
   bool idle() const { return jobs_.empty() && norms_in_flight_ == 0; }
   // The reason why is_complete() is still false, or why no gradient slot is free.
   WaitCause waits_for() const;
   // The norm of everything that this rank owns. Requires: is_complete().
   NormAccumulator norm() const;
-  // The place in the set of a gradient that is not finite, for a message. Any thread, while idle().
+  // The place of a gradient that is not finite, for a message. Any thread, while idle().
   std::string describe_non_finite() const;
 
  private:
-  // One unit's gradient on its way to the set.
+  // One unit's gradient on its way home.
   struct Job {
     ScheduledUse use;
     bool is_first = false;  // the unit's first in the step
     std::uint32_t slot = 0;
     std::uint64_t released_ns = 0;
     TraceRangeId range{};
-    std::uint64_t computed_ns = 0;     // 0 = computation has not filled the slot yet
-    std::uint32_t next_piece = 0;      // of the unit's part in the set; used only when adding
-    std::uint32_t copies_left = 0;     // out of the slot
-    std::uint32_t additions_left = 0;  // until the set holds the sum
-    bool is_reduced = false;           // has been added over the ranks
-    bool has_slot = true;              // otherwise it is zero
-  };
-
-  // Elements of a unit, from its start.
-  struct Range {
-    UnitId unit{};
-    std::uint64_t begin = 0;
-    std::uint64_t count = 0;
-  };
-
-  struct StagingSlot {
-    Range piece;
-    bool is_free = true;
+    std::uint64_t computed_ns = 0;  // 0 = computation has not filled the slot yet
+    bool has_slot = true;           // otherwise it is zero
+    bool has_left = false;          // out of the slot
+    bool is_home = false;
+    bool is_reduced = false;  // has been added over the ranks
   };
 
   struct Unit {
-    std::uint32_t jobs = 0;   // released but not yet in the set
-    std::uint32_t norms = 0;  // under way; the last one counts
+    std::uint32_t jobs = 0;   // released but not yet home
+    std::uint32_t norms = 0;  // wanted or under way, one at a time; the last one counts
     bool has_gradient = false;
     bool is_closed = false;
     bool is_whole = false;  // except for its norm
     bool is_final = false;
   };
 
+  GradientHome::Callbacks callbacks();
+  GradientHome& home_of(UnitId unit) const { return *homes_[index_of(unit)]; }
   void zero(std::uint32_t slot, std::uint64_t size_bytes);
   void pump();
-  Range range_of(const Job& job) const;
-  std::uint32_t piece_count(const Job& job) const;
-  std::byte* in_set(const Range& range) const;
-  Range owned(UnitId unit) const;
-  std::uint32_t block_of(const Range& piece) const;
-  void start(Job& job);
-  void start_copy(Job& job);
-  void start_spill(Job& job);
-  void start_on_device(Job& job);
-  void take_norm_on_device(UnitId unit);
-  void add_leaves(UnitId unit);
-  std::optional<std::uint64_t> first_non_finite_on_device(const Range& range) const;
-  void spill_left();
-  void spill_home();
-  void finish_unit(UnitId unit);
-  const NormAccumulator& norm_of(UnitId unit) const;
+  void move_home(Job& job);
+  void left();
+  void arrived();
+  void move_front();
+  void close_units();
   void add_waiting(UnitId unit);
   void reduce(Job& job);
   bool awaits_reduction(const Job& job) const;
   void start_last_reduction(Job& job);
-  bool start_piece(Job& job);
-  void piece_copied(std::uint32_t staging_slot);
-  void piece_added(std::uint32_t staging_slot);
-  void copy_done();
+  void start_norm(UnitId unit);
+  void take_norm(UnitId unit);
+  void norm_taken(UnitId unit);
   TraceKind kind_of(UnitId unit) const;
   void trace_copy(Job& job);
-  void move_front();
-  void close_units();
-  void start_norm(UnitId unit);
-  void norm_taken(UnitId unit);
-  void add_piece(std::uint32_t staging_slot);
-  std::optional<std::uint64_t> first_non_finite(const Range& range) const;
-  void take_norm(UnitId unit);
 
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
   Device& device_;
   Scheduler& scheduler_;
-  Worker& worker_;
   Ranks& ranks_;
-  const ResidentUnits& residents_;
   WaitingGradients& waiting_;
-  DeviceMath* math_;
   std::function<void(UnitId)> on_final_;
+  HostGradients host_;
+  DeviceGradients on_device_;
+  GradientSpill spill_;
+  std::vector<GradientHome*> homes_;  // by unit; constant after construction
 
   std::uint64_t step_ = 0;
   bool reduces_each_ = true;
   std::vector<std::uint32_t> free_slots_;  // a few; in the order in which they became free
   std::vector<Event> zeroed_events_;       // by slot
-  std::vector<StagingSlot> staging_;
-  std::deque<Job> jobs_;  // in order of release; only the front one moves
+  std::deque<Job> jobs_;                   // in order of release; only the front one moves
   bool front_is_started_ = false;
   bool is_reducing_ = false;     // the front one, over the ranks
   std::uint64_t copied_ns_ = 0;  // when the last copy ended
@@ -188,9 +159,6 @@ class GradientDrain {
   bool is_closing_ = false;
   bool is_over_ = false;  // close() has been called
   bool was_reopened_ = false;
-  std::vector<NormAccumulator>
-      unit_norms_;       // by unit; written by the worker between post and completion
-  GradientSpill spill_;  // moves the front job of a unit whose gradients wait elsewhere
 
   Stream zero_stream_;
   Stream copy_stream_;  // last: its callbacks use everything above

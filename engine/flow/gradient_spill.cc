@@ -10,7 +10,8 @@
 namespace sluice {
 
 GradientSpill::GradientSpill(const FlowParts& parts, WaitingGradients& waiting, Callbacks callbacks)
-    : layout_(parts.layout),
+    : GradientHome(std::move(callbacks)),
+      layout_(parts.layout),
       placement_(parts.placement),
       tiers_(parts.tiers),
       device_(parts.device),
@@ -18,7 +19,6 @@ GradientSpill::GradientSpill(const FlowParts& parts, WaitingGradients& waiting, 
       worker_(parts.worker),
       store_(parts.store),
       waiting_(waiting),
-      callbacks_(std::move(callbacks)),
       slots_(parts.placement.nvme_gradient_bytes == 0 ? 0 : parts.placement.gradient_staging.count),
       sums_(parts.placement.nvme_gradient_bytes == 0 ? 0 : parts.layout.units().size()) {
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
@@ -29,20 +29,21 @@ GradientSpill::GradientSpill(const FlowParts& parts, WaitingGradients& waiting, 
   }
 }
 
-void GradientSpill::start(const Gradient& gradient, StreamId stream) {
-  SLUICE_CHECK(is_idle() && placement_.gradient_spills(gradient.unit),
+void GradientSpill::start(const GradientMove& move, StreamId stream) {
+  const UnitId unit = move.range.unit;
+  SLUICE_CHECK(is_idle() && placement_.gradient_spills(unit),
                "one gradient at a time leaves, and only for storage");
-  gradient_ = gradient;
+  move_ = move;
   stream_ = stream;
-  sums_[index_of(gradient.unit)] = {};
+  sums_[index_of(unit)] = {};
   next_block_ = 0;
-  blocks_in_slot_ = gradient.data == nullptr ? 0 : layout_.unit(gradient.unit).block_count;
-  blocks_left_ = layout_.unit(gradient.unit).block_count;
+  blocks_in_slot_ = move.data == nullptr ? 0 : layout_.unit(unit).block_count;
+  blocks_left_ = layout_.unit(unit).block_count;
   pump();
 }
 
 void GradientSpill::pump() {
-  while (next_block_ < layout_.unit(gradient_.unit).block_count && start_block()) {
+  while (next_block_ < layout_.unit(move_.range.unit).block_count && start_block()) {
   }
 }
 
@@ -70,12 +71,12 @@ void GradientSpill::free(std::uint32_t slot) {
 
 // Takes both slots that a block needs, or none: two blocks with one slot each would both be stuck.
 bool GradientSpill::start_block() {
-  const bool adds = !gradient_.is_first;
+  const bool adds = !move_.is_first;
   if (std::ranges::count(slots_, true, &Slot::is_free) < (adds ? 2 : 1)) return false;
-  const BlockId block = layout_.blocks_of(gradient_.unit)[next_block_++].id;
+  const BlockId block = layout_.blocks_of(move_.range.unit)[next_block_++].id;
   const std::uint32_t slot = take_slot(block);
   slots_[slot].pending = 1;  // held until everything has been requested
-  if (gradient_.data != nullptr) copy_in(slot);
+  if (move_.data != nullptr) copy_in(slot);
   if (adds) fetch_sum(slot);
   arrived(slot);
   return true;
@@ -85,7 +86,7 @@ void GradientSpill::copy_in(std::uint32_t slot) {
   const BlockPlace& block = layout_.block(slots_[slot].block);
   ++slots_[slot].pending;
   device_.copy(tiers_.gradient_staging(slot),
-               gradient_.data + block.offset_elements * layout_.format().gradient_bytes(),
+               move_.data + block.offset_elements * layout_.format().gradient_bytes(),
                size_bytes(block.id), stream_);
   call_back([this, slot] {
     arrived(slot);
@@ -101,7 +102,7 @@ void GradientSpill::fetch_sum(std::uint32_t slot) {
   slots_[sum].partner = slot;
   if (scheduler_.failed()) return;  // storage itself may have failed
   ++slots_[slot].pending;
-  slots_[sum].transfer.step = gradient_.step;
+  slots_[sum].transfer.step = move_.step;
   store_.fetch(slots_[sum].transfer, block, Plane::kGradient, tiers_.gradient_staging(sum),
                store_.version(block, Plane::kGradient));
 }
@@ -125,7 +126,7 @@ void GradientSpill::add(std::uint32_t index) {
   const BlockPlace& block = layout_.block(slot.block);
   const DType type = layout_.format().gradient;
   std::byte* sum = tiers_.gradient_staging(index);
-  if (gradient_.data == nullptr) std::memset(sum, 0, size_bytes(slot.block));
+  if (move_.data == nullptr) std::memset(sum, 0, size_bytes(slot.block));
   if (slot.partner != kNone) {
     sum = tiers_.gradient_staging(slot.partner);
     worker_.optimizer().accumulate(type, sum, tiers_.gradient_staging(index), block.element_count);
@@ -142,7 +143,7 @@ void GradientSpill::add(std::uint32_t index) {
   trace_span({.begin_ns = begin_ns,
               .end_ns = trace_now_ns(),
               .size_bytes = size_bytes(slot.block),
-              .step = gradient_.step,
+              .step = move_.step,
               .unit = index_of(block.unit),
               .block = index_of(block.id),
               .kind = slot.partner == kNone ? TraceKind::kNorm : TraceKind::kAccumulate});
@@ -159,7 +160,7 @@ void GradientSpill::added(std::uint32_t index) {
 void GradientSpill::send_home(std::uint32_t index) {
   Slot& slot = slots_[index];
   if (scheduler_.failed()) return home(index);
-  slot.transfer.step = gradient_.step;
+  slot.transfer.step = move_.step;
   waiting_.written(slot.block);
   store_.store(slot.transfer, slot.block, Plane::kGradient, tiers_.gradient_staging(index),
                store_.version(slot.block, Plane::kGradient) + 1);
@@ -169,6 +170,13 @@ void GradientSpill::home(std::uint32_t index) {
   free(index);
   pump();
   if (--blocks_left_ == 0) callbacks_.on_home();
+}
+
+std::optional<std::uint64_t> GradientSpill::first_non_finite(const GradientRange& range) const {
+  const std::optional<std::uint64_t> element = sums_[index_of(range.unit)].first_non_finite;
+  if (!element || *element < range.begin || *element >= range.begin + range.count)
+    return std::nullopt;
+  return *element - range.begin;
 }
 
 }  // namespace sluice

@@ -14,41 +14,27 @@
 #include <optional>
 #include <vector>
 
-#include "base/norm_accumulator.h"
 #include "engine/flow/flow_parts.h"
+#include "engine/flow/gradient_home.h"
 #include "engine/flow/waiting_gradients.h"
 #include "engine/run/worker.h"
 #include "engine/store/block_store.h"
 
 namespace sluice {
 
-class GradientSpill {
+class GradientSpill final : public GradientHome {
  public:
-  // All arguments must outlive the object. `on_left` runs when the gradient has left its slot.
-  // `on_home` runs later, when the gradient has been stored and counted in the norm.
-  struct Callbacks {
-    std::function<void()> on_left;
-    std::function<void()> on_home;
-  };
+  // All arguments must outlive the object.
   GradientSpill(const FlowParts& parts, WaitingGradients& waiting, Callbacks callbacks);
 
-  struct Gradient {
-    UnitId unit{};
-    const std::byte* data = nullptr;  // on the device, of the whole unit; null: all zeros
-    bool is_first = false;            // the unit's first in the step
-    std::uint64_t step = 0;           // for traces
-  };
-  // Starts to move a gradient. The copies go through `stream`, behind the work that is there.
-  // Requires: is_idle(), and the unit's gradients wait on storage.
-  void start(const Gradient& gradient, StreamId stream);
-  bool is_idle() const { return blocks_left_ == 0; }
+  void start(const GradientMove& move, StreamId stream) override;
+  bool moves_zeros() const override { return true; }
+  // Each block is counted in the norm on its way, so the norm is known at once.
+  void take_norm(const GradientSum& sum, StreamId) override { callbacks_.on_norm(sum.unit); }
+  const NormAccumulator& norm(UnitId unit) const override { return sums_[index_of(unit)].norm; }
+  std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
 
-  // The norm of the unit's sum, once on_home has run for its last gradient.
-  const NormAccumulator& norm(UnitId unit) const { return sums_[index_of(unit)].norm; }
-  // The first element of the unit's sum that is not finite. Any thread, while is_idle().
-  std::optional<std::uint64_t> first_non_finite(UnitId unit) const {
-    return sums_[index_of(unit)].first_non_finite;
-  }
+  bool is_idle() const { return blocks_left_ == 0; }
 
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
@@ -93,9 +79,8 @@ class GradientSpill {
   Worker& worker_;
   BlockStore& store_;
   WaitingGradients& waiting_;
-  Callbacks callbacks_;
 
-  Gradient gradient_;
+  GradientMove move_;
   StreamId stream_{};
   std::uint32_t next_block_ = 0;      // of the unit
   std::uint32_t blocks_in_slot_ = 0;  // not copied yet

@@ -1,0 +1,45 @@
+// Gradients that wait for their update on the device: copied and added there, with the bits of the
+// CPU. The device sums the squares of each leaf of the norm, and only these sums come to the host.
+//
+// Thread rule: scheduler's thread only, except where stated.
+// Progress: everything waits for the work on the stream alone, and a norm also for the worker.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/flow/flow_parts.h"
+#include "engine/flow/gradient_home.h"
+#include "engine/flow/resident_units.h"
+#include "engine/run/worker.h"
+#include "gpu/math/device_math.h"
+
+namespace sluice {
+
+class DeviceGradients final : public GradientHome {
+ public:
+  // All arguments must outlive the object; `math` may be null where no gradient waits here.
+  DeviceGradients(const FlowParts& parts, const ResidentUnits& residents, DeviceMath* math,
+                  Callbacks callbacks);
+
+  void start(const GradientMove& move, StreamId stream) override;
+  void take_norm(const GradientSum& sum, StreamId stream) override;
+  const NormAccumulator& norm(UnitId unit) const override { return norms_[index_of(unit)]; }
+  std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
+
+ private:
+  void arrived();
+  void leaves_arrived(UnitId unit);
+  void add_leaves(UnitId unit);
+
+  const Layout& layout_;
+  const Tiers& tiers_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Worker& worker_;
+  const ResidentUnits& residents_;
+  DeviceMath* const math_;
+  std::vector<NormAccumulator> norms_;  // by unit; written by the worker
+};
+
+}  // namespace sluice

@@ -1,0 +1,60 @@
+// Gradients that wait for their update in host memory. A unit's first gradient of the step is
+// copied. Further ones pass through staging slots piece by piece, and the worker adds them (one
+// fp32 addition and one rounding per element).
+//
+// Thread rule: scheduler's thread only, except where stated.
+// Progress: a piece waits for a staging slot, which earlier pieces free when they have been added.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/flow/flow_parts.h"
+#include "engine/flow/gradient_home.h"
+#include "engine/run/worker.h"
+
+namespace sluice {
+
+class HostGradients final : public GradientHome {
+ public:
+  // `parts` must outlive the object.
+  HostGradients(const FlowParts& parts, Callbacks callbacks);
+
+  void start(const GradientMove& move, StreamId stream) override;
+  void take_norm(const GradientSum& sum, StreamId stream) override;
+  const NormAccumulator& norm(UnitId unit) const override { return norms_[index_of(unit)]; }
+  std::optional<std::uint64_t> first_non_finite(const GradientRange& range) const override;
+
+ private:
+  struct StagingSlot {
+    GradientRange piece;
+    bool is_free = true;
+  };
+
+  void copied_whole();
+  void pump();
+  void start_piece(std::uint32_t slot);
+  void copied(std::uint32_t slot);
+  void add(std::uint32_t slot);
+  void added(std::uint32_t slot);
+  void measure(const GradientSum& sum);
+  std::uint32_t block_of(const GradientRange& piece) const;
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  Device& device_;
+  Scheduler& scheduler_;
+  Worker& worker_;
+
+  // The gradient that is being added.
+  GradientMove move_;
+  StreamId stream_{};
+  std::uint64_t next_element_ = 0;  // of the range
+  std::uint32_t copies_left_ = 0;
+  std::uint32_t additions_left_ = 0;
+  std::vector<StagingSlot> staging_;
+  std::vector<NormAccumulator> norms_;  // by unit; written by the worker
+};
+
+}  // namespace sluice
