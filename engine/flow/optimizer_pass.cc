@@ -26,7 +26,6 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       tiers_(parts.tiers),
       slots_(own.slots),
       store_(parts.store),
-      device_(parts.device),
       scheduler_(parts.scheduler),
       worker_(parts.worker),
       residents_(own.residents),
@@ -40,14 +39,10 @@ OptimizerPass::OptimizerPass(const FlowParts& parts, const UpdateParts& own,
       lanes_(parts.placement.lanes.count + kInPlaceLanes),
       buffered_lanes_(parts.placement.lanes.count),
       in_lane_(parts.layout.blocks().size(), false),
-      down_stream_(parts.device, "optimizer down", StreamPriority::kHigh),
-      up_stream_(parts.device, "optimizer up", StreamPriority::kHigh) {
+      transfers_(parts, own.slots, own.commits, [this] { on_change_(); }) {
   for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
-    lanes_[lane].record_transfer.done = [this, lane] {
-      --lanes_[lane].pending;
-      on_change_();
-    };
-    lanes_[lane].gradient_transfer.done = [this, lane] { gradients_loaded(lane); };
+    lanes_[lane].index = lane;
+    transfers_.attach(lanes_[lane]);
   }
 }
 
@@ -69,62 +64,50 @@ void OptimizerPass::gradient_is_final(UnitId unit) {
 void OptimizerPass::apply(const StepCoefficients& coefficients, bool as_assumed) {
   const OverlapPolicy policy = order_.current().policy;
   SLUICE_CHECK(as_assumed || policy != OverlapPolicy::kEager, "eager updates cannot be made again");
-  if (policy == OverlapPolicy::kSpeculative) settle_tentative(as_assumed);
+  if (policy == OverlapPolicy::kSpeculative) {
+    // Blocks in shadows become home, or wait for another update.
+    for (const BlockPlace& block : layout_.blocks()) {
+      if (!order_.is_tentative(block.id)) continue;
+      order_.set_waiting(block.id);
+      if (!as_assumed) {
+        transfers_.drop_shadows(block.id);
+        continue;
+      }
+      transfers_.adopt(block.id);
+      count_updated(block, transfers_.up_stream());
+    }
+    for (Lane& lane : lanes_) settle(lane, as_assumed);
+  }
   order_.apply(coefficients);
   on_change_();
 }
 
-// Blocks in shadows become home, or wait for another update.
-void OptimizerPass::settle_tentative(bool adopt) {
-  for (const BlockPlace& block : layout_.blocks()) {
-    if (!order_.is_tentative(block.id)) continue;
-    order_.set_waiting(block.id);
-    if (!adopt) {
-      drop_shadows(block.id);
-      continue;
-    }
-    store_.adopt(block.id, Plane::kParameter);
-    store_.adopt(block.id, Plane::kRecord);
-    count_updated(block, up_stream_.id());
+// The coefficients are known: the lane's tentative update counts, or is made again.
+void OptimizerPass::settle(Lane& lane, bool adopt) {
+  if (lane.phase == Phase::kUpdating && lane.outcome == Outcome::kHome && !adopt)
+    return lane.enter(Phase::kUpdating, Outcome::kRedo);
+  if (lane.outcome != Outcome::kTentative) return;
+  if (!adopt) {
+    slots_.invalidate(lane.slot);
+    return lane.enter(lane.phase, Outcome::kRedo);
   }
-  for (Lane& lane : lanes_) {
-    if (lane.phase == LanePhase::kWriting && lane.is_tentative && !lane.is_void) {
-      if (adopt) {
-        lane.is_tentative = false;
-        lane.must_adopt = true;
-        // Its slot has the new parameters.
-        count_updated(layout_.block(lane.block), up_stream_.id());
-      } else {
-        lane.must_redo = true;
-        slots_.invalidate(lane.slot);
-      }
-    } else if (lane.phase == LanePhase::kUpdated && lane.is_tentative && !lane.is_void) {
-      lane.is_tentative = false;
-      lane.must_redo = !adopt;
-      if (adopt)
-        count_updated(layout_.block(lane.block), up_stream_.id());
-      else
-        slots_.invalidate(lane.slot);
-    } else if (lane.phase == LanePhase::kUpdating && !lane.is_void) {
-      lane.must_redo = !adopt;
-    }
-  }
-}
-
-void OptimizerPass::drop_shadows(BlockId block) {
-  store_.drop_shadow(block, Plane::kParameter);
-  store_.drop_shadow(block, Plane::kRecord);
+  const bool is_in_shadow = lane.phase == Phase::kWriting;
+  lane.enter(lane.phase, is_in_shadow ? Outcome::kAdopt : Outcome::kHome);
+  // Its slot has the new parameters.
+  count_updated(layout_.block(lane.block), transfers_.up_stream());
 }
 
 void OptimizerPass::cancel() {
   if (!order_.cancel()) return;
   for (const BlockPlace& block : layout_.blocks())
-    if (order_.is_tentative(block.id)) drop_shadows(block.id);
+    if (order_.is_tentative(block.id)) transfers_.drop_shadows(block.id);
+  const bool is_speculative = order_.current().policy == OverlapPolicy::kSpeculative;
   for (Lane& lane : lanes_) {
-    if (lane.phase == LanePhase::kReading || lane.phase == LanePhase::kLoaded) lane.is_void = true;
-    if (order_.current().policy != OverlapPolicy::kSpeculative) continue;
-    if (lane.phase == LanePhase::kUpdating || lane.is_tentative) {
-      lane.is_void = true;
+    if (lane.phase == Phase::kReading || lane.phase == Phase::kLoaded)
+      lane.enter(lane.phase, Outcome::kVoid);
+    if (!is_speculative) continue;
+    if (lane.phase == Phase::kUpdating || lane.outcome == Outcome::kTentative) {
+      lane.enter(lane.phase, Outcome::kVoid);
       slots_.invalidate(lane.slot);
     }
   }
@@ -139,32 +122,33 @@ void OptimizerPass::stop() {
 bool OptimizerPass::is_home() const {
   return is_applied() && device_updates_.is_idle() &&
          std::ranges::none_of(lanes_,
-                              [](const Lane& lane) { return lane.phase >= LanePhase::kUpdating; });
+                              [](const Lane& lane) { return lane.phase >= Phase::kUpdating; });
 }
 
 bool OptimizerPass::has_stored(std::uint64_t version) const {
   if (order_.phase() != UpdateOrder::Phase::kIdle && order_.current().version < version)
     return false;
   return std::ranges::none_of(lanes_, [&](const Lane& lane) {
-    return lane.phase >= LanePhase::kUpdating && lane.version < version;
+    return lane.phase >= Phase::kUpdating && lane.version < version;
   });
 }
 
 bool OptimizerPass::is_reading_gradients() const {
-  return std::ranges::any_of(lanes_, &Lane::is_reading_gradients);
+  return std::ranges::any_of(
+      lanes_, [](const Lane& lane) { return lane.gradients_are == Lane::Gradients::kComing; });
 }
 
 bool OptimizerPass::is_partial() const {
   if (is_damaged_ || device_updates_.is_damaged() || !is_applied()) return true;
   if (!is_begun() || order_.current().policy != OverlapPolicy::kEager) return false;
   return order_.updated_count() != 0 || std::ranges::any_of(lanes_, [](const Lane& lane) {
-           return lane.phase == LanePhase::kUpdating;
+           return lane.phase == Phase::kUpdating;
          });
 }
 
 void OptimizerPass::pump() {
-  advance_lanes();
-  if (is_stopped_ || scheduler_.failed()) return;
+  for (Lane& lane : lanes_) advance(lane);
+  if (is_over()) return;
   if (order_.may_begin()) order_.begin_announced();
   start_on_device();
   start_lanes(UpdatePlace::kLane);
@@ -200,9 +184,9 @@ void OptimizerPass::start_lanes(UpdatePlace place) {
   const std::uint32_t first = is_buffered ? 0 : buffered_lanes_;
   const std::size_t end = is_buffered ? buffered_lanes_ : lanes_.size();
   for (std::uint32_t lane = first; lane < end; ++lane) {
-    if (lanes_[lane].phase != LanePhase::kFree) continue;
+    if (lanes_[lane].phase != Phase::kFree) continue;
     const auto block = order_.next(place);
-    if (!block || !start(lane, *block)) return;
+    if (!block || !start(lanes_[lane], *block)) return;
     order_.take_next(place);
   }
 }
@@ -215,41 +199,40 @@ bool OptimizerPass::is_next(const Lane& lane, const Lane& than) const {
 
 void OptimizerPass::post_updates() {
   while (updates_posted_ < kUpdatesPostedMax) {
-    std::vector<std::uint32_t> together;
+    std::vector<Lane*> together;
     for (std::uint64_t elements = 0; elements < kUpdateElementsWanted;) {
-      const std::uint32_t next = next_to_update();
-      if (next == kNone) break;
-      Lane& lane = lanes_[next];
-      lane.phase = LanePhase::kUpdating;
-      lane.coefficients = order_.current().coefficients;
-      lane.is_assuming = order_.updates_are_tentative();
-      if (lane.slot != kNone) slots_.invalidate(lane.slot);
-      together.push_back(next);
-      elements += layout_.block(lane.block).element_count;
+      Lane* const lane = next_to_update();
+      if (lane == nullptr) break;
+      lane->enter(Phase::kUpdating);
+      lane->coefficients = order_.current().coefficients;
+      lane->is_assuming = order_.updates_are_tentative();
+      if (lane->slot != Lane::kNoSlot) slots_.invalidate(lane->slot);
+      together.push_back(lane);
+      elements += layout_.block(lane->block).element_count;
     }
     if (together.empty()) return;
     ++updates_posted_;
     worker_.post(
         [this, together] {
-          for (const std::uint32_t lane : together) update(lane);
+          for (Lane* const lane : together) update(*lane);
         },
         [this, together] {
           --updates_posted_;
-          for (const std::uint32_t lane : together) updated(lane);
+          for (Lane* const lane : together) updated(*lane);
         });
   }
 }
 
-// The lane that goes to the worker next, or kNone.
-std::uint32_t OptimizerPass::next_to_update() const {
-  std::uint32_t best = kNone;
-  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
-    const Lane& lane = lanes_[i];
-    if (lane.phase != LanePhase::kLoaded || lane.is_void || !order_.may_update(lane.block))
+// The lane that goes to the worker next, or null.
+OptimizerLane* OptimizerPass::next_to_update() {
+  Lane* best = nullptr;
+  for (Lane& lane : lanes_) {
+    if (lane.phase != Phase::kLoaded || lane.outcome == Outcome::kVoid ||
+        !order_.may_update(lane.block))
       continue;
     // If the schedule has changed, the unit may be used again after its gradient was final.
-    if (lane.slot != kNone && slots_.is_being_copied(lane.slot)) continue;
-    if (best == kNone || is_next(lane, lanes_[best])) best = i;
+    if (lane.slot != Lane::kNoSlot && slots_.is_being_copied(lane.slot)) continue;
+    if (best == nullptr || is_next(lane, *best)) best = &lane;
   }
   return best;
 }
@@ -257,8 +240,7 @@ std::uint32_t OptimizerPass::next_to_update() const {
 // On the worker's thread. An exception becomes the scheduler's failure before the block is written:
 // on storage it keeps its old version. Earlier blocks have been updated, so policy "skip" cannot be
 // kept here.
-void OptimizerPass::update(std::uint32_t index) {
-  Lane& lane = lanes_[index];
+void OptimizerPass::update(Lane& lane) {
   const BlockPlace& block = layout_.block(lane.block);
   const TraceScope scope(
       {.size_bytes = layout_.parameter_bytes(lane.block) + layout_.record_bytes(lane.block),
@@ -277,22 +259,21 @@ void OptimizerPass::update(std::uint32_t index) {
   }
 }
 
-void OptimizerPass::updated(std::uint32_t index) {
-  Lane& lane = lanes_[index];
-  const bool counts = !lane.is_void && !lane.must_redo;
+void OptimizerPass::updated(Lane& lane) {
+  const bool counts = lane.is_permanent();
   if (lane.overflow && counts && !order_.updates_are_tentative()) scheduler_.fail(*lane.overflow);
   if (scheduler_.failed()) {
     is_damaged_ = is_damaged_ || !order_.updates_are_tentative();
-    release(index, /*keep_parameters=*/false);
-  } else if (lane.is_void) {
-    release(index, /*keep_parameters=*/false);
-  } else if (lane.must_redo) {
-    load(index);
+    release(lane, /*keep_parameters=*/false);
+  } else if (lane.outcome == Outcome::kVoid) {
+    release(lane, /*keep_parameters=*/false);
+  } else if (lane.outcome == Outcome::kRedo) {
+    load(lane);
   } else if (lane.overflow) {
     order_.set_waiting(lane.block);
-    release(index, /*keep_parameters=*/false);
+    release(lane, /*keep_parameters=*/false);
   } else {
-    take_effect(index);
+    take_effect(lane);
   }
   on_change_();
 }
@@ -300,18 +281,18 @@ void OptimizerPass::updated(std::uint32_t index) {
 WaitCause OptimizerPass::waits_for(std::optional<BlockId> block) const {
   WaitCause cause{.reason = TraceReason::kUpdateLane};
   if (block) cause = {cause.reason, index_of(layout_.block(*block).unit), index_of(*block)};
-  LanePhase last = LanePhase::kFree;  // the least advanced phase so far
+  Phase last = Phase::kFree;  // the least advanced phase so far
   for (const Lane& lane : lanes_) {
-    if (lane.phase == LanePhase::kFree || (block && lane.block != *block)) continue;
-    if (last == LanePhase::kFree || lane.phase < last) last = lane.phase;
-    if (lane.phase == LanePhase::kLoaded) return cause.with(TraceReason::kUpdate);
+    if (lane.phase == Phase::kFree || (block && lane.block != *block)) continue;
+    if (last == Phase::kFree || lane.phase < last) last = lane.phase;
+    if (lane.phase == Phase::kLoaded) return cause.with(TraceReason::kUpdate);
   }
-  if (block && last == LanePhase::kFree && is_being_committed(*block))
+  if (block && last == Phase::kFree && is_being_committed(*block))
     return cause.with(TraceReason::kCommit);
-  if (last == LanePhase::kUpdated) return cause.with(TraceReason::kCommit);
-  if (last == LanePhase::kReading) return cause.with(TraceReason::kUpdateRead);
-  if (last == LanePhase::kUpdating) return cause.with(TraceReason::kUpdate);
-  return last == LanePhase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;
+  if (last == Phase::kUpdated) return cause.with(TraceReason::kCommit);
+  if (last == Phase::kReading) return cause.with(TraceReason::kUpdateRead);
+  if (last == Phase::kUpdating) return cause.with(TraceReason::kUpdate);
+  return last == Phase::kWriting ? cause.with(TraceReason::kUpdateWrite) : cause;
 }
 
 }  // namespace sluice

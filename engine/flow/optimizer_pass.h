@@ -18,13 +18,13 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <vector>
 
-#include <sluice/error.h>
 #include "engine/flow/commits.h"
 #include "engine/flow/device_updates.h"
 #include "engine/flow/flow_parts.h"
+#include "engine/flow/lane_transfers.h"
+#include "engine/flow/optimizer_lane.h"
 #include "engine/flow/parameter_slots.h"
 #include "engine/flow/resident_units.h"
 #include "engine/flow/update_order.h"
@@ -94,65 +94,33 @@ class OptimizerPass {
   bool is_reading_gradients() const;
 
  private:
-  static constexpr std::uint32_t kNone = 0xffffffffu;
+  using Lane = OptimizerLane;
+  using Phase = Lane::Phase;
+  using Outcome = Lane::Outcome;
 
-  enum class LanePhase : std::uint8_t { kFree, kReading, kLoaded, kUpdating, kUpdated, kWriting };
-
-  struct Lane {
-    Transfer record_transfer;
-    Transfer gradient_transfer;
-    BlockId block{};
-    std::uint32_t slot = kNone;       // for its parameters, unless they are homed in host memory
-    std::byte* parameters = nullptr;  // for Adam
-    std::byte* record = nullptr;
-    const std::byte* gradients = nullptr;
-    std::uint64_t version = 0;      // the update starts from it
-    std::uint64_t sequence = 0;     // its number among starts
-    std::uint64_t begin_ns = 0;     // when this one began
-    StepCoefficients coefficients;  // for the worker
-    std::uint32_t pending = 0;      // transfers and device copies before the next phase
-    LanePhase phase = LanePhase::kFree;
-    bool wants_gradients = false;  // gradients outside host memory, not requested yet
-    bool is_reading_gradients = false;
-    bool is_tentative = false;  // written to the shadow, until apply() decides
-    bool must_adopt = false;    // apply() has decided: the shadow becomes home
-    bool is_void = false;       // of a cancelled update: only waits for work under way
-    bool must_redo = false;     // the coefficients assumed for it were wrong
-    bool is_assuming = false;   // its update with assumed coefficients is running
-    // A weight has overflowed with the assumed coefficients. The overflow is an error only if the
-    // assumed coefficients turn out to be right.
-    std::optional<Error> overflow;
-  };
-
-  void settle_tentative(bool adopt);
-  void drop_shadows(BlockId block);
+  void settle(Lane& lane, bool adopt);
   bool is_next(const Lane& lane, const Lane& than) const;
-  void advance_lanes();
-  void advance(std::uint32_t lane);
-  bool is_read(const Lane& lane) const;
-  bool is_written(const Lane& lane) const;
-  void finish_writing(std::uint32_t lane);
+  void advance(Lane& lane);
+  void finish_reading(Lane& lane);
+  void finish_writing(Lane& lane);
   void start_lanes(UpdatePlace place);
   void start_on_device();
-  bool start(std::uint32_t lane, BlockId block);
-  void load(std::uint32_t lane);
-  void load_gradients(std::uint32_t lane);
+  bool start(Lane& lane, BlockId block);
+  void load(Lane& lane);
   void post_updates();
-  std::uint32_t next_to_update() const;
-  void update(std::uint32_t lane);
-  void updated(std::uint32_t lane);
-  void take_effect(std::uint32_t lane);
-  bool may_write(const Lane& lane) const;
-  void advance_updated(std::uint32_t lane);
-  void write(std::uint32_t lane);
+  Lane* next_to_update();
+  void update(Lane& lane);
+  void updated(Lane& lane);
+  void take_effect(Lane& lane);
+  void advance_updated(Lane& lane);
+  void write(Lane& lane);
+  bool is_over() const { return is_stopped_ || scheduler_.failed(); }
   bool is_being_committed(BlockId block) const {
     return commits_ != nullptr && commits_->saver().is_saving(block);
   }
   void device_updates_ended(UnitId unit, std::uint64_t step);
   bool count_updated(const BlockPlace& block, StreamId stream);
-  void release(std::uint32_t lane, bool keep_parameters);
-  void add_pending_copy(std::uint32_t lane, StreamId stream);
-  void gradients_loaded(std::uint32_t lane);
+  void release(Lane& lane, bool keep_parameters);
   std::uint64_t lane_bytes() const {
     return placement_.lanes.slot_bytes + placement_.lane_gradients.slot_bytes;
   }
@@ -162,7 +130,6 @@ class OptimizerPass {
   const Tiers& tiers_;
   ParameterSlots& slots_;
   BlockStore& store_;
-  Device& device_;
   Scheduler& scheduler_;
   Worker& worker_;
   ResidentUnits& residents_;
@@ -182,8 +149,7 @@ class OptimizerPass {
   bool is_stopped_ = false;
   bool is_damaged_ = false;  // a failure has struck a block between two versions
 
-  Stream down_stream_;  // last: their callbacks use everything above
-  Stream up_stream_;
+  LaneTransfers transfers_;  // last: its callbacks use everything above
 };
 
 }  // namespace sluice

@@ -1,0 +1,68 @@
+// The transfers and copies of the optimizer pass: they bring a block's planes into its lane, and
+// home again. Speculative updates go to shadow copies on storage.
+//
+// Thread rule: scheduler's thread only.
+#pragma once
+
+#include <functional>
+
+#include "engine/flow/commits.h"
+#include "engine/flow/flow_parts.h"
+#include "engine/flow/optimizer_lane.h"
+#include "engine/flow/parameter_slots.h"
+
+namespace sluice {
+
+class LaneTransfers {
+ public:
+  // All arguments must outlive the object; `commits` is null where the state is scratch.
+  // `on_change` runs when a transfer or a copy of a lane has ended.
+  LaneTransfers(const FlowParts& parts, ParameterSlots& slots, const Commits* commits,
+                std::function<void()> on_change);
+
+  // Prepares a lane. The lane must outlive the object, and stays where it is.
+  void attach(OptimizerLane& lane);
+
+  // Starts to bring the block's record and parameters. Returns whether the parameters are there
+  // already.
+  bool load(OptimizerLane& lane);
+  // Starts to bring gradients that wait outside host memory. Requires: no more gradients are added.
+  void load_gradients(OptimizerLane& lane);
+  // Whether everything that was started has arrived.
+  bool is_read(const OptimizerLane& lane) const;
+
+  // Starts to copy updated parameters to their home on the device.
+  void copy_to_device(OptimizerLane& lane);
+  // Whether the block may be written to storage: an earlier commit has its table, and a copy is
+  // free.
+  bool may_write(const OptimizerLane& lane) const;
+  // Starts to write to storage what is at home there. Requires: may_write().
+  void write(OptimizerLane& lane);
+  bool is_written(const OptimizerLane& lane) const;
+
+  // Makes the shadows of a block home, or discards them.
+  void adopt(BlockId block);
+  void drop_shadows(BlockId block);
+
+  // The copies to the device.
+  StreamId up_stream() const { return up_stream_.id(); }
+
+ private:
+  void add_pending_copy(OptimizerLane& lane, StreamId stream);
+  void gradients_loaded(OptimizerLane& lane);
+
+  const Layout& layout_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  ParameterSlots& slots_;
+  BlockStore& store_;
+  Device& device_;
+  Scheduler& scheduler_;
+  const Commits* const commits_;
+  std::function<void()> on_change_;
+
+  Stream down_stream_;  // last: their callbacks use everything above
+  Stream up_stream_;
+};
+
+}  // namespace sluice
