@@ -15,7 +15,8 @@ import tempfile
 LINE_CHARACTERS_MAX = 100
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
-CONSTRUCTOR_ARGUMENTS_MAX = 7
+CONSTRUCTOR_ARGUMENTS_MAX = 6
+PRIVATE_FUNCTIONS_MAX = 25
 DOCUMENT_CHARACTERS_MAX = 120
 
 LAYERS = {"base", "io", "cpu_optim", "gpu", "engine", "capi", "tools", "tests"}
@@ -171,6 +172,10 @@ def check_lengths(tree):
             if count > CONSTRUCTOR_ARGUMENTS_MAX:
                 tree.report("constructor-arguments", path, line,
                             f"{name} takes {count} arguments; {CONSTRUCTOR_ARGUMENTS_MAX} are allowed, so group them in a struct")
+        for line, name, count in private_functions(text) if not path.startswith("tests/") else ():
+            if count > PRIVATE_FUNCTIONS_MAX:
+                tree.report("private-functions", path, line,
+                            f"{name} has {count} private functions; {PRIVATE_FUNCTIONS_MAX} are allowed, so move a part to a class of its own")
         for begin, end in functions(text):
             if end - begin + 1 > FUNCTION_LINES_MAX:
                 tree.report("function-length", path, begin, f"{end - begin + 1} lines; {FUNCTION_LINES_MAX} are allowed")
@@ -210,6 +215,39 @@ def constructors(text):
                 commas += character == "," and depth == 0
             line = code[:match.end() + found.start()].count("\n") + 1
             yield line, match[1], commas + 1 if parameters.strip() else 0
+
+
+def private_functions(text):
+    """(line, class, number of private functions) of every class, without functions that are defaulted or deleted."""
+    code = blanked(text)
+    for match in re.finditer(r"\b(class|struct)\s+(\w+)(?:\s+final)?(?:\s*:[^{;()]*)?\s*\{", code):
+        body = code[match.end():between(code, match.end() - 1, "{", "}")]
+        is_private, statement, count, place = match[1] == "class", "", 0, 0
+        while place < len(body):
+            is_end = body[place] in "{;"
+            if is_end and is_private and is_function(statement):
+                count += 1
+            if body[place] == "{":  # of a function, an initializer or a nested class
+                statement = "" if is_function(statement) else statement
+                place = between(body, place, "{", "}")
+            elif body[place] == ";":
+                statement = ""
+            else:
+                statement += body[place]
+                access = re.search(r"\b(public|protected|private)\s*:$", statement)
+                if access and body[place + 1:place + 2] != ":":
+                    is_private, statement = access[1] == "private", ""
+            place += 1
+        yield code[:match.start()].count("\n") + 1, match[2], count
+
+
+def is_function(statement):
+    """Whether the statement of a class, up to its brace or semicolon, declares a function."""
+    if re.match(r"\s*(using|friend|static_assert|enum|class|struct|union)\b", statement) or re.search(r"=\s*(default|delete)\s*$", statement):
+        return False
+    plain = re.sub(r"(\s+(const|noexcept|override|final|try)\b|\s*->[^()]*|\s*=\s*0)*\s*$", "", statement)
+    plain = re.sub(r"\)\s*:\s*[^:].*$", ")", plain, flags=re.DOTALL)  # the initializers of a constructor
+    return plain.endswith(")") and re.search(r"=[^(]*\(", re.sub(r"operator\W+", "operator", plain).split("(")[0] + "(") is None
 
 
 def functions(text):
@@ -462,7 +500,12 @@ CLEAN_TREE = {
     "engine/CMakeLists.txt": "sluice_add_library(engine\n  plan/a.cc\n  flow/b.cc)\n",
     "engine/plan/a.h": HEADER + '#include <sluice/ids.h>\n#include "base/error.h"\n',
     "engine/plan/a.cc": '#include "engine/plan/a.h"\n',
-    "engine/flow/b.h": HEADER + '#include <sluice/ids.h>\n' + '#include "engine/plan/a.h"\n#include "io/queue.h"\n',
+    # As many private functions as are allowed, and members that look like functions.
+    "engine/plan/class.h": HEADER + "class A {\n public:\n  A() = default;\n  void shown() { g(); }\n\n private:\n"
+                           + "".join(f"  [[nodiscard]] int f{i}(std::function<void()> a) const noexcept;\n" for i in range(PRIVATE_FUNCTIONS_MAX))
+                           + "  struct B {\n    void inner();\n  };\n  A(const A&) = delete;\n  std::function<void(int)> a_;\n  int b_ = f(1);\n"
+                           "  std::function<void()> c_ = [] { d(); };\n  std::function<int()> d_{};\n};\n",
+    "engine/flow/b.h": HEADER + '#include <sluice/ids.h>\n' + '#include "engine/plan/a.h"\n#include "engine/plan/class.h"\n#include "io/queue.h"\n',
     "engine/flow/b.cc": '#include "engine/flow/b.h"\n' + "void f() {\n" + "  g();\n" * (FUNCTION_LINES_MAX - 2) + "}\n",
     "tools/CMakeLists.txt": "add_executable(sluice main.cc)\n",
     "tools/main.cc": '#include <sluice/ids.h>\n#include "base/error.h"\n#include "engine/flow/b.h"\n',
@@ -502,7 +545,10 @@ PLANTED = [
     ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
                                           + "  if (x) { g('}', \"{\"); }  // }\n" * (FUNCTION_LINES_MAX - 2) + "}\n}\n"}),
     ("constructor-arguments", "base/error.h", {"base/error.h": HEADER + "class A {\n  explicit A(int a, std::map<int, int> b, int c, int d,\n"
-                                                               "    int e, int f, int g, int i = h(1, 2));\n};\n"}),
+                                                               "    int e, int f, int i = h(1, 2));\n};\n"}),
+    ("private-functions", "base/error.h", {"base/error.h": HEADER + "class A {\n public:\n  void shown();\n\n private:\n  struct B {\n    void inner();\n"
+                                           "  };\n" + "".join(f"  int f{i}(int a) const;\n" for i in range(PRIVATE_FUNCTIONS_MAX - 1))
+                                           + "  explicit A(int a) : a_(a), b_{a} {}\n  bool g() const { return h(); }\n  int a_;\n};\n"}),
     ("header-comment", "base/error.h", {"base/error.h": "\n#pragma once\n"}),
     ("header-guard", "base/error.h", {"base/error.h": "// A header.\n"}),
     ("using-namespace", "base/error.h", {"base/error.h": HEADER + "using namespace std;\n"}),

@@ -17,11 +17,11 @@
 // forward.
 // A lane holds a block from the start of its reads to the end of its writes. A block whose
 // parameters and record are at home in host memory needs no lane.
-// The device's work on gradients that wait there takes no time, because it goes through each byte
-// once, at the rate of the device's memory, beside computation that is bound by arithmetic. The
-// device's updates go through about ten times as many bytes, so they are a resource of their own
-// beside computation. These updates run block by block as soon as the norm is known, or under
-// `eager` as soon as the unit's gradient is there.
+// The device's work on gradients that wait there takes no time. It goes through each byte once, at
+// the rate of the device's memory, beside computation that is bound by arithmetic. The device's
+// updates go through about ten times as many bytes, so they are a resource of their own beside
+// computation. These updates run block by block as soon as the norm is known, or under `eager` as
+// soon as the unit's gradient is there.
 // Parameters at home on the device are ready for a use, or gathered in place, without a copy.
 // `serial`: lanes are granted in unit order when the norm is known.
 // `deferred`: lanes are granted in unit order as soon as they are free, and Adam waits for the

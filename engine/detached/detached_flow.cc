@@ -7,6 +7,7 @@
 
 #include "engine/plan/striping.h"
 #include "engine/store/storage_queue.h"
+#include "engine/store/transfer_error.h"
 #include "io/checksum.h"
 #include "io/errno_action.h"
 
@@ -233,11 +234,7 @@ void DetachedFlow::complete(Flight& flight) {
 
 std::optional<Error> DetachedFlow::fault_of(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
-  if (request.error != 0)
-    return Error(ErrorCode::kIo, fmt::format("{} failed{} after {} bytes: {}; {}",
-                                             describe(transfer), transfer.is_reread ? " twice" : "",
-                                             request.transferred_bytes, errno_text(request.error),
-                                             errno_rule(request.kind, request.error).advice));
+  if (request.error != 0) return transfer_error(transfer, describe(transfer));
   if (request.kind == IoKind::kWrite || !transfer.sum) return std::nullopt;
   const std::optional<Damage> damage = integrity_.find_damage(
       plane_of(transfer), {request.data, request.length_bytes}, *transfer.sum);

@@ -6,8 +6,8 @@
 // before.
 //
 // Thread rule: all functions on the scheduler's thread, except where they say otherwise.
-// Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes. A
-// lane whose block was read ahead but is not used goes to another block without a write.
+// Invariants: a block is in one flight at a time, and a record's checksum changes with its bytes.
+// If a lane's block was read ahead but is not used, the lane goes to another block without a write.
 #pragma once
 
 #include <cstdint>

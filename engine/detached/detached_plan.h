@@ -55,7 +55,7 @@ struct DetachedPlan {
 };
 
 // A tensor of at most this many elements stays in host memory under any placement, if memory.host
-// has room, because transfers of so few elements cost more than they save.
+// has room. Transfers of so few elements cost more than they save.
 inline constexpr std::uint64_t kSmallElements = 16 << 10;
 
 // `host_budget_bytes` is used if the config has no host budget.

@@ -37,7 +37,7 @@ class HomeSaver {
   bool is_at_home(BlockId block) const { return is_at_home_[index_of(block)]; }
   // Saves the block. Requires: is_at_home(), at rest, not being saved.
   void add(BlockId block);
-  // Adds every block of which storage has an older version.
+  // Adds every block that storage has in an older version.
   void add_outdated();
   // Whether the block has been added and is not on storage yet.
   bool is_saving(BlockId block) const { return is_saving_[index_of(block)]; }

@@ -23,6 +23,14 @@ constexpr std::uint32_t kLeavingStagingWanted = 8;
 // One block is written while the next comes from the device.
 constexpr std::uint32_t kCommitBuffers = 2;
 
+// The largest piece of a gradient in the set: a block, or more if the set has other ranks' parts.
+std::uint64_t largest_piece(const Layout& layout) {
+  std::uint64_t largest = 0;
+  for (const UnitPlace& unit : layout.units())
+    largest = std::max(largest, std::min(layout.block_elements(), layout.set_elements(unit.id)));
+  return largest;
+}
+
 }  // namespace
 
 std::optional<PlacementShortage> PlacementPlanner::plan_host() {
@@ -49,7 +57,7 @@ std::optional<PlacementShortage> PlacementPlanner::try_host() {
                : homes.gradients_on_storage ? kLeavingStagingWanted
                                             : kGradientStagingWanted,
       .slot_bytes =
-          align_up(largest_piece() * layout_.format().gradient_bytes(), kStorageAlignBytes)};
+          align_up(largest_piece(layout_) * layout_.format().gradient_bytes(), kStorageAlignBytes)};
   const bool parameters_may_be_host = choices_.parameters != TierChoice::kNvme;
   const bool records_may_be_host = choices_.optimizer != TierChoice::kNvme;
   fill_host(parameters_may_be_host, records_may_be_host, UINT64_MAX);
@@ -83,14 +91,10 @@ std::optional<PlacementShortage> PlacementPlanner::try_host() {
   return std::nullopt;
 }
 
-std::uint64_t PlacementPlanner::gradient_bytes(const UnitPlace& unit) const {
-  return align_up(layout_.set_gradient_bytes(unit.id), kStorageAlignBytes);
-}
-
 // Changes the place where the unit's gradients wait.
 void PlacementPlanner::set_gradient_tier(const UnitPlace& unit, Tier tier) {
   Tier& present = placement_.gradient_tier[index_of(unit.id)];
-  const std::uint64_t bytes = gradient_bytes(unit);
+  const std::uint64_t bytes = set_slot_bytes(layout_, unit);
   if (bytes == 0 || present == tier) return;
   if (present == Tier::kHost) placement_.gradient_set_bytes -= bytes;
   if (present == Tier::kDevice) {
@@ -133,9 +137,10 @@ std::uint32_t PlacementPlanner::staging_least(const HomesInUse& homes) const {
 void PlacementPlanner::send_gradients_away() {
   for (const UnitPlace& unit : layout_.units()) {
     if (placement_.gradient_is_on_device(unit.id)) continue;
-    const bool fits = !thrift_.gradients &&
-                      placement_.device_bytes() + gradient_bytes(unit) + tally_bytes_of(unit) <=
-                          placement_.device_budget_bytes;
+    const bool fits =
+        !thrift_.gradients &&
+        placement_.device_bytes() + set_slot_bytes(layout_, unit) + tally_bytes_of(unit) <=
+            placement_.device_budget_bytes;
     set_gradient_tier(unit, fits ? Tier::kDevice : Tier::kNvme);
   }
 }
@@ -148,7 +153,8 @@ void PlacementPlanner::take_gradients_back() {
     if (!placement_.gradient_leaves(unit.id) || placement_.is_updated_on_device(unit)) continue;
     const std::uint64_t tally =
         placement_.gradient_is_on_device(unit.id) ? tally_bytes_of(unit) : 0;
-    if (placement_.host_bytes() - tally + gradient_bytes(unit) > placement_.host_budget_bytes)
+    if (placement_.host_bytes() - tally + set_slot_bytes(layout_, unit) >
+        placement_.host_budget_bytes)
       return;
     set_gradient_tier(unit, Tier::kHost);
   }
@@ -263,14 +269,6 @@ std::uint64_t PlacementPlanner::minimum_host_bytes(std::uint32_t lanes) {
   };
   return placement_.host_bytes() - surplus(placement_.gradient_staging, staging_least(homes)) -
          surplus(placement_.activation_staging, 1);
-}
-
-// The largest piece of a gradient in the set: a block, or more if the set has other ranks' parts.
-std::uint64_t PlacementPlanner::largest_piece() const {
-  std::uint64_t largest = 0;
-  for (const UnitPlace& unit : layout_.units())
-    largest = std::max(largest, std::min(layout_.block_elements(), layout_.set_elements(unit.id)));
-  return largest;
 }
 
 }  // namespace sluice

@@ -36,6 +36,14 @@ std::vector<Schedule> schedules_of(const ModelSpec& model, const Config::Activat
 
 }  // namespace
 
+std::uint64_t home_slot_bytes(const Layout& layout, const UnitPlace& unit) {
+  return align_up(layout.home_parameter_bytes(unit.id), kStorageAlignBytes);
+}
+
+std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit) {
+  return align_up(layout.set_gradient_bytes(unit.id), kStorageAlignBytes);
+}
+
 PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
                                    const Config::Placement& choices, const PassNeeds& pass)
     : layout_(layout),
@@ -54,7 +62,7 @@ PlacementPlanner::PlacementPlanner(const Layout& layout, const ModelSpec& model,
   for (const BlockPlace& block : layout.blocks())
     largest_block_ = std::max(largest_block_, block.element_count);
   for (const UnitPlace& unit : layout.units())
-    placement_.gradient_set_bytes += gradient_bytes(unit);
+    placement_.gradient_set_bytes += set_slot_bytes(layout_, unit);
   if (pass_.activations.home != ActivationHome::kKeep) plan_activation_pools();
 }
 
@@ -111,7 +119,7 @@ std::optional<PlacementShortage> PlacementPlanner::plan_device() {
   for (const UnitPlace& unit : layout_.units()) {
     slot_bytes =
         std::max(slot_bytes, align_up(layout_.unit_gradient_bytes(unit.id), kStorageAlignBytes));
-    all_bytes += unit_slot_bytes(unit);
+    all_bytes += home_slot_bytes(layout_, unit);
     if (choices_.optimizer == TierChoice::kDevice) update_on_device(unit);
     if (choices_.gradients == TierChoice::kDevice) set_gradient_tier(unit, Tier::kDevice);
   }
@@ -172,8 +180,9 @@ void PlacementPlanner::fill_device() {
 
 // The bytes that it takes beside its parameters.
 std::uint64_t PlacementPlanner::update_bytes(const UnitPlace& unit) const {
-  std::uint64_t bytes =
-      placement_.gradient_is_on_device(unit.id) ? 0 : gradient_bytes(unit) + tally_bytes_of(unit);
+  std::uint64_t bytes = placement_.gradient_is_on_device(unit.id)
+                            ? 0
+                            : set_slot_bytes(layout_, unit) + tally_bytes_of(unit);
   for (const BlockPlace& block : layout_.blocks_of(unit.id))
     bytes += layout_.record_slot_bytes(block.id);
   return bytes;
@@ -224,8 +233,8 @@ void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
     for (const UnitPlace& unit : layout_.units()) {
       if (placement_.is_homed_on_device(unit) || layout_.keeps_gathered(unit.id) != are_kept)
         continue;
-      if (unit_slot_bytes(unit) > rest_bytes) return;
-      rest_bytes -= unit_slot_bytes(unit);
+      if (home_slot_bytes(layout_, unit) > rest_bytes) return;
+      rest_bytes -= home_slot_bytes(layout_, unit);
       make_resident(unit);
     }
   };
@@ -234,14 +243,10 @@ void PlacementPlanner::add_homes(std::uint64_t rest_bytes) {
 }
 
 void PlacementPlanner::make_resident(const UnitPlace& unit) {
-  placement_.resident_parameter_bytes += unit_slot_bytes(unit);
+  placement_.resident_parameter_bytes += home_slot_bytes(layout_, unit);
   if (!unit.is_sharded) sizes_[index_of(unit.id)] = 0;
   for (const BlockPlace& block : layout_.blocks_of(unit.id))
     placement_.parameter_tier[index_of(block.id)] = Tier::kDevice;
-}
-
-std::uint64_t PlacementPlanner::unit_slot_bytes(const UnitPlace& unit) const {
-  return align_up(layout_.home_parameter_bytes(unit.id), kStorageAlignBytes);
 }
 
 }  // namespace sluice

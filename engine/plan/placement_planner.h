@@ -32,6 +32,11 @@ struct PlacementShortage {
   std::uint64_t needed_bytes = 0;
 };
 
+// The bytes that a unit takes in whole places: its parameters at home, and its gradients in the
+// set.
+std::uint64_t home_slot_bytes(const Layout& layout, const UnitPlace& unit);
+std::uint64_t set_slot_bytes(const Layout& layout, const UnitPlace& unit);
+
 class PlacementPlanner {
  public:
   // All must outlive the planner.
@@ -82,9 +87,6 @@ class PlacementPlanner {
   std::uint64_t minimum_host_bytes(std::uint32_t lanes);
 
   void add_nvme_bytes();
-  std::uint64_t unit_slot_bytes(const UnitPlace& unit) const;
-  std::uint64_t gradient_bytes(const UnitPlace& unit) const;
-  std::uint64_t largest_piece() const;
   HomesInUse homes_in_use() const;
   std::uint32_t staging_least(const HomesInUse& homes) const;
 

@@ -33,8 +33,8 @@ void mark_gradients(const ModelSpec& model, Schedule& schedule);
 
 // Returns `expected` up to `acquired`, then the unexpected use, then the uses that may still come.
 // If `expected` has the unexpected use at a later place, only the uses after this place may still
-// come. Otherwise all remaining uses may still come. In the result, no use is marked as giving its
-// unit's first or last gradient from `acquired` on, because this is then unknown.
+// come. Otherwise all remaining uses may still come. From `acquired` on, the result marks no use as
+// its unit's first or last gradient, because that is not known yet.
 Schedule changed_schedule(const Schedule& expected, std::uint32_t acquired, UnitId unit, Pass pass);
 
 // One forward pass without gradients.

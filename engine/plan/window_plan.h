@@ -22,9 +22,9 @@ namespace sluice {
 struct WindowUse {
   std::uint64_t offset_bytes = 0;  // of the unit's parameters in the window
   bool fetch = false;              // false: still there from an earlier use, or homed on the device
-  // The uses (indices into the schedule) whose units this fetch overwrites, or that had the unit in
-  // another place. Each entry is the last earlier use of its unit. All uses in the list must have
-  // been released and computed before a copy may start.
+  // Indices into the schedule: the uses whose units this fetch overwrites, and the uses that had
+  // the unit in another place. Each entry is the last earlier use of its unit. All uses in the list
+  // must have been released and computed before a copy may start.
   std::vector<std::uint32_t> evicted_uses;
 };
 
@@ -60,9 +60,9 @@ struct WindowProgress {
 WindowPlan plan_window(const Schedule& schedule, std::span<const std::uint64_t> unit_bytes,
                        std::uint64_t window_bytes, std::uint32_t concurrent_leases);
 
-// The same for a changed schedule. `changed` equals `schedule`, for which `plan` was made, up to
-// `progress.acquired`. Units fetched ahead keep their places for as long as they may be needed.
-// Fails as plan_window(). With several leases, also fails when held units lie in the way.
+// The same for a changed schedule. `plan` was made for `schedule`. Up to `progress.acquired`,
+// `changed` equals `schedule`. Units fetched ahead keep their places for as long as they may be
+// needed. Fails as plan_window(). With several leases, also fails when held units lie in the way.
 WindowPlan replan_window(const Schedule& schedule, const WindowPlan& plan,
                          const WindowProgress& progress, const Schedule& changed,
                          std::span<const std::uint64_t> unit_bytes, std::uint64_t window_bytes,

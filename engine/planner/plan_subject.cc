@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/topology.h"
+#include "engine/bound/planned_step.h"
 #include "engine/plan/sharding.h"
 
 namespace sluice {
@@ -68,18 +69,10 @@ PlannedPlacement Planning::place(const std::string& name, const Config::Placemen
 
 StepCost Planning::step_of(const Placement& placement, OverlapPolicy policy,
                            const Rates& rates) const {
-  const WindowPlan window = plan_window(schedule_, window_unit_bytes(layout_, placement),
-                                        placement.window_bytes, model_.concurrent_leases);
-  const std::uint32_t places = placement.activation_window.count;
-  const ActivationPlan activations =
-      places == 0
-          ? ActivationPlan{}
-          : plan_activations(
-                {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order},
-                places);
-  return bound_step({layout_, placement, schedule_, window, rates, &activations,
-                     request_.config.storage.state.commit_every},
-                    policy);
+  const PlannedStep step(
+      {.model = model_, .micro_batches = request_.micro_batches, .order = request_.order}, layout_,
+      placement, request_.config.storage.state.commit_every);
+  return bound_step(step.shape(rates), policy);
 }
 
 void for_each_at_once(std::size_t count, const std::function<void(std::size_t)>& run) {

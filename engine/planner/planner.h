@@ -29,8 +29,8 @@ struct PlanRequest {
 // The first line of an obstacle, for a row of a table.
 std::string in_short(const std::string& obstacle);
 
-// The same as plan_run(), but without an exception for a plan that does not fit, or for homes that
-// several ranks cannot have. In these cases `obstacle` is set to the message.
+// The same as plan_run(), but returns nothing if the plan does not fit, or if several ranks cannot
+// have such homes. In these cases `obstacle` is set to the message.
 std::optional<RunPlan> try_plan(const Config& config, const ModelSpec& model, const Layout& layout,
                                 const RunMachine& machine, std::string& obstacle);
 
@@ -45,8 +45,8 @@ struct PlannedPlacement {
   double compute_s = 0;
   // Only for the config's own placement:
   //
-  // The cost of a step under each policy, as if the config named the policy, because buffers depend
-  // on it.
+  // The cost of a step under each policy. Each is planned as if the config named it, because the
+  // policy decides which buffers there are.
   std::vector<std::pair<OverlapPolicy, StepCost>> policies;
   StepCost least;  // T_min
 };

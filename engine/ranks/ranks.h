@@ -77,9 +77,9 @@ class Ranks {
   // The bytes moved since the last call.
   RankTraffic take_traffic() { return std::exchange(traffic_, {}); }
 
-  // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks, in one
-  // operation whose size does not depend on the number of ranks. The call blocks. All ranks make
-  // the call at the same point. `subject` must live until the call returns.
+  // Replaces `sums` by the sums over the ranks, and `ranges` by the unions over the ranks. One
+  // operation does both, and its size does not depend on the number of ranks. The call blocks. All
+  // ranks make the call at the same point. `subject` must live until the call returns.
   // Fails with: kRanks.
   void all_reduce(std::span<std::uint64_t> sums, std::span<RankRange> ranges,
                   std::string_view subject);

@@ -61,8 +61,8 @@ class StepTimeline {
 
   // Computation on `stream` reaches `use` when the work enqueued before this call is done, and
   // resumes when the work enqueued between the two calls is done. With `copies`, computation waits
-  // in between for copies to the device. From the time `gather_begun_ns` on, if it is neither null
-  // nor 0, computation waits for other ranks. `gather_begun_ns` is read after the event, and must
+  // in between for copies to the device. If `gather_begun_ns` is neither null nor 0, computation
+  // waits for other ranks from that time on. `gather_begun_ns` is read after the event, and must
   // outlive the step.
   void arrive(std::uint32_t use, StreamId stream);
   void resume(std::uint32_t use, StreamId stream, bool copies,

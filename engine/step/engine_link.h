@@ -1,5 +1,5 @@
-// Connects leases, steps and inferences to their engine. The link outlives all of them, so that an
-// object whose step or engine is over can say so.
+// Connects leases, steps and inferences to their engine. The link outlives all of them. So an
+// object can say that its step or its engine is over.
 //
 // Thread rule: `call` from any thread; everything else during a call, or in a destructor.
 #pragma once

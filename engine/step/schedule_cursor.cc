@@ -1,4 +1,4 @@
-#include "engine/step/step_course.h"
+#include "engine/step/schedule_cursor.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-void StepCourse::begin_training(std::uint32_t micro_batches, MicroBatchOrder order) {
+void ScheduleCursor::begin_training(std::uint32_t micro_batches, MicroBatchOrder order) {
   plan_ = &plans_.training(micro_batches, order);
   next_use_ = changes_ = 0;
   is_inference_ = false;
@@ -15,13 +15,13 @@ void StepCourse::begin_training(std::uint32_t micro_batches, MicroBatchOrder ord
   order_ = order;
 }
 
-void StepCourse::begin_inference() {
+void ScheduleCursor::begin_inference() {
   plan_ = &plans_.inference();
   next_use_ = changes_ = 0;
   is_inference_ = true;
 }
 
-void StepCourse::end(bool is_example) {
+void ScheduleCursor::end(bool is_example) {
   plan_ = nullptr;
   if (changes_ == 0 || !is_example) return;
   // A copy, because the prefetcher uses the plan until the next step begins.
@@ -32,29 +32,29 @@ void StepCourse::end(bool is_example) {
   }
 }
 
-bool StepCourse::expects(UnitId unit, Pass pass) const {
+bool ScheduleCursor::expects(UnitId unit, Pass pass) const {
   return !is_over() && schedule()[next_use_].unit == unit && schedule()[next_use_].pass == pass;
 }
 
-bool StepCourse::has_been_backward() const {
+bool ScheduleCursor::has_been_backward() const {
   return std::any_of(schedule().begin(), schedule().begin() + next_use_,
                      [](const ScheduledUse& use) { return use.pass == Pass::kBackward; });
 }
 
-std::string StepCourse::describe(std::size_t use) const {
+std::string ScheduleCursor::describe(std::size_t use) const {
   if (use == schedule().size()) return "the end of the step";
   return fmt::format("unit \"{}\" ({})", layout_.unit(schedule()[use].unit).name,
                      name_of(schedule()[use].pass));
 }
 
-StepPlan StepCourse::ended() const {
+StepPlan ScheduleCursor::ended() const {
   StepPlan plan = *plan_;
   plan.schedule.resize(next_use_);
   plan.window.uses.resize(next_use_);
   return plan;
 }
 
-void StepCourse::follow(StepPlan plan) {
+void ScheduleCursor::follow(StepPlan plan) {
   ++changes_;
   changed_plan_ = std::move(plan);
   plan_ = &changed_plan_;

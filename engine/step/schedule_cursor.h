@@ -1,6 +1,6 @@
-// The path of the step under way through its schedule. Says which use comes next, and how the
-// schedule changes when computation leaves it. The rest of the step is then planned anew, and the
-// next step of the same shape is expected to follow the changed schedule.
+// The place of the step under way in its schedule. Says which use comes next, and how the schedule
+// changes when computation leaves it. The rest of the step is then planned anew, and the next step
+// of the same shape is expected to follow the changed schedule.
 //
 // Thread rule: the application's thread. The scheduler's thread also reads the schedule, so
 // follow() runs there.
@@ -13,11 +13,11 @@
 
 namespace sluice {
 
-class StepCourse {
+class ScheduleCursor {
  public:
   // All arguments must outlive the object. `model` is validated().
   // Fails with: kOutOfMemory when the window cannot hold the leases.
-  StepCourse(const ModelSpec& model, const Layout& layout, const Placement& placement)
+  ScheduleCursor(const ModelSpec& model, const Layout& layout, const Placement& placement)
       : layout_(layout), plans_(model, layout, placement) {}
 
   void begin_training(std::uint32_t micro_batches, MicroBatchOrder order);
@@ -45,7 +45,7 @@ class StepCourse {
   }
   // The plan without the uses that are still expected.
   StepPlan ended() const;
-  // From here on, the course is that of `plan`.
+  // From here on, the schedule is that of `plan`.
   void follow(StepPlan plan);
   // How often the schedule was changed.
   std::uint32_t changes() const { return changes_; }

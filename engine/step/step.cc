@@ -237,7 +237,7 @@ StepReport Step::finish(const FinishOptions& options) {
   step.activations->require_complete();
   StepReport report = step.loop->finish_step(options);
   ++step.walk;
-  const ActivationFlow::Report activations = step.activations->finish();
+  const ActivationReport activations = step.activations->finish();
   report.activation_out_bytes = activations.out_bytes;
   report.activation_in_bytes = activations.in_bytes;
   return report;

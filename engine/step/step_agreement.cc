@@ -105,7 +105,7 @@ StepVote vote_of(const StepOptions& options, std::uint64_t step, std::uint32_t u
 // The norm over all ranks. All ranks derive the same decisions from it.
 NormAccumulator StepLoop::agree() {
   if (!ranks_.are_several()) return drain_.norm();
-  StepVote own = vote_of(options_, step_, course_.next());
+  StepVote own = vote_of(terms_.options(), step_, cursor_.next());
   own.is_at_norm = 1;
   NormAccumulator::Words words{};
   if (ranks_.rank() < ranks_.owner_count()) words = drain_.norm().words();
@@ -121,12 +121,12 @@ WindowProgress StepLoop::halt_fetches(std::optional<UnitId> unit, Pass pass) {
   WindowProgress progress;
   scheduler_.run([&] {
     prefetcher_.stop();
-    progress = prefetcher_.progress(course_.next());
+    progress = prefetcher_.progress(cursor_.next());
   });
   if (ranks_.are_several()) {
     // The options of a step say nothing about an inference.
     StepVote own =
-        vote_of(course_.is_inference() ? StepOptions() : options_, step_, course_.next());
+        vote_of(cursor_.is_inference() ? StepOptions() : terms_.options(), step_, cursor_.next());
     if (unit) own.unit = index_of(*unit);
     own.pass = static_cast<std::uint64_t>(pass);
     NormAccumulator::Words none{};
@@ -136,7 +136,7 @@ WindowProgress StepLoop::halt_fetches(std::optional<UnitId> unit, Pass pass) {
       scheduler_.run([&] { prefetcher_.fetch_up_to(static_cast<std::uint32_t>(fetched)); });
   }
   failure_.await([&] {
-    progress = prefetcher_.progress(course_.next());
+    progress = prefetcher_.progress(cursor_.next());
     return prefetcher_.has_stopped();
   });
   return progress;

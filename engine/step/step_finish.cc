@@ -20,19 +20,20 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   if (leases_held_ != 0)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("finish: the step is not over: {} leases are held", leases_held_));
-  if (!course_.has_been_backward())
+  if (!cursor_.has_been_backward())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("finish: no unit has been through backward in this step; the schedule "
                             "expects {} next",
-                            course_.describe(course_.next())));
-  const bool is_announced = take(finish);
+                            cursor_.describe(cursor_.next())));
+  check_application("finish", finish.application);
+  const bool is_announced = terms_.end(finish, policy_);
   const TraceRange range({.kind = TraceKind::kFinish});
   const std::uint64_t begin_ns = steady_now_ns();
-  if (!course_.is_over()) end_schedule();
-  timeline_.ends(prefetcher_.release_event(course_.schedule()[course_.next() - 1].unit));
+  if (!cursor_.is_over()) end_schedule();
+  timeline_.ends(prefetcher_.release_event(cursor_.schedule()[cursor_.next() - 1].unit));
   failure_.await([this] { return is_over(); });
   // Nothing has waited for the work after the last gradient yet.
-  std::uint32_t rest = course_.next();
+  std::uint32_t rest = cursor_.next();
   while (rest > 0 && !uses_[rest - 1].gradient_slot) --rest;
   await_computation(rest);
   failure_.throw_if_device_failed();
@@ -79,65 +80,31 @@ StepReport StepLoop::finish_step(const FinishOptions& finish) {
   report.stall_ns = report.times.stall_ns;
   report.stall_for_update_ns = report.times.stall_for_update_ns;
   describe_changes(report);
-  course_.end(/*is_example=*/true);
+  cursor_.end(/*is_example=*/true);
   return report;
 }
 
-// From here on, `finish` gives the options of the step. Returns whether they are still the
-// announced ones, which updates of blocks may have used.
-bool StepLoop::take(const FinishOptions& finish) {
-  StepOptions options = options_;
-  if (finish.learning_rate) options.learning_rate = *finish.learning_rate;
-  if (finish.gradient_divisor) options.gradient_divisor = *finish.gradient_divisor;
-  if (finish.group_learning_rates) options.group_learning_rates = *finish.group_learning_rates;
-  check_options("finish", options);
-  check_application("finish", finish.application);
-  const bool is_announced = options.learning_rate == options_.learning_rate &&
-                            options.group_learning_rates == options_.group_learning_rates &&
-                            options.gradient_divisor.value_or(options.micro_batches) ==
-                                options_.gradient_divisor.value_or(options_.micro_batches);
-  if (!is_announced && policy_ == OverlapPolicy::kEager)
-    throw Error(ErrorCode::kInvalidArgument,
-                "finish: learning rate or divisor differ from those of begin_step(), with which "
-                "optimizer.overlap \"eager\" has already updated blocks; give them to begin_step() "
-                "or set optimizer.overlap to \"deferred\"");
-  options_ = std::move(options);
-  return is_announced;
-}
-
 void StepLoop::describe_changes(StepReport& report) const {
-  report.schedule_changes = course_.changes();
-  if (course_.changes() != 0)
+  report.schedule_changes = cursor_.changes();
+  if (cursor_.changes() != 0)
     report.notes.push_back(
         fmt::format("step {}: units were not used as scheduled ({} changes, each a wait); the next "
                     "such step is expected to go like this one",
-                    step_, course_.changes()));
+                    step_, cursor_.changes()));
   if (const std::uint32_t units = drain_.units_without_gradient(); units != 0)
     report.notes.push_back(fmt::format(
         "step {}: {} of {} units were not used in backward; their gradient was taken to be zero",
         step_, units, layout_.units().size()));
 }
 
-// The set holds the sum over the micro-batches and the ranks of gradients of the scaled loss.
-// Returns how many times the wanted gradient that is.
-double StepLoop::gradient_count() const {
-  return options_.gradient_divisor.value_or(options_.micro_batches) * ranks_.count() *
-         scaler_.scale();
-}
-
-StepCoefficients StepLoop::coefficients(double clip_factor) const {
-  const auto scale = static_cast<float>(clip_factor / gradient_count());
-  return groups_.coefficients(options_.learning_rate, options_.group_learning_rates, step_ + 1,
-                              scale);
-}
-
 // The norm is known: runs the update, or the rest of it.
 void StepLoop::apply(const NormAccumulator& norm, bool is_announced, StepReport& report) {
-  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / gradient_count();
+  report.gradient_norm = std::sqrt(norm.sum_of_squares()) / terms_.gradient_count(scaler_.scale());
   report.clip_factor = update_policy_.clip_factor(report.gradient_norm);
   const bool as_assumed = is_announced && report.clip_factor == 1 && !drain_.was_reopened();
   report.redone = policy_ == OverlapPolicy::kSpeculative && !as_assumed;
-  const StepCoefficients known = coefficients(report.clip_factor);
+  const StepCoefficients known = terms_.coefficients(
+      {.step = step_ + 1, .loss_scale = scaler_.scale(), .clip_factor = report.clip_factor});
   has_undrained_update_ = true;
   scheduler_.run([&] { pass_.apply(known, as_assumed); });
   ++step_;

@@ -1,7 +1,6 @@
 #include "engine/step/step_loop.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,7 +15,6 @@ namespace sluice {
 StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
     : config_(parts.config),
       model_(parts.model),
-      groups_(parts.config.optimizer, parts.model),
       layout_(parts.layout),
       placement_(parts.placement),
       tiers_(parts.tiers),
@@ -28,7 +26,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
       update_policy_(parts.config.optimizer, parts.placement.shadow_bytes != 0),
       scaler_(parts.config.precision.loss_scale),
       traffic_(parts.queue),
-      course_(parts.model, parts.layout, parts.placement),
+      cursor_(parts.model, parts.layout, parts.placement),
       math_(parts.placement.tally_bytes == 0 ? nullptr : make_device_math(parts.device)),
       slots_(parts.placement, parts.tiers, parts.store, parts.scheduler,
              parts.layout.blocks().size(), [this] { note_change(); }),
@@ -51,6 +49,7 @@ StepLoop::StepLoop(const FlowParts& parts, const CommitStart* durable)
              .commits = commits_.get()},
             [this] { note_change(); }),
       failure_(pass_, commits_.get(), parts.device, parts.scheduler),
+      terms_(parts.config, parts.model, parts.ranks.count()),
       timeline_(parts.layout, parts.device) {
   if (commits_) application_ = commits_->application();
   scheduler_.settle_with([this] { return pump(); });
@@ -75,35 +74,15 @@ bool StepLoop::pump() {
   return true;
 }
 
-void StepLoop::check_options(const char* call, const StepOptions& options) const {
-  const auto fail = [call](const std::string& message) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
-  };
-  const auto check_rate = [&](const std::string& name, double rate) {
-    if (!(rate >= 0) || !std::isfinite(rate))
-      fail(fmt::format("{} is {}; it must be finite and not negative", name, rate));
-  };
-  check_rate("learning_rate", options.learning_rate);
-  if (options.micro_batches == 0) fail("micro_batches is 0; a step has at least one");
-  const double divisor = options.gradient_divisor.value_or(1);
-  if (!(divisor > 0) || !std::isfinite(divisor))
-    fail(fmt::format("gradient_divisor is {}; it must be finite and positive", divisor));
-  const std::vector<double>& rates = options.group_learning_rates;
-  if (!rates.empty() && rates.size() != config_.optimizer.groups.size())
-    fail(fmt::format("group_learning_rates has {} entries, but optimizer.groups has {}",
-                     rates.size(), config_.optimizer.groups.size()));
-  for (std::size_t i = 0; i < rates.size(); ++i)
-    check_rate(fmt::format("group_learning_rates[{}]", i), rates[i]);
-}
-
 void StepLoop::begin_step(const StepOptions& options) {
-  check_options("begin_step", options);
+  terms_.check("begin_step", options);
   failure_.throw_if_unusable();
   throw_if_active();
-  options_ = options;
+  terms_.begin(options);
   policy_ = update_policy_.choose();
-  const StepCoefficients assumed = coefficients(/*clip_factor=*/1);
-  course_.begin_training(options.micro_batches, options.order);
+  const StepCoefficients assumed =
+      terms_.coefficients({.step = step_ + 1, .loss_scale = scaler_.scale()});
+  cursor_.begin_training(options.micro_batches, options.order);
   begin();
   scheduler_.run(
       [&] { pass_.announce({.policy = policy_, .version = step_, .coefficients = assumed}); });
@@ -113,7 +92,7 @@ void StepLoop::begin_inference() {
   drain();
   throw_if_active();
   traffic_.pause();
-  course_.begin_inference();
+  cursor_.begin_inference();
   begin();
 }
 
@@ -164,20 +143,20 @@ void StepLoop::throw_if_active() const {
                 "a step or an inference is still active; finish or destroy it first");
 }
 
-// Begins the course.
+// Begins to follow the schedule.
 void StepLoop::begin() {
   leases_held_ = 0;
-  uses_.assign(course_.schedule().size(), {});
-  timeline_.begin(course_.schedule(), step_ + 1);
+  uses_.assign(cursor_.schedule().size(), {});
+  timeline_.begin(cursor_.schedule(), step_ + 1);
   const bool keeps_for_update =
       policy_ == OverlapPolicy::kEager || policy_ == OverlapPolicy::kSpeculative;
   const bool reduces_each =
-      reduces_each_use(ranks_.shard(), options_.micro_batches, options_.order);
+      reduces_each_use(ranks_.shard(), terms_.options().micro_batches, terms_.options().order);
   scheduler_.run([&] {
     (void)scheduler_.work().take();
     scheduler_.pools().enter(StepPhase::kForward);
     drain_.begin(step_ + 1, reduces_each);
-    prefetcher_.begin(course_.schedule(), course_.window(), step_, keeps_for_update);
+    prefetcher_.begin(cursor_.schedule(), cursor_.window(), step_, keeps_for_update);
   });
 }
 
@@ -189,36 +168,36 @@ void StepLoop::check_acquire(UnitId unit, Pass pass) const {
   if (index_of(unit) >= layout_.units().size())
     fail(fmt::format("unit {} does not exist; the model has {}", index_of(unit),
                      layout_.units().size()));
-  if ((pass == Pass::kInference) != course_.is_inference())
+  if ((pass == Pass::kInference) != cursor_.is_inference())
     fail(fmt::format("unit \"{}\": pass \"{}\" does not belong to {}", layout_.unit(unit).name,
-                     name_of(pass), course_.is_inference() ? "an inference" : "a training step"));
-  if (course_.next() >= model_.concurrent_leases &&
-      !uses_[course_.next() - model_.concurrent_leases].is_released)
+                     name_of(pass), cursor_.is_inference() ? "an inference" : "a training step"));
+  if (cursor_.next() >= model_.concurrent_leases &&
+      !uses_[cursor_.next() - model_.concurrent_leases].is_released)
     fail(fmt::format("the lease on {} is still held; ModelSpec::concurrent_leases is {}",
-                     course_.describe(course_.next() - model_.concurrent_leases),
+                     cursor_.describe(cursor_.next() - model_.concurrent_leases),
                      model_.concurrent_leases));
 }
 
 LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   failure_.throw_if_unusable();
   check_acquire(unit, pass);
-  const std::uint32_t use = course_.next();
+  const std::uint32_t use = cursor_.next();
   const TraceRecord record{.unit = index_of(unit),
                            .kind = TraceKind::kAcquire,
                            .detail = static_cast<std::uint8_t>(pass)};
   const TraceRange range(record);
   timeline_.arrive(use, stream);
-  if (!course_.expects(unit, pass)) change_schedule(unit, pass);
+  if (!cursor_.expects(unit, pass)) change_schedule(unit, pass);
   UseState& state = uses_[use];
   failure_.await([&] { return is_ready(use); });
   const bool is_resident = placement_.unit_is_on_device(layout_.unit(unit));
   device_.wait(stream, is_resident ? residents_.event(unit) : prefetcher_.ready_event(unit));
-  timeline_.resume(use, stream, is_resident || course_.window().uses[use].fetch,
+  timeline_.resume(use, stream, is_resident || cursor_.window().uses[use].fetch,
                    state.gather_begun_ns);
   LeasedUse lease{.use = use, .unit = unit};
-  lease.parameters = course_.plans().window_unit_bytes()[index_of(unit)] == 0
+  lease.parameters = cursor_.plans().window_unit_bytes()[index_of(unit)] == 0
                          ? tiers_.resident_parameters(unit)
-                         : tiers_.window() + course_.window().uses[use].offset_bytes;
+                         : tiers_.window() + cursor_.window().uses[use].offset_bytes;
   if (state.gradient_slot) {
     lease.gradients = tiers_.gradient_slot(*state.gradient_slot);
     device_.wait(stream, drain_.zeroed_event(*state.gradient_slot));
@@ -226,14 +205,14 @@ LeasedUse StepLoop::acquire(UnitId unit, Pass pass, StreamId stream) {
   state.stream = stream;
   state.range = begin_trace_range(
       {.unit = record.unit, .kind = TraceKind::kCompute, .detail = record.detail});
-  course_.advance();
+  cursor_.advance();
   ++leases_held_;
   return lease;
 }
 
 // On the scheduler's thread: whether everything that `use` needs is on its way to the device.
 bool StepLoop::is_ready(std::uint32_t use) {
-  const ScheduledUse& scheduled = course_.schedule()[use];
+  const ScheduledUse& scheduled = cursor_.schedule()[use];
   const bool is_backward = scheduled.pass == Pass::kBackward;
   const bool has_gradient = is_backward && !layout_.unit(scheduled.unit).is_frozen;
   scheduler_.pools().enter(is_backward ? StepPhase::kBackward : StepPhase::kForward);
@@ -276,7 +255,7 @@ void StepLoop::release(const LeasedUse& lease) noexcept {
   end_trace_range(state.range);
   --leases_held_;
   scheduler_.post([this, use = lease.use] {
-    const ScheduledUse& scheduled = course_.schedule()[use];
+    const ScheduledUse& scheduled = cursor_.schedule()[use];
     if (uses_[use].gradient_slot)
       drain_.release(scheduled, *uses_[use].gradient_slot,
                      prefetcher_.release_event(scheduled.unit));
@@ -301,9 +280,9 @@ void StepLoop::settle() noexcept {
 
 // The window's bytes may be overwritten next, so no computation may use them any more.
 void StepLoop::await_computation(std::uint32_t first_use) noexcept {
-  for (std::uint32_t use = first_use; use < course_.next(); ++use) {
+  for (std::uint32_t use = first_use; use < cursor_.next(); ++use) {
     try {
-      device_.synchronize(prefetcher_.release_event(course_.schedule()[use].unit));
+      device_.synchronize(prefetcher_.release_event(cursor_.schedule()[use].unit));
     } catch (...) {
       // The device keeps its failure and reports it at the application's own synchronize().
     }
@@ -312,7 +291,7 @@ void StepLoop::await_computation(std::uint32_t first_use) noexcept {
 
 // Gathers that some ranks have begun need the others, too. A failure comes back at the next call.
 void StepLoop::end_inference_together() noexcept {
-  if (!ranks_.shard_parameters() || !course_.is_inference() || course_.is_over()) return;
+  if (!ranks_.shard_parameters() || !cursor_.is_inference() || cursor_.is_over()) return;
   try {
     (void)halt_fetches({}, Pass::kInference);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
@@ -321,8 +300,8 @@ void StepLoop::end_inference_together() noexcept {
 
 // The application still holds leases, which from here on refer to nothing.
 void StepLoop::end_leases() noexcept {
-  for (std::uint32_t use = 0; use < course_.next(); ++use)
-    if (!uses_[use].is_released) release({.use = use, .unit = course_.schedule()[use].unit});
+  for (std::uint32_t use = 0; use < cursor_.next(); ++use)
+    if (!uses_[use].is_released) release({.use = use, .unit = cursor_.schedule()[use].unit});
   SLUICE_CHECK(leases_held_ == 0, "every lease is of a use");
 }
 
@@ -343,11 +322,11 @@ void StepLoop::abandon() noexcept {
            (prefetcher_.idle() && drain_.idle() && !pass_.is_reading_gradients());
   });
   scheduler_.run([this] { waiting_.drop_step(); });
-  if (ranks_.are_several() && !course_.is_inference())
+  if (ranks_.are_several() && !cursor_.is_inference())
     failure_.abandoned_alone(step_, ranks_.rank(), ranks_.count());
   await_computation(0);
-  if (course_.is_inference()) traffic_.resume();
-  course_.end(/*is_example=*/course_.is_inference());
+  if (cursor_.is_inference()) traffic_.resume();
+  cursor_.end(/*is_example=*/cursor_.is_inference());
 }
 
 }  // namespace sluice

@@ -25,14 +25,15 @@
 #include "engine/plan/update_policy.h"
 #include "engine/run/step_timeline.h"
 #include "engine/step/loss_scaler.h"
-#include "engine/step/step_course.h"
+#include "engine/step/schedule_cursor.h"
 #include "engine/step/step_failure.h"
+#include "engine/step/step_terms.h"
 
 namespace sluice {
 
 class StepLoop {
  public:
-  // All that `parts` names must outlive the loop, and so must `durable`, which is null where the
+  // Everything that `parts` and `durable` name must outlive the loop. `durable` is null if the
   // state is scratch.
   explicit StepLoop(const FlowParts& parts, const CommitStart* durable = nullptr);
   ~StepLoop();
@@ -55,7 +56,7 @@ class StepLoop {
   // freed.
   void settle() noexcept;
 
-  bool is_active() const { return course_.is_active(); }
+  bool is_active() const { return cursor_.is_active(); }
   // The number of updates applied to every block, and the number that includes an update under way.
   std::uint64_t applied_step() const;
   std::uint64_t scheduled_step() const { return step_; }
@@ -63,10 +64,10 @@ class StepLoop {
   StepTimeline& timeline() { return timeline_; }
   // The reference stays valid.
   const ActivationPlan& activations(const StepOptions& options) {
-    return course_.plans().activations(options.micro_batches, options.order);
+    return cursor_.plans().activations(options.micro_batches, options.order);
   }
   const ActivationPlan& inference_activations() const {
-    return course_.plans().inference_activations();
+    return cursor_.plans().inference_activations();
   }
   double loss_scale() const { return scaler_.scale(); }
   // Requires: drained.
@@ -74,7 +75,7 @@ class StepLoop {
   // Continues from `position`, to which the given state belongs. Requires: no step has begun.
   void restore(const StatePosition& position);
   Traffic predict_traffic(std::uint32_t micro_batches, MicroBatchOrder order) {
-    return course_.plans().predict_traffic(micro_batches, order);
+    return cursor_.plans().predict_traffic(micro_batches, order);
   }
   // With a durable store: commit_first() makes the first commit, of the present state, and
   // commit_now() commits the last step. Both return when every rank has the commit. Requires: no
@@ -114,17 +115,16 @@ class StepLoop {
   };
 
   void throw_if_active() const;
-  void check_options(const char* call, const StepOptions& options) const;
   void check_application(const char* call, const std::optional<std::string>& application) const;
   void begin();
   // Something has moved, so other parts may move once all pending events have been handled.
   void note_change() { has_changed_ = true; }
   bool pump();
-  StepCoefficients coefficients(double clip_factor) const;
   void check_acquire(UnitId unit, Pass pass) const;
   void require_fixed_schedule() const;
   void change_schedule(UnitId unit, Pass pass);
-  // Ends the fetches ahead, in the same place on all ranks. `unit` comes next; none: nothing does.
+  // Ends the fetches ahead, in the same place on all ranks. `unit` comes next; without a unit, no
+  // use comes.
   WindowProgress halt_fetches(std::optional<UnitId> unit, Pass pass);
   void end_schedule();
   void end_inference_together() noexcept;
@@ -137,8 +137,6 @@ class StepLoop {
   void await_commits();
   void count_commits_for_all();
   CommittedScale committed_scale() const;
-  double gradient_count() const;
-  bool take(const FinishOptions& finish);
   bool is_idle() const;
   [[noreturn]] void fail_non_finite();
   void apply(const NormAccumulator& norm, bool is_announced, StepReport& report);
@@ -147,7 +145,6 @@ class StepLoop {
 
   const Config& config_;
   const ModelSpec& model_;
-  const ParameterGroups groups_;
   const Layout& layout_;
   const Placement& placement_;
   const Tiers& tiers_;
@@ -159,7 +156,7 @@ class StepLoop {
   UpdatePolicy update_policy_;
   LossScaler scaler_;
   TrafficMeter traffic_;
-  StepCourse course_;
+  ScheduleCursor cursor_;
   bool has_changed_ = false;          // scheduler's thread only
   std::unique_ptr<DeviceMath> math_;  // null where no gradient waits on the device
   ParameterSlots slots_;
@@ -172,7 +169,7 @@ class StepLoop {
   StepFailure failure_;
 
   // The step under way:
-  StepOptions options_;
+  StepTerms terms_;
   std::uint32_t leases_held_ = 0;
   std::vector<UseState> uses_;
   StepTimeline timeline_;

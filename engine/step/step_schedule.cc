@@ -11,14 +11,14 @@ namespace sluice {
 // Where a step's gradients are reduced behind their last use, all ranks have to know which one that
 // is before it comes.
 void StepLoop::require_fixed_schedule() const {
-  if (!ranks_.are_several() || course_.is_inference() ||
-      reduces_each_use(ranks_.shard(), options_.micro_batches, options_.order))
+  if (!ranks_.are_several() || cursor_.is_inference() ||
+      reduces_each_use(ranks_.shard(), terms_.options().micro_batches, terms_.options().order))
     return;
   throw Error(ErrorCode::kUnsupported,
               fmt::format("the schedule expects {} next: with several ranks at sharding.stage 0 or "
                           "1, a step of {} micro-batches follows ModelSpec::forward_order and "
                           "backward_order; declare the order in use",
-                          course_.describe(course_.next()), options_.micro_batches));
+                          cursor_.describe(cursor_.next()), terms_.options().micro_batches));
 }
 
 // Computation leaves the schedule. Units fetched ahead stay where they may still be used, and the
@@ -28,7 +28,7 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
   require_fixed_schedule();
   bool is_closed = false;
   scheduler_.run([&] { is_closed = drain_.is_closed(unit); });
-  if (policy_ == OverlapPolicy::kEager && is_closed && !course_.is_inference())
+  if (policy_ == OverlapPolicy::kEager && is_closed && !cursor_.is_inference())
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("acquire: unit \"{}\" ({}) is used after what the schedule calls its last "
@@ -38,10 +38,10 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
                     layout_.unit(unit).name, name_of(pass)));
   const WindowProgress progress = halt_fetches(unit, pass);
   try {
-    follow(course_.changed(progress, unit, pass));
+    follow(cursor_.changed(progress, unit, pass));
   } catch (const Error&) {
     scheduler_.run(
-        [this] { prefetcher_.resume(course_.schedule(), course_.window(), course_.next()); });
+        [this] { prefetcher_.resume(cursor_.schedule(), cursor_.window(), cursor_.next()); });
     throw;
   }
 }
@@ -50,17 +50,17 @@ void StepLoop::change_schedule(UnitId unit, Pass pass) {
 void StepLoop::end_schedule() {
   require_fixed_schedule();
   (void)halt_fetches({}, Pass::kBackward);
-  follow(course_.ended());
+  follow(cursor_.ended());
 }
 
 void StepLoop::follow(StepPlan plan) {
   update_policy_.note_schedule_change();
   scheduler_.run([&] {
-    course_.follow(std::move(plan));
-    uses_.resize(course_.schedule().size());
-    prefetcher_.resume(course_.schedule(), course_.window(), course_.next());
+    cursor_.follow(std::move(plan));
+    uses_.resize(cursor_.schedule().size());
+    prefetcher_.resume(cursor_.schedule(), cursor_.window(), cursor_.next());
   });
-  timeline_.follow(course_.schedule());
+  timeline_.follow(cursor_.schedule());
 }
 
 }  // namespace sluice

@@ -29,12 +29,12 @@ bool BlockStore::may_store(BlockId block, Plane plane, StoreTarget target) const
   if (!copies_) return true;
   const auto in_place =
       target == StoreTarget::kHome ? PlaneCopies::InPlace::kYes : PlaneCopies::InPlace::kNo;
-  return copies_->target(plane_index(block, plane), in_place).has_value();
+  return copies_->target(planes_.index(block, plane), in_place).has_value();
 }
 
 // Requires: may_store().
 std::uint8_t BlockStore::copy_to_write(std::uint32_t plane, StoreTarget target) const {
-  if (plane >= first_activation_) return 0;
+  if (!planes_.is_state(plane)) return 0;
   if (!copies_) return entries_[plane].copy ^ (target == StoreTarget::kHome ? 0 : 1);
   const auto in_place =
       target == StoreTarget::kHome ? PlaneCopies::InPlace::kYes : PlaneCopies::InPlace::kNo;
@@ -44,12 +44,12 @@ std::uint8_t BlockStore::copy_to_write(std::uint32_t plane, StoreTarget target) 
 }
 
 void BlockStore::make_home(std::uint32_t plane, std::uint8_t copy) {
-  if (copies_ && plane < first_activation_) copies_->stored(plane, copy);
+  if (copies_ && planes_.is_state(plane)) copies_->stored(plane, copy);
   entries_[plane].copy = copy;
 }
 
 std::uint64_t BlockStore::stored_version(BlockId block, Plane plane) const {
-  const std::uint32_t index = plane_index(block, plane);
+  const std::uint32_t index = planes_.index(block, plane);
   return integrity_.stored_as(sum_index(index, home_copy(index))).version;
 }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/store/transfer_error.h"
 #include "io/checksum.h"
 #include "io/errno_action.h"
 
@@ -44,9 +45,8 @@ BlockStore::BlockStore(const Config::Storage& storage, const Layout& layout, con
       tiers_(tiers),
       queue_(queue),
       scheduler_(scheduler),
-      first_activation_(2 * static_cast<std::uint32_t>(layout.blocks().size())),
-      first_gradient_(first_activation_ + tiers.activation_piece_count()),
-      entries_(first_gradient_ + tiers.gradient_extent_count()),
+      planes_(layout, tiers),
+      entries_(planes_.count()),
       copies_(copies_of(tiers)),
       integrity_(storage.verify, entries_.size() * tiers.storage_copies()),
       watch_(storage.timeout_s,
@@ -103,7 +103,7 @@ void BlockStore::prepare(Transfer& transfer, BlockId block, Plane plane, IoKind 
   transfer.store = this;
   transfer.block = block;
   transfer.plane = plane;
-  const std::uint32_t index = plane_index(block, plane);
+  const std::uint32_t index = planes_.index(block, plane);
   transfer.copy = kind == IoKind::kRead ? home_copy(index) : copy_to_write(index, transfer.target);
   if (transfer.target == StoreTarget::kShadow) entries_[index].shadow = transfer.copy;
   const Extent& extent = extent_of(transfer);
@@ -134,7 +134,7 @@ void BlockStore::take_sum(Transfer& transfer) const {
       copies_.has_value() && request.kind == IoKind::kWrite && is_state(transfer.plane);
   if (request.error == 0 &&
       (is_committed ||
-       integrity_.wants(plane_index(transfer.block, transfer.plane), transfer.version)))
+       integrity_.wants(planes_.index(transfer.block, transfer.plane), transfer.version)))
     transfer.sum = checksum({request.data, request.length_bytes});
 }
 
@@ -150,7 +150,7 @@ void BlockStore::complete(Transfer& transfer) {
   } else if (!is_read) {
     if (transfer.target == StoreTarget::kHome) {
       home.version = transfer.version;
-      make_home(plane_index(transfer.block, transfer.plane), transfer.copy);
+      make_home(planes_.index(transfer.block, transfer.plane), transfer.copy);
     }
     accept_write(transfer);
   }
@@ -198,12 +198,7 @@ void BlockStore::accept_write(const Transfer& transfer) {
 // Returns the fault of a transfer that has ended, if there is one.
 std::optional<Error> BlockStore::fault_of(const Transfer& transfer) const {
   const IoRequest& request = transfer.request;
-  if (request.error != 0) {
-    return Error(ErrorCode::kIo, fmt::format("{} failed{} after {} bytes: {}; {}",
-                                             describe(transfer), transfer.is_reread ? " twice" : "",
-                                             request.transferred_bytes, errno_text(request.error),
-                                             errno_rule(request.kind, request.error).advice));
-  }
+  if (request.error != 0) return transfer_error(transfer, describe(transfer));
   if (request.kind == IoKind::kWrite || !transfer.sum) return std::nullopt;
   const std::optional<Damage> damage = integrity_.find_damage(
       sum_index(transfer), {request.data, request.length_bytes}, *transfer.sum);
@@ -234,7 +229,7 @@ void BlockStore::adopt(BlockId block, Plane plane) {
   Entry& home = entry(block, plane);
   SLUICE_CHECK(!home.storing && home.fetches == 0,
                "a shadow becomes home when nothing is in flight");
-  make_home(plane_index(block, plane), home.shadow);
+  make_home(planes_.index(block, plane), home.shadow);
   ++home.version;
   drop_shadow(block, plane);  // the former home
 }
@@ -282,7 +277,7 @@ void BlockStore::transfer_now(BlockId block, Plane plane, IoKind kind, std::byte
   trace(transfer);
   if (kind == IoKind::kRead) return;
   accept_write(transfer);
-  make_home(plane_index(block, plane), transfer.copy);
+  make_home(planes_.index(block, plane), transfer.copy);
 }
 
 // Submits and waits, but not forever.
@@ -323,36 +318,12 @@ std::vector<std::string> BlockStore::take_notes() {
   return notes;
 }
 
-const Extent& BlockStore::extent_of(const Transfer& transfer) const {
-  const std::uint32_t copy = transfer.copy;
-  switch (transfer.plane) {
-    case Plane::kParameter: return tiers_.parameter_extent(transfer.block, copy);
-    case Plane::kRecord: return tiers_.record_extent(transfer.block, copy);
-    case Plane::kGradient: return tiers_.gradient_extent(transfer.block);
-    case Plane::kActivation: break;
-  }
-  return tiers_.activation_extent(index_of(transfer.block));
-}
-
-std::string BlockStore::describe_plane(std::uint32_t plane) const {
-  const auto describe_block = [this](BlockId id, std::string_view part) {
-    const BlockPlace& block = layout_.block(id);
-    const UnitPlace& unit = layout_.unit(block.unit);
-    return fmt::format("unit \"{}\" block {} ({})", unit.name, index_of(id) - unit.first_block,
-                       part);
-  };
-  if (plane >= first_gradient_)
-    return describe_block(BlockId{plane - first_gradient_}, "gradients");
-  if (plane >= first_activation_) return tiers_.describe_activation(plane - first_activation_);
-  return describe_block(BlockId{plane / 2}, plane % 2 == 0 ? "parameters" : "optimizer state");
-}
-
 std::string BlockStore::describe(const Transfer& transfer) const {
   if (!transfer.subject.empty()) return transfer.subject;
   const Extent& extent = extent_of(transfer);
   return fmt::format("{} of {} in {} [{}, +{})",
                      transfer.request.kind == IoKind::kRead ? "read" : "write",
-                     describe_plane(plane_index(transfer.block, transfer.plane)),
+                     planes_.describe(planes_.index(transfer.block, transfer.plane)),
                      tiers_.file(extent.file).name(), extent.offset_bytes, extent.length_bytes);
 }
 
@@ -368,7 +339,7 @@ Error BlockStore::describe_damage(const Transfer& transfer, const Damage& damage
       what = fmt::format(
           "misdirected: its bytes are those of {} at update {} (a write or a read at the wrong "
           "place)",
-          describe_plane(damage.owner % static_cast<std::uint32_t>(entries_.size())),
+          planes_.describe(damage.owner % static_cast<std::uint32_t>(entries_.size())),
           damage.version);
       break;
   }

@@ -32,17 +32,12 @@
 #include "engine/run/scheduler.h"
 #include "engine/store/integrity.h"
 #include "engine/store/plane_copies.h"
+#include "engine/store/plane_index.h"
 #include "engine/store/tiers.h"
 #include "engine/store/transfer_watch.h"
 #include "io/io_queue.h"
 
 namespace sluice {
-
-// The two separate parts of a block: the compute parameters, and the optimizer's record. Two
-// further kinds of data are stored beside the state: the gradients of a block, and pieces of
-// activations. The pieces belong to no block and are numbered by Tiers. Each new content counts as
-// a version.
-enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
 
 // The target of a store. `kShadow` is the copy that is not home, for a tentative update.
 enum class StoreTarget : std::uint8_t { kHome, kShadow };
@@ -167,11 +162,13 @@ class BlockStore {
   bool repeat_read(Transfer& transfer, const Error& fault);
   void transfer_now(BlockId block, Plane plane, IoKind kind, std::byte* data);
   void move_blocking(std::unique_ptr<Blocking>& blocking);
-  const Extent& extent_of(const Transfer& transfer) const;
+  const Extent& extent_of(const Transfer& transfer) const {
+    return planes_.extent(transfer.block, transfer.plane, transfer.copy);
+  }
   std::uint64_t stored_bytes(BlockId block, Plane plane) const;  // of a block's state
   bool is_state(Plane plane) const { return plane == Plane::kParameter || plane == Plane::kRecord; }
   std::uint8_t home_copy(std::uint32_t plane) const {
-    return copies_ && plane < first_activation_ ? copies_->home(plane) : entries_[plane].copy;
+    return copies_ && planes_.is_state(plane) ? copies_->home(plane) : entries_[plane].copy;
   }
   std::uint8_t copy_to_write(std::uint32_t plane, StoreTarget target) const;
   void make_home(std::uint32_t plane, std::uint8_t copy);
@@ -180,29 +177,21 @@ class BlockStore {
     return copy * static_cast<std::uint32_t>(entries_.size()) + plane;
   }
   std::uint32_t sum_index(const Transfer& transfer) const {
-    return sum_index(plane_index(transfer.block, transfer.plane), transfer.copy);
+    return sum_index(planes_.index(transfer.block, transfer.plane), transfer.copy);
   }
-  std::string describe_plane(std::uint32_t plane) const;
   std::string describe(const Transfer& transfer) const;
   Error describe_damage(const Transfer& transfer, const Damage& damage) const;
-  std::uint32_t plane_index(BlockId block, Plane plane) const {
-    if (plane == Plane::kActivation) return first_activation_ + index_of(block);
-    if (plane == Plane::kGradient) return first_gradient_ + index_of(block);
-    return 2 * index_of(block) + (plane == Plane::kRecord ? 1 : 0);
-  }
-  Entry& entry(BlockId block, Plane plane) { return entries_[plane_index(block, plane)]; }
+  Entry& entry(BlockId block, Plane plane) { return entries_[planes_.index(block, plane)]; }
   const Entry& entry(BlockId block, Plane plane) const {
-    return entries_[plane_index(block, plane)];
+    return entries_[planes_.index(block, plane)];
   }
 
   const Layout& layout_;
   const Tiers& tiers_;
   IoQueue& queue_;
   Scheduler& scheduler_;
-  const std::uint32_t first_activation_;  // in entries_
-  const std::uint32_t first_gradient_;
-  // Two entries per block, then one per piece of activations, then one for each block's gradients.
-  std::vector<Entry> entries_;
+  const PlaneIndex planes_;
+  std::vector<Entry> entries_;         // by plane
   std::optional<PlaneCopies> copies_;  // of the blocks' planes; empty: the state is scratch
   Integrity integrity_;                // as entries_, for each copy
   std::mutex notes_mutex_;

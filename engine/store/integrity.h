@@ -4,7 +4,7 @@
 // block's identity.
 //
 // A read that does not match the table is of one of three kinds.
-// `stale`: the bytes of the version before, or none were written; a write was lost.
+// `stale`: a write was lost, so the bytes are those of the version before, or were never written.
 // `misdirected`: the bytes of another block; a write went to the wrong place.
 // `damaged`: other bytes, from flipped bits or a torn write.
 // Blocks with equal bytes have equal checksums. Confusing two such blocks raises no alarm and does

@@ -15,6 +15,7 @@
 #include <sluice/host_device.h>
 #include "base/ordered_sum.h"
 #include "gpu/ranks/rank_failure.h"
+#include "gpu/ranks/rank_group.h"
 
 namespace sluice {
 
@@ -61,8 +62,8 @@ class HostCollectives : public Collectives {
   void barrier(std::string_view subject, StreamId stream) final {
     enqueue(Barrier{.subject = subject}, stream);
   }
-  std::uint32_t rank() const final { return rank_; }
-  std::uint32_t rank_count() const final { return rank_count_; }
+  std::uint32_t rank() const final { return group_.rank; }
+  std::uint32_t rank_count() const final { return group_.count(); }
   const Device* memory_device() const final { return &device_; }
   void on_failure(std::function<void(const Error&)> handler) final {
     failure_->on_failure(std::move(handler));
@@ -70,9 +71,8 @@ class HostCollectives : public Collectives {
 
  protected:
   // `device` must outlive this object.
-  HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, std::uint32_t rank,
-                  std::uint32_t rank_count)
-      : device_(device), failure_(std::move(failure)), rank_(rank), rank_count_(rank_count) {}
+  HostCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure, RankGroup group)
+      : device_(device), failure_(std::move(failure)), group_(std::move(group)) {}
 
   // Runs operation number `sequence` of the object; throws if the operation fails.
   virtual void run(const AllGather& gather, std::uint64_t sequence) = 0;
@@ -84,6 +84,7 @@ class HostCollectives : public Collectives {
 
   HostDevice& device() const { return device_; }
   const std::shared_ptr<RankFailure>& failure() const { return failure_; }
+  const RankGroup& group() const { return group_; }
 
  private:
   template <class Operation>
@@ -102,8 +103,7 @@ class HostCollectives : public Collectives {
   // Constant after construction.
   HostDevice& device_;
   std::shared_ptr<RankFailure> failure_;
-  std::uint32_t rank_;
-  std::uint32_t rank_count_;
+  RankGroup group_;
 
   std::uint64_t sequence_ = 0;  // calling thread only
 };

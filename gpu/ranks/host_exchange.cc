@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -38,18 +39,18 @@ void copy_bytes(std::byte* target, const std::byte* source, std::uint64_t size_b
 }  // namespace
 
 HostExchange::HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
-                           const RankFailure& failure, std::span<const std::uint32_t> group,
-                           std::uint32_t rank, std::uint32_t place, std::span<std::byte> staging)
+                           const RankFailure& failure, RankGroup group, std::uint32_t place,
+                           std::span<std::byte> staging)
     : neighbors_(neighbors),
       options_(options),
       failure_(failure),
-      group_(group.begin(), group.end()),
-      rank_(rank),
+      group_(std::move(group)),
       place_(place),
       staging_(staging),
-      sources_(group.size()) {
-  SLUICE_CHECK(group.size() <= kRanksMax, "so many ranks share a host");
-  for (const std::uint32_t member : group_) signals_.push_back(&neighbors_.signals(member, place_));
+      sources_(group_.count()) {
+  SLUICE_CHECK(group_.count() <= kRanksMax, "so many ranks share a host");
+  for (const std::uint32_t member : group_.members)
+    signals_.push_back(&neighbors_.signals(member, place_));
 }
 
 template <class Body>
@@ -70,8 +71,8 @@ void HostExchange::attempt(std::string_view kind, std::string_view subject, cons
 // Visits every rank but this one. Each begins with its successor, so that not all read from one.
 template <class Body>
 void HostExchange::for_each_peer(const Body& body) const {
-  const auto count = static_cast<std::uint32_t>(group_.size());
-  for (std::uint32_t i = 1; i < count; ++i) body((rank_ + i) % count);
+  const auto count = group_.count();
+  for (std::uint32_t i = 1; i < count; ++i) body((group_.rank + i) % count);
 }
 
 // `taken_bytes`: what each other rank takes, out of `size_bytes`.
@@ -84,7 +85,7 @@ bool HostExchange::uses_slots(std::uint64_t taken_bytes, std::uint64_t size_byte
 // core away although it has something to do.
 template <class Body>
 void HostExchange::for_each_published(const Body& body) {
-  is_done_.assign(group_.size(), false);
+  is_done_.assign(group_.count(), false);
   for_each_peer([&](std::uint32_t peer) {
     if (!has_reached(peer, &RankSignals::published, step_)) return;
     body(peer);
@@ -108,7 +109,7 @@ void HostExchange::gather_by_slots(const AllGather& gather) {
   std::byte* const slot = begin_slot_step();
   copy_bytes(slot, gather.source, gather.shard_bytes);
   publish();
-  copy_bytes(gather.target + rank_ * gather.shard_bytes, gather.source, gather.shard_bytes);
+  copy_bytes(gather.target + group_.rank * gather.shard_bytes, gather.source, gather.shard_bytes);
   for_each_published([&](std::uint32_t peer) {
     copy_bytes(gather.target + peer * gather.shard_bytes, slot_of(peer), gather.shard_bytes);
   });
@@ -121,12 +122,12 @@ void HostExchange::gather_by_reading(const AllGather& gather) {
     read(peer, 0, gather.target + peer * gather.shard_bytes, gather.shard_bytes);
   });
   consume();
-  copy_bytes(gather.target + rank_ * gather.shard_bytes, gather.source, gather.shard_bytes);
+  copy_bytes(gather.target + group_.rank * gather.shard_bytes, gather.source, gather.shard_bytes);
   await_all(&RankSignals::consumed, step_);
 }
 
 void HostExchange::run(const ReduceScatter& operation) {
-  const auto ranks = static_cast<std::uint32_t>(group_.size());
+  const auto ranks = group_.count();
   const RankReduction reduction = reduction_of(operation, ranks);
   attempt(reduction.kind, reduction.subject, [&] {
     const std::uint64_t share_bytes = reduction.share * size_of(reduction.source_type);
@@ -145,40 +146,40 @@ void HostExchange::reduce_by_slots(const RankReduction& reduction) {
   std::byte* const slot = begin_slot_step();
   for_each_peer([&](std::uint32_t peer) {
     const ElementRange theirs = reduction.range(peer);
-    copy_bytes(slot + place(peer, rank_), reduction.source_of(theirs),
+    copy_bytes(slot + place(peer, group_.rank), reduction.source_of(theirs),
                reduction.source_bytes(theirs));
   });
   publish();
   for_each_peer([&](std::uint32_t peer) {
     await(peer, &RankSignals::published, step_);
-    sources_[peer] = slot_of(peer) + place(rank_, peer);
+    sources_[peer] = slot_of(peer) + place(group_.rank, peer);
   });
-  sum(reduction, reduction.range(rank_), reduction.target);
+  sum(reduction, reduction.range(group_.rank), reduction.target);
   consume();
 }
 
 void HostExchange::reduce_by_reading(const RankReduction& reduction) {
   const std::uint64_t element_bytes = size_of(reduction.source_type);
-  const std::uint64_t elements = kStagingBytes / (group_.size() - 1) / element_bytes;
+  const std::uint64_t elements = kStagingBytes / (group_.count() - 1) / element_bytes;
   const std::uint64_t step =
       elements / RankReduction::kElementsAlign * RankReduction::kElementsAlign;
   publish(reduction.source);
   for (std::uint64_t i = 0; i * step < reduction.share; ++i) {
-    const ElementRange piece = reduction.piece(rank_, i, step);
+    const ElementRange piece = reduction.piece(group_.rank, i, step);
     for_each_peer([&](std::uint32_t peer) {
       std::byte* const staged =
-          staging_.data() + (peer < rank_ ? peer : peer - 1) * step * element_bytes;
+          staging_.data() + (peer < group_.rank ? peer : peer - 1) * step * element_bytes;
       read(peer, piece.begin * element_bytes, staged, reduction.source_bytes(piece));
       sources_[peer] = staged;
     });
-    sum(reduction, piece, reduction.target_of(piece, rank_));
+    sum(reduction, piece, reduction.target_of(piece, group_.rank));
   }
   consume();
 }
 
 void HostExchange::sum(const RankReduction& reduction, ElementRange piece, std::byte* target) {
   if (piece.count() == 0) return;
-  sources_[rank_] = reduction.source_of(piece);
+  sources_[group_.rank] = reduction.source_of(piece);
   options_.sum({.target = target,
                 .target_type = reduction.target_type,
                 .sources = sources_,
@@ -203,15 +204,14 @@ void HostExchange::all_reduce_by_slots(const AllReduce& operation) {
     await(peer, &RankSignals::published, step_);
     sources_[peer] = slot_of(peer);
   });
-  sum(reduction_of(operation, rank_, static_cast<std::uint32_t>(group_.size())),
+  sum(reduction_of(operation, group_.rank, group_.count()),
       {.begin = 0, .end = operation.element_count}, operation.data);
   consume();
 }
 
 // A rank that publishes its sums has finished reading, so its share may then be overwritten here.
 void HostExchange::all_reduce_by_reading(const AllReduce& operation) {
-  const RankReduction reduction =
-      reduction_of(operation, rank_, static_cast<std::uint32_t>(group_.size()));
+  const RankReduction reduction = reduction_of(operation, group_.rank, group_.count());
   reduce_by_reading(reduction);
   ++step_;
   publish(operation.data);
@@ -247,7 +247,7 @@ void HostExchange::run(const AllReduceIntegers& operation) {
 void HostExchange::run(const Broadcast& broadcast) {
   attempt("broadcast", broadcast.subject, [&] {
     const bool is_small = uses_slots(broadcast.size_bytes, broadcast.size_bytes);
-    if (rank_ != broadcast.root) {
+    if (group_.rank != broadcast.root) {
       if (is_small) {
         await(broadcast.root, &RankSignals::published, step_);
         copy_bytes(broadcast.data, slot_of(broadcast.root), broadcast.size_bytes);
@@ -272,32 +272,33 @@ void HostExchange::run(const Barrier& barrier) {
 }
 
 std::byte* HostExchange::slot_of(std::uint32_t rank) const {
-  return neighbors_.slot(group_[rank], place_, step_);
+  return neighbors_.slot(group_.members[rank], place_, step_);
 }
 
 // All ranks have read the slot's data of two steps ago.
 std::byte* HostExchange::begin_slot_step() {
   if (step_ > 2) await_all(&RankSignals::consumed, step_ - 2);
-  return slot_of(rank_);
+  return slot_of(group_.rank);
 }
 
 // Release: a rank that sees the step sees the address and the data, in a slot or in memory.
 void HostExchange::publish(const std::byte* data) {
-  signals_[rank_]->address.store(reinterpret_cast<std::uint64_t>(data), std::memory_order_relaxed);
-  signals_[rank_]->published.store(step_, std::memory_order_release);
+  signals_[group_.rank]->address.store(reinterpret_cast<std::uint64_t>(data),
+                                       std::memory_order_relaxed);
+  signals_[group_.rank]->published.store(step_, std::memory_order_release);
 }
 
 // Release: the reading has ended before another rank may change the data.
 void HostExchange::consume() {
-  signals_[rank_]->consumed.store(step_, std::memory_order_release);
+  signals_[group_.rank]->consumed.store(step_, std::memory_order_release);
 }
 
 // An exchange and not a store, so that no later change of the data comes before it. A reader checks
 // again after the system call that has copied the data.
 void HostExchange::retract() {
-  signals_[rank_]->failed.store(1, std::memory_order_relaxed);
-  signals_[rank_]->consumed.store(0, std::memory_order_relaxed);
-  signals_[rank_]->published.exchange(0);
+  signals_[group_.rank]->failed.store(1, std::memory_order_relaxed);
+  signals_[group_.rank]->consumed.store(0, std::memory_order_relaxed);
+  signals_[group_.rank]->published.exchange(0);
 }
 
 bool HostExchange::has_reached(std::uint32_t peer, Counter counter, std::uint64_t step) const {
@@ -310,13 +311,14 @@ void HostExchange::read(std::uint32_t peer, std::uint64_t offset, std::byte* tar
                         std::uint64_t size_bytes) {
   await(peer, &RankSignals::published, step_);
   const std::uint64_t address = signals_[peer]->address.load(std::memory_order_relaxed) + offset;
-  const int error = neighbors_.read(group_[peer], address, target, size_bytes);
+  const int error = neighbors_.read(group_.members[peer], address, target, size_bytes);
   if (error == ESRCH) signals_[peer]->published.store(0, std::memory_order_relaxed);
   await(peer, &RankSignals::published, step_);
   if (error == 0) return;
   throw Error(ErrorCode::kRanks,
               fmt::format("rank {} cannot read the memory of rank {} in {} of \"{}\": {}",
-                          group_[rank_], group_[peer], how_.kind, how_.subject, errno_text(error)));
+                          group_.members[group_.rank], group_.members[peer], how_.kind,
+                          how_.subject, errno_text(error)));
 }
 
 // Names ranks that have failed because of another one only if there is no other rank to name.
@@ -326,7 +328,7 @@ std::vector<std::uint32_t> HostExchange::missing_ranks(Counter counter, std::uin
   for_each_peer([&](std::uint32_t peer) {
     if (has_reached(peer, counter, step)) return;
     const bool has_failed = signals_[peer]->failed.load(std::memory_order_relaxed) != 0;
-    (has_failed ? failed : missing).push_back(group_[peer]);
+    (has_failed ? failed : missing).push_back(group_.members[peer]);
   });
   return missing.empty() ? failed : missing;
 }
@@ -355,7 +357,7 @@ void HostExchange::await(std::uint32_t peer, Counter counter, std::uint64_t step
     pause = now + how_.interval();
     std::vector<std::uint32_t> missing = missing_ranks(counter, step);
     if (missing.empty()) continue;
-    const std::string waiting = how_.text(std::move(missing), group_[rank_]);
+    const std::string waiting = how_.text(std::move(missing), group_.members[group_.rank]);
     if (now - begin >= how_.timeout()) throw Error(ErrorCode::kRanks, how_.late_text(waiting));
     if (options_.on_wait) options_.on_wait(waiting);
   }

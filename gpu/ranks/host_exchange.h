@@ -28,6 +28,7 @@
 #include "gpu/ranks/host_collectives.h"
 #include "gpu/ranks/host_neighbors.h"
 #include "gpu/ranks/rank_failure.h"
+#include "gpu/ranks/rank_group.h"
 #include "gpu/ranks/rank_reduction.h"
 #include "gpu/ranks/rank_wait.h"
 
@@ -40,13 +41,12 @@ class HostExchange {
   // With this many ranks, each rank still has a few cache lines of `staging`.
   static constexpr std::uint32_t kRanksMax = 512;
 
-  // `group` has ranks of the world that are all in `neighbors`; this rank is number `rank` of
-  // `group`. `place` belongs to this sequence and is the same on every rank. A waiting operation
-  // ends when `failure` is set. `staging` has kStagingBytes and is used while an operation runs.
-  // All references and `staging` must outlive this object.
+  // The ranks of `group` are all in `neighbors`. `place` belongs to this sequence and is the same
+  // on every rank. A waiting operation ends when `failure` is set. `staging` has kStagingBytes and
+  // is used while an operation runs. All references and `staging` must outlive this object.
   HostExchange(const HostNeighbors& neighbors, const HostCollectivesOptions& options,
-               const RankFailure& failure, std::span<const std::uint32_t> group, std::uint32_t rank,
-               std::uint32_t place, std::span<std::byte> staging);
+               const RankFailure& failure, RankGroup group, std::uint32_t place,
+               std::span<std::byte> staging);
 
   // Each call blocks until the operation is done.
   // Fails with: kRanks naming the ranks that did not answer within the timeout.
@@ -90,8 +90,7 @@ class HostExchange {
   const HostNeighbors& neighbors_;
   const HostCollectivesOptions& options_;
   const RankFailure& failure_;
-  std::vector<std::uint32_t> group_;  // ranks of the world
-  std::uint32_t rank_;
+  const RankGroup group_;
   std::uint32_t place_;
   std::span<std::byte> staging_;
   std::vector<RankSignals*> signals_;  // by rank of the group

@@ -145,31 +145,22 @@ namespace {
 class LocalCollectives final : public HostCollectives {
  public:
   LocalCollectives(std::shared_ptr<LocalWorld::Meetings> meetings, HostDevice& device,
-                   std::shared_ptr<RankFailure> failure, std::vector<std::uint32_t> group,
-                   std::uint32_t rank, std::shared_ptr<std::uint64_t> opened)
-      : HostCollectives(device, std::move(failure), rank, static_cast<std::uint32_t>(group.size())),
+                   std::shared_ptr<RankFailure> failure, RankGroup group,
+                   std::shared_ptr<std::uint64_t> opened)
+      : HostCollectives(device, std::move(failure), std::move(group)),
         meetings_(std::move(meetings)),
-        group_(std::move(group)),
         opened_(std::move(opened)),
         sequence_name_((*opened_)++) {}
 
   std::string_view name() const override { return "local"; }
 
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
-    std::vector<std::uint32_t> group;
-    std::optional<std::uint32_t> own;
-    for (const std::uint32_t member : ranks) {
-      SLUICE_CHECK(member < rank_count(), "a group is made of the object's ranks");
-      if (member == rank()) own = static_cast<std::uint32_t>(group.size());
-      group.push_back(group_[member]);
-    }
-    SLUICE_CHECK(own.has_value(), "a rank opens groups that it is in");
-    return std::make_unique<LocalCollectives>(meetings_, device(), failure(), std::move(group),
-                                              *own, opened_);
+    return std::make_unique<LocalCollectives>(meetings_, device(), failure(),
+                                              group().subgroup(ranks), opened_);
   }
 
   void abort(std::string_view reason) noexcept override {
-    meetings_->abort(fmt::format("rank {} has given up: {}", group_[rank()], reason));
+    meetings_->abort(fmt::format("rank {} has given up: {}", group().members[rank()], reason));
   }
 
  private:
@@ -178,12 +169,12 @@ class LocalCollectives final : public HostCollectives {
   // `work` reads the parts; `second`, if any, runs when all have done their work.
   template <class Work, class Second>
   void meet(const Part& part, std::uint64_t sequence, const Work& work, const Second& second) {
-    const MeetingKey key{sequence_name_, group_.front(), sequence};
-    const Parts& parts = meetings_->arrive(key, part, rank(), group_);
+    const MeetingKey key{sequence_name_, group().members.front(), sequence};
+    const Parts& parts = meetings_->arrive(key, part, rank(), group().members);
     work(parts);
-    meetings_->pass(key, 1, part, group_);
+    meetings_->pass(key, 1, part, group().members);
     second(parts);
-    meetings_->pass(key, 2, part, group_);
+    meetings_->pass(key, 2, part, group().members);
   }
   template <class Work>
   void meet(const Part& part, std::uint64_t sequence, const Work& work) {
@@ -277,7 +268,6 @@ class LocalCollectives final : public HostCollectives {
 
   // Constant after construction.
   std::shared_ptr<LocalWorld::Meetings> meetings_;
-  std::vector<std::uint32_t> group_;       // ranks of the world
   std::shared_ptr<std::uint64_t> opened_;  // by this rank of the world, so far
   std::uint64_t sequence_name_;
 };
@@ -292,10 +282,8 @@ LocalWorld::LocalWorld(std::uint32_t rank_count, const HostCollectivesOptions& o
 LocalWorld::~LocalWorld() = default;
 
 std::unique_ptr<Collectives> LocalWorld::join(std::uint32_t rank, HostDevice& device) {
-  std::vector<std::uint32_t> group;
-  for (std::uint32_t i = 0; i < rank_count_; ++i) group.push_back(i);
   return std::make_unique<LocalCollectives>(meetings_, device, std::make_shared<RankFailure>(),
-                                            std::move(group), rank,
+                                            RankGroup::world(rank, rank_count_),
                                             std::make_shared<std::uint64_t>(0));
 }
 

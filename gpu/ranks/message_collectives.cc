@@ -34,23 +34,21 @@ constexpr int kTagsPerSequence = 256;
 class MessageCollectives final : public HostCollectives {
  public:
   MessageCollectives(MessageThread& messages, const HostCollectivesOptions& options,
-                     HostDevice& device, std::shared_ptr<RankFailure> failure,
-                     std::vector<std::uint32_t> group, std::uint32_t rank,
+                     HostDevice& device, std::shared_ptr<RankFailure> failure, RankGroup group,
                      std::shared_ptr<int> opened)
-      : HostCollectives(device, std::move(failure), rank, static_cast<std::uint32_t>(group.size())),
+      : HostCollectives(device, std::move(failure), std::move(group)),
         messages_(messages),
         options_(options),
-        group_(std::move(group)),
         opened_(std::move(opened)),
         place_((*opened_)++),
         first_tag_(place_ * kTagsPerSequence),
-        integer_rounds_(integer_rounds(rank, rank_count(), options_.direct_ranks_max)) {
+        integer_rounds_(integer_rounds(rank(), rank_count(), options_.direct_ranks_max)) {
     SLUICE_CHECK(first_tag_ <= messages_.tag_max() - kTagsPerSequence,
                  "there are tags for all sequences");
     for (auto& staging : staging_)
       staging = AlignedBuffer(staging_bytes(), "buffer for received messages");
     if (is_on_one_host())
-      host_.emplace(messages_.neighbors(), options_, *this->failure(), group_, this->rank(),
+      host_.emplace(messages_.neighbors(), options_, *this->failure(), this->group(),
                     static_cast<std::uint32_t>(place_),
                     std::span(staging_[0].data(), HostExchange::kStagingBytes));
   }
@@ -58,16 +56,8 @@ class MessageCollectives final : public HostCollectives {
   std::string_view name() const override { return messages_.kind(); }
 
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
-    std::vector<std::uint32_t> group;
-    std::optional<std::uint32_t> own;
-    for (const std::uint32_t member : ranks) {
-      SLUICE_CHECK(member < rank_count(), "a group is made of the object's ranks");
-      if (member == rank()) own = static_cast<std::uint32_t>(group.size());
-      group.push_back(group_[member]);
-    }
-    SLUICE_CHECK(own.has_value(), "a rank opens groups that it is in");
     return std::make_unique<MessageCollectives>(messages_, options_, device(), failure(),
-                                                std::move(group), *own, opened_);
+                                                group().subgroup(ranks), opened_);
   }
 
   void abort(std::string_view) noexcept override { messages_.abort(); }
@@ -105,7 +95,7 @@ class MessageCollectives final : public HostCollectives {
       for (std::uint64_t at = 0; at < size_bytes; at += kPieceBytes)
         batch_->messages.push_back({.data = data + at,
                                     .size_bytes = std::min(kPieceBytes, size_bytes - at),
-                                    .peer = owner_.group_[rank],
+                                    .peer = owner_.group().members[rank],
                                     .tag = tag_,
                                     .is_send = is_send});
     }
@@ -120,7 +110,7 @@ class MessageCollectives final : public HostCollectives {
   bool is_on_one_host() const {
     return rank_count() > 1 && rank_count() <= HostExchange::kRanksMax &&
            static_cast<std::uint32_t>(place_) < HostNeighbors::kPlaces &&
-           options_.path != RankPath::kMessages && messages_.neighbors().include(group_);
+           options_.path != RankPath::kMessages && messages_.neighbors().include(group().members);
   }
 
   // Runs without messages if all ranks are on this host. A failure also reaches waiters for those.
@@ -292,9 +282,8 @@ class MessageCollectives final : public HostCollectives {
   // Constant after construction.
   MessageThread& messages_;
   const HostCollectivesOptions options_;
-  std::vector<std::uint32_t> group_;  // ranks of the world
-  std::shared_ptr<int> opened_;       // by this rank of the world, so far
-  int place_;                         // the place of this sequence among those
+  std::shared_ptr<int> opened_;  // by this rank of the world, so far
+  int place_;                    // the place of this sequence among those
   int first_tag_;
   std::vector<IntegerRound> integer_rounds_;
 
@@ -358,11 +347,9 @@ void MessageWorld::abort() noexcept {
 }
 
 std::unique_ptr<Collectives> MessageWorld::join(HostDevice& device) {
-  std::vector<std::uint32_t> group;
-  for (std::uint32_t i = 0; i < rank_count(); ++i) group.push_back(i);
-  return std::make_unique<MessageCollectives>(*messages_, options_, device,
-                                              std::make_shared<RankFailure>(), std::move(group),
-                                              rank(), std::make_shared<int>(0));
+  return std::make_unique<MessageCollectives>(
+      *messages_, options_, device, std::make_shared<RankFailure>(),
+      RankGroup::world(rank(), rank_count()), std::make_shared<int>(0));
 }
 
 }  // namespace sluice

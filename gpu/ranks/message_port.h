@@ -56,9 +56,9 @@ class MessagePort {
   [[noreturn]] virtual void abort() = 0;
 };
 
-// The only symbol of MPI's library, whose name holds the hash of this file: a library of another
-// build, with other virtual functions, is refused. Returns null, with the reason in `why`, if MPI
-// does not start.
+// The only symbol of MPI's library. Its name holds the hash of this file, so that a library of
+// another build, with other virtual functions, is refused. Returns null, with the reason in `why`,
+// if MPI does not start.
 using OpenMpiPort = MessagePort* (*)(std::string& why);
 
 }  // namespace sluice

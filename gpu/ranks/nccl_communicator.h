@@ -106,7 +106,7 @@ class NcclCommunicator {
   void register_memory(std::span<std::byte> memory);
   void deregister_memory() noexcept;
 
-  // The failure of NCCL's background work; empty = none. Empty after abort().
+  // The failure of NCCL's background work; empty if there is none. Empty after abort().
   std::string failure();
   void abort() noexcept;
 

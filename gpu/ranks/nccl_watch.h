@@ -1,7 +1,7 @@
 // Watches NCCL's operations. An operation may wait for other ranks only for a limited time, counted
 // from the end of earlier work. NCCL's reports from its background work are also watched. The first
-// failure is latched (RankFailure) and becomes a failure of the device. Only after that, NCCL's
-// work is ended, so that no unfinished operation looks like a result.
+// failure is latched (RankFailure) and becomes a failure of the device. NCCL's work is ended only
+// after that, so that no unfinished operation looks like a result.
 //
 // Thread rule: every function from any thread.
 #pragma once

@@ -27,7 +27,8 @@ using OtherRank =
 class ManyRanks final : public HostCollectives {
  public:
   ManyRanks(HostDevice& device, std::uint32_t rank, std::uint32_t rank_count, OtherRank other = {})
-      : HostCollectives(device, std::make_shared<RankFailure>(), rank, rank_count),
+      : HostCollectives(device, std::make_shared<RankFailure>(),
+                        RankGroup::world(rank, rank_count)),
         other_(std::move(other)) {}
 
   std::string_view name() const override { return "many"; }

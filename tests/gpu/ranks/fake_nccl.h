@@ -11,7 +11,7 @@ struct fake_nccl_counts {
   int buffers = 0;      // registered and not given back
   int windows = 0;      // counted like buffers
   int allocations = 0;  // counted like buffers
-  // Requests of ranks whose offset in a symmetric window differs from rank 0's offset.
+  // Counts requests of ranks whose offset in a symmetric window differs from that of rank 0.
   int unequal_offsets = 0;
 };
 

@@ -119,27 +119,19 @@ class ExchangeCollectives final : public HostCollectives {
  public:
   ExchangeCollectives(HostDevice& device, std::shared_ptr<RankFailure> failure,
                       const HostNeighbors& neighbors, const HostCollectivesOptions& options,
-                      std::vector<std::uint32_t> group, std::uint32_t rank,
-                      std::shared_ptr<std::uint32_t> opened)
-      : HostCollectives(device, std::move(failure), rank, static_cast<std::uint32_t>(group.size())),
+                      RankGroup group, std::shared_ptr<std::uint32_t> opened)
+      : HostCollectives(device, std::move(failure), std::move(group)),
         neighbors_(neighbors),
         options_(options),
-        group_(std::move(group)),
         opened_(std::move(opened)),
         staging_(HostExchange::kStagingBytes, "staging"),
-        exchange_(neighbors_, options_, *this->failure(), group_, rank, (*opened_)++,
+        exchange_(neighbors_, options_, *this->failure(), this->group(), (*opened_)++,
                   staging_.span()) {}
 
   std::string_view name() const override { return "exchange"; }
   std::unique_ptr<Collectives> open(std::span<const std::uint32_t> ranks) override {
-    std::vector<std::uint32_t> group;
-    std::uint32_t own = 0;
-    for (const std::uint32_t member : ranks) {
-      if (member == rank()) own = static_cast<std::uint32_t>(group.size());
-      group.push_back(group_[member]);
-    }
     return std::make_unique<ExchangeCollectives>(device(), failure(), neighbors_, options_,
-                                                 std::move(group), own, opened_);
+                                                 group().subgroup(ranks), opened_);
   }
   void abort(std::string_view) noexcept override {}
   using HostCollectives::failure;
@@ -154,7 +146,6 @@ class ExchangeCollectives final : public HostCollectives {
 
   const HostNeighbors& neighbors_;
   const HostCollectivesOptions& options_;
-  std::vector<std::uint32_t> group_;
   std::shared_ptr<std::uint32_t> opened_;
   AlignedBuffer staging_;
   HostExchange exchange_;
@@ -165,8 +156,6 @@ using ExchangeBody = std::function<void(ExchangeCollectives& ranks, HostDevice& 
 void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options,
                  const ExchangeBody& body) {
   Host host(rank_count);
-  std::vector<std::uint32_t> all;
-  for (std::uint32_t rank = 0; rank < rank_count; ++rank) all.push_back(rank);
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
     threads.emplace_back([&, rank] {
@@ -174,7 +163,8 @@ void run_threads(std::uint32_t rank_count, const HostCollectivesOptions& options
       const HostNeighbors neighbors(port);
       const auto device = make_host_device({.memory_bytes = 256_MiB});
       ExchangeCollectives collectives(*device, std::make_shared<RankFailure>(), neighbors, options,
-                                      all, rank, std::make_shared<std::uint32_t>(0));
+                                      RankGroup::world(rank, rank_count),
+                                      std::make_shared<std::uint32_t>(0));
       body(collectives, *device);
     });
   }

@@ -1,0 +1,152 @@
+// The transfers of an activation flow: every copy and every read and write that an ActivationPlan
+// asks for. A saved activation leaves the device as soon as computation has finished with it.
+// Activations come back ahead of their loads, in order, as far as places in the window and staging
+// slots are free. The block store transfers activations to and from storage: they are verified and
+// watched, and parameters that computation waits for go first.
+//
+// Thread rule: scheduler's thread, unless stated otherwise.
+// Progress: a fetch starts only when the overwritten activation has been released, and is at home
+// or on the way there. So the fetch's staging slot waits only for the drive and for queued copies.
+// The staging slot of a store waits for enqueued computation and for the drive.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <sluice/device.h>
+#include "engine/flow/flow_parts.h"
+#include "engine/plan/placement.h"
+#include "engine/run/scheduler.h"
+#include "engine/store/block_store.h"
+#include "engine/store/tiers.h"
+
+namespace sluice {
+
+struct ActivationReport {
+  std::uint64_t out_bytes = 0;  // left the device, in whole storage units
+  std::uint64_t in_bytes = 0;   // came back
+};
+
+class ActivationTransfers {
+ public:
+  // `parts` must outlive the object.
+  explicit ActivationTransfers(const FlowParts& parts);
+
+  // Starts to follow `plan` for `step`; the plan must outlive the object. Requires: idle().
+  void begin(const ActivationPlan& plan, std::uint64_t step);
+  // The application has released the access.
+  void release(std::uint32_t access);
+  // Whether the access has been issued, and its transfers are on their way to the device.
+  bool is_ready(std::uint32_t access) const { return access < ready_; }
+  // Starts nothing more, and forgets pending work.
+  void stop();
+  // Whether no transfer is in flight.
+  bool idle() const { return in_flight_ == 0 && stores_.empty() && arrivals_.empty(); }
+  // Whether a transfer may never end.
+  bool is_stuck() const { return store_.is_stuck(); }
+  // Forgets the activations on storage: none will be loaded. Requires: idle(), or is_stuck().
+  void drop_stored() { drop_from_storage(on_storage_bytes_); }
+  // The totals since the last call. Any thread, while idle().
+  ActivationReport take_moved() { return std::exchange(moved_, {}); }
+
+  // --- Any thread, between begin() and the next ---
+  // Work enqueued on `stream` from here on may use the access's place. Requires: is_ready().
+  void wait_until_usable(StreamId stream, std::uint32_t access);
+  // To be recorded after the computation that uses the access's place.
+  EventId used_event(std::uint32_t access) const;
+  // The same events of all places.
+  std::span<const Event> used_events() const { return used_events_; }
+  std::byte* place_of(std::uint32_t access) const;
+  // The unit that computes the value.
+  std::uint32_t unit_of(std::uint32_t access) const;
+
+ private:
+  enum class StoreState : std::uint8_t { kNone, kLeaving, kHome };
+  // A staging slot between device and storage, whose piece is being copied, read or written.
+  struct Slot {
+    Transfer transfer;
+    std::uint32_t access = 0;
+    std::uint32_t piece = 0;  // of its home
+    bool is_free = true;
+    bool is_read = false;
+  };
+  // An access that has been issued, or one piece of such an access. Arrivals become ready in order.
+  struct Arrival {
+    std::uint32_t access = 0;
+    std::uint32_t slot = kNoSlot;
+    bool is_last = true;
+  };
+  struct Store {
+    std::uint32_t access = 0;
+    std::uint32_t next_piece = 0;
+  };
+  static constexpr std::uint32_t kNoSlot = 0xffffffffu;
+
+  void pump();
+  bool is_over() const { return is_stopped_ || scheduler_.failed(); }
+  void drop_pending();
+  void start_stores();
+  bool store_piece(Store& store);
+  void store_to_host(std::uint32_t access);
+  bool issue_next();
+  bool may_start(const ActivationAccess& access) const;
+  bool fetch_piece();
+  void fetch_from_host();
+  void process_arrivals();
+  void copy_piece_up(std::uint32_t slot);
+  void copied_out(std::uint32_t slot);
+  void transferred(std::uint32_t slot);
+  void drop_from_storage(std::uint64_t size_bytes);
+  void wait_for_place(StreamId stream, std::uint32_t place);
+  std::uint32_t take_slot(std::uint32_t access, std::uint32_t piece);
+  void free_slot(std::uint32_t slot);
+  // Runs `finished` on the scheduler's thread after the copy for `access`, which is now the last
+  // work on `stream`.
+  void call_back(const Stream& stream, std::uint32_t access, std::uint64_t size_bytes,
+                 std::function<void()> finished);
+  void trace_copy(TraceRecord record);
+  std::uint32_t home_of(std::uint32_t access) const;
+  std::uint32_t piece_count(std::uint32_t access) const;
+  std::uint64_t piece_bytes(std::uint32_t access, std::uint32_t piece) const;
+  const ActivationAccess& access_at(std::uint32_t access) const { return plan_->accesses[access]; }
+
+  // Constant after construction.
+  const ModelSpec& model_;
+  const Placement& placement_;
+  const Tiers& tiers_;
+  BlockStore& store_;
+  Device& device_;
+  Scheduler& scheduler_;
+  const bool is_on_storage_;
+  std::vector<Event> used_events_;     // by place: after the computation that had it last
+  std::vector<Event> arrived_events_;  // by place: after the last copy to it
+  std::vector<Event> left_events_;     // by place: after the last copy from it
+  std::vector<Event> home_events_;     // by home in host memory: after the last copy to or from it
+
+  const ActivationPlan* plan_ = nullptr;
+  std::uint32_t issued_ = 0;      // accesses
+  std::uint32_t next_piece_ = 0;  // of the next access to be issued
+  std::uint32_t ready_ = 0;       // accesses become ready in order
+  bool is_stopped_ = true;
+  std::vector<bool> released_;             // by access
+  std::vector<StoreState> store_states_;   // by access that saves
+  std::vector<std::uint32_t> pieces_out_;  // by access that saves: not home yet
+  std::deque<Store> stores_;               // released, but not all copied out yet
+  std::deque<Arrival> arrivals_;
+  std::vector<Slot> slots_;
+  ActivationReport moved_;
+  std::uint64_t on_storage_bytes_ = 0;  // stored, and not yet loaded for the last time
+  std::uint64_t step_ = 0;
+  std::array<std::uint64_t, 2> copied_ns_{};  // end of the last copy up, and down
+  std::uint32_t in_flight_ = 0;  // slots taken, and copies between device and homes in host memory
+
+  Stream up_stream_;  // last: their callbacks use everything above
+  Stream down_stream_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,64 @@
+#include "engine/step/step_terms.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sluice/error.h>
+
+namespace sluice {
+
+void StepTerms::check(const char* call, const StepOptions& options) const {
+  const auto fail = [call](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", call, message));
+  };
+  const auto check_rate = [&](const std::string& name, double rate) {
+    if (!(rate >= 0) || !std::isfinite(rate))
+      fail(fmt::format("{} is {}; it must be finite and not negative", name, rate));
+  };
+  check_rate("learning_rate", options.learning_rate);
+  if (options.micro_batches == 0) fail("micro_batches is 0; a step has at least one");
+  const double divisor = options.gradient_divisor.value_or(1);
+  if (!(divisor > 0) || !std::isfinite(divisor))
+    fail(fmt::format("gradient_divisor is {}; it must be finite and positive", divisor));
+  const std::vector<double>& rates = options.group_learning_rates;
+  if (!rates.empty() && rates.size() != config_.optimizer.groups.size())
+    fail(fmt::format("group_learning_rates has {} entries, but optimizer.groups has {}",
+                     rates.size(), config_.optimizer.groups.size()));
+  for (std::size_t i = 0; i < rates.size(); ++i)
+    check_rate(fmt::format("group_learning_rates[{}]", i), rates[i]);
+}
+
+bool StepTerms::end(const FinishOptions& finish, OverlapPolicy policy) {
+  StepOptions options = options_;
+  if (finish.learning_rate) options.learning_rate = *finish.learning_rate;
+  if (finish.gradient_divisor) options.gradient_divisor = *finish.gradient_divisor;
+  if (finish.group_learning_rates) options.group_learning_rates = *finish.group_learning_rates;
+  check("finish", options);
+  const bool is_announced = options.learning_rate == options_.learning_rate &&
+                            options.group_learning_rates == options_.group_learning_rates &&
+                            options.gradient_divisor.value_or(options.micro_batches) ==
+                                options_.gradient_divisor.value_or(options_.micro_batches);
+  if (!is_announced && policy == OverlapPolicy::kEager)
+    throw Error(ErrorCode::kInvalidArgument,
+                "finish: learning rate or divisor differ from those of begin_step(), with which "
+                "optimizer.overlap \"eager\" has already updated blocks; give them to begin_step() "
+                "or set optimizer.overlap to \"deferred\"");
+  options_ = std::move(options);
+  return is_announced;
+}
+
+double StepTerms::gradient_count(double loss_scale) const {
+  return options_.gradient_divisor.value_or(options_.micro_batches) * rank_count_ * loss_scale;
+}
+
+StepCoefficients StepTerms::coefficients(const Scaling& scaling) const {
+  const auto scale = static_cast<float>(scaling.clip_factor / gradient_count(scaling.loss_scale));
+  return groups_.coefficients(options_.learning_rate, options_.group_learning_rates, scaling.step,
+                              scale);
+}
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+// The terms of the step under way: its options, and the numbers that its update gets from them.
+//
+// Thread rule: the application's thread.
+#pragma once
+
+#include <cstdint>
+
+#include <sluice/config.h>
+#include <sluice/model_spec.h>
+#include <sluice/step_report.h>
+#include "engine/plan/parameter_groups.h"
+
+namespace sluice {
+
+class StepTerms {
+ public:
+  // `config` must outlive the object. `model` is validated().
+  StepTerms(const Config& config, const ModelSpec& model, std::uint32_t rank_count)
+      : config_(config), groups_(config.optimizer, model), rank_count_(rank_count) {}
+
+  // `call` is the application's, for the message.
+  // Fails with: kInvalidArgument naming the option that no step can have.
+  void check(const char* call, const StepOptions& options) const;
+  // Starts a step. Requires: the options have been checked.
+  void begin(const StepOptions& options) { options_ = options; }
+  // From here on, `finish` gives the options of the step. Returns whether they are still the
+  // announced ones, which updates of blocks may have used.
+  // Fails with: kInvalidArgument as check(), and if `policy` has updated blocks with other options.
+  bool end(const FinishOptions& finish, OverlapPolicy policy);
+  const StepOptions& options() const { return options_; }
+
+  // The gradients' homes hold the sum over the micro-batches and the ranks of gradients of the
+  // scaled loss. Returns how many times the wanted gradient that is.
+  double gradient_count(double loss_scale) const;
+  struct Scaling {
+    std::uint64_t step = 0;  // that the update makes
+    double loss_scale = 1;
+    double clip_factor = 1;
+  };
+  StepCoefficients coefficients(const Scaling& scaling) const;
+
+ private:
+  const Config& config_;
+  const ParameterGroups groups_;
+  const std::uint32_t rank_count_;
+  StepOptions options_;
+};
+
+}  // namespace sluice

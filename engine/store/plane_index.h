@@ -1,0 +1,42 @@
+// Numbers everything that a block store moves, and knows the place and the name of each: two planes
+// per block, then one per piece of activations, then one for each block's gradients.
+//
+// Thread rule: constant after construction, callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/plan/layout.h"
+#include "engine/store/tiers.h"
+
+namespace sluice {
+
+// The two separate parts of a block: the compute parameters, and the optimizer's record. Two
+// further kinds of data are stored beside the state: the gradients of a block, and pieces of
+// activations. The pieces belong to no block and are numbered by Tiers. Each new content counts as
+// a version.
+enum class Plane : std::uint8_t { kParameter, kRecord, kActivation, kGradient };
+
+class PlaneIndex {
+ public:
+  // All arguments must outlive the object.
+  PlaneIndex(const Layout& layout, const Tiers& tiers);
+
+  std::uint32_t count() const { return first_gradient_ + tiers_.gradient_extent_count(); }
+  std::uint32_t index(BlockId block, Plane plane) const;
+  // Whether the plane is a part of the state.
+  bool is_state(std::uint32_t plane) const { return plane < first_activation_; }
+  // The plane's place on storage. The state may have several copies.
+  const Extent& extent(BlockId block, Plane plane, std::uint32_t copy) const;
+  // The plane in words, for messages.
+  std::string describe(std::uint32_t plane) const;
+
+ private:
+  const Layout& layout_;
+  const Tiers& tiers_;
+  const std::uint32_t first_activation_;
+  const std::uint32_t first_gradient_;
+};
+
+}  // namespace sluice

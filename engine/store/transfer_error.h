@@ -1,0 +1,16 @@
+// The error of a transfer that its queue could not make. Callable from any thread.
+#pragma once
+
+#include <string>
+
+#include <sluice/error.h>
+
+namespace sluice {
+
+struct Transfer;
+
+// `subject` is the transfer in words: what moves between memory and which place.
+// Requires: the request has an error.
+Error transfer_error(const Transfer& transfer, const std::string& subject);
+
+}  // namespace sluice

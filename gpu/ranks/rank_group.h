@@ -1,0 +1,25 @@
+// Some ranks of a world, in an order that is the same on each of them, and the place of this rank
+// in that order.
+//
+// Thread rule: a value.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sluice {
+
+struct RankGroup {
+  std::vector<std::uint32_t> members;  // their numbers in the world
+  std::uint32_t rank = 0;              // this rank's place among the members
+
+  // All ranks of a world.
+  static RankGroup world(std::uint32_t rank, std::uint32_t rank_count);
+
+  std::uint32_t count() const { return static_cast<std::uint32_t>(members.size()); }
+  // The members at the places `ranks`. Requires: this rank is one of them.
+  RankGroup subgroup(std::span<const std::uint32_t> ranks) const;
+};
+
+}  // namespace sluice
