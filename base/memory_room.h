@@ -15,7 +15,7 @@ struct MemoryRoom {
   std::uint64_t size_bytes = 0;
   std::string bound;            // for example "the cgroup's limit of 200 MiB"
   std::uint64_t own_bytes = 0;  // the part of size_bytes that this process already has
-  // Equal for processes that share the memory room, because they are on one machine or in one
+  // Processes that share the memory room get the same value: those on one machine, or in one
   // control group.
   std::uint64_t id = 0;
 };

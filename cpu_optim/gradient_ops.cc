@@ -3,48 +3,12 @@
 #include <algorithm>
 #include <array>
 
+#include "base/stored_elements.h"
 #include "cpu_optim/float_environment.h"
 #include "cpu_optim/simd_kernels.h"
 
 namespace sluice {
 namespace {
-
-struct Bf16 {
-  std::uint16_t bits;
-};
-struct Fp16 {
-  std::uint16_t bits;
-};
-
-float load(float value) {
-  return value;
-}
-float load(Bf16 value) {
-  return float_from_bf16(value.bits);
-}
-float load(Fp16 value) {
-  return float_from_fp16(value.bits);
-}
-void store(float value, float& target) {
-  target = value;
-}
-void store(float value, Bf16& target) {
-  target.bits = bf16_from_float(value);
-}
-void store(float value, Fp16& target) {
-  target.bits = fp16_from_float(value);
-}
-
-// Calls body with a null pointer of the element type that `dtype` stands for.
-template <class Body>
-auto with_element_type(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFp32: break;
-    case DType::kBf16: return body(static_cast<Bf16*>(nullptr));
-    case DType::kFp16: return body(static_cast<Fp16*>(nullptr));
-  }
-  return body(static_cast<float*>(nullptr));
-}
 
 template <class Element>
 void accumulate(Element* target, const Element* source, std::uint64_t element_count) {

@@ -26,9 +26,9 @@ void encode_moments(CodeBook book, std::span<const float> values, const MomentCo
 // Does the same by the definition. It is slow, and is the oracle of encode_moments().
 void encode_moments_reference(CodeBook book, std::span<const float> values,
                               const MomentCodes& moment);
-// Does the same, but gives a group whose values come from decode_moments() codes that mean exactly
-// these values. The largest magnitude alone does not tell the scale of such a group: the lowest
-// signed code has the value -0.993.
+// Does the same, with one difference: if a group's values come from decode_moments(), its new codes
+// mean exactly these values. The largest magnitude alone does not tell the scale of such a group:
+// the lowest signed code has the value -0.993.
 void encode_saved_moments(CodeBook book, std::span<const float> values, const MomentCodes& moment);
 
 // Reads elements [begin, begin + values.size()) of a run, which may begin inside a group.

@@ -4,8 +4,8 @@
 // every call of the runtime is made inside the lifetime of a CudaCurrentDevice.
 // The destructor restores the former GPU if the process uses that GPU. The destructor does not
 // restore a GPU without a context, because setting the GPU would make a context. Threads have GPU 0
-// until they choose a GPU. On a thread that has not chosen, the first object therefore chooses
-// permanently. Later objects cost only one call that checks.
+// until they choose a GPU. So if a thread has not chosen a GPU before, the first object makes a
+// choice that stays. Later objects cost only one call that checks.
 #pragma once
 
 #include <new>

@@ -51,7 +51,7 @@ class CudaNotifier {
 
   void run();
   bool has_ended(const Head& head) const;
-  // Runs the function of the first notice of the stream.
+  // Runs the function of the stream's first notice.
   void run_first(const Head& head, std::unique_lock<std::mutex>& lock);
   // A recorded event, or null.
   void* record(void* stream);

@@ -1,5 +1,5 @@
-// Copies on one stream, of which adjacent ones become one call of the device: a call takes a
-// microsecond or more of the link, which counts beside the 40 us of a block of 2 MiB.
+// Copies on one stream. Adjacent copies become one call of the device, because each call takes a
+// microsecond or more of the link, and a block of 2 MiB takes only 40 us.
 //
 // Thread rule: one thread at a time.
 #pragma once

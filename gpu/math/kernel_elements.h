@@ -11,40 +11,9 @@
 #include <cstdint>
 
 #include <sluice/device_function.h>
-#include <sluice/dtype.h>
-#include <sluice/elements.h>
+#include "base/stored_elements.h"
 
 namespace sluice {
-
-SLUICE_HOST_DEVICE inline float load(float value) {
-  return value;
-}
-SLUICE_HOST_DEVICE inline float load(Bf16 value) {
-  return float_from_bf16(value.bits);
-}
-SLUICE_HOST_DEVICE inline float load(Fp16 value) {
-  return float_from_fp16(value.bits);
-}
-SLUICE_HOST_DEVICE inline void store(float value, float& target) {
-  target = value;
-}
-SLUICE_HOST_DEVICE inline void store(float value, Bf16& target) {
-  target.bits = bf16_from_float(value);
-}
-SLUICE_HOST_DEVICE inline void store(float value, Fp16& target) {
-  target.bits = fp16_from_float(value);
-}
-
-// Calls body with a null pointer to the element type that `dtype` names.
-template <class Body>
-auto with_element_type(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFp32: break;
-    case DType::kBf16: return body(static_cast<Bf16*>(nullptr));
-    case DType::kFp16: return body(static_cast<Fp16*>(nullptr));
-  }
-  return body(static_cast<float*>(nullptr));
-}
 
 // Eight elements that one thread reads or writes together, in accesses of 16 bytes. The array of
 // the elements is aligned to 16 bytes.

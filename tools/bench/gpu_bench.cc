@@ -9,6 +9,7 @@
 #include <sluice/units.h>
 #include "base/aligned_buffer.h"
 #include "engine/bound/bound.h"
+#include "engine/bound/planned_step.h"
 #include "engine/store/storage_queue.h"
 #include "gpu/device/copy_run.h"
 #include "tools/bench/io_bench.h"
@@ -252,10 +253,9 @@ double minimum_step_s(const TrainConfig& config, const Engine& engine, double co
   const Schedule schedule = training_schedule(model, config.micro_batches);
   const double use_s = compute_s / static_cast<double>(3 * schedule.size() / 2);
   rates.units.assign(model.units.size(), {.forward_s = use_s, .backward_s = 2 * use_s});
-  const Placement& placement = engine.placement();
-  const WindowPlan window = plan_window(schedule, window_unit_bytes(engine.layout(), placement),
-                                        placement.window_bytes, model.concurrent_leases);
-  return minimum_step(StepShape{engine.layout(), placement, schedule, window, rates}).step_s;
+  const PlannedStep step({.model = model, .micro_batches = config.micro_batches}, engine.layout(),
+                         engine.placement(), /*commit_every=*/1);
+  return minimum_step(step.shape(rates)).step_s;
 }
 
 constexpr std::uint64_t kDriveRequestBytes = 4_MiB;

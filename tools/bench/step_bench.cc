@@ -159,23 +159,16 @@ StepReport StepBench::step() {
   return step.finish();
 }
 
-template <class Function>
-StepCost StepBench::with_shape(const Rates& rates, const Function& function) const {
-  const Layout& layout = engine_->layout();
-  const Placement& placement = engine_->placement();
-  const Schedule schedule = training_schedule(model_, 1);
-  const WindowPlan window = plan_window(schedule, window_unit_bytes(layout, placement),
-                                        placement.window_bytes, model_.concurrent_leases);
-  return function(
-      StepShape{layout, placement, schedule, window, rates, nullptr, storage_.state.commit_every});
+PlannedStep StepBench::planned() const {
+  return {{.model = model_}, engine_->layout(), engine_->placement(), storage_.state.commit_every};
 }
 
 StepCost StepBench::bound(const Rates& rates) const {
-  return with_shape(rates, [&](const StepShape& shape) { return bound_step(shape, policy_); });
+  return bound_step(planned().shape(rates), policy_);
 }
 
 StepCost StepBench::minimum(const Rates& rates) const {
-  return with_shape(rates, [](const StepShape& shape) { return minimum_step(shape); });
+  return minimum_step(planned().shape(rates));
 }
 
 double ideal_storage_s(const Rates& rates, std::uint64_t parameters) {

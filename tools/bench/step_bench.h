@@ -16,6 +16,7 @@
 #include <sluice/host_device.h>
 #include "base/trace/trace.h"
 #include "engine/bound/bound.h"
+#include "engine/bound/planned_step.h"
 #include "io/throttled_queue.h"
 
 namespace sluice {
@@ -72,8 +73,7 @@ class StepBench {
 
  private:
   StepReport step();
-  template <class Function>
-  StepCost with_shape(const Rates& rates, const Function& function) const;
+  PlannedStep planned() const;
 
   OverlapPolicy policy_;
   Rates rates_;

@@ -17,8 +17,8 @@ void catch_interrupts();
 // process by that signal. `answer` must end with a line feed and live as long as the process.
 void defer_interrupts(const char* answer);
 
-// From this call on, signals work as before but print nothing. For ranks whose answers would only
-// repeat another rank's answer.
+// From this call on, signals work as before but print nothing. Used by ranks that would only repeat
+// another rank's answer.
 void silence_interrupts();
 
 bool interrupted();

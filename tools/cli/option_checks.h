@@ -17,8 +17,8 @@ CLI::Validator between(double least, double most);
 // A size in bytes, such as 10MiB or 24G, above 0.
 CLI::Validator is_size();
 
-// Accepts rates as drives are advertised: "7000MB/s" for 7000MB, "7G" for 7GB. For options with
-// is_size().
+// Also accepts rates in the form of data sheets: "7000MB/s" for 7000MB, "7G" for 7GB. For options
+// with is_size().
 CLI::Validator rate_suffix();
 
 // To be called once, when all options are defined. Makes each numeric option of `app` and its

@@ -1,6 +1,6 @@
-// The one way in which the command writes files. Before anything is opened, an output is compared
-// with every input and every other output, and its folder is tried. The output is then created
-// under a temporary name, and a rename gives it the final name:
+// All files that the command writes are written by this class. Before anything is opened, an output
+// is compared with every input and every other output, and its folder is tried. The output is then
+// created under a temporary name, and a rename gives it the final name:
 //
 //   begin() .. write() .. commit()              once, whole: models, JSON, pages
 //   begin() .. accept() .. write() .. commit()  growing files: the final name comes as soon as the

@@ -14,8 +14,8 @@ struct DriveCache {
   std::string mode;   // "write back", "write through"; empty = not reported
 };
 
-// Returns the drives of the file system of `folder`. There are several drives for RAID and similar
-// arrays, and none for tmpfs or a network mount. `sysfs` is the root of the kernel's tree, "/sys".
+// Returns the drives of the file system of `folder`. RAID and similar arrays have several drives;
+// tmpfs and network mounts have none. `sysfs` is the root of the kernel's tree, "/sys".
 std::vector<DriveCache> drive_caches(const std::string& folder, const std::string& sysfs);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The one way in which commands read a config. A config is a file of Sluice or of DeepSpeed. A
-// DeepSpeed file is recognised by its keys and imported.
+// Reads a config file for every command. A config is a file of Sluice or of DeepSpeed. A DeepSpeed
+// file is recognised by its keys and imported.
 //
 // Thread rule: one thread.
 #pragma once

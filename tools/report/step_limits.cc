@@ -1,6 +1,7 @@
 #include "tools/report/step_limits.h"
 
 #include <sluice/error.h>
+#include "engine/bound/planned_step.h"
 #include "tools/report/plan_rates.h"
 
 namespace sluice {
@@ -83,19 +84,9 @@ Rates LimitMeter::rates() const {
 std::optional<StepLimits> LimitMeter::limits() const {
   if (steps_ < 3) return std::nullopt;
   StepLimits limits{.least = {}, .bound = {}, .rates = rates(), .policy = policy_};
-  const Layout& layout = engine_.layout();
-  const Placement& placement = engine_.placement();
-  const Schedule schedule = training_schedule(model_, micro_batches_, order_);
-  const WindowPlan window = plan_window(schedule, window_unit_bytes(layout, placement),
-                                        placement.window_bytes, model_.concurrent_leases);
-  const std::uint32_t places = placement.activation_window.count;
-  const ActivationPlan activations =
-      places == 0
-          ? ActivationPlan{}
-          : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
-                             places);
-  const StepShape shape{layout,       placement,    schedule,     window,
-                        limits.rates, &activations, commit_every_};
+  const PlannedStep step({.model = model_, .micro_batches = micro_batches_, .order = order_},
+                         engine_.layout(), engine_.placement(), commit_every_);
+  const StepShape shape = step.shape(limits.rates);
   limits.least = minimum_step(shape);
   limits.bound = bound_step(shape, policy_);
   return limits;

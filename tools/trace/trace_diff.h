@@ -33,7 +33,7 @@ struct TraceDiff {
   bool is_regression(double percent) const;
 };
 
-// Leaves out the first step of each trace if there are others, because it touches memory for the
+// If a trace has other steps, its first step is left out, because that step touches memory for the
 // first time. Fails with: kInput when one of the traces has no step.
 TraceDiff diff_of(const TraceAnalysis& before, const TraceAnalysis& after);
 

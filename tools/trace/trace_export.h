@@ -10,7 +10,7 @@
 namespace sluice {
 
 // Writes a process for each rank. Steps, computation, waits and updates become slices of threads.
-// Transfers become async events, because they overlap. Flow arrows lead from a block's read to the
+// Transfers overlap, so they become async events. Flow arrows lead from a block's read to the
 // computation that uses the block. Counters show each drive's depth and rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 

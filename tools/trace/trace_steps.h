@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// All steps that ended. The first step is left out if there are others, because it touches memory
-// for the first time and finds no data there.
+// All steps that ended. If there are other steps, the first one is left out, because it touches
+// memory for the first time and finds no data there.
 std::vector<StepShare> steady_steps(const TraceAnalysis& rank);
 
 struct StepMeans {

@@ -11,6 +11,7 @@
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "engine/bound/bound.h"
+#include "engine/bound/planned_step.h"
 #include "engine/planner/run_plan.h"
 #include "engine/run/engine_trace.h"
 #include "tools/trace/trace_rates.h"
@@ -134,7 +135,6 @@ class Replay {
                              model_.forward_order[0] != model_.forward_order[1] &&
                              units[0] == units[1];
     order_ = is_vertical ? MicroBatchOrder::kVertical : MicroBatchOrder::kHorizontal;
-    schedule_ = training_schedule(model_, micro_batches_, order_);
   }
 
   const Config& config() const { return config_; }
@@ -148,16 +148,9 @@ class Replay {
     if (scenario.window_units)
       placement.window_bytes =
           *scenario.window_units * align_up(std::ranges::max(unit_bytes), kStorageAlignBytes);
-    const WindowPlan window =
-        plan_window(schedule_, unit_bytes, placement.window_bytes, model_.concurrent_leases);
-    const std::uint32_t places = placement.activation_window.count;
-    const ActivationPlan activations =
-        places == 0
-            ? ActivationPlan{}
-            : plan_activations({.model = model_, .micro_batches = micro_batches_, .order = order_},
-                               places);
-    const StepShape shape{*layout_, placement, schedule_, window, scenario.rates, &activations};
-    return bound_step(shape, scenario.policy);
+    const PlannedStep step({.model = model_, .micro_batches = micro_batches_, .order = order_},
+                           *layout_, placement, config.storage.state.commit_every);
+    return bound_step(step.shape(scenario.rates), scenario.policy);
   }
 
  private:
@@ -167,7 +160,6 @@ class Replay {
   std::optional<Layout> layout_;
   std::uint32_t micro_batches_ = 1;
   MicroBatchOrder order_ = MicroBatchOrder::kHorizontal;
-  Schedule schedule_;
 };
 
 // The limits of the prediction, so that a reader knows them.

@@ -13,18 +13,10 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "tools/gpt/model/gpt_config.h"
+#include "tools/gpt/model/batch_shape.h"
 #include "tools/gpt/model/row_kernels.h"
 
 namespace sluice::gpt {
-
-// Largest number of tokens in one pass.
-struct BatchShape {
-  std::uint32_t batch = 1;
-  std::uint32_t sequence = 1;
-
-  std::uint64_t rows() const { return std::uint64_t{batch} * sequence; }
-};
 
 enum class Checkpoints : std::uint8_t {
   kNone,   // everything is kept

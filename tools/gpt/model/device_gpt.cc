@@ -3,24 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/core.h>
-
 #include <sluice/error.h>
 #include <sluice/units.h>
 #include "tools/gpt/model/gpt_model.h"
 
 namespace sluice::gpt {
 namespace {
-
-const GptConfig& checked(const GptConfig& config, BatchShape shape) {
-  validate(config);
-  if (shape.batch == 0 || shape.sequence == 0 || shape.sequence > config.context)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("a micro-batch of {} sequences of {} tokens: both must be at least 1, "
-                            "and the sequence at most model.context = {}",
-                            shape.batch, shape.sequence, config.context));
-  return config;
-}
 
 // Scores and their gradient are fp32, probabilities and theirs of the type of activations.
 std::uint64_t head_group_of(const GptConfig& config, BatchShape shape, DType type,
@@ -118,15 +106,8 @@ void DeviceGpt::start(Mode mode, std::span<const std::uint32_t> tokens,
                       std::span<const std::uint32_t> targets, StreamId stream) {
   SLUICE_CHECK(tokens.size() == rows() && targets.size() == rows(),
                "a micro-batch has batch * sequence tokens and as many targets");
-  for (const std::span<const std::uint32_t> values : {tokens, targets}) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (values[i] >= config_.vocabulary)
-        throw Error(ErrorCode::kInput,
-                    fmt::format("token {} at position {} is beyond model.vocabulary = {}; the data "
-                                "was made with another tokenizer",
-                                values[i], i, config_.vocabulary));
-    }
-  }
+  check_tokens(config_, tokens);
+  check_tokens(config_, targets);
   device_.synchronize(uploaded_.id());
   auto* const inputs = reinterpret_cast<std::uint32_t*>(host_.data());
   std::copy(tokens.begin(), tokens.end(), inputs);

@@ -1,7 +1,5 @@
 #include "tools/gpt/model/gpt_compute.h"
 
-#include <fmt/core.h>
-
 #include <sluice/error.h>
 #include "tools/gpt/model/attention.h"
 #include "tools/gpt/model/gpt_model.h"
@@ -9,16 +7,6 @@
 
 namespace sluice::gpt {
 namespace {
-
-const GptConfig& checked_shape(const GptConfig& config, BatchShape shape) {
-  validate(config);
-  if (shape.batch == 0 || shape.sequence == 0 || shape.sequence > config.context)
-    throw Error(ErrorCode::kConfig,
-                fmt::format("a micro-batch of {} sequences of {} tokens: both must be at least 1, "
-                            "and the sequence at most model.context = {}",
-                            shape.batch, shape.sequence, config.context));
-  return config;
-}
 
 ActivationNeeds needs_of(BatchShape shape, const GptComputeOptions& options) {
   return {.shape = shape,
@@ -30,7 +18,7 @@ ActivationNeeds needs_of(BatchShape shape, const GptComputeOptions& options) {
 }  // namespace
 
 GptCompute::GptCompute(const GptConfig& config, BatchShape shape, GptComputeOptions options)
-    : config_(checked_shape(config, shape)),
+    : config_(checked(config, shape)),
       shape_(shape),
       spec_(gpt_model_spec(config)),
       threads_(options.threads),
@@ -58,7 +46,7 @@ std::uint64_t GptCompute::activation_bytes() const {
 
 std::uint64_t GptCompute::activation_bytes_of(const GptConfig& config, BatchShape shape,
                                               const GptComputeOptions& options) {
-  return Activations::size_bytes(checked_shape(config, shape), needs_of(shape, options)) +
+  return Activations::size_bytes(checked(config, shape), needs_of(shape, options)) +
          UnitTensors::scratch_bytes_of(gpt_model_spec(config), options.precision,
                                        options.matmul.bf16_factors) +
          MatrixProducts::scratch_bytes_of(options.threads, options.matmul);
@@ -88,15 +76,8 @@ void GptCompute::start(Mode mode, std::span<const std::uint32_t> tokens,
     SLUICE_CHECK(tokens.size() == shape_.rows() && targets.size() == tokens.size(),
                  "a micro-batch has batch * sequence tokens and as many targets");
   }
-  for (const std::span<const std::uint32_t> values : {tokens, targets}) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (values[i] >= config_.vocabulary)
-        throw Error(ErrorCode::kInput,
-                    fmt::format("token {} at position {} is beyond model.vocabulary = {}; the data "
-                                "was made with another tokenizer",
-                                values[i], i, config_.vocabulary));
-    }
-  }
+  check_tokens(config_, tokens);
+  check_tokens(config_, targets);
   mode_ = mode;
   sequence_ = mode == Mode::kGeneration ? tokens.size() : shape_.sequence;
   Batch& batch = batches_[micro_batch];
