@@ -51,7 +51,7 @@ TEST_P(DeviceContract, NullRangesAndEmptyFunctionsAreRefused) {
   device().synchronize(stream.id());
 }
 
-// The error is the failure of the stream's work, as any that a host function throws.
+// The error is a failure of the stream's work, like every exception of a host function.
 TEST_P(DeviceContract, AHostFunctionThatCallsTheDeviceFails) {
   const Event event(device());
   const Stream stream(device(), "test");

@@ -70,7 +70,7 @@ inline ToyUses planned_uses(const ModelSpec& model, std::uint32_t micro_batches,
   return uses;
 }
 
-// The place of a planned use, whose number says it.
+// The place of a planned use, found by the use's number.
 inline ActivationRelay::Use activation_use_of(const ToyUse& use) {
   const auto forward = static_cast<std::uint32_t>(toy_boundary_bytes().size() + 1);
   const auto number = static_cast<std::uint32_t>(use.number % kUsesOfRank);

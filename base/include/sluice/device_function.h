@@ -1,4 +1,4 @@
-// Marks a function that the CPU and CUDA kernels share, so that both compute from one definition.
+// Marks a function that the CPU and CUDA kernels share. So both compute from one definition.
 #pragma once
 
 #ifdef __CUDACC__

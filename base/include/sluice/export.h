@@ -1,4 +1,4 @@
-// The mark of what programs may use of the shared library: its other symbols are hidden.
+// Marks the symbols of the shared library that programs may use. All others are hidden.
 #pragma once
 
 #define SLUICE_EXPORT __attribute__((visibility("default")))

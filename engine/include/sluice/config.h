@@ -63,8 +63,8 @@ SLUICE_EXPORT std::string_view name_of(ActivationHome home);
 
 // How the loss is scaled (engine/step/loss_scaler.h). The application multiplies its loss, or the
 // gradient of the loss, by Step::loss_scale(), and the engine divides the gradients by the same
-// factor. With a dynamic scale, a step whose gradients overflow is skipped, independent of
-// `non_finite`.
+// factor. With a dynamic scale, a step with overflowing gradients is skipped, whatever `non_finite`
+// says.
 struct LossScaleOptions {
   // The scale of every step; 0 = a dynamic scale, as set below. 1 = no scaling.
   double static_scale = 1;
@@ -183,8 +183,8 @@ struct Config {
     bool group_is_node = false;  // a host's ranks; the tool that knows them sets group_ranks
     // At stage 3, units whose parameters take at most this many bytes stay whole on every rank's
     // device, as at stage 2, if memory.device has room beside the window. A larger value saves
-    // gathers, but takes more device memory. The time of a gather below the default size is latency
-    // and does not depend on its length. 0 = none.
+    // gathers, but takes more device memory. Below the default size, a gather's time is latency and
+    // does not depend on its length. 0 = none.
     std::uint64_t keep_gathered_bytes = 256 << 10;
     // For the code that makes the collectives:
     RankReduction reduction = RankReduction::kExact;

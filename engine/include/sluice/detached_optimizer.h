@@ -9,10 +9,10 @@
 //   optimizer.wait_all();      // everything has, and every moment is home
 //
 // Thread rule: one thread at a time.
-// Invariants: neither the place of the state nor its division into blocks changes a bit of a
-// result. An fp32 parameter is its own master. For a 16-bit parameter, the optimizer keeps a master
-// and the 16 bits that were last made from the master. If the application has changed the parameter
-// since then, the new value becomes the master.
+// Invariants: no bit of a result depends on the place of the state or on its division into blocks.
+// An fp32 parameter is its own master. For a 16-bit parameter, the optimizer keeps a master and the
+// 16 bits that were last made from the master. If the application has changed the parameter since
+// then, the new value becomes the master.
 // Failure: a failed transfer stops the optimizer for good, and every later call throws the same
 // error.
 #pragma once

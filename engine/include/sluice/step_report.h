@@ -80,7 +80,7 @@ struct Traffic {
   // homes are on storage.
   std::uint64_t activation_out_bytes = 0;
   std::uint64_t activation_in_bytes = 0;
-  // Gradients written because they wait on storage; as many bytes are read. Included above.
+  // Gradients that wait on storage, as bytes written; as many are read. Included above.
   std::uint64_t gradient_spill_bytes = 0;
 };
 

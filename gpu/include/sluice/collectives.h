@@ -103,7 +103,7 @@ class SLUICE_EXPORT Collectives {
   virtual void all_reduce(const AllReduce& reduce, StreamId stream) = 0;
   virtual void all_reduce_integers(const AllReduceIntegers& reduce, StreamId stream) = 0;
   virtual void broadcast(const Broadcast& broadcast, StreamId stream) = 0;
-  // The barrier ends on no rank before every rank has begun the barrier.
+  // The barrier ends on a rank only after all ranks have begun it.
   virtual void barrier(std::string_view subject, StreamId stream) = 0;
 
   // Opens a further sequence of operations over some of this object's ranks, in the given order.

@@ -29,8 +29,8 @@ struct CudaMemorySource {
 
 struct CudaDeviceOptions {
   int ordinal = 0;
-  // The limit for the sum of all allocations; 0 = the free memory minus a reserve for libraries and
-  // kernels. With 0, capacity_bytes() asks the GPU again at each call, so planners call
+  // The limit for the sum of all allocations. 0 means the free memory minus a reserve for libraries
+  // and kernels. With 0, capacity_bytes() asks the GPU again at each call, so planners call
   // capacity_bytes() after everything else has been allocated.
   std::uint64_t memory_bytes = 0;
   CudaMemorySource memory_source = {};  // empty = cudaMalloc

@@ -67,7 +67,7 @@ void for_each_tensor(const ModelSpec& spec, const Body& body) {
       body(unit, tensor, spec.units[unit].tensors[tensor]);
 }
 
-// Fills in values for which no gradient is tiny. Biases and norms are random, too, and matrices are
+// Fills in values that give no tiny gradient. Biases and norms are random, too, and matrices are
 // larger than at a real start.
 inline void fill_random(const ModelSpec& spec, const TensorMemory& parameters) {
   for_each_tensor(spec, [&](std::size_t unit, std::size_t tensor, const TensorSpec& t) {
