@@ -27,18 +27,34 @@ SLUICE_HOST_DEVICE constexpr std::uint8_t zero_code(CodeBook book) {
 }
 inline constexpr std::uint8_t kLostCode = 255;
 
+// The values of the codes. A GPU has them in the function that reads them; on the host, such an
+// array would be copied to the stack for every look-up.
+#ifndef __CUDA_ARCH__
+inline constexpr float kSignedCodeValues[256] = {
+#include "base/moment_codes_signed.inc"
+};
+inline constexpr float kUnsignedCodeValues[256] = {
+#include "base/moment_codes_unsigned.inc"
+};
+#endif
+
 SLUICE_HOST_DEVICE constexpr float signed_code_value(std::uint32_t code) {
-  constexpr float kValues[256] = {
+#ifdef __CUDA_ARCH__
+  constexpr float kSignedCodeValues[256] = {
 #include "base/moment_codes_signed.inc"
   };
-  return kValues[code];
+#endif
+  return kSignedCodeValues[code];
 }
 SLUICE_HOST_DEVICE constexpr float unsigned_code_value(std::uint32_t code) {
-  constexpr float kValues[256] = {
+#ifdef __CUDA_ARCH__
+  constexpr float kUnsignedCodeValues[256] = {
 #include "base/moment_codes_unsigned.inc"
   };
-  return kValues[code];
+#endif
+  return kUnsignedCodeValues[code];
 }
+
 // The value of a code for a scale of 1: the dynamic map of 8 bits that bitsandbytes publishes.
 SLUICE_HOST_DEVICE constexpr float code_value(CodeBook book, std::uint32_t code) {
   return book == CodeBook::kSigned ? signed_code_value(code) : unsigned_code_value(code);
