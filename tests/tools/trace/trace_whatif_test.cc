@@ -95,6 +95,21 @@ TEST_F(WhatIfTest, StepsThatTookNoTimeAreRefused) {
   EXPECT_NE(message.find("took no time"), std::string::npos) << message;
 }
 
+// A commit writes the state that is at home in memory.
+TEST_F(WhatIfTest, CommitsAreAsRareAsInTheRun) {
+  nlohmann::json engine = nlohmann::json::parse(file_.sections.at("engine"));
+  nlohmann::json& config = engine["config"];
+  config["placement"] = {{"parameters", "host"}, {"optimizer", "host"}};
+  config["memory"]["host"] = "256MiB";
+  const auto step_s = [&](std::uint32_t commit_every) {
+    config["storage"]["state"] = {{"name", "run"}, {"commit_every", commit_every}};
+    file_.sections["engine"] = engine.dump();
+    return replayed(replayed_s_);
+  };
+  const double each_s = step_s(1);
+  EXPECT_LT(step_s(4), each_s);
+}
+
 // A description that asks for more than any run has is refused before anything is planned for it.
 TEST_F(WhatIfTest, RefusesImplausibleDescriptions) {
   const nlohmann::json engine = nlohmann::json::parse(file_.sections.at("engine"));
