@@ -43,6 +43,9 @@ ONE_PLACE = {
 }
 
 README_SAMPLE = "examples/sine/main.cc"
+# A program that includes the facade compiles these many of our headers, and no more.
+FACADE = "engine/include/sluice/engine.h"
+FACADE_HEADERS_MAX = 20
 
 
 class Tree:
@@ -141,6 +144,18 @@ def check_house(tree):
     for folder in order:
         if folder not in folders:
             tree.report("house", HOUSE, 1, f"{folder} has no source file")
+
+
+def check_facade(tree):
+    """How many headers of the project the facade includes, directly or not."""
+    found, waiting = set(), [FACADE]
+    while waiting:
+        for _, name, _ in tree.includes.get(waiting.pop(), ()):
+            if name in tree.headers and name not in found:
+                found.add(name)
+                waiting.append(name)
+    if len(found) > FACADE_HEADERS_MAX:
+        tree.report("facade", FACADE, 1, f"includes {len(found)} headers of the project; {FACADE_HEADERS_MAX} are allowed")
 
 
 def check_cycles(tree):
@@ -474,7 +489,7 @@ def check_readme(tree):
         tree.report("readme-sample", "README.md", line, f"the sample is not in {README_SAMPLE}")
 
 
-CHECKS = [check_house, check_cycles, check_lengths, check_headers, check_references, check_one_place,
+CHECKS = [check_house, check_facade, check_cycles, check_lengths, check_headers, check_references, check_one_place,
           check_configs, check_words, check_english, check_readme]
 
 
@@ -540,6 +555,11 @@ PLANTED = [
     ("include-path", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n#include "base/none.h"\n'}),
     ("include-cycle", "base/error.h", {"base/error.h": HEADER + '#include "base/x.h"\n',
                                        "base/x.h": HEADER + '#include "base/error.h"\n'}),
+    ("facade", FACADE, {HOUSE: CLEAN_HOUSE.replace("| `tools` | ", "| `engine/include/sluice` | `base` | public |\n| `tools` | `engine/include/sluice`, "),
+                        FACADE: HEADER + "#include <sluice/h1.h>\n#include <sluice/ids.h>\n",
+                        "tools/main.cc": '#include <sluice/engine.h>\n#include "engine/flow/b.h"\n'}
+     | {f"base/include/sluice/h{i}.h": HEADER + f"#include <sluice/h{i + 1}.h>\n" for i in range(1, FACADE_HEADERS_MAX)}
+     | {f"base/include/sluice/h{FACADE_HEADERS_MAX}.h": HEADER}),
     ("line-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n//' + "x" * LINE_CHARACTERS_MAX + "\n"}),
     ("file-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n' + "//\n" * FILE_LINES_MAX}),
     ("function-length", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\nnamespace {\nvoid f(int x,\n       int y) {\n'
