@@ -25,7 +25,7 @@ TOOLS = "bash env dirname mkdir mktemp rm date nproc mv cat stat timeout tail he
 
 
 class GpuCheckCase(CliCase):
-    LABEL = "io"
+    LABEL = "command"
 
     def script(self, path, *arguments, **environment):
         done = subprocess.run([path, *arguments], cwd=self.folder, capture_output=True, text=True, check=False,
