@@ -395,6 +395,18 @@ def check_words(tree):
                 tree.report("word", path, number, f"{match[0]}: finish it, or describe the limit in plain words")
 
 
+def check_named_files(tree):
+    """Files of the layers that a document or a comment of a header names. Pages of results speak of their day."""
+    for path, text in tree.texts.items():
+        is_document = path.endswith(".md") and not path.startswith("docs/results/") and path != "CHANGELOG.md"
+        if not is_document and path not in tree.headers:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for name in re.findall(r"(?<![\w./-])((?:%s)/[\w/]+\.(?:h|cc|cu|inc|py|sh))\b" % "|".join(sorted(LAYERS)), line):
+                if name not in tree.texts and "#include" not in line:
+                    tree.report("named-file", path, number, f"{name} is no file of this repository")
+
+
 def comment_lines(path, text):
     """(line number, column, text) of every comment, and of every line of a docstring."""
     suffix = pathlib.PurePosixPath(path).suffix
@@ -490,7 +502,7 @@ def check_readme(tree):
 
 
 CHECKS = [check_house, check_facade, check_cycles, check_lengths, check_headers, check_references, check_one_place,
-          check_configs, check_words, check_english, check_readme]
+          check_configs, check_named_files, check_words, check_english, check_readme]
 
 
 def violations_of(root):
@@ -581,6 +593,8 @@ PLANTED = [
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"step": 1}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": {"steps": 1, "steps": 2}}'}),
     ("config", "configs/x.json", {"configs/x.json": '{"run": '}),
+    ("named-file", "docs/english.md", {"docs/english.md": "Read `engine/flow/b.h` and `engine/flow/gone.cc`.\n"}),
+    ("named-file", "base/error.h", {"base/error.h": "// A header; base/error.cc has the rest, base/gone.h nothing.\n#pragma once\n"}),
     ("word", "tools/main.cc", {"tools/main.cc": '#include "engine/flow/b.h"\n// TODO: later\n'}),
     ("opener", "base/error.h", {"base/error.h": "// What a caller sees.\n#pragma once\n"}),
     ("opener", "base/error.h", {"base/error.h": HEADER + "// A thing. Of\n// several, the first.\n"}),
