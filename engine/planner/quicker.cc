@@ -4,10 +4,14 @@
 
 #include <fmt/ranges.h>
 
+#include "engine/planner/plan_subject.h"
+
 namespace sluice {
 namespace {
 
 constexpr double kNoticed = 0.995;
+constexpr double kWorthMemory = 0.95;
+constexpr std::size_t kBlocksMany = 16 << 10;
 
 }  // namespace
 
@@ -34,11 +38,28 @@ std::optional<Quicker> quicker_than(const std::vector<PlannedPlacement>& all,
   return found;
 }
 
+std::optional<MoreMemory> more_memory_for(const PlanRequest& request, const PlannedPlacement& own) {
+  if (!own.obstacle.empty()) return std::nullopt;
+  PlanRequest larger = request;
+  const std::uint64_t budget = own.placement.host_budget_bytes;
+  for (const std::uint64_t quarters : {5, 6, 8, 16}) {
+    larger.config.memory.host_bytes = budget / 4 * quarters;
+    const Planning planning(larger);
+    if (planning.layout().blocks().size() > kBlocksMany) return std::nullopt;
+    const PlannedPlacement planned = planning.place("config", larger.config.placement);
+    if (!planned.obstacle.empty()) continue;
+    const double step_s =
+        planning.step_of(planned.placement, planned.policy, planning.rates()).step_s;
+    if (step_s < kWorthMemory * own.step.step_s)
+      return MoreMemory{.more_bytes = budget / 4 * (quarters - 4), .step_s = step_s};
+  }
+  return std::nullopt;
+}
+
 std::string settings_of(const Quicker& quicker, const Config& config) {
   std::vector<std::string> settings;
   const auto compare = [&](std::string_view key, TierChoice wanted, TierChoice given) {
-    if (wanted != given)
-      settings.push_back(fmt::format("placement.{}={}", key, name_of(wanted)));
+    if (wanted != given) settings.push_back(fmt::format("placement.{}={}", key, name_of(wanted)));
   };
   compare("parameters", quicker.placement.parameters, config.placement.parameters);
   compare("optimizer", quicker.placement.optimizer, config.placement.optimizer);

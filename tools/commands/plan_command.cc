@@ -25,6 +25,7 @@
 #include "tools/gpt/train/run_memory.h"
 #include "tools/gpt/train/train_config.h"
 #include "tools/gpt/train/train_ranks.h"
+#include "tools/report/deepspeed_estimate.h"
 #include "tools/report/rank_memory.h"
 #include "tools/report/stage_table.h"
 
@@ -46,6 +47,8 @@ struct Subject {
   PlanRates rates;
   std::array<OrderPlan, 2> orders;
   double parameters = 0;  // of the whole model
+  double active_parameters = 0;
+  std::string tensors;  // JSON, if --tensors asks for it
   std::string description;
   double tokens = 0;  // of a step and rank
 };
@@ -117,6 +120,8 @@ Subject subject_of(const PlanOptions& options) {
     for (const TensorSpec& tensor : unit.tensors)
       subject.parameters += static_cast<double>(tensor.element_count());
   }
+  subject.active_parameters = model.active_parameters;
+  if (!options.tensors_file.empty()) subject.tensors = tensors_json(model);
   request.model = std::move(model.spec);
   request.forward_flops = std::move(model.forward_flops);
   request.micro_batches = config.micro_batches;
@@ -134,10 +139,19 @@ Subject subject_of(const PlanOptions& options) {
 // --- What is printed ---
 
 // The first line: the verdict, which the rest explains.
-std::string verdict(const PlannedPlacement& own) {
+std::string verdict(const std::vector<PlannedPlacement>& all, const PlanRequest& request) {
+  const PlannedPlacement& own = all.front();
   if (!own.obstacle.empty()) return fmt::format("does not fit: {}", in_short(own.obstacle));
-  return fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
-                     name_of(own.step.scarcest()));
+  const std::string line = fmt::format("fits: {:.3g} s a step, bound by {}", own.step.step_s,
+                                       name_of(own.step.scarcest()));
+  // The least change that helps: settings cost nothing, memory does.
+  if (const std::optional<Quicker> quicker = quicker_than(all, request.config))
+    return line + fmt::format("; {} makes it {:.3g} s", settings_of(*quicker, request.config),
+                              quicker->step_s);
+  if (const std::optional<MoreMemory> more = more_memory_for(request, own))
+    return line + fmt::format("; {} more host memory makes it {:.3g} s",
+                              format_bytes(more->more_bytes), more->step_s);
+  return line;
 }
 
 void print_pools(const PlannedPlacement& planned, const Subject& subject) {
@@ -279,6 +293,7 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
                 const std::vector<PlannedPlacement>& all, std::optional<double> free_tokens) {
   nlohmann::ordered_json root = {
       {"parameters", subject.parameters},
+      {"active_parameters", subject.active_parameters},
       {"optimizer_state", name_of(subject.request.config.optimizer.state)},
       {"ranks", options.ranks},
       {"tokens", subject.tokens},
@@ -295,7 +310,25 @@ void write_json(OutputFile& output, const PlanOptions& options, const Subject& s
     for (const StageMemory& stage : memory_by_stage(subject.request))
       root["stages"].push_back(json_of(stage));
   }
+  if (options.as_deepspeed) {
+    for (const DeepspeedEstimate& row : deepspeed_estimates(
+             deepspeed_subject(subject.request.model, options.ranks, options.nodes)))
+      root["deepspeed"].push_back(
+          {{"options", row.options()}, {"cpu_bytes", row.cpu_bytes}, {"gpu_bytes", row.gpu_bytes}});
+  }
   write_whole(output, root.dump(2) + "\n");
+}
+
+void print_deepspeed(const PlanOptions& options, const Subject& subject,
+                     const PlannedPlacement& own) {
+  const DeepspeedSubject model =
+      deepspeed_subject(subject.request.model, options.ranks, options.nodes);
+  say("{}", deepspeed_table(model));
+  if (!own.obstacle.empty()) return;
+  say("Sluice, this config: {} on a GPU, {} in a node's memory, {} on its drives\n",
+      format_bytes(own.placement.device_bytes()),
+      format_bytes(options.ranks / options.nodes * own.placement.host_bytes()),
+      format_bytes(options.ranks / options.nodes * own.placement.nvme_bytes()));
 }
 
 std::string planned_stages(const PlanRequest& request) {
@@ -306,6 +339,8 @@ std::string planned_stages(const PlanRequest& request) {
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
+  if (options.ranks % options.nodes != 0)
+    refuse_plan(fmt::format("--nodes {} does not divide --ranks {}", options.nodes, options.ranks));
   const Subject subject = subject_of(options);
   OutputFiles outputs;
   outputs.add_input("the config", options.config_file);
@@ -314,19 +349,20 @@ int run_plan(const PlanOptions& options) {
   outputs.add_input("--io", options.rates.io_file);
   outputs.add_input("--adam", options.rates.adam_file);
   OutputFile& json = outputs.add("--json", options.json_file);
+  OutputFile& tensors = outputs.add("--tensors", options.tensors_file);
   outputs.check();
+  if (tensors.is_wanted()) write_whole(tensors, subject.tensors);
   std::optional<Progress> progress(std::in_place, "planning every place for the state");
   const std::vector<PlannedPlacement> all = plan_alternatives(subject.request);
   const PlannedPlacement& own = all.front();
   const bool fits = own.obstacle.empty();
   std::optional<double> free_tokens;
-  if (fits) {
-    progress->set("looking for the computation that hides all else");
-    if (const auto factor = compute_factor_that_hides(subject.request, own))
-      free_tokens = *factor * subject.tokens;
-  }
+  if (fits) progress->set("looking for the computation that hides all else");
+  if (const auto factor = compute_factor_that_hides(subject.request, own))
+    free_tokens = *factor * subject.tokens;
+  const std::string first_line = verdict(all, subject.request);
   progress.reset();
-  say("{}\n{}", coloured(STDOUT_FILENO, fits ? Colour::kGood : Colour::kBad, verdict(own)),
+  say("{}\n{}", coloured(STDOUT_FILENO, fits ? Colour::kGood : Colour::kBad, first_line),
       subject.description);
   say("{:.4g} parameters on {} {}; {:.4g} tokens a step and rank\n", subject.parameters,
       options.ranks, options.ranks == 1 ? "rank" : "ranks, of which this is one", subject.tokens);
@@ -354,6 +390,7 @@ int run_plan(const PlanOptions& options) {
     say("{} written last for {:.3g} steps, {:.3g} days of this\n", options.bytes_written_rating,
         *steps, *steps * own.step.step_s / kSecondsADay);
   if (options.stages) say("{}", planned_stages(subject.request));
+  if (options.as_deepspeed) print_deepspeed(options, subject, own);
   if (options.ranks > 1) say("collectives take no time in this plan\n");
   if (json.is_wanted()) write_json(json, options, subject, all, free_tokens);
   return fits ? kExitOk : kExitResource;

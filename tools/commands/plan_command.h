@@ -27,7 +27,10 @@ struct PlanOptions {
   std::optional<double> tokens;      // of a step and rank; otherwise from the config's batch
   std::string bytes_written_rating;  // of all drives together, such as "1200TB"; empty = none
   PlanRateOptions rates;
+  bool as_deepspeed = false;  // also print what DeepSpeed's estimators say
+  std::uint32_t nodes = 1;    // with `as_deepspeed`: that the ranks are on
   std::string json_file;
+  std::string tensors_file;
 };
 
 // Prints the plan. Returns kExitResource when the config's own placement does not fit its budgets.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sluice/error.h>
 #include "tools/gpt/train/run_memory.h"
@@ -81,16 +82,22 @@ PlanModel zoo_plan(const TrainConfig& config, const PlanOptions& options, const 
       static_cast<std::uint64_t>(tokens * static_cast<double>(zoo.vocabulary) * sizeof(float));
   if (config.engine.activations.home != ActivationHome::kKeep)
     add_boundaries(model.spec, static_cast<double>(zoo.hidden), tokens);
-  for (const UnitSpec& unit : zoo.spec.units)
-    model.forward_flops.push_back(2 * elements_of(unit) * tokens);
-  // A lookup is not a product. A tied head's product is the second of two uses.
-  model.forward_flops.front() *= zoo.has_tied_head ? 0.5 : 0;
   // Scores and their products with the values; the mask leaves half of them.
-  for (std::size_t i = 1; i <= zoo.layers; ++i)
-    model.forward_flops[i] += 2 * sequence * static_cast<double>(zoo.attention_width) * tokens;
-  model.description = fmt::format("{}: {}, {} layers of width {}{}, sequences of {:g} tokens\n",
+  for (const UnitWork& work : zoo.work)
+    model.forward_flops.push_back(
+        2 * tokens * work.tokens *
+        (work.product_elements +
+         sequence * work.tokens * static_cast<double>(work.attention_width)));
+  const double parameters = zoo.parameters();
+  const std::string active =
+      zoo.active_parameters < parameters
+          ? fmt::format(", {:.4g} of {:.4g} parameters active", zoo.active_parameters, parameters)
+          : "";
+  model.active_parameters = zoo.active_parameters;
+  model.description = fmt::format("{}: {}, {} layers of width {}{}{}, sequences of {:g} tokens\n",
                                   options.model, zoo.architecture, zoo.layers, zoo.hidden,
-                                  zoo.has_tied_head ? ", a tied head" : "", sequence);
+                                  zoo.has_tied_head() ? ", a tied head" : "", active, sequence);
+  model.tied = zoo.tied;
   return model;
 }
 
@@ -104,6 +111,18 @@ const GpuPreset& gpu_preset(const std::string& name) {
   }
   throw Error(ErrorCode::kConfig, fmt::format("plan: --gpu {} is not known; there are {}", name,
                                               fmt::join(names, ", ")));
+}
+
+std::string tensors_json(const PlanModel& model) {
+  nlohmann::ordered_json root = {{"active_parameters", model.active_parameters},
+                                 {"tied", model.tied},
+                                 {"units", nlohmann::ordered_json::array()}};
+  for (const UnitSpec& unit : model.spec.units) {
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+    for (const TensorSpec& tensor : unit.tensors) tensors[tensor.name] = tensor.shape;
+    root["units"].push_back({{"name", unit.name}, {"tensors", tensors}});
+  }
+  return root.dump(1) + "\n";
 }
 
 PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool is_on_host) {
@@ -126,6 +145,8 @@ PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool
     model.activation_bytes = kept_activation_bytes(config, is_on_host);
   }
   model.tokens = tokens;
+  if (!zoo)
+    for (const UnitSpec& unit : model.spec.units) model.active_parameters += elements_of(unit);
   // A multiplication and an addition per parameter and token.
   for (std::size_t i = model.forward_flops.size(); i < model.spec.units.size(); ++i)
     model.forward_flops.push_back(2 * elements_of(model.spec.units[i]) * micro_tokens);

@@ -36,7 +36,12 @@ struct PlanModel {
   std::uint64_t activation_bytes = 0;  // of activations that the application keeps
   double tokens = 0;                   // of a step and rank
   std::string description;             // a line about --model; otherwise empty
+  double active_parameters = 0;        // of --model, that a token uses
+  std::vector<std::string> tied;       // of --model: the names by which one tensor goes
 };
+
+// The units and tensors of `model` as JSON, for --tensors.
+std::string tensors_json(const PlanModel& model);
 
 // Fails with: kInput, kConfig.
 PlanModel plan_model(const TrainConfig& config, const PlanOptions& options, bool is_on_host);

@@ -1,5 +1,6 @@
 // The optimizer and clipping.
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include <fmt/format.h>
@@ -17,11 +18,19 @@ std::string lower(std::string text) {
   return text;
 }
 
+// Names of transformers and bitsandbytes for AdamW with moments in 8 bits. DeepSpeed has none of
+// them, but its users write them. Sluice's moments in 8 bits have the same code book and blocks.
+bool is_8bit_adamw(const std::string& name) {
+  constexpr std::array kNames{"adamw_8bit", "adamw_bnb_8bit", "adamw8bit", "paged_adamw_8bit",
+                              "pagedadamw8bit"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
 // Sluice's name for DeepSpeed's; empty when Sluice has no such optimizer. DeepSpeed takes its own
 // names in any case, and those of torch as they are.
 std::string kind_of(const ImportPass& pass, const std::string& type) {
   const std::string name = lower(type);
-  if (name == "adamw") return "adamw";
+  if (name == "adamw" || is_8bit_adamw(name)) return "adamw";
   if (name == "adam")
     return pass.boolean(kParams + "adam_w_mode").value_or(true) ? "adamw" : "adam";
   if (name == "lion" || name == "adagrad") return name;
@@ -105,6 +114,10 @@ void import_optimizer(ImportPass& pass) {
            lower(*type) == "adam" && kind == "adamw" ? "DeepSpeed's Adam is AdamW unless "
                                                        "adam_w_mode is false"
                                                      : "");
+  if (is_8bit_adamw(lower(*type)))
+    pass.map("optimizer.type", "optimizer.state", "8bit",
+             "moments in 8 bits, as bitsandbytes keeps them, in tensors of any length; DeepSpeed "
+             "itself has no such type");
   if (pass.find(kParams + "adam_w_mode") != nullptr)
     pass.map(kParams + "adam_w_mode", "optimizer.type", kind);
   const double fallback = kind == "adagrad" ? 1e-2 : pass.default_number(kParams + "lr");

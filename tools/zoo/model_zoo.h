@@ -1,38 +1,55 @@
-// Models, read from their config files (config.json of Hugging Face's transformers) for plans. A
-// model has the tensors' names and shapes, in the units that an engine would get, but no weights.
+// Models, read from their config files (config.json of Hugging Face's transformers) or from the
+// headers of their safetensors files, for plans. A model has the tensors' names and shapes, in the
+// units that an engine would get, but no weights.
 //
 // Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <sluice/model_spec.h>
 
 namespace sluice {
+
+// The part of a unit that computes.
+struct UnitWork {
+  // The elements that a token is multiplied with in one use: without lookups, and without the
+  // experts that a token does not reach.
+  double product_elements = 0;
+  // The width of all heads of attention together; 0 = no attention.
+  std::uint64_t attention_width = 0;
+  // The unit's tokens for each token of the plan. An encoder has a length of its own.
+  double tokens = 1;
+};
 
 struct ZooModel {
   std::string architecture;  // "llama"
   // The units are the embedding, each layer and the head. A tied head is a second use of the
   // embedding.
   ModelSpec spec;
-  bool has_tied_head = false;
+  std::vector<UnitWork> work;  // by unit
+  // The names by which one tensor goes; the first is the tensor's in `spec`. Empty = none is tied.
+  std::vector<std::string> tied;
+  double active_parameters = 0;  // that a token uses; all, if there are no experts
   std::uint64_t hidden = 0;
   std::uint64_t layers = 0;
-  std::uint64_t vocabulary = 0;
-  std::uint64_t context = 0;  // the largest number of tokens of a sequence
-  // The widths of all heads together, for the products in attention: of queries with keys, and of
-  // probabilities with values.
-  std::uint64_t attention_width = 0;
+  std::uint64_t vocabulary = 0;  // 0: no logits for each token
+  std::uint64_t context = 0;     // the largest number of tokens of a sequence
   // The number of values per token that a layer keeps for its backward pass: the inputs of the
   // norms, products and activations. This assumes that attention keeps no matrix of scores.
   std::uint64_t kept_values = 0;
+
+  bool has_tied_head() const { return !tied.empty(); }
+  double parameters() const;
 };
 
-// `path` is a config.json, or a folder with one.
+// `path` is a config.json, a safetensors file or its index, or a folder with them. An architecture
+// that is not known by its config is read from the tensors' names and shapes.
 // Fails with: kInput for a file that cannot be read or is no JSON; kConfig for an unknown
-// architecture (the message lists the known ones), a missing key, or sizes that do not fit
-// together.
+// architecture without tensors (the message lists the known ones), a missing key, or sizes that do
+// not fit together.
 ZooModel read_zoo_model(const std::string& path);
 
 }  // namespace sluice

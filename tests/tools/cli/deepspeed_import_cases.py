@@ -138,8 +138,17 @@ class DeepspeedFiles(FileWriter):
         self.assertEqual(config["groups"], [{"tensors": ["*"], "weight_decay": 0.1}])
         self.assertEqual((config["schedule"], config["warmup_steps"]), ("constant", 0))
         self.assertEqual((config["clip_norm"], config["clip_epsilon"]), (1.0, 1e-6))
-        for other in ("Muon", "Lamb", "OneBitAdam", "adamw_torch_fused", "sgd", "MuAdam"):
+        self.assertNotIn("state", config)
+        for other in ("Muon", "Lamb", "OneBitAdam", "ZeroOneAdam", "adamw_torch_fused", "sgd", "MuAdam", "lion_8bit", "Adam8bit"):
             self.refused({**FILE, "optimizer": {"type": other}}, "optimizer.type")
+
+    def test_adamw_in_8_bits_keeps_its_moments_so(self):
+        for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "AdamW8bit", "PagedAdamW8bit"):
+            with self.subTest(name):
+                report = self.report({**FILE, "optimizer": {"type": name, "params": {"lr": 1e-4}}})
+                config = report["config"]["optimizer"]
+                self.assertEqual((config["type"], config["state"], config["learning_rate"]), ("adamw", "8bit", 1e-4))
+                self.assertIn("bitsandbytes", json.dumps(report["mapped"]))
 
     def test_a_file_without_an_optimizer_takes_options(self):
         name = self.write({"train_batch_size": 2, "bf16": {"enabled": True}})

@@ -31,7 +31,7 @@ COMMANDS = {
 # Each output: (command, option). `grows`: it has its own name while the command runs.
 GROWS = {("train", "--trace"), ("train", "--csv"), ("train", "--json-lines")}
 OUTPUTS = GROWS | {
-    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("bench io", "--json"), ("bench adam", "--json"),
+    ("train", "--save"), ("train", "--json"), ("plan", "--json"), ("plan", "--tensors"), ("bench io", "--json"), ("bench adam", "--json"),
     ("bench step", "--json"), ("bench step", "--trace"), ("trace html", "--output"), ("trace export", "--chrome"),
     ("trace export", "--csv"), ("trace export", "--json"), ("config import", "--output"), ("tune", "--output"), ("tune", "--json"),
     ("state list", "--json"), ("state inspect", "--json"), ("state verify", "--json"), ("state export", "--json")}

@@ -1,7 +1,10 @@
 """sluice plan --model: parameters of known models, units, GPUs by name, and what it refuses."""
 
 import json
+import math
 import os
+import re
+import struct
 
 from cli_support import CliCase
 
@@ -23,6 +26,51 @@ MODELS = {
     "gpt2": (GPT2, 124439808),
     "gpt2-xl": ({**GPT2, "n_embd": 1600, "n_layer": 48, "n_head": 25}, 1557611200),
 }
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "intermediate_size": 14336, "num_key_value_heads": 8, "num_local_experts": 8,
+           "num_experts_per_tok": 2}
+QWEN3_MOE = {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+             "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+             "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False}
+DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "n_routed_experts": 256, "n_shared_experts": 1,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False}
+GEMMA2 = {"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
+          "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256000}
+T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32, "vocab_size": 32128}
+WHISPER = {"model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "decoder_layers": 32, "encoder_ffn_dim": 5120,
+           "decoder_ffn_dim": 5120, "num_mel_bins": 128, "vocab_size": 51866}
+VIT = {"model_type": "vit", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+       "id2label": {str(i): str(i) for i in range(1000)}}
+MODELS.update({
+    "Mixtral-8x7B": (MIXTRAL, 46702792704), "Qwen3-30B-A3B": (QWEN3_MOE, 30532122624),
+    "DeepSeek-V3": (DEEPSEEK, 671026404352),  # without the layer that predicts a second token
+    "gemma-2-9b": (GEMMA2, 9241705984), "t5-3b": (T5, 2851598336), "whisper-large-v3": (WHISPER, 1543490560),
+    "vit-base-patch16-224": (VIT, 86567656)})
+# Billions of parameters that a token uses, as the models' cards have them.
+ACTIVE = {"Mixtral-8x7B": 12.9, "Qwen3-30B-A3B": 3.3, "DeepSeek-V3": 37.0}
+# (CPU, GPU) bytes that DeepSpeed 0.19.8's estimators return, by model, GPUs of a node and nodes: stage 2 with and without
+# offload; stage 3 with both, the optimizer and nothing offloaded, each with and without zero_init.
+ESTIMATES = {
+    ("t5-3b", 8, 1): [
+        (136876720128, 5703196672), (136876720128, 12119292928), (76993155072, 131596288), (136876720128, 131596288),
+        (68438360064, 844495872), (136876720128, 844495872), (1579155456, 6547692544), (136876720128, 6547692544)],
+    ("t5-3b", 4, 16): [
+        (1095013761024, 5703196672), (68438360064, 6505208704), (4812072192, 131596288), (68438360064, 131596288),
+        (4277397504, 220708736), (68438360064, 220708736), (789577728, 933608320), (68438360064, 933608320)],
+    ("Llama-2-7b", 8, 1): [
+        (323443949568, 13476831232), (323443949568, 28638266368), (181937221632, 524288000), (323443949568, 524288000),
+        (161721974784, 2208891904), (323443949568, 2208891904), (6291456000, 15685723136), (323443949568, 15685723136)],
+    ("Llama-2-7b", 4, 16): [
+        (2587551596544, 13476831232), (161721974784, 15372010624), (11371076352, 524288000), (161721974784, 524288000),
+        (10107623424, 734863488), (161721974784, 734863488), (3145728000, 2419467392), (161721974784, 2419467392)],
+    ("gpt2-xl", 8, 1): [
+        (74765337600, 3115222400), (74765337600, 6619847600), (42055502400, 321644800), (74765337600, 321644800),
+        (37382668800, 711047600), (74765337600, 711047600), (3859737600, 3826270000), (74765337600, 3826270000)],
+    ("gpt2-xl", 4, 16): [
+        (598122700800, 3115222400), (37382668800, 3553300550), (2628468900, 321644800), (37382668800, 321644800),
+        (2336416800, 370320150), (37382668800, 370320150), (1929868800, 759722950), (37382668800, 759722950)],
+}
 ON_4090 = ["--gpu", "4090", "--host-memory", "64G", "--read-rate", "7000MB/s", "--write-rate", "5G", "--tokens", 4096]
 
 
@@ -41,8 +89,75 @@ class PlanModel(CliCase):
     def test_parameters_are_those_of_the_models(self):
         for name, (model, parameters) in MODELS.items():
             with self.subTest(name):
-                plan = self.plan("--model", self.write(model), "--gpu", "h200", "--host-memory", "2T", "--tokens", 2048)
+                plan = self.plan("--model", self.write(model), "--gpu", "h200", "--host-memory", "2T", "--tokens", 512, "--ranks", 256)
                 self.assertEqual(plan["parameters"], parameters)
+                if name in ACTIVE:
+                    self.assertAlmostEqual(plan["active_parameters"] / 1e9 / ACTIVE[name], 1, delta=0.02)
+                else:
+                    self.assertEqual(plan["active_parameters"], parameters)
+
+    def test_only_the_experts_of_a_token_compute(self):
+        base = ["--gpu", "h200", "--host-memory", "2T", "--tokens", 8192, "--sequence", 1, "--ranks", 256]
+        compute = [self.plan("--model", self.write({**MIXTRAL, "num_experts_per_tok": used}), *base)["placements"][0]["compute_s"]
+                   for used in (1, 2, 3)]
+        expert = 32 * 3 * 14336 * 4096
+        self.assertAlmostEqual((compute[1] - compute[0]) / (6 * expert * 8192 / (0.4 * 989e12)), 1, places=6)
+        self.assertAlmostEqual((compute[2] - compute[1]) / (compute[1] - compute[0]), 1, places=6)
+
+    def test_as_deepspeed_has_its_estimators_numbers(self):
+        for (name, gpus, nodes), rows in ESTIMATES.items():
+            with self.subTest(f"{name} on {nodes} x {gpus}"):
+                plan = self.plan("--model", self.write(MODELS[name][0]), "--as", "deepspeed", "--ranks", gpus * nodes, "--nodes", nodes,
+                                 "--gpu", "h200", "--host-memory", "2T", "--tokens", 512)
+                self.assertEqual([(row["cpu_bytes"], row["gpu_bytes"]) for row in plan["deepspeed"]], rows)
+                self.assertIn("Sluice, this config: ", self.done.stdout)
+        # As its documentation prints them for t5-3b on a node with 8 GPUs (deepspeed.readthedocs.io/en/latest/memory.html).
+        self.plan("--model", self.write(T5), "--as", "deepspeed", "--ranks", 8, "--gpu", "h200", "--host-memory", "2T", "--tokens", 512)
+        for row in ("2851M parameters, 32M in the largest module", "71.71GB |   0.12GB", "127.48GB |   0.12GB", "63.74GB |   0.79GB",
+                    "1.47GB |   6.10GB", "127.48GB |   6.10GB"):
+            self.assertIn(row, self.done.stdout)
+        self.assertIn("--nodes 3 does not divide --ranks 8", self.run_sluice("plan", "--ranks", 8, "--nodes", 3, expect=2).stderr)
+
+    def write_tensors(self, name, shapes):
+        """A safetensors file of BF16 zeros; its bytes take no room."""
+        header, end = {}, 0
+        for tensor, shape in shapes.items():
+            size = 2 * math.prod(shape)
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+        text = json.dumps(header).encode()
+        with open(self.path(name), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + end)
+
+    def test_any_other_model_is_read_from_its_tensors(self):
+        os.mkdir(self.path("model"))
+        self.write({"model_type": "mamba", "num_experts_per_tok": 1}, "model/config.json")
+        shapes = {"backbone.embeddings.weight": [1000, 64], "lm_head.weight": [1000, 64], "norm_f.weight": [64]}
+        for layer in range(3):
+            shapes[f"backbone.layers.{layer}.mixer.in_proj.weight"] = [128, 64]
+            shapes[f"backbone.layers.{layer}.norm.weight"] = [64]
+            for expert in range(4):
+                shapes[f"backbone.layers.{layer}.experts.{expert}.weight"] = [32, 64]
+        names = list(shapes)
+        self.write_tensors("model/model-00001-of-00002.safetensors", {name: shapes[name] for name in names[:9]})
+        self.write_tensors("model/model-00002-of-00002.safetensors", {name: shapes[name] for name in names[9:]})
+        index = {"weight_map": {name: f"model-0000{1 + (i >= 9)}-of-00002.safetensors" for i, name in enumerate(names)}}
+        with open(self.path("model/model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            json.dump(index, file)
+        for path in ("model", "model/model.safetensors.index.json"):
+            plan = self.plan("--model", path, *ON_4090, "--tensors", "tensors.json")
+            self.assertEqual(plan["parameters"], sum(math.prod(shape) for shape in shapes.values()))
+            self.assertEqual(plan["parameters"] - plan["active_parameters"], 3 * 3 * 32 * 64)
+            units = self.read_json("tensors.json")["units"]
+            self.assertEqual([unit["name"] for unit in units], ["embedding", "backbone.layers.0", "backbone.layers.1", "backbone.layers.2", "head"])
+            self.assertEqual({name: shape for unit in units for name, shape in unit["tensors"].items()}, shapes)
+            self.assertIn("mamba, from its tensors, 3 layers of width 64", self.done.stdout)
+        self.write_tensors("flat.safetensors", {"weight": [8, 8]})
+        self.assertIn("none of their names has a number that repeats", self.run_sluice("plan", "--model", "flat.safetensors", expect=2).stderr)
+        with open(self.path("model/model-00002-of-00002.safetensors"), "r+b") as file:
+            file.truncate(100)
+        self.assertIn("model-00002-of-00002", self.run_sluice("plan", "--model", "model", expect=2).stderr)
 
     def test_a_folder_is_as_its_config(self):
         os.mkdir(self.path("model"))
@@ -54,7 +169,7 @@ class PlanModel(CliCase):
         model = self.write(MODELS["Llama-3-8B"][0])
         self.plan("--model", model, *ON_4090)
         lines = self.done.stdout.splitlines()
-        self.assertRegex(lines[0], r"^fits: [0-9.e+]+ s a step, bound by [a-zA-Z ]+$")
+        self.assertRegex(lines[0], r"^fits: [0-9.e+]+ s a step, bound by [a-zA-Z ]+(; .* makes it [0-9.e+]+ s)?$")
         self.assertEqual(lines[1], "config.json: llama, 32 layers of width 4096, sequences of 2048 tokens")
         self.assertIn("7.00 GB/s", self.done.stdout)
         self.assertIn("5.00 GB/s", self.done.stdout)
@@ -62,6 +177,18 @@ class PlanModel(CliCase):
         self.assertRegex(done.stdout.splitlines()[0], r"^does not fit: memory\.host = 1.00 MiB is too small")
         done = self.run_sluice("plan", "--model", model, "--gpu", "4090", "--tokens", "4e6", expect=5)
         self.assertIn("does not fit: activations of", done.stderr)
+
+    def test_the_verdict_has_the_least_change_that_helps(self):
+        base = ["--model", self.write(LLAMA), "--gpu", "4090", "--tokens", 2048, "--set", "activations=recompute", "--set",
+                "placement.parameters=auto", "--set", "placement.optimizer=auto"]
+        self.plan(*base, "--host-memory", "40G")
+        told = re.match(r"fits: (\S+) s a step, bound by .*; (\S+) GiB more host memory makes it (\S+) s$", self.done.stdout.splitlines()[0])
+        self.assertTrue(told, self.done.stdout.splitlines()[0])
+        plan = self.plan(*base, "--host-memory", f"{40 + float(told[2])}G")
+        self.assertAlmostEqual(plan["placements"][0]["step"]["step_s"] / float(told[3]), 1, delta=0.01)
+        self.assertLess(float(told[3]), 0.95 * float(told[1]))
+        self.plan(*base[:-2], "--set", "placement.optimizer=nvme", "--host-memory", "200G")
+        self.assertRegex(self.done.stdout.splitlines()[0], r"; placement\.\S+.* makes it ")
 
     def test_time_follows_from_flops_and_attention(self):
         model = self.write(LLAMA)
@@ -90,7 +217,9 @@ class PlanModel(CliCase):
                  ({**LLAMA, "hidden_size": None}, '"hidden_size" is missing'), ({**LLAMA, "hidden_size": 0}, "from 1 to"),
                  ({**LLAMA, "hidden_size": "4096"}, "from 1 to"), ({**LLAMA, "num_attention_heads": 33}, "does not divide"),
                  ({**LLAMA, "num_hidden_layers": 200000}, "too many"), ({**GPT2, "n_head": 7}, "does not divide"),
-                 ({**LLAMA, "tie_word_embeddings": 3}, "no boolean")]
+                 ({**LLAMA, "tie_word_embeddings": 3}, "no boolean"),
+                 ({**MIXTRAL, "num_experts_per_tok": 9}, "a layer has 8 experts"), ({**VIT, "patch_size": 15}, "does not divide"),
+                 ({**DEEPSEEK, "kv_lora_rank": None}, '"kv_lora_rank" is missing')]
         for model, text in cases:
             with self.subTest(text):
                 done = self.run_sluice("plan", "--model", self.write(model), expect=2)

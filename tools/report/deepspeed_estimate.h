@@ -1,0 +1,47 @@
+// The memory that DeepSpeed's own estimators state for a model, so that a plan can stand beside
+// them: estimate_zero2_model_states_mem_needs() in deepspeed/runtime/zero/stage_1_and_2.py, and
+// estimate_zero3_model_states_mem_needs() in deepspeed/runtime/zero/stage3.py. The numbers are
+// theirs to the byte. They count parameters, gradients and optimizer state, and no activations.
+//
+// Thread rule: pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sluice/model_spec.h>
+
+namespace sluice {
+
+// One row of the estimators' tables.
+struct DeepspeedEstimate {
+  int stage = 2;
+  bool offload_parameters = false;
+  bool offload_optimizer = false;
+  bool zero_init = false;       // only for stage 3
+  std::uint64_t cpu_bytes = 0;  // of a node
+  std::uint64_t gpu_bytes = 0;  // of a GPU
+
+  // "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1".
+  std::string options() const;
+};
+
+struct DeepspeedSubject {
+  std::uint64_t parameters = 0;
+  // Parameters of the module that has the most of its own.
+  std::uint64_t largest_module = 0;
+  std::uint32_t gpus_per_node = 1;
+  std::uint32_t nodes = 1;
+};
+
+// Modules are the tensors' names without their last word.
+DeepspeedSubject deepspeed_subject(const ModelSpec& model, std::uint32_t gpus, std::uint32_t nodes);
+
+// All rows of both estimators, in their order.
+std::vector<DeepspeedEstimate> deepspeed_estimates(const DeepspeedSubject& subject);
+
+// Their tables as text.
+std::string deepspeed_table(const DeepspeedSubject& subject);
+
+}  // namespace sluice

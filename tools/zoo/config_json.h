@@ -1,0 +1,79 @@
+// The config.json of a model, with messages that name the file and the key; and the builder of a
+// model's units.
+//
+// Thread rule: a file is constant after construction; one thread uses a builder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <sluice/model_spec.h>
+
+namespace sluice {
+
+// More layers than any model has.
+inline constexpr std::uint64_t kLayersMax = 100'000;
+
+class ConfigJson {
+ public:
+  // `argument` is a config.json or a folder with one.
+  // Fails with: kInput for a file that cannot be read or is no JSON object.
+  explicit ConfigJson(const std::string& argument);
+
+  [[noreturn]] void fail(const std::string& why) const;
+
+  const std::string& path() const { return path_; }
+  // The value of "model_type". Fails with: kConfig if it is missing.
+  std::string architecture() const;
+  bool has(const char* key) const { return values_.contains(key) && !values_[key].is_null(); }
+  const nlohmann::json& operator[](const char* key) const { return values_[key]; }
+
+  // Fails with: kConfig for a value of another type, or out of range.
+  std::uint64_t count(const char* key) const;
+  std::uint64_t count_or(const char* key, std::uint64_t fallback) const;
+  // As count_or(), but 0 is a value, too.
+  std::uint64_t count_from_zero(const char* key, std::uint64_t fallback) const;
+  bool flag(const char* key, bool fallback) const;
+  std::string text_or(const char* key, const std::string& fallback) const;
+  // A number of layers, at most kLayersMax.
+  std::uint64_t layers(const char* key) const;
+  // Whether `key`, a list of numbers, has `value`. A missing list has none.
+  bool lists(const char* key, std::uint64_t value) const;
+
+ private:
+  std::string path_;
+  nlohmann::json values_;
+};
+
+// The tensors of a unit, which share the front of their names.
+class UnitBuilder {
+ public:
+  UnitBuilder(std::string name, std::string prefix) : prefix_(std::move(prefix)) {
+    unit_.name = std::move(name);
+  }
+
+  void add(const std::string& name, std::vector<std::uint64_t> shape);
+  // Adds the matrix of a product, in either order of its two extents, and a bias of `bias` values;
+  // 0 = none.
+  void add_matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns,
+                  std::uint64_t bias = 0);
+  // Adds a norm with a weight, and with a bias.
+  void add_norm(const std::string& name, std::uint64_t width);
+  // Adds the matrices of all experts, of which a token uses `used`.
+  void add_experts(const std::string& name, std::vector<std::uint64_t> shape, std::uint64_t used);
+
+  // The elements of experts that a token does not use.
+  double idle_elements() const { return idle_elements_; }
+  UnitSpec take() { return std::move(unit_); }
+
+ private:
+  UnitSpec unit_;
+  std::string prefix_;
+  double idle_elements_ = 0;
+};
+
+}  // namespace sluice

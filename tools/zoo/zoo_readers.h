@@ -1,0 +1,30 @@
+// The readers of model_zoo.h, by family. Each sets everything but `architecture`
+// and the orders of units of a tied head. Fails with: kConfig.
+//
+// Thread rule: pure; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tools/zoo/config_json.h"
+#include "tools/zoo/model_zoo.h"
+
+namespace sluice {
+
+// Empty for a type that none of these families has.
+std::optional<ZooModel> read_decoder(const ConfigJson& file, const std::string& type);
+std::optional<ZooModel> read_other_transformer(const ConfigJson& file, const std::string& type);
+
+// From the headers of safetensors files. `config` may be null; it is read for the context and the
+// number of experts that a token uses.
+// Fails with: kInput for files that cannot be read; kConfig for tensors without a common structure.
+ZooModel read_tensor_files(const std::string& path, const ConfigJson* config);
+
+// Adds a unit whose tensors are factors of products.
+void add_unit(ZooModel& model, UnitBuilder unit, std::uint64_t attention_width = 0,
+              double tokens = 1);
+// Adds a unit whose tensors are only looked up.
+void add_lookup(ZooModel& model, UnitBuilder unit);
+
+}  // namespace sluice
