@@ -5,9 +5,9 @@
 // sign. These functions define the result; faster versions must give the same bits. Pure, callable
 // from any thread.
 //
-// A code is the nearest to moment / scale; between two codes that are equally near, the lower code.
-// A group of zeros has scale 0 and the codes of zero. A group with a value that is not finite has
-// an infinite scale, and its values are lost: the highest code marks those that were not finite.
+// The code is the one nearest to moment / scale; of two that are equally near, it is the lower. A
+// group of zeros has scale 0 and the codes of zero. A group with a value that is not finite has an
+// infinite scale, and its values are lost: the highest code marks those that were not finite.
 #pragma once
 
 #include <cstdint>

@@ -33,9 +33,9 @@
 // With a durable store, a commit is due every commit_every-th update. A block at home in memory is
 // written when it has such an update, after all other writes, and its next update waits for that
 // write. The commit begins when every block is on storage. It flushes three times, one after the
-// other. Stores of the next version wait until it has begun and, with two copies, until it has
-// ended. With more than
-// 4 updates from commit to commit, a commit costs as much as with 4, and is as rare as it is.
+// other. Stores of the next version wait until the commit has begun and, with two copies, until it
+// has ended. A commit after more than 4 updates costs as much as one after 4, and is counted as
+// often as it comes.
 #pragma once
 
 #include "engine/bound/step_cost.h"

@@ -79,8 +79,8 @@ class CheckpointFile {
  public:
   // Fails with: kInput where the file is missing, because then the ranks do not share `folder`.
   CheckpointFile(const std::string& folder, const std::string& name);
-  // Whole pages go past the page cache where the file system allows it, by way of `room`, which is
-  // the caller's alone and has at least a page.
+  // Whole pages go past the page cache if the file system allows it. They pass through `room`,
+  // which belongs to the caller alone and has at least a page.
   // Fails with: kNoSpace, kIo.
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes, AlignedBuffer& room);
   // Fails with: kIo.

@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// Returns the folder with the parameters, which is "zero" in `folder` or in the tag's folder that
+// Returns the folder with the parameters: "zero" in `folder`, or in the folder of the tag that
 // "latest_universal" names. Returns nothing if `folder` is no universal checkpoint.
 std::optional<std::string> universal_parameters(const std::string& folder);
 

@@ -32,9 +32,9 @@ using SchemaComplaint = std::function<void(const std::string& key, const std::st
 void check_against_schema(const nlohmann::json& value, const nlohmann::json& schema,
                           const std::string& key, const SchemaComplaint& complain);
 
-// Returns "; did you mean "optimizer"?" with the known key nearest to `unknown`. `schema` is the
-// schema of the section `parent`. If this section has no near key, the hint names a key from
-// anywhere in the whole schema.
+// Returns the end of a message, which asks whether the known key nearest to `unknown` was meant.
+// `schema` is the schema of the section `parent`. If this section has no near key, the hint names a
+// key from anywhere in the whole schema.
 std::string nearest_key_hint(const std::string& unknown, const std::string& parent);
 
 }  // namespace sluice

@@ -4,8 +4,8 @@
 // of one step, and knows the norm of the sum. The sum has the same bits in each home.
 //
 // Thread rule: scheduler's thread only, except where stated.
-// Progress: a home waits for copies on the stream that it is given, and for the worker. One that
-// adds in host memory also waits for its own staging slots, and one on storage for transfers.
+// Progress: a home waits for copies on the stream that it is given, and for the worker. A home in
+// host memory also waits for its staging slots, and a home on storage for transfers.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class GradientHome {
   virtual void start(const GradientMove& move, StreamId stream) = 0;
   // Whether units without a gradient have to be moved as well, as zeros.
   virtual bool moves_zeros() const { return false; }
-  // Starts to take the norm of what this rank owns of the sum. Requires: no norm of the unit is
-  // being taken.
+  // Starts to take the norm of this rank's part of the sum. Requires: no norm of the unit is being
+  // taken.
   virtual void take_norm(const GradientSum& sum, StreamId stream) = 0;
 
   // The norm that was taken last.

@@ -36,7 +36,7 @@ class LaneTransfers {
   // Whether the block may be written to storage: an earlier commit has its table, and a copy is
   // free.
   bool may_write(const OptimizerLane& lane) const;
-  // Starts to write to storage what is at home there. Requires: may_write().
+  // Starts to write the planes whose home is storage. Requires: may_write().
   void write(OptimizerLane& lane);
   bool is_written(const OptimizerLane& lane) const;
 

@@ -1,5 +1,5 @@
 // The offsets between the clocks of ranks on different hosts, so that traces can be shown side by
-// side. The offsets are measured by exchanges, because an exchange ends on no rank before it has
+// side. The offsets are measured by exchanges, because an exchange ends on a rank only after it has
 // begun on all ranks. So each exchange gives a least and a largest offset, and neither the time nor
 // the direction of slow messages matters. Later drift of the clocks is not tracked.
 //

@@ -35,8 +35,8 @@ struct EngineLink {
   void require_stream(const char* name, const Stream& stream) const;
 };
 
-// Keeps a second thread, and a function that a call runs, from calling the same engine. Without
-// this guard, such a call would corrupt the engine instead of failing.
+// While a call runs, refuses calls of the same engine from a second thread, or from a function that
+// the call runs. Without this guard, such a call would corrupt the engine instead of failing.
 class CallGuard {
  public:
   // `link` may be null, for an object that has been moved from; the call itself refuses that.

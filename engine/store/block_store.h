@@ -6,8 +6,8 @@
 // brings other bytes is repeated once.
 //
 // Thread rule: all functions on the scheduler's thread, except the blocking ones at the end. Those
-// are called while no step is active, by several threads at once if each has another block and all
-// read or all write.
+// are called while no step is active. Several threads may call them at once, if each has another
+// block and all read or all write.
 // A durable store keeps several copies of each plane (engine/store/plane_copies.h). A store goes to
 // a copy that no commit names, and this copy becomes home when the store has ended.
 //

@@ -28,9 +28,9 @@ using CommitSequence = std::vector<CommitStage>;
 // For the record of a state.
 CommitSequence commit_sequence(std::uint32_t data_file_count);
 // The sequence for a void record or for the repair of a twin, which name no new data. The twins'
-// content is flushed first. Without this flush, a killed process may have left content that reads
-// see but a power cut would remove, and both twins would be torn. `first_twin`: a twin that does
-// not hold the slot's record, if there is one, so that the whole twin is written last.
+// content is flushed first. Without this flush, reads may see content of a killed process that a
+// power cut would still remove, and both twins would be torn. `first_twin` is a twin that does not
+// hold the slot's record, if there is one. So the whole twin is written last.
 CommitSequence void_sequence(std::uint32_t first_twin);
 CommitSequence mend_sequence(std::uint32_t twin);
 

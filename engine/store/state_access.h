@@ -79,7 +79,7 @@ class StateAccess {
     return index_of(block.id) % place_count();
   }
   bool is_loaded(const BlockPlace& block) const { return loaded_[place_of(block)] == block.id; }
-  // In the block's own place; these may run for several blocks at once.
+  // These work in the block's own place, and may run for several blocks at once.
   BlockView load(const BlockPlace& block);
   void open(const BlockPlace& block);
   void store(const BlockView& view);

@@ -1,5 +1,5 @@
-// The arithmetic of a device, by the device's kind. Here and not in gpu/math, which does not know
-// GPUs. Thread rule: as DeviceMath.
+// The arithmetic of a device, by the device's kind. This function is not in gpu/math, because
+// gpu/math does not know GPUs. Thread rule: as DeviceMath.
 #pragma once
 
 #include <memory>

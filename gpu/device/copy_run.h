@@ -17,7 +17,8 @@ class CopyRun {
   CopyRun(Device& device, StreamId stream) : device_(device), stream_(stream) {}
 
   // Adds a copy. It is enqueued at the latest by flush(), which comes before everything else that
-  // is enqueued on the stream. If both ends follow those of the copies before, it joins them.
+  // is enqueued on the stream. If both ends follow the ends of the previous copies, the copy joins
+  // them.
   // Requires: ends that follow each other belong to one piece of registered memory.
   void add(std::byte* target, const std::byte* source, std::uint64_t size_bytes) {
     if (target != target_ + size_bytes_ || source != source_ + size_bytes_) {

@@ -34,7 +34,7 @@ struct HostCollectivesOptions {
   double timeout_s = 120;
   SumFunction sum = nullptr;  // required; see cpu_optim/rank_sum.h
   // Called about four times a second while an operation waits for other processes. `waiting` names
-  // the ranks and the operation. In this call, a program that was told to end can end. Runs on any
+  // the ranks and the operation. A program that was told to end may end in this call. Runs on any
   // thread.
   std::function<void(const std::string& waiting)> on_wait = {};
   // For tests. Every rank must have the same path.

@@ -27,9 +27,8 @@ class MessageWorld {
   // As leave(), but waits no longer than the timeout, and does not throw.
   ~MessageWorld();
 
-  // Ends the connection of this process. Where the connection needs that, waits for the other
-  // ranks, unless something has failed. No other call may follow. Fails with: kRanks, as the
-  // constructor.
+  // Ends the connection of this process. Waits for the other ranks if the connection needs that,
+  // unless something has failed. No other call may follow. Fails with: kRanks, as the constructor.
   void leave();
 
   std::uint32_t rank() const;
@@ -38,8 +37,8 @@ class MessageWorld {
   // The number of other ranks whose memory this rank reads. These are the other ranks of this host;
   // 0 if the system refuses.
   std::uint32_t neighbor_count() const;
-  // Ends every process of the run, or this one, where its end is the launcher's to notice. Returns
-  // if that fails within the timeout, or if leave() was called before.
+  // Ends every process of the run. If the launcher notices the end of one process, ends only this
+  // process. Returns if that fails within the timeout, or if leave() was called before.
   void abort() noexcept;
 
   // Makes the collectives over all ranks. Called once. `device` and this world must outlive the

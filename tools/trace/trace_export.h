@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-// Writes a process for each rank. Steps, computation, waits and updates become slices of threads.
-// Transfers overlap, so they become async events. Flow arrows lead from a block's read to the
-// computation that uses the block. Counters show each drive's depth and rate.
+// Each rank becomes a process of the trace. Steps, computation, waits and updates become slices of
+// threads. Transfers overlap, so they become async events. Flow arrows lead from a block's read to
+// the computation that uses the block. Counters show each drive's depth and rate.
 void write_chrome(OutputFile& file, const std::vector<TraceAnalysis>& ranks);
 
 // One row per record, with names instead of numbers.

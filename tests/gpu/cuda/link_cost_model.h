@@ -2,8 +2,8 @@
 // upwards moves bytes, by a model of costs (link_costs.json has them with their sources):
 //   - one thread makes the calls, one after another;
 //   - streams are spread over the hardware queues in the order of their first call. The head of a
-//     queue blocks the calls behind it until all that it waits for is over, also those of other
-//     streams;
+//     queue blocks all calls behind it, of every stream, until everything that the head waits for
+//     is over;
 //   - each direction of the link moves one copy at a time;
 //   - a callback stops its stream until a thread of the runtime has run it.
 // The model knows no wall clock: equal calls give equal times. The caller never waits for results
